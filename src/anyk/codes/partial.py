@@ -1,0 +1,129 @@
+"""Partial stragglers: workers that are slow but not dead first send what nobody else computes, then a coded part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from anyk.codes.base import Code, Decoder, Decoding, Row, check_stragglers, check_workers
+from anyk.codes.cyclic import CyclicRepetition
+from anyk.codes.repetition import FractionalRepetition
+from anyk.errors import BadInput
+
+
+@dataclass(frozen=True)
+class PartialStragglers(Code):
+    """Two messages a worker: a private part that only it computes, then a part under an exact code.
+
+    Of each worker's ``load`` partitions (w), ``w - s - 1`` are private and ``s + 1`` are coded, so that a worker up
+    to ``alpha = w / (w - s - 1)`` times slower than the rest finishes its private part when the others finish all
+    (Tandon, Lei, Dimakis and Karampatziakis 2017, section on partial stragglers). The data has ``n (w - s)``
+    partitions. Every worker's first message is needed, so no dead worker is tolerated.
+
+    ``stragglers`` left out is 1; ``load`` left out is twice ``stragglers + 1`` (alpha = 2). ``inner`` is the code of
+    the second part, ``frc`` or ``cyclic``.
+
+    >>> code = PartialStragglers(4, stragglers=1, load=4)
+    >>> code.partitions, code.messages, code.alpha
+    (12, 2, 2.0)
+    """
+
+    workers: int
+    stragglers: int = 1
+    load: int | None = None  # type: ignore[assignment]
+    inner: Literal["frc", "cyclic"] = "frc"
+    messages = 2
+
+    def __post_init__(self) -> None:
+        s = check_stragglers(self.stragglers, check_workers(self.workers))
+        w = 2 * (s + 1) if self.load is None else self.load
+        if w <= s + 1:
+            raise BadInput(
+                f"partial:load={w} leaves no private part with stragglers={s}; load must be at least {s + 2}, "
+                f"or use {self.inner}:stragglers={s}"
+            )
+        object.__setattr__(self, "load", w)
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        inner = "" if self.inner == "frc" else f",inner={self.inner}"
+        return f"partial:stragglers={self.stragglers},load={self.load}{inner}"
+
+    @property
+    def alpha(self) -> float:
+        """How many times slower a straggler may be without being waited for."""
+        return self._share / self._private
+
+    @property
+    def _share(self) -> int:
+        return int(self.load or 0)
+
+    @property
+    def _private(self) -> int:
+        return self._share - self.stragglers - 1
+
+    @cached_property
+    def code(self) -> Code:
+        """The code of the second messages, over the last ``workers`` partitions."""
+        made = FractionalRepetition if self.inner == "frc" else CyclicRepetition
+        return made(self.workers, stragglers=self.stragglers)
+
+    @property
+    def partitions(self) -> int:
+        """n (w - s)."""
+        return self.workers * (self._private + 1)
+
+    @property
+    def tolerates(self) -> int:
+        """0: each private part has one holder."""
+        return 0
+
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """See :attr:`Code.rows`."""
+        rows: list[Row] = []
+        first = self.workers * self._private
+        for worker, (held, coefficients) in enumerate(self.code.rows):
+            own = tuple(range(worker * self._private, (worker + 1) * self._private))
+            rows += [(own, (1.0,) * len(own)), (tuple(first + j for j in held), coefficients)]
+        return tuple(rows)
+
+    def decoder(self) -> Decoder:
+        """See :meth:`Code.decoder`."""
+        return _TwoPartDecoder(self)
+
+
+class _TwoPartDecoder(Decoder):
+    """All first messages, and second messages that the inner code can decode."""
+
+    def __init__(self, code: PartialStragglers) -> None:
+        self._code = code
+        self._inner = code.code.decoder()
+        self._private: set[int] = set()
+
+    def add(self, worker: int) -> bool:
+        """See :meth:`Decoder.add`; ``worker`` is a reply: 2 i for the private, 2 i + 1 for the coded part of i."""
+        owner, part = divmod(worker, 2)
+        if part:
+            self._inner.add(owner)
+        else:
+            self._private.add(owner)
+        self.decodable = self._inner.decodable and len(self._private) == self._code.workers
+        return self.decodable
+
+    @property
+    def residual(self) -> float:
+        """See :attr:`Decoder.residual`."""
+        return 0.0 if self.decodable else self.decode().residual
+
+    def decode(self) -> Decoding:
+        """See :meth:`Decoder.decode`."""
+        weights = np.zeros(self._code.replies)
+        weights[[2 * worker for worker in self._private]] = 1.0
+        weights[1::2] = self._inner.decode().weights
+        return self._code.judge(weights)

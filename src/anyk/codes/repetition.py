@@ -1,0 +1,209 @@
+"""Repetition: groups of workers compute the same partitions, and one reply of each group is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from anyk.codes.base import Code, Decoder, Decoding, Floats, Row, check_stragglers, check_workers
+from anyk.errors import BadInput
+
+
+def _cut(items: int, pieces: int) -> list[range]:
+    """``items`` numbers in ``pieces`` runs whose lengths differ by at most one, the longer ones first."""
+    size, longer = divmod(items, pieces)
+    ends = np.cumsum([0] + [size + (piece < longer) for piece in range(pieces)]).tolist()
+    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+class RepetitionCode(Code):
+    """A code in which each group of workers computes one block of partitions; a subclass says how many groups."""
+
+    @property
+    def groups(self) -> int:
+        """The number of groups, at most the number of workers and of partitions."""
+        raise NotImplementedError("a repetition code says how many groups it has")
+
+    @cached_property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of each group."""
+        return tuple(tuple(run) for run in _cut(self.workers, self.groups))
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[int, ...], ...]:
+        """The partitions of each group."""
+        return tuple(tuple(run) for run in _cut(self.partitions, self.groups))
+
+    @cached_property
+    def group_of(self) -> tuple[int, ...]:
+        """The group of each worker."""
+        return tuple(g for g, members in enumerate(self.members) for _ in members)
+
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """See :attr:`Code.rows`."""
+        return tuple((self.blocks[g], (1.0,) * len(self.blocks[g])) for g in self.group_of)
+
+    @property
+    def tolerates(self) -> int:
+        """The smallest group less one: a group is lost only when all its members are."""
+        return min(len(members) for members in self.members) - 1
+
+    def decoder(self) -> Decoder:
+        """See :meth:`Code.decoder`."""
+        return _GroupDecoder(self)
+
+    def expected_coefficients(self, replies: int) -> Floats:
+        """1 less the chance that a partition's whole group is missing: ``C(n - l, r) / C(n, r)`` for a group of l."""
+        n = self.workers
+        missing = {
+            size: float(np.prod([max(n - replies - i, 0) / (n - i) for i in range(size)]))
+            for size in {len(members) for members in self.members}
+        }
+        expected = [1.0 - missing[len(self.members[g])] for g, block in enumerate(self.blocks) for _ in block]
+        return np.array(expected)
+
+    def finish_times(self, arrivals: ArrayLike) -> Floats:
+        """The slowest group's fastest member; see :meth:`Code.finish_times`."""
+        times = self._arrivals(arrivals)
+        starts = [members[0] for members in self.members]
+        return np.asarray(np.minimum.reduceat(times, starts, axis=1).max(axis=1), dtype=np.float64)
+
+
+class _GroupDecoder(Decoder):
+    """The lowest-numbered reply of each group counts once: sets, not orders, decide (replicas are equal anyway)."""
+
+    __slots__ = ("_code", "_first", "_group_of", "_missing", "decodable")
+
+    def __init__(self, code: RepetitionCode) -> None:
+        self._code = code
+        self._group_of = code.group_of
+        self._first: dict[int, int] = {}
+        self._missing = code.groups
+        self.decodable = False
+
+    def add(self, worker: int) -> bool:
+        """See :meth:`Decoder.add`."""
+        group = self._group_of[worker]
+        known = self._first.get(group)
+        if known is None:
+            self._first[group] = worker
+            self._missing -= 1
+            self.decodable = not self._missing
+        elif worker < known:
+            self._first[group] = worker
+        return self.decodable
+
+    @property
+    def residual(self) -> float:
+        """See :attr:`Decoder.residual`."""
+        if self.decodable:
+            return 0.0
+        blocks = self._code.blocks
+        lost = sum(len(blocks[g]) for g in range(len(blocks)) if g not in self._first)
+        return float((lost / self._code.partitions) ** 0.5)
+
+    def decode(self) -> Decoding:
+        """See :meth:`Decoder.decode`."""
+        weights = np.zeros(self._code.workers)
+        weights[list(self._first.values())] = 1.0
+        blocks = self._code.blocks
+        covered = self._code.partitions if self.decodable else sum(len(blocks[g]) for g in self._first)
+        return Decoding(weights, self.residual, float(covered**0.5))
+
+
+@dataclass(frozen=True)
+class Uncoded(RepetitionCode):
+    """Every partition on one worker: no redundancy, so an exact sum needs every reply.
+
+    Stopped early (``uncoded:wait=20``) it ignores the stragglers, also known as backup workers (Chen, Pan, Monga,
+    Bengio and Jozefowicz 2016).
+
+    >>> Uncoded(4).tolerates
+    0
+    """
+
+    workers: int
+
+    def __post_init__(self) -> None:
+        check_workers(self.workers)
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        return "uncoded"
+
+    @property
+    def partitions(self) -> int:
+        """As many as workers."""
+        return self.workers
+
+    @property
+    def groups(self) -> int:
+        """Every worker is its own group."""
+        return self.workers
+
+
+@dataclass(frozen=True)
+class FractionalRepetition(RepetitionCode):
+    """Fractional repetition: groups of workers hold the same partitions; any one reply a group is enough.
+
+    Give ``stragglers`` (s in Tandon et al. 2017): ``floor(n / (s + 1))`` groups, of workers and of partitions, as even
+    as possible, for any n and s; every group has at least s + 1 members. Or give ``load`` (c in ErasureHead, Wang,
+    Charles and Papailiopoulos 2019): partitions per worker, which must divide the number of partitions. Decoding is
+    free of rounding at any size; the gain is ``sqrt(partitions)``, the least possible. With neither, load is the
+    largest of 3, 2 or 1 that divides the number of workers.
+
+    Raises :class:`~anyk.errors.BadInput` for both parameters at once or values out of range.
+
+    >>> code = FractionalRepetition(6, load=3)
+    >>> code.encoding.toarray().astype(int).tolist()[0], code.tolerates
+    ([1, 1, 1, 0, 0, 0], 2)
+    >>> code.decode([2, 4]).weights.tolist()
+    [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    """
+
+    workers: int
+    load: int | None = None  # type: ignore[assignment]  # a parameter here, a fact in the base class; equal after init
+    stragglers: int | None = None
+    partitions: int | None = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        n = check_workers(self.workers)
+        m = n if self.partitions is None else self.partitions
+        if m < 1:
+            raise BadInput(f"partitions must be at least 1, got {m}")
+        if self.load is not None and self.stragglers is not None:
+            raise BadInput("frc takes load=… or stragglers=…, not both; stragglers=s is load=s+1 where s+1 divides")
+        if self.stragglers is not None:
+            groups = min(n // (check_stragglers(self.stragglers, n) + 1), m)
+        else:
+            load = self.load if self.load is not None else max(c for c in (1, 2, 3) if m % c == 0 and m // c <= n)
+            good = [c for c in range(1, m + 1) if m % c == 0 and m // c <= n]
+            if load not in good:
+                near = sorted(sorted(good, key=lambda c: abs(c - load))[:2])
+                other = f", or stragglers={load - 1}" if 1 <= load <= n else ""
+                raise BadInput(
+                    f"frc:load={load} does not exist for {n} workers and {m} partitions: load must divide the number "
+                    f"of partitions and leave at most {n} groups; nearest: load={' or load='.join(map(str, near))}"
+                    f"{other}"
+                )
+            groups = m // load
+        object.__setattr__(self, "_groups", groups)
+        object.__setattr__(self, "partitions", m)
+        object.__setattr__(self, "load", -(-m // groups))
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        own = f",partitions={self.partitions}" if self.partitions != self.workers else ""
+        return f"frc:stragglers={self.stragglers}{own}" if self.stragglers is not None else f"frc:load={self.load}{own}"
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return int(self.__dict__["_groups"])

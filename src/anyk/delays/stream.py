@@ -1,0 +1,48 @@
+"""Delays as a cluster uses them: one worker's next delay, quickly."""
+
+from __future__ import annotations
+
+from anyk.delays.models import DelayModel, NoDelay
+
+_BLOCK = 256
+
+
+class DelayStream:
+    """Looks up delays by (worker, number) and keeps a block of draws for each worker at hand."""
+
+    def __init__(self, model: DelayModel, seed: int, workers: int) -> None:
+        model.check_fleet(workers)
+        self.model = model
+        self.silent = isinstance(model, NoDelay)
+        self._seed = seed
+        self._starts = [-1] * workers
+        self._blocks: list[list[float]] = [[] for _ in range(workers)]
+
+    def at(self, worker: int, number: int) -> float:
+        """The ``number``-th delay of a worker, in seconds."""
+        offset = number - self._starts[worker]
+        if not 0 <= offset < _BLOCK or self._starts[worker] < 0:
+            start = number - number % _BLOCK
+            self._starts[worker] = start
+            self._blocks[worker] = self.model.draws(self._seed, worker, start, _BLOCK).tolist()
+            offset = number - start
+        return self._blocks[worker][offset]
+
+    def for_task(
+        self, worker: int, *, number: int, version: int, repeat: int, partitions: int, relative_load: float
+    ) -> tuple[float, float]:
+        """Seconds held up before a task and before each of its partitions.
+
+        ``number``: how many tasks were dispatched to the worker before; ``version``, ``repeat``: the model version
+        and how many of its tasks on that version came before.
+        """
+        if self.silent:
+            return 0.0, 0.0
+        by = self.model.by
+        if by == "item":
+            seconds = self.model.item_draw(self._seed, worker, version, repeat)
+        else:
+            seconds = self.at(worker, number if by == "task" else version)
+        if self.model.per == "load":
+            return 0.0, seconds
+        return self.model.at_load(seconds, relative_load), 0.0

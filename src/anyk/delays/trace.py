@@ -1,0 +1,113 @@
+"""Delays replayed from a measured table: one row a round, one column a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.delays.models import DelayModel
+from anyk.errors import BadInput, MissingPackage
+
+Floats = NDArray[np.float64]
+_LEAST = 1e-6  # a load-adjusted delay never falls below this many seconds
+
+
+def _read(path: Path) -> tuple[Floats, float | None]:
+    """The table (rounds x workers) in a file and, where the file says, the relative load it was measured at."""
+    load: float | None = None
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            if "seconds" not in arrays:
+                raise BadInput(f"'{path}' has no array 'seconds' (rounds x workers); it has {', '.join(arrays.files)}")
+            table = np.asarray(arrays["seconds"], dtype=np.float64)
+            if "load" in arrays:
+                load = float(arrays["load"])
+    elif path.suffix == ".parquet":
+        try:
+            import pandas
+        except ImportError:
+            raise MissingPackage("pandas", "data", "reading Parquet") from None
+        frame: Any = pandas.read_parquet(path)
+        table = frame.to_numpy(dtype=np.float64)
+    elif path.suffix == ".csv" or path.name.endswith(".csv.gz"):
+        first = np.loadtxt(path, delimiter=",", max_rows=1, dtype=str, ndmin=1)
+        try:
+            header = 0 if all(np.isfinite(float(cell)) for cell in first) else 1
+        except ValueError:
+            header = 1
+        table = np.loadtxt(path, delimiter=",", skiprows=header, ndmin=2)
+    else:
+        raise BadInput(f"a trace is a .npz, .csv or .parquet file, got '{path}'")
+    return table, load
+
+
+@dataclass(frozen=True)
+class Trace(DelayModel):
+    """Measured delays: ``trace:file.npz`` (array ``seconds``, rounds x workers), CSV or Parquet.
+
+    Draw t of worker i is row ``t mod rounds``, column i. A task that covers another share of the data than the
+    ``load`` the trace was measured at takes ``(share - load) * slope`` seconds more; ``load`` is read from the file
+    where it says.
+    """
+
+    file: str
+    slope: float = 0.0
+    load: float | None = None
+    name: ClassVar[str] = "trace"
+
+    def __post_init__(self) -> None:
+        table, _ = self._loaded
+        if table.ndim != 2 or not table.size:
+            raise BadInput(f"the trace '{self.file}' must be a table of rounds x workers, got shape {table.shape}")
+        if not np.isfinite(table).all() or (table < 0).any():
+            raise BadInput(f"the trace '{self.file}' must hold finite seconds of at least 0")
+        if self.slope and self.load_measured is None:
+            raise BadInput(f"the trace '{self.file}' does not say its load; give load=… (share of the data) with slope")
+        if self.per == "load":
+            raise BadInput("a trace is of whole tasks; use slope=… instead of per=load")
+
+    @cached_property
+    def _loaded(self) -> tuple[Floats, float | None]:
+        path = Path(self.file).expanduser()
+        if not path.is_file():
+            raise BadInput(f"no trace file '{self.file}'")
+        try:
+            return _read(path)
+        except BadInput:
+            raise
+        except Exception as error:  # a reader's own exceptions are of any kind
+            raise BadInput(f"'{self.file}' cannot be read as a trace: {error}") from None
+
+    @property
+    def load_measured(self) -> float | None:
+        """The relative load that the table was measured at."""
+        return self.load if self.load is not None else self._loaded[1]
+
+    def seconds(self, uniforms: Floats, worker: int) -> Floats:
+        """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
+        column = np.sort(self._loaded[0][:, worker])
+        return column[(uniforms * len(column)).astype(np.int64)]
+
+    def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
+        """See :meth:`DelayModel.draws`."""
+        del seed
+        table = self._loaded[0]
+        return table[(start + np.arange(count)) % len(table), worker]
+
+    def at_load(self, seconds: float, relative_load: float) -> float:
+        """See :meth:`DelayModel.at_load`."""
+        measured = self.load_measured
+        if not self.slope or measured is None:
+            return seconds
+        return max(_LEAST, seconds + (relative_load - measured) * self.slope)
+
+    def check_fleet(self, workers: int) -> None:
+        """See :meth:`DelayModel.check_fleet`."""
+        width = self._loaded[0].shape[1]
+        if width < workers:
+            raise BadInput(f"the trace '{self.file}' has {width} workers, fewer than the fleet's {workers}")

@@ -1,0 +1,27 @@
+"""What can go wrong, in two kinds: the input is bad, or a run cannot go on."""
+
+
+class BadInput(ValueError):
+    """The caller asked for something that cannot be; one sentence names the value, the rule and what works.
+
+    The command line prints the sentence and exits with code 2.
+    """
+
+
+class NotDecodable(BadInput):
+    """The replies at hand do not give the sum that was asked for."""
+
+
+class RunFailed(RuntimeError):
+    """A run ended before it was done: it diverged, lost too many workers, or a disk filled.
+
+    The sentence says at which step and what to do; the run folder stays and can be resumed. The command line exits
+    with code 1.
+    """
+
+
+class MissingPackage(BadInput):
+    """An optional package is needed for what was asked; the sentence gives the line that installs it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'anyk[{extra}]'")

@@ -1,0 +1,162 @@
+"""Optimisers: pure functions of (model, gradient, state, step) on flat vectors; all state is explicit.
+
+``start`` makes the state, a dictionary of vectors; ``step`` gives the next model and changes the state in place. The
+model is the point at which the next gradient is taken.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.optimizers.schedules import Schedule, learning_rate
+from anyk.specs import show
+
+Vector = NDArray[np.floating[Any]]
+State = dict[str, Vector]
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """One way to step; ``lr`` is a number, a schedule's spec or a schedule."""
+
+    lr: float | str | Schedule = 1.0
+    name: ClassVar[str] = ""
+    rate: Schedule = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", learning_rate(self.lr))
+        for key in ("momentum", "beta1", "beta2"):
+            value = getattr(self, key, 0.0)
+            if not 0.0 <= value < 1.0:
+                raise BadInput(f"{key} of '{self.name}' must be at least 0 and below 1, got {value:g}")
+
+    @property
+    def spec(self) -> str:
+        """The short form, without the learning rate (``rate.spec``)."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("lr", "rate")}
+        return show(self.name, own)
+
+    def start(self, w: Vector) -> State:
+        """The state before the first step from ``w``."""
+        del w
+        return {}
+
+    @abstractmethod
+    def step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0) -> Vector:
+        """The model after step ``t`` (from 0); ``gradient`` may be overwritten, ``w`` is not."""
+
+    def _lr(self, t: int, scale: float) -> float:
+        return self.rate.at(t) * scale
+
+
+@dataclass(frozen=True)
+class GD(Optimizer):
+    """Gradient descent: ``w - lr g``.
+
+    >>> import numpy as np
+    >>> GD(lr=0.5).step(np.array([1.0]), np.array([1.0]), {}, 0)
+    array([0.5])
+    """
+
+    name: ClassVar[str] = "gd"
+
+    def step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        del state
+        gradient *= -self._lr(t, scale)
+        gradient += w
+        return gradient
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
+
+    momentum: float = 0.9
+    name: ClassVar[str] = "momentum"
+
+    def start(self, w: Vector) -> State:
+        """See :meth:`Optimizer.start`."""
+        return {"velocity": np.zeros_like(w)}
+
+    def step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        velocity = state["velocity"]
+        velocity *= self.momentum
+        velocity += gradient
+        return np.asarray(w - self._lr(t, scale) * velocity)
+
+
+@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """Nesterov momentum: ``v = momentum v + g``, ``w - lr (g + momentum v)``, as torch.optim.SGD has it."""
+
+    name: ClassVar[str] = "nesterov"
+
+    def step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        velocity = state["velocity"]
+        velocity *= self.momentum
+        velocity += gradient
+        gradient += self.momentum * velocity
+        gradient *= -self._lr(t, scale)
+        gradient += w
+        return gradient
+
+
+@dataclass(frozen=True)
+class Accelerated(Optimizer):
+    """The accelerated method of the gradient-coding papers, ``theta_t = 2 / (t + 2)`` (Nesterov 1983).
+
+    Written there with an auxiliary sequence, ``y_t = (1 - theta_t) x_t + theta_t u_t``, ``x_{t+1} = y_t - lr g(y_t)``,
+    ``u_{t+1} = x_t + (x_{t+1} - x_t) / theta_t``; eliminating u gives
+    ``y_{t+1} = x_{t+1} + t / (t + 3) (x_{t+1} - x_t)``, which is what is computed. The model is y, where the gradient
+    is taken.
+    """
+
+    name: ClassVar[str] = "accelerated"
+
+    def start(self, w: Vector) -> State:
+        """See :meth:`Optimizer.start`."""
+        return {"x": w.copy()}
+
+    def step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        x = state["x"]
+        gradient *= -self._lr(t, scale)
+        gradient += w  # x_{t+1}
+        ahead = gradient - x
+        ahead *= t / (t + 3)
+        x[:] = gradient
+        ahead += gradient
+        return ahead
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    name: ClassVar[str] = "adam"
+
+    def start(self, w: Vector) -> State:
+        """See :meth:`Optimizer.start`."""
+        return {"first": np.zeros_like(w), "second": np.zeros_like(w)}
+
+    def step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        first, second = state["first"], state["second"]
+        first *= self.beta1
+        first += (1.0 - self.beta1) * gradient
+        second *= self.beta2
+        second += (1.0 - self.beta2) * gradient * gradient
+        size = np.sqrt(second / (1.0 - self.beta2 ** (t + 1))) + self.epsilon
+        return np.asarray(w - self._lr(t, scale) / (1.0 - self.beta1 ** (t + 1)) * first / size)

@@ -1,0 +1,72 @@
+"""What a problem is: an objective, its data in partitions, and the partial gradients that workers compute.
+
+The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2``. Workers send sums over their samples, without the
+regulariser; the driver divides by N and adds the regulariser once a step. So a learning rate means the same under
+every strategy, and the replies of sparse data stay sparse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.floating[Any]]
+Index = NDArray[np.int32]
+
+
+class Partitions(Protocol):
+    """The data in m disjoint pieces, as workers get it.
+
+    It reaches them by pickle, arrays aside: an array in it exists once on a machine. ``sizes[j]`` is the number of
+    samples in partition j, ``dimension`` the length d of the model, ``dtype`` that of model and gradients.
+    """
+
+    dimension: int
+    dtype: np.dtype[np.floating[Any]]
+    sizes: tuple[int, ...]
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """Called once on a worker, before any work, with the partitions it holds."""
+        ...
+
+    def support(self, partition: int) -> Index | None:
+        """Sorted coordinates that the partition's gradient can touch; None: all of them."""
+        ...
+
+    def partial_gradient(self, partition: int, w: Vector) -> Vector:
+        """Gradient at ``w`` (length d) of the sum of the partition's sample losses, on its support."""
+        ...
+
+
+class Problem(Protocol):
+    """An objective with its data, on the driver."""
+
+    dimension: int
+    dtype: np.dtype[np.floating[Any]]
+    samples: int
+    l2: float
+    metric: str
+    better: Literal["higher", "lower"]
+
+    def split(self, partitions: int) -> Partitions:
+        """The training data in ``partitions`` pieces as even as possible."""
+        ...
+
+    def initial(self) -> Vector:
+        """The model to begin with, length d."""
+        ...
+
+    def loss(self, w: Vector) -> float:
+        """The objective at ``w``."""
+        ...
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """Quality on held-out data, by name; empty without held-out data."""
+        ...
+
+    def recipe(self) -> dict[str, Any] | None:
+        """Plain data from which :func:`anyk.problems.from_recipe` makes the problem again; None if it cannot."""
+        ...

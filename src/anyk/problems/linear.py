@@ -1,0 +1,279 @@
+"""Linear models: logistic, least-squares and softmax regression on dense or sparse data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Vector
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+Floats = NDArray[np.float64]
+Design: TypeAlias = "Floats | scipy.sparse.csr_array"
+
+_LOCAL = 0.5  # a partition touching less than this share of the coordinates is kept, and answers, on those alone
+
+
+def _design(X: Any, name: str) -> Any:
+    """``X`` as a finite 2-D array or CSR array of floats; float32 stays, everything else becomes float64."""
+    from scipy import sparse
+
+    if sparse.issparse(X):
+        X = sparse.csr_array(X)
+        X.sum_duplicates()
+        values = X.data
+    else:
+        X = np.asarray(X)
+        if X.ndim != 2:
+            raise BadInput(f"{name} must be a table (rows x columns), got shape {X.shape}")
+        values = X
+    if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
+        raise BadInput(f"{name} must hold numbers, got {values.dtype}")
+    if values.dtype != np.float32:
+        X = X.astype(np.float64, copy=False)
+    bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
+    if bad:
+        raise BadInput(f"{name} has {bad} values that are NaN or infinite; drop or fill those rows first")
+    return X if sparse.issparse(X) else np.ascontiguousarray(X)
+
+
+class LinearPartitions:
+    """A linear model's training rows in partitions; see :class:`~anyk.problems.base.Partitions`.
+
+    A sparse partition keeps only the columns it touches, renumbered, so that products run in cache and a reply
+    covers nothing else.
+    """
+
+    def __init__(self, kind: str, outputs: int, X: Any, y: Vector, m: int) -> None:
+        from scipy import sparse
+
+        self.kind, self.outputs = kind, outputs
+        self.features = X.shape[1]
+        self.dimension = self.features * outputs
+        self.dtype = np.dtype(X.dtype)
+        ends = np.cumsum([0] + [size.size for size in np.array_split(np.arange(X.shape[0]), m)])
+        self.sizes = tuple(np.diff(ends).tolist())
+        self._y = [np.ascontiguousarray(y[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        self._X: list[Any] = []
+        self._columns: list[Index | None] = []
+        for a, b in zip(ends, ends[1:], strict=False):
+            rows, columns = X[a:b], None
+            if sparse.issparse(rows):
+                touched, local = np.unique(rows.indices, return_inverse=True)
+                if touched.size < _LOCAL * self.features:
+                    columns = touched.astype(np.int32)
+                    rows = sparse.csr_array(
+                        (rows.data, local.astype(np.int32).reshape(-1), rows.indptr.astype(np.int32)),
+                        shape=(rows.shape[0], touched.size),
+                    )
+            self._X.append(rows)
+            self._columns.append(columns)
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""
+
+    def support(self, partition: int) -> Index | None:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        columns = self._columns[partition]
+        if columns is None or self.outputs == 1:
+            return columns
+        return np.asarray(columns[:, None] * self.outputs + np.arange(self.outputs), dtype=np.int32).reshape(-1)
+
+    def partial_gradient(self, partition: int, w: Vector) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        X, y, columns = self._X[partition], self._y[partition], self._columns[partition]
+        if self.outputs > 1:
+            W = w.reshape(self.features, self.outputs)
+            slope = softmax_slope(X @ (W if columns is None else W[columns]), y)
+            return np.asarray(X.T @ slope).reshape(-1)
+        scores = X @ (w if columns is None else w[columns])
+        return np.asarray(X.T @ (logistic_slope(scores, y) if self.kind == "logistic" else scores - y))
+
+
+def logistic_slope(scores: Vector, y: Vector) -> Vector:
+    """Derivative of ``log(1 + exp(-y s))`` in s: ``-y / (1 + exp(y s))``, by tanh so that nothing overflows."""
+    return np.asarray(0.5 * y * (np.tanh(0.5 * y * scores) - 1.0))
+
+
+def softmax_slope(scores: Vector, y: Vector) -> Vector:
+    """Derivative of the cross-entropy in the scores (rows x classes): probabilities less the one-hot labels."""
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[np.arange(len(p)), y.astype(np.intp)] -= 1.0
+    return np.asarray(p)
+
+
+class LinearProblem:
+    """What the three linear problems share; see :class:`~anyk.problems.base.Problem`."""
+
+    kind: ClassVar[str] = ""
+    metric: str
+    better: Literal["higher", "lower"]
+
+    def __init__(
+        self,
+        X: Any,
+        y: ArrayLike,
+        *,
+        l2: float = 0.0,
+        X_test: Any = None,
+        y_test: ArrayLike | None = None,
+        recipe: dict[str, Any] | None = None,
+    ) -> None:
+        self.X = _design(X, "X")
+        self.y = self._labels(np.asarray(y), self.X.shape[0], "y")
+        if (X_test is None) != (y_test is None):
+            raise BadInput("give X_test and y_test together, or neither")
+        self.X_test = None if X_test is None else _design(X_test, "X_test")
+        if self.X_test is not None and self.X_test.shape[1] != self.X.shape[1]:
+            raise BadInput(f"X_test has {self.X_test.shape[1]} columns, X has {self.X.shape[1]}; they must agree")
+        rows = 0 if self.X_test is None else self.X_test.shape[0]
+        self.y_test = None if y_test is None else self._labels(np.asarray(y_test), rows, "y_test")
+        if not 0.0 <= l2 < float("inf"):
+            raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
+        self.l2 = float(l2)
+        self.samples = int(self.X.shape[0])
+        self.outputs = self._outputs()
+        self.dimension = int(self.X.shape[1]) * self.outputs
+        self.dtype = np.dtype(self.X.dtype)
+        self._recipe = recipe
+
+    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+        if y.shape != (rows,):
+            raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
+        if not np.issubdtype(y.dtype, np.number) or not np.isfinite(y).all():
+            raise BadInput(f"{name} must hold finite numbers")
+        return y.astype(np.float64)
+
+    def _outputs(self) -> int:
+        return 1
+
+    def split(self, partitions: int) -> LinearPartitions:
+        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        if partitions < 1 or self.samples < partitions:
+            raise BadInput(
+                f"{self.samples} rows cannot be cut into {partitions} partitions of at least one row; "
+                f"use at most {self.samples}"
+            )
+        return LinearPartitions(self.kind, self.outputs, self.X, self.y, partitions)
+
+    def initial(self) -> Vector:
+        """Zeros."""
+        return np.zeros(self.dimension, dtype=self.dtype)
+
+    def loss(self, w: Vector) -> float:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return float(self._losses(self._scores(self.X, w), self.y).mean() + 0.5 * self.l2 * float(w @ w))
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """See :class:`~anyk.problems.base.Problem`."""
+        if self.X_test is None or self.y_test is None:
+            return {}
+        return {self.metric: self._metric(self.y_test, self._scores(self.X_test, w))}
+
+    def recipe(self) -> dict[str, Any] | None:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return self._recipe
+
+    def _scores(self, X: Any, w: Vector) -> Floats:
+        return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=np.float64)
+
+    def _losses(self, scores: Floats, y: Floats) -> Floats:
+        raise NotImplementedError("a linear problem has a loss")
+
+    def _metric(self, y: Floats, scores: Floats) -> float:
+        raise NotImplementedError("a linear problem has a metric")
+
+
+class LogisticRegression(LinearProblem):
+    """Logistic regression: loss ``log(1 + exp(-y x.w))``, labels -1 and +1 (or any two values); metric AUC.
+
+    ``X``: rows x columns, NumPy or scipy.sparse; ``l2`` as in the objective. Raises
+    :class:`~anyk.errors.BadInput` for NaN in the data, labels of one class or of more than two.
+
+    >>> import numpy as np
+    >>> problem = LogisticRegression(np.eye(2), [1, -1])
+    >>> round(problem.loss(np.zeros(2)), 6)
+    0.693147
+    """
+
+    kind = "logistic"
+    metric = "auc"
+    better = "higher"
+
+    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+        values = super()._labels(y, rows, name)
+        classes = np.unique(values)
+        if name == "y":
+            if classes.size != 2:
+                found = "one class only" if classes.size < 2 else f"{classes.size} classes"
+                other = "" if classes.size < 2 else "; for more than two use SoftmaxRegression"
+                raise BadInput(f"logistic regression needs labels of two classes, got {found}{other}")
+            self.classes = classes
+        elif not np.isin(classes, self.classes).all():
+            raise BadInput(f"{name} has labels that y has not: {np.setdiff1d(classes, self.classes).tolist()}")
+        return np.where(values == self.classes[1], 1.0, -1.0)
+
+    def _losses(self, scores: Floats, y: Floats) -> Floats:
+        return np.logaddexp(0.0, -y * scores)
+
+    def _metric(self, y: Floats, scores: Floats) -> float:
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(y, scores)) if np.unique(y).size == 2 else float("nan")
+
+
+class LeastSquares(LinearProblem):
+    """Least squares: loss ``(x.w - y)^2 / 2``; metric MSE (mean squared error, without the half)."""
+
+    kind = "least-squares"
+    metric = "mse"
+    better = "lower"
+
+    def _losses(self, scores: Floats, y: Floats) -> Floats:
+        return 0.5 * (scores - y) ** 2
+
+    def _metric(self, y: Floats, scores: Floats) -> float:
+        from sklearn.metrics import mean_squared_error
+
+        return float(mean_squared_error(y, scores))
+
+
+class SoftmaxRegression(LinearProblem):
+    """Softmax regression: cross-entropy over classes 0, …, C-1; metric accuracy.
+
+    The model is the (columns x classes) matrix, row by row, as one flat vector.
+    """
+
+    kind = "softmax"
+    metric = "accuracy"
+    better = "higher"
+
+    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+        values = super()._labels(y, rows, name)
+        if (values < 0).any() or (values != np.floor(values)).any():
+            raise BadInput(f"{name} must hold classes 0, 1, 2, …; number the labels first")
+        if name == "y" and np.unique(values).size < 2:
+            raise BadInput("softmax regression needs at least two classes, got one class only")
+        if name == "y_test" and values.size and values.max() > self.y.max():
+            raise BadInput(f"{name} has class {int(values.max())}, y only classes up to {int(self.y.max())}")
+        return values
+
+    def _outputs(self) -> int:
+        return int(self.y.max()) + 1
+
+    def _losses(self, scores: Floats, y: Floats) -> Floats:
+        top = scores.max(axis=1)
+        log_sum = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
+        return np.asarray(log_sum - scores[np.arange(len(y)), y.astype(np.intp)])
+
+    def _metric(self, y: Floats, scores: Floats) -> float:
+        from sklearn.metrics import accuracy_score
+
+        return float(accuracy_score(y, scores.argmax(axis=1)))

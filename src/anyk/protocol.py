@@ -1,0 +1,229 @@
+"""What strategies and clusters say to each other: events one way, commands the other.
+
+A *strategy* is told what happened (events) and answers with what to do (commands). It holds no array, reads no clock
+and draws no number of its own, so the same object runs on a virtual clock, on real machines and from a log.
+A *cluster* carries commands out and reports events. The driver in :mod:`anyk.training` stands between them.
+
+Events and commands are made by the million: they are named tuples of plain data, and a command speaks of many
+workers at once. Tasks are numbered by the strategy, upwards from 0, and never reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+CancelMode: TypeAlias = Literal["preempt", "discard"]
+
+
+class Chunk(NamedTuple):
+    """One piece of work: the partial gradients of ``partitions``, added up with ``coefficients``, at a slot's model.
+
+    The model version is the slot's newest when the task is dispatched. ``send="done"``: the message is sent when the
+    last partition is finished. ``send="request"``: finished partial gradients stay with the worker, which reports
+    progress after each, until a :class:`Collect` asks for one message made of them.
+    """
+
+    partitions: tuple[int, ...]
+    coefficients: tuple[float, ...]
+    slot: str = "model"
+    send: Literal["done", "request"] = "done"
+
+
+Task: TypeAlias = tuple[Chunk, ...]  # what a worker is given: an ordered list of chunks
+
+
+class Timing(NamedTuple):
+    """When a message's life passed its stations, in seconds of the run's clock, stamped where it happened."""
+
+    started: float  # the worker took the task
+    computing: float  # the injected delay was over
+    computed: float  # the last partial gradient of the message was done
+    sent: float
+    digest: int = 0  # wrapping sum of the message's bits, 0 where no payload exists
+
+
+# ---------------------------------------------------------------------------------------------------- events
+
+
+class Reply(NamedTuple):
+    """A whole, finite message arrived: chunk ``chunk`` of ``task``."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    timing: Timing | None = None
+
+
+class Progress(NamedTuple):
+    """A worker finished ``done`` partitions of a chunk that is sent on request."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    done: int
+
+
+class Failed(NamedTuple):
+    """A chunk gave no usable message: it was not finite, had the wrong length, or raised; ``reason`` says which."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    reason: str
+
+
+class Lost(NamedTuple):
+    """A worker died; ``gone``: it has been given up and will not join again."""
+
+    time: float
+    worker: int
+    reason: str
+    gone: bool = False
+
+
+class Joined(NamedTuple):
+    """A worker came (back); it has its partitions and is idle."""
+
+    time: float
+    worker: int
+
+
+class Alarm(NamedTuple):
+    """The alarm called ``name`` rang."""
+
+    time: float
+    name: str
+
+
+Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm
+
+
+class Cut(NamedTuple):
+    """What became of a cancelled chunk, where the cluster learns it: bookkeeping, not shown to strategies.
+
+    ``done`` partitions were finished; the message would have been, or was, ready at ``due`` (None: unknown).
+    """
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    done: int
+    due: float | None
+
+
+# ---------------------------------------------------------------------------------------------------- commands
+
+
+class Dispatch(NamedTuple):
+    """Give ``workers[i]`` the task ``chunks[i]`` under the number ``task + i``."""
+
+    task: int
+    workers: Sequence[int]
+    chunks: Sequence[Task]
+
+
+class Cancel(NamedTuple):
+    """Have done with ``tasks``: messages not yet used are dropped, work not finished is cut off.
+
+    ``preempt``: the worker stops between two partitions or inside an injected delay. ``discard``: it finishes, and
+    the result is dropped.
+    """
+
+    tasks: Sequence[int]
+    mode: CancelMode = "preempt"
+
+
+class Collect(NamedTuple):
+    """Ask for the message of a chunk that is sent on request: finished ``partitions`` with ``coefficients``."""
+
+    worker: int
+    task: int
+    chunk: int
+    partitions: tuple[int, ...]
+    coefficients: tuple[float, ...]
+
+
+class Combine(NamedTuple):
+    """Add up messages with weights, and let the optimiser take the slot to its next version with the sum.
+
+    ``divisor``: ``all`` divides by the number of samples N (rounds that estimate the whole sum), ``counted`` by the
+    samples that the messages cover. ``scale`` multiplies the learning rate. ``residual`` and ``gain`` of the decode
+    are for the receipt.
+    """
+
+    slot: str
+    messages: Sequence[tuple[int, int]]  # (task, chunk)
+    weights: Sequence[float]
+    divisor: Literal["all", "counted"] = "all"
+    scale: float = 1.0
+    residual: float = 0.0
+    gain: float = 1.0
+
+
+class SetAlarm(NamedTuple):
+    """Ring ``name`` at ``time``; an alarm already set under that name is moved, a time of None takes it back."""
+
+    name: str
+    time: float | None
+
+
+class Stop(NamedTuple):
+    """End the run; ``failed`` when it could not go on."""
+
+    reason: str
+    failed: bool = False
+
+
+Command: TypeAlias = Dispatch | Cancel | Collect | Combine | SetAlarm | Stop
+
+
+# ---------------------------------------------------------------------------------------------------- who speaks
+
+
+class Fleet(NamedTuple):
+    """What a strategy is told at the start: how many workers there can be, and who is present at which time."""
+
+    workers: int
+    present: tuple[int, ...]
+    time: float = 0.0
+
+
+class Strategy(Protocol):
+    """When is there enough, what is combined, what happens to the rest, who gets what next.
+
+    ``workers``: n; ``partitions``: m, the pieces the data is cut into; ``slots``: names of the models it trains;
+    ``holdings[i]``: the partitions worker ``i`` may be asked for; ``spec``: the short form it can be built from.
+    ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly.
+    """
+
+    @property
+    def spec(self) -> str: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def slots(self) -> tuple[str, ...]: ...
+    @property
+    def holdings(self) -> Sequence[tuple[int, ...]]: ...
+
+    def start(self, fleet: Fleet) -> Sequence[Command]:
+        """Begin; the first commands."""
+        ...
+
+    def on(self, event: Event) -> Sequence[Command]:
+        """React to one event."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes, as plain data."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        ...

@@ -1,0 +1,200 @@
+"""Specs: ``name:key=value,key=value``, the short form in which everything can be asked for.
+
+One grammar and one kind of registry serve codes, strategies, delay models, optimisers, schedules, clusters and data,
+on the command line, in a config file, in help and in error messages. A registry maps a name to a constructor; the
+constructor's keyword parameters are the spec's keys and its annotations say how the values are read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from difflib import get_close_matches
+from typing import Any, Generic, TypeVar
+
+from anyk.errors import BadInput
+
+T = TypeVar("T")
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """Split a spec into its name and its keys; a first value without a key is stored under ``""``.
+
+    >>> parse("frc:load=3,wait=11")
+    ('frc', {'load': '3', 'wait': '11'})
+    >>> parse("trace:lambda.npz,by=round")
+    ('trace', {'': 'lambda.npz', 'by': 'round'})
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise BadInput(f"a spec looks like name:key=value,key=value, got {text!r}")
+    name, _, rest = text.strip().partition(":")
+    values: dict[str, str] = {}
+    for place, item in enumerate(part for part in rest.split(",") if rest):
+        key, equals, value = item.partition("=")
+        if not equals:
+            key, value = "", item
+        key, value = key.strip().replace("-", "_"), value.strip()
+        if (not key and place) or not value:
+            raise BadInput(f"'{item}' in '{text}' should be key=value, as in name:key=value,key=value")
+        if key in values:
+            raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
+        values[key] = value
+    return name.strip(), values
+
+
+def _number(text: str, kind: type[float] | type[int], where: str) -> float | int:
+    try:
+        value = kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise BadInput(f"{where} should be {what}, got '{text}'") from None
+    if kind is float and math.isnan(value):
+        raise BadInput(f"{where} should be a number, got '{text}'")
+    return value
+
+
+def read(text: str, annotation: Any, where: str) -> Any:
+    """One value of a spec as its parameter's annotation says."""
+    origin, options = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [option for option in options if option is not type(None)]
+        if text.lower() == "none" and len(kinds) < len(options):
+            return None
+        for kind in kinds[:-1]:
+            try:
+                return read(text, kind, where)
+            except BadInput:
+                continue
+        return read(text, kinds[-1], where)
+    if origin is typing.Literal:
+        if text not in options:
+            raise BadInput(f"{where} should be one of {', '.join(map(str, options))}, got '{text}'")
+        return text
+    if origin is tuple:
+        return tuple(read(part, options[0], where) for part in text.split("/"))
+    if annotation is bool:
+        if text.lower() not in {"true", "false", "yes", "no"}:
+            raise BadInput(f"{where} should be true or false, got '{text}'")
+        return text.lower() in {"true", "yes"}
+    if annotation in (int, float):
+        return _number(text, annotation, where)
+    return text
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "/".join(map(_show, value))
+    return repr(value) if isinstance(value, float) and not value.is_integer() else str(value).removesuffix(".0")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T]):
+    """One name of a registry: how to build it, and what to say of it."""
+
+    name: str
+    build: Callable[..., T]
+    given: tuple[str, ...]  # parameters that the caller supplies (the number of workers, say), not the spec
+
+    @property
+    def summary(self) -> str:
+        """The first line of the constructor's docstring."""
+        return (inspect.getdoc(self.build) or "").partition("\n")[0]
+
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The keys a spec may give, in order, with annotations resolved."""
+        source: Any = self.build
+        if isinstance(source, type) and not is_dataclass(source):
+            source = source.__init__
+        hints = typing.get_type_hints(source)
+        return {
+            key: parameter.replace(annotation=hints.get(key, str))
+            for key, parameter in inspect.signature(self.build).parameters.items()
+            if key not in self.given and parameter.kind is not parameter.VAR_KEYWORD
+        }
+
+    def usage(self) -> str:
+        """The spec with every key and its default, as shown in help."""
+        keys = [
+            f"{key}=…" if p.default in (inspect.Parameter.empty, None) else f"{key}={_show(p.default)}"
+            for key, p in self.parameters().items()
+        ]
+        return self.name + (":" + ",".join(keys) if keys else "")
+
+
+@dataclass(slots=True)
+class Registry(Generic[T]):
+    """Names of one kind (``kind`` in the singular) and how each is built from a spec."""
+
+    kind: str
+    given: tuple[str, ...] = ()
+    entries: dict[str, Entry[T]] = field(default_factory=dict)
+
+    def register(self, name: str) -> Callable[[Builder], Builder]:
+        """Class or function decorator: make ``name`` known; its keyword parameters become the spec's keys."""
+
+        def add(build: Builder) -> Builder:
+            self.entries[name] = Entry(name, build, self.given)
+            return build
+
+        return add
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(self.entries.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def entry(self, name: str, *, also: tuple[str, ...] = ()) -> Entry[T]:
+        """The entry called ``name``; an unknown name is answered with the nearest known ones."""
+        if name in self.entries:
+            return self.entries[name]
+        known = [*self.entries, *also]
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+        raise BadInput(f"no {self.kind} '{name}'; {hint}")
+
+    def build(self, text: str, **given: Any) -> T:
+        """Build what a spec asks for; ``given`` are the parameters that the caller supplies."""
+        name, values = parse(text)
+        return self.build_parsed(text, name, values, **given)
+
+    def build_parsed(self, text: str, name: str, values: Mapping[str, str], **given: Any) -> T:
+        """As :meth:`build`, from a spec already split."""
+        entry = self.entry(name)
+        parameters = entry.parameters()
+        arguments: dict[str, Any] = {}
+        for key, value in values.items():
+            if not key:
+                if not parameters:
+                    raise BadInput(f"{self.kind} '{name}' takes no value, got '{value}' in '{text}'")
+                key = next(iter(parameters))
+                if key in values:
+                    raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
+            if key not in parameters:
+                near = get_close_matches(key, parameters, n=1)
+                known = ", ".join(parameters) or "none"
+                hint = f"did you mean '{near[0]}'?" if near else f"its keys: {known}"
+                raise BadInput(f"{self.kind} '{name}' has no key '{key}'; {hint}")
+            arguments[key] = read(value, parameters[key].annotation, f"{key} in '{text}'")
+        for key, parameter in parameters.items():
+            if parameter.default is inspect.Parameter.empty and key not in arguments:
+                raise BadInput(f"{self.kind} '{name}' needs {key}=…, as in {entry.usage()}")
+        return entry.build(**arguments, **given)
+
+
+def show(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:
+    """The spec that :meth:`Registry.build` reads back; values equal to their default are left out.
+
+    >>> show("frc", {"load": 3, "wait": 11})
+    'frc:load=3,wait=11'
+    """
+    defaults = defaults or {}
+    parts = [f"{k}={_show(v)}" for k, v in values.items() if k not in defaults or defaults[k] != v]
+    return name + (":" + ",".join(parts) if parts else "")

@@ -1,0 +1,313 @@
+"""Rounds: every worker works on the same version; the step is taken at the reply that makes it possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from anyk.codes import Code, Decoding
+from anyk.errors import BadInput
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    CancelMode,
+    Chunk,
+    Combine,
+    Command,
+    Dispatch,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    Lost,
+    Reply,
+    SetAlarm,
+    Stop,
+    Task,
+)
+from anyk.strategies.wait import Count, Decodable, WaitLike, wait_rule
+
+Scaling = Literal["none", "marginal", "conditional"]
+_RETRIES = 2  # how often a worker whose reply was unusable is asked again, once nobody else is left to wait for
+
+
+def rescale(decoding: Decoding, factor: float) -> Decoding:
+    """A least-squares decoding with all weights times ``factor``.
+
+    For such weights ``p = a B`` is the projection of the all-ones vector, so ``p.1 = p.p = m c`` with
+    ``c = 1 - residual^2``, and the residual after scaling by f is ``sqrt(f^2 c - 2 f c + 1)``.
+    """
+    if factor == 1.0:
+        return decoding
+    c = 1.0 - decoding.residual**2
+    residual = max(factor * factor * c - 2.0 * factor * c + 1.0, 0.0) ** 0.5
+    return Decoding(decoding.weights * factor, residual, decoding.gain * factor)
+
+
+class CodedRounds:
+    """Synchronous rounds under any code, ended by any wait rule.
+
+    Each round all workers get the newest version. When ``wait`` is met the replies are decoded, the model steps, the
+    rest is cancelled (``cancel="preempt"``: interrupted; ``"discard"``: left to finish in vain) and the next round
+    begins. ``wait`` (default: until decodable) is a number of replies, ``"decodable"``, a residual ``"5%"``, a
+    deadline ``"0.5s"``, combinations with ``|`` and ``&``, a :class:`~anyk.strategies.wait.Wait` or a predicate; the
+    round also ends as soon as the sum is exact. Stopped early this is ErasureHead's approximate gradient coding
+    (Wang, Charles and Papailiopoulos 2019), of an uncoded sum it is K-sync SGD.
+
+    ``scaling`` corrects a sum with partitions missing: ``conditional`` divides by the covered share, given who replied
+    (unbiased under exchangeable workers, exact when complete); ``marginal`` always divides by the expected share
+    ``1 - p`` (needs a repetition code and a number in ``wait``); ``none`` leaves it.
+
+    A worker that joins in mid-round is given the round's work at once; one whose reply is unusable is set aside for
+    the round. When nobody is left to wait for, it is asked again, twice; then the step is taken with what there is
+    where the rule allows an approximation, else the run stops.
+
+    >>> import anyk
+    >>> CodedRounds(anyk.codes.FractionalRepetition(workers=30, load=3), wait=11).spec
+    'frc:load=3,wait=11'
+    """
+
+    slots = ("model",)
+
+    def __init__(
+        self,
+        code: Code,
+        *,
+        wait: WaitLike = None,
+        scaling: Scaling = "conditional",
+        cancel: CancelMode = "preempt",
+    ) -> None:
+        self.code = code
+        rule = wait_rule(wait, replies=code.replies)
+        self._given = str(rule)
+        self.wait = rule if isinstance(rule, Decodable) else rule | Decodable()
+        self.scaling = scaling
+        self.cancel = cancel
+        if scaling not in ("none", "marginal", "conditional"):
+            raise BadInput(f"scaling must be none, marginal or conditional, got {scaling!r}")
+        if cancel not in ("preempt", "discard"):
+            raise BadInput(f"cancel must be preempt or discard, got {cancel!r}")
+        self._marginal: np.ndarray[Any, np.dtype[np.float64]] | None = None
+        if scaling == "marginal":
+            counts = self.wait.counts()
+            if len(counts) != 1:
+                raise BadInput(f"scaling=marginal needs one number of replies in wait, got wait={self._given}")
+            self._marginal = 1.0 / code.expected_coefficients(counts[0])
+        self._count = rule.number if isinstance(rule, Count) else None  # the common rule, kept where it is fast
+        # what changes:
+        self.version = 0
+        self._next = 0  # the next task's number
+        self._first = 0  # the round's first task
+        self._present: set[int] = set()
+        self._gone: set[int] = set()
+        self._open: set[int] = set()  # workers from whom messages are still expected in this round
+        self._failures: dict[int, int] = {}  # unusable replies of this round, by worker
+        self._task_of: dict[int, int] = {}  # reply (worker x messages + message) -> task, in order of arrival
+        self._began = 0.0
+        self._now = 0.0
+        self._decoder = code.decoder()
+
+    # ------------------------------------------------------------------------------------------- what it is
+
+    @property
+    def spec(self) -> str:
+        """The short form."""
+        parts = [] if self._given == "decodable" else [f"wait={self._given}"]
+        parts += [f"scaling={self.scaling}"] * (self.scaling != "conditional")
+        parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
+        code = self.code.spec
+        return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
+
+    @property
+    def workers(self) -> int:
+        """n."""
+        return self.code.workers
+
+    @property
+    def partitions(self) -> int:
+        """m."""
+        return self.code.partitions
+
+    @property
+    def holdings(self) -> Sequence[tuple[int, ...]]:
+        """The partitions of each worker."""
+        return self.code.holdings
+
+    @cached_property
+    def _tasks(self) -> tuple[Task, ...]:
+        c, rows = self.code.messages, self.code.rows
+        return tuple(tuple(Chunk(p, w) for p, w in rows[i * c : i * c + c]) for i in range(self.workers))
+
+    # ------------------------------------------------------------------------------------------- waiting
+
+    @property
+    def replies(self) -> int:
+        """Usable replies of this round so far."""
+        return len(self._task_of)
+
+    @property
+    def decodable(self) -> bool:
+        """Whether they give the exact sum."""
+        return self._decoder.decodable
+
+    @property
+    def residual(self) -> float:
+        """The residual if the step were taken now, before scaling."""
+        return self._decoder.residual
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the round began."""
+        return self._now - self._began
+
+    @property
+    def replied(self) -> tuple[int, ...]:
+        """Who replied in this round, in order of arrival."""
+        return tuple(reply // self.code.messages for reply in self._task_of)
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def start(self, fleet: Fleet) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self._present = set(fleet.present)
+        self._now = fleet.time
+        return self._begin()
+
+    def on(self, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self._now = event[0]
+        if type(event) is Reply:
+            messages = self.code.messages
+            reply = event.worker * messages + event.chunk
+            if reply in self._task_of:  # asked again for a sister message; this one is in already
+                return ()
+            self._task_of[reply] = event.task
+            if event.chunk == messages - 1:
+                self._open.discard(event.worker)
+            decodable = self._decoder.add(reply)
+            count = self._count
+            if decodable or (len(self._task_of) >= count if count else self.wait.enough(self)):
+                return self._step()
+            return () if self._open else self._stuck()
+        if isinstance(event, Failed):
+            self._open.discard(event.worker)
+            self._failures[event.worker] = self._failures.get(event.worker, 0) + 1
+        elif isinstance(event, Lost):
+            self._present.discard(event.worker)
+            self._open.discard(event.worker)
+            if event.gone:
+                self._gone.add(event.worker)
+        elif isinstance(event, Joined):
+            self._present.add(event.worker)
+            self._gone.discard(event.worker)
+            if not self._has_replied(event.worker):
+                return self._dispatch((event.worker,))
+        elif isinstance(event, Alarm) and self.wait.enough(self):
+            return self._step()
+        return () if self._open else self._stuck()
+
+    def _has_replied(self, worker: int) -> bool:
+        messages = self.code.messages
+        return all(worker * messages + c in self._task_of for c in range(messages))
+
+    def _dispatch(self, workers: Sequence[int]) -> list[Command]:
+        task, self._next = self._next, self._next + len(workers)
+        self._open.update(workers)
+        chunks = self._tasks if len(workers) == self.workers else tuple(self._tasks[i] for i in workers)
+        return [Dispatch(task, workers, chunks)]
+
+    def _begin(self) -> list[Command]:
+        self._first = self._next
+        self._task_of = {}
+        if self._failures:
+            self._failures = {}
+        self._open = set()
+        self._decoder = self.code.decoder()
+        self._began = self._now
+        if not self._present:
+            return []
+        n = self.workers
+        commands = self._dispatch(range(n) if len(self._present) == n else tuple(sorted(self._present)))
+        for number, seconds in enumerate(self.wait.deadlines()):
+            commands.append(SetAlarm(f"wait {number}", self._now + seconds))
+        return commands
+
+    def _step(self) -> list[Command]:
+        decoding = self._scaled(self._decoder.decode())
+        used = np.flatnonzero(decoding.weights).tolist()
+        task_of, messages = self._task_of, self.code.messages
+        combine = Combine(
+            "model",
+            [(task_of[reply], reply % messages) for reply in used],
+            decoding.weights[used].tolist(),
+            residual=decoding.residual,
+            gain=decoding.gain,
+        )
+        self.version += 1
+        return [combine, Cancel(range(self._first, self._next), self.cancel), *self._begin()]
+
+    def _scaled(self, decoding: Decoding) -> Decoding:
+        if self._marginal is not None:
+            first = self._marginal[0]
+            if (self._marginal == first).all():
+                return rescale(decoding, float(first))
+            own = np.array([self._marginal[partitions[0]] for partitions, _ in self.code.rows])
+            return self.code.judge(decoding.weights * own)
+        if self.scaling == "conditional" and not decoding.exact:
+            return rescale(decoding, 1.0 / (1.0 - decoding.residual**2))
+        return decoding
+
+    def _stuck(self) -> list[Command]:
+        """Nobody is left to wait for in this round, and there is not enough."""
+        again = [w for w, times in sorted(self._failures.items()) if times <= _RETRIES and w in self._present]
+        again = [worker for worker in again if not self._has_replied(worker)]
+        if again:
+            return self._dispatch(tuple(again))
+        if len(self._present) + len(self._gone) < self.workers:
+            return []  # someone may still join
+        if self._task_of and self.wait.approximate:
+            return self._step()
+        why = []
+        if self._failures:
+            why.append("unusable replies from " + ", ".join(f"worker {w}" for w in sorted(self._failures)))
+        if self._gone:
+            why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(self._gone)))
+        return [
+            Stop(
+                f"step {self.version} cannot be taken under '{self.spec}': {self.replies} of {self.code.replies} "
+                f"replies do not give the sum ({'; '.join(why)}); a code that tolerates more stragglers, or wait=…, "
+                "goes on",
+                failed=True,
+            )
+        ]
+
+    # ------------------------------------------------------------------------------------------- state
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return {
+            "version": self.version,
+            "next": self._next,
+            "first": self._first,
+            "present": sorted(self._present),
+            "gone": sorted(self._gone),
+            "open": sorted(self._open),
+            "failures": sorted(self._failures.items()),
+            "replies": list(self._task_of.items()),
+            "began": self._began,
+            "now": self._now,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.version, self._next, self._first = state["version"], state["next"], state["first"]
+        self._present, self._gone, self._open = set(state["present"]), set(state["gone"]), set(state["open"])
+        self._failures = {worker: times for worker, times in state["failures"]}
+        self._task_of = {reply: task for reply, task in state["replies"]}
+        self._began, self._now = state["began"], state["now"]
+        self._decoder = self.code.decoder()
+        for reply in self._task_of:
+            self._decoder.add(reply)

@@ -1,0 +1,229 @@
+"""When is there enough: rules that say a round may end, and their combinations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from anyk.errors import BadInput
+
+
+class Waiting(Protocol):
+    """What a rule may look at while a round waits."""
+
+    @property
+    def replies(self) -> int:
+        """How many usable replies there are."""
+        ...
+
+    @property
+    def decodable(self) -> bool:
+        """Whether they give the exact sum."""
+        ...
+
+    @property
+    def residual(self) -> float:
+        """The residual if the step were taken now."""
+        ...
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the round began."""
+        ...
+
+    @property
+    def replied(self) -> tuple[int, ...]:
+        """Who replied, in order of arrival."""
+        ...
+
+
+class Wait:
+    """A rule; ``a | b`` ends the round when either says so, ``a & b`` when both do."""
+
+    approximate = True  # may end a round without the exact sum
+
+    def enough(self, waiting: Waiting) -> bool:
+        """Whether the round may end."""
+        raise NotImplementedError("a wait rule says when there is enough")
+
+    def deadlines(self) -> tuple[float, ...]:
+        """Seconds after the round's start at which the rule wants to be asked again."""
+        return ()
+
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of replies that the rule names."""
+        return ()
+
+    def __or__(self, other: Wait) -> Wait:
+        return AnyOf(self, other)
+
+    def __and__(self, other: Wait) -> Wait:
+        return AllOf(self, other)
+
+
+@dataclass(frozen=True)
+class Decodable(Wait):
+    """Until the exact sum can be had."""
+
+    approximate = False
+
+    def enough(self, waiting: Waiting) -> bool:
+        """See :meth:`Wait.enough`."""
+        return waiting.decodable
+
+    def __str__(self) -> str:
+        return "decodable"
+
+
+@dataclass(frozen=True)
+class Count(Wait):
+    """Until ``number`` replies are in."""
+
+    number: int
+
+    def enough(self, waiting: Waiting) -> bool:
+        """See :meth:`Wait.enough`."""
+        return waiting.replies >= self.number
+
+    def counts(self) -> tuple[int, ...]:
+        """See :meth:`Wait.counts`."""
+        return (self.number,)
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+
+@dataclass(frozen=True)
+class ResidualBelow(Wait):
+    """Until the residual is below ``bound`` (0.05 in a spec is ``5%``)."""
+
+    bound: float
+
+    def enough(self, waiting: Waiting) -> bool:
+        """See :meth:`Wait.enough`."""
+        return waiting.residual < self.bound
+
+    def __str__(self) -> str:
+        return f"{self.bound * 100:g}%"
+
+
+@dataclass(frozen=True)
+class Deadline(Wait):
+    """Until ``seconds`` have passed and there is at least one reply."""
+
+    seconds: float
+
+    def enough(self, waiting: Waiting) -> bool:
+        """See :meth:`Wait.enough`."""
+        return waiting.replies > 0 and waiting.elapsed >= self.seconds
+
+    def deadlines(self) -> tuple[float, ...]:
+        """See :meth:`Wait.deadlines`."""
+        return (self.seconds,)
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g}s"
+
+
+@dataclass(frozen=True)
+class Predicate(Wait):
+    """Until a function of the :class:`Waiting` round says so (Python only: it has no spec)."""
+
+    holds: Callable[[Waiting], bool]
+
+    def enough(self, waiting: Waiting) -> bool:
+        """See :meth:`Wait.enough`."""
+        return self.holds(waiting)
+
+    def __str__(self) -> str:
+        return f"<{getattr(self.holds, '__name__', 'predicate')}>"
+
+
+class AnyOf(Wait):
+    """Until one of the rules is met."""
+
+    def __init__(self, *rules: Wait) -> None:
+        self.rules = rules
+        self.approximate = any(rule.approximate for rule in rules)
+
+    def enough(self, waiting: Waiting) -> bool:
+        """See :meth:`Wait.enough`."""
+        return any(rule.enough(waiting) for rule in self.rules)
+
+    def deadlines(self) -> tuple[float, ...]:
+        """See :meth:`Wait.deadlines`."""
+        return tuple(t for rule in self.rules for t in rule.deadlines())
+
+    def counts(self) -> tuple[int, ...]:
+        """See :meth:`Wait.counts`."""
+        return tuple(k for rule in self.rules for k in rule.counts())
+
+    def __str__(self) -> str:
+        return "|".join(map(str, self.rules))
+
+
+class AllOf(AnyOf):
+    """Until all of the rules are met."""
+
+    def __init__(self, *rules: Wait) -> None:
+        super().__init__(*rules)
+        self.approximate = all(rule.approximate for rule in rules)
+
+    def enough(self, waiting: Waiting) -> bool:
+        """See :meth:`Wait.enough`."""
+        return all(rule.enough(waiting) for rule in self.rules)
+
+    def __str__(self) -> str:
+        return "&".join(f"({rule})" if type(rule) is AnyOf else str(rule) for rule in self.rules)
+
+
+WaitLike: TypeAlias = Wait | int | str | Callable[[Waiting], bool] | None
+_FORMS = "a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s, joined by | or &"
+
+
+def _rule(text: str, replies: int) -> Wait:
+    if text == "decodable":
+        return Decodable()
+    if text == "all":
+        return Count(replies)
+    try:
+        if text.endswith("%"):
+            bound = float(text[:-1]) / 100
+            if not 0 < bound <= 1:
+                raise BadInput(f"a residual to wait for must be above 0% and at most 100%, got '{text}'")
+            return ResidualBelow(bound)
+        if text.endswith("s"):
+            seconds = float(text[:-1])
+            if not 0 < seconds < float("inf"):
+                raise BadInput(f"a deadline must be above 0 s, got '{text}'")
+            return Deadline(seconds)
+        number = int(text)
+    except ValueError as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"wait should be {_FORMS}; got '{text}'") from None
+    if not 1 <= number <= replies:
+        raise BadInput(f"wait must be 1 to {replies} (the replies there can be), got {number}")
+    return Count(number)
+
+
+def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
+    """Make a rule of what a user may write; ``replies`` is how many there can be.
+
+    A rule with a number in it also ends when the exact sum can be had: waiting on would gain nothing.
+
+    >>> str(wait_rule("11", replies=30)), str(wait_rule("5%|0.5s", replies=30))
+    ('11', '5%|0.5s')
+    """
+    if wait is None:
+        return Decodable()
+    if isinstance(wait, Wait):
+        return wait
+    if callable(wait):
+        return Predicate(wait)
+    either = [
+        [_rule(part.strip().strip("()"), replies) for part in group.split("&")] for group in str(wait).split("|")
+    ]
+    rules = [group[0] if len(group) == 1 else AllOf(*group) for group in either]
+    return rules[0] if len(rules) == 1 else AnyOf(*rules)
