@@ -1,0 +1,60 @@
+"""Clusters: who carries it out."""
+
+from __future__ import annotations
+
+from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.messages import Messages
+from anyk.clusters.processes import Processes
+from anyk.clusters.simulated import Compute, Outage, Simulated
+from anyk.delays import DelayModel, parse
+from anyk.specs import Registry
+
+registry: Registry[Cluster] = Registry("cluster", given=("workers", "delays", "seed"))
+register = registry.register
+
+
+@register("processes")
+def _processes(workers: int, *, delays: DelayModel | None = None, seed: int = 0) -> Cluster:
+    """Processes on this machine, one a worker, on the wall clock (default)."""
+    return Processes(workers, delays=delays, seed=seed)
+
+
+@register("simulated")
+def _simulated(
+    workers: int,
+    *,
+    delays: DelayModel | None = None,
+    seed: int = 0,
+    task: float = 0.0,
+    partition: float = 0.0,
+    step: float = 0.0,
+    cores: int | None = None,
+) -> Cluster:
+    """A virtual clock: gradients are real, time is not; task, partition, step: seconds of computing, on cores."""
+    compute = None if cores is None and not (task or partition or step) else Compute(task, partition, step, cores or 1)
+    return Simulated(workers, delays=delays, seed=seed, compute=compute)
+
+
+def cluster(spec: str, *, workers: int, delays: str | DelayModel | None = None, seed: int = 0) -> Cluster:
+    """Build a cluster from its spec.
+
+    >>> cluster("simulated", workers=4, delays="exp:mean=0.5", seed=1).workers
+    4
+    """
+    model = parse(delays) if isinstance(delays, str) else delays
+    return registry.build(spec, workers=workers, delays=model, seed=seed)
+
+
+__all__ = [
+    "Cluster",
+    "Compute",
+    "InFlight",
+    "Messages",
+    "Order",
+    "Outage",
+    "Processes",
+    "Simulated",
+    "cluster",
+    "register",
+    "registry",
+]

@@ -1,0 +1,123 @@
+"""What a message is: made by a worker from partial gradients, added up by the driver. One definition for all clusters.
+
+A message covers only the coordinates that its partitions touch, an index set both sides compute alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Partitions, Vector
+from anyk.protocol import Chunk
+
+
+def digest(message: Vector) -> int:
+    """Wrapping sum of a message's bits: equal for equal bits, almost never for different ones; costs one pass."""
+    words: NDArray[Any] = message.view(np.uint32 if message.dtype.itemsize == 4 else np.uint64)
+    return int(np.add.reduce(words, dtype=np.uint64)) & 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
+
+
+def fault(message: Vector) -> str | None:
+    """Why a message must not be used, or None. The sum is looked at first: it is finite for almost all good ones."""
+    if np.isfinite(np.add.reduce(message)):
+        return None
+    if np.isnan(message).any():
+        return "not finite (NaN)"
+    return None if np.isfinite(message).all() else "not finite (Inf)"
+
+
+class Messages:
+    """Encodes and adds up the messages of a problem's partitions."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self.partitions = partitions
+        self._supports: dict[tuple[int, ...], Index | None] = {}
+        self._places: dict[tuple[int, ...], list[Index | None]] = {}
+
+    def support(self, ids: tuple[int, ...]) -> Index | None:
+        """The coordinates that a message over partitions ``ids`` covers; None: all."""
+        if ids not in self._supports:
+            parts = [self.partitions.support(j) for j in ids]
+            if any(part is None for part in parts) or not parts:
+                union = None
+            elif len(parts) == 1:
+                union = parts[0]
+            else:
+                union = np.unique(np.concatenate([part for part in parts if part is not None]))
+            self._supports[ids] = union
+        return self._supports[ids]
+
+    def length(self, ids: tuple[int, ...]) -> int:
+        """The length of a message over partitions ``ids``."""
+        support = self.support(ids)
+        return self.partitions.dimension if support is None else int(support.size)
+
+    def places(self, ids: tuple[int, ...]) -> list[Index | None]:
+        """For each partition of a message, where its own coordinates lie in the message; None: everywhere, in order."""
+        if ids not in self._places:
+            union = self.support(ids)
+            found: list[Index | None] = []
+            for j in ids:
+                own = self.partitions.support(j)
+                if own is None or (union is not None and own.size == union.size):
+                    found.append(None)
+                elif union is None:
+                    found.append(own)
+                else:
+                    found.append(np.searchsorted(union, own).astype(np.int32))
+            self._places[ids] = found
+        return self._places[ids]
+
+    def encode(self, chunk: Chunk, w: Vector, out: Vector, between: Callable[[int], bool] | None = None) -> bool:
+        """Write a chunk's message to ``out``; False when ``between(partitions done)``, asked before each, said to stop."""
+        ids = chunk.partitions
+        if not ids:
+            out[:] = 0.0
+        for done, (j, coefficient) in enumerate(zip(ids, chunk.coefficients, strict=True)):
+            if between is not None and not between(done):
+                return False
+            self.add(out, ids, done, coefficient, self.partial_gradient(j, w))
+        return True
+
+    def partial_gradient(self, partition: int, w: Vector) -> Vector:
+        """One partition's gradient, its length checked."""
+        gradient = self.partitions.partial_gradient(partition, w)
+        expected = self.length((partition,))
+        if np.shape(gradient) != (expected,):
+            raise BadInput(
+                f"partition {partition} gave a gradient of shape {np.shape(gradient)}, its support has {expected} "
+                "coordinates"
+            )
+        return gradient
+
+    def add(self, out: Vector, ids: tuple[int, ...], item: int, coefficient: float, gradient: Vector) -> None:
+        """Add the ``item``-th partition's gradient to a message; the first one begins it."""
+        if coefficient != 1.0:
+            gradient = gradient * gradient.dtype.type(coefficient)
+        place = self.places(ids)[item]
+        if item == 0:
+            if place is None:
+                out[:] = gradient
+                return
+            out[:] = 0.0
+        if place is None:
+            out += gradient
+        else:
+            out[place] += gradient
+
+    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, float]]) -> NDArray[np.float64]:
+        """The weighted sum of messages, each given as (partitions, vector, weight), in the order given; float64."""
+        total = np.zeros(self.partitions.dimension)
+        for ids, message, weight in terms:
+            support = self.support(ids)
+            scaled = message if weight == 1.0 else np.multiply(message, weight, dtype=np.float64)
+            if support is None:
+                total += scaled
+            else:
+                total[support] += scaled
+        return total

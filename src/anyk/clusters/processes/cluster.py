@@ -1,0 +1,549 @@
+"""Workers as processes of this machine: models and messages in shared memory, orders in mail boxes, one pipe back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.messages import Messages
+from anyk.clusters.processes.memory import (
+    ERROR_BOX,
+    FAILED,
+    FREE,
+    FULL,
+    HEADER,
+    ORDER,
+    PREEMPT,
+    PROGRESS,
+    READY,
+    RECORD,
+    REPLY,
+    STOPPED,
+    UNINTERRUPTIBLE,
+    WRITING,
+    Layout,
+    MailBox,
+    Segment,
+    available_memory,
+    model_view,
+    place_buffers,
+)
+from anyk.delays import DelayModel
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Partitions, Vector
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    Collect,
+    Cut,
+    Dispatch,
+    Event,
+    Failed,
+    Joined,
+    Lost,
+    Progress,
+    Reply,
+    Task,
+    Timing,
+)
+
+_BUFFERS = 4  # reply buffers a worker; when all but one hold messages not yet used, further ones are copied out
+_BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
+_IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
+_DEATHS = 3  # deaths in a row, without a message in between, after which a worker is given up
+_START = 120.0  # seconds a worker may take to load its partitions before the start is given up
+_SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import nursery; "
+_BOOT += "nursery.main(int(sys.argv[1]))"
+
+
+class _Message(NamedTuple):
+    ids: tuple[int, ...]
+    vector: Vector
+    worker: int
+    at: int  # where its buffer begins; -1 once copied out
+
+
+class _Post:
+    """What the driver knows of one worker's mail."""
+
+    __slots__ = ("body", "box", "chunks", "collects", "deaths", "doorbell", "head", "held", "incarnation", "positions",
+                 "preempt", "present")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.box: MailBox | None = None
+        self.doorbell = -1
+        self.incarnation = -1
+        self.present = False
+        self.deaths = 0
+        self.preempt = False  # whether what the worker may still be doing is to be dropped
+        self.chunks: Task = ()
+        self.body = b"[]"
+        self.head: tuple[int, float, float, float] = (-1, 0.0, 0.0, 0.0)  # task, start, before, each
+        self.positions: list[int] = []
+        self.collects: list[list[Any]] = []
+        self.held = 0
+
+
+class Processes(Cluster):
+    """Processes of this machine, one a worker; any of them may be slow, stopped or killed.
+
+    Injected ``delays`` are real waiting, interrupted when the task is cancelled with ``preempt`` (unless the model is
+    ``uninterruptible``), and computing comes after. A worker that dies is replaced; one that dies three times in a
+    row without a message is given up. Data, models and messages exist once, in shared memory without a name; when
+    the driver ends, however it ends, so does everything else.
+
+    Raises :class:`~anyk.errors.BadInput` where the system lacks what it takes.
+
+    >>> Processes(workers=4).spec
+    'processes'
+    """
+
+    name = "processes"
+
+    def __init__(self, workers: int, *, delays: DelayModel | None = None, seed: int = 0) -> None:
+        super().__init__(workers, delays=delays, seed=seed)
+        if not sys.platform.startswith(("linux", "darwin")):
+            raise BadInput(f"cluster 'processes' runs on Linux and macOS, not on {sys.platform}; use 'simulated'")
+        self.pids: dict[int, int] = {}
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._segments: list[Segment] = []
+        self._pipe = -1
+        self._posts = [_Post() for _ in range(workers)]
+        self._soon: deque[Event | Cut] = deque()
+        self._alarms: dict[str, float] = {}
+        self._live: dict[int, InFlight] = {}
+        self._arrived: dict[tuple[int, int], _Message] = {}
+        self._newest: dict[str, int] = {}
+        self._copies: dict[tuple[str, int], int] = {}
+        self._bodies: dict[Task, bytes] = {}
+        self._start = time.monotonic()
+        self._unread = b""
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def open(
+        self, partitions: Partitions | None, *, total: int, slots: Sequence[str], holdings: Sequence[tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """See :meth:`Cluster.open`."""
+        if partitions is None:
+            raise BadInput("cluster 'processes' needs a problem to work on; for timing alone use 'simulated'")
+        if self._nursery is not None:
+            raise BadInput("this cluster is in use already; make one for each run")
+        self._total = total
+        self._messages = Messages(partitions)
+        self._slot_numbers = {slot: i for i, slot in enumerate(slots)}
+        self._layout = layout = Layout(
+            workers=self.workers,
+            slots=tuple(slots),
+            copies=self.workers + 2,  # each worker may be on a version of its own; the newest; the one being written
+            dimension=partitions.dimension,
+            dtype=np.dtype(partitions.dtype).str,
+            buffers=_BUFFERS,
+            lengths=tuple(self._messages.length(tuple(held)) for held in holdings),
+            box=_BOX,
+        )
+        self._free_copies = {slot: list(reversed(range(layout.copies))) for slot in slots}
+        try:
+            self._start_nursery(partitions, holdings)
+            return self._await_workers()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_nursery(self, partitions: Partitions, holdings: Sequence[tuple[int, ...]]) -> None:
+        # the helper needs a while to import NumPy and scipy.sparse: it is started before the data is written
+        ours, theirs = socket.socketpair()
+        environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
+        path = json.dumps([entry or os.getcwd() for entry in sys.path])  # noqa: PTH109
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(theirs.fileno()), path],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
+        )
+        theirs.close()
+        self._link = ours
+        layout = self._layout
+        places, data = self._write_data(partitions)
+        models = Segment.create(layout.models_size, "models")
+        replies = Segment.create(layout.replies_size, "replies")
+        mail = Segment.create(layout.workers * (layout.box + ERROR_BOX), "mail")
+        self._segments = [data, models, replies, mail]
+        self._models, self._replies, self._mail = models, replies, mail
+        self._pipe, pipe = os.pipe()
+        message = {
+            "layout": layout.plain(),
+            "holdings": [list(held) for held in holdings],
+            "places": places,
+            "sizes": [segment.size for segment in self._segments],
+        }
+        data_fds = [segment.fd for segment in self._segments]
+        text = json.dumps(message).encode() + b"\n"
+        try:
+            sent = socket.send_fds(ours, [text], [*data_fds, pipe])
+            ours.sendall(text[sent:])
+        except OSError:
+            raise RunFailed("the helper program that starts workers ended at once; see its message above") from None
+        os.close(pipe)
+        for i, post in enumerate(self._posts):
+            post.box = MailBox(mail, layout.box_at(i), layout.box)
+            self._spawn(i)
+        ours.setblocking(False)
+
+    def _write_data(self, partitions: Partitions) -> tuple[list[tuple[int, int]], Segment]:
+        """The partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
+        import cloudpickle
+
+        raw: list[Any] = []
+        try:
+            main = cloudpickle.dumps(partitions, protocol=5, buffer_callback=raw.append)
+        except Exception as error:
+            raise BadInput(f"the problem cannot be sent to workers: {error}") from None
+        buffers = [memoryview(main), *(buffer.raw() for buffer in raw)]
+        places, size = place_buffers(buffers)
+        layout = self._layout
+        needed = size + 3 * layout.model_bytes * len(layout.slots) + layout.replies_size // 2
+        available = available_memory()
+        if available is not None and needed > available:
+            raise BadInput(
+                f"the data and {self.workers} workers' buffers need {needed / 2**20:,.0f} MiB of shared memory, "
+                f"{available / 2**20:,.0f} MiB are available; use fewer workers, fewer columns or float32"
+            )
+        segment = Segment.create(size, "data")
+        segment.reserve(0, max(size, 1))
+        view = memoryview(segment.memory)
+        for (start, length), buffer in zip(places, buffers, strict=True):
+            view[start : start + length] = buffer
+        return places, segment
+
+    def _spawn(self, worker: int) -> None:
+        """Have a worker forked, with a doorbell of its own."""
+        post = self._posts[worker]
+        post.incarnation += 1
+        assert post.box is not None
+        post.box.put(ORDER.pack(-1, 0, 0.0, 0.0, 0.0, 0, 0, 0))  # not what a predecessor was told
+        if post.doorbell >= 0:
+            os.close(post.doorbell)
+        theirs, post.doorbell = os.pipe()
+        os.set_blocking(post.doorbell, False)
+        assert self._link is not None
+        self._link.setblocking(True)
+        try:
+            # one request a message: the helper reads a request and its descriptor together
+            socket.send_fds(self._link, [json.dumps([worker, post.incarnation]).ljust(32).encode() + b"\n"], [theirs])
+        except OSError:
+            raise RunFailed("the helper program that starts workers has ended") from None
+        finally:
+            os.close(theirs)
+            self._link.setblocking(False)
+
+    def _await_workers(self) -> tuple[int, ...]:
+        deadline = time.monotonic() + _START
+        while not all(post.present for post in self._posts):
+            self._poll(0.5)
+            for event in self._soon:
+                if isinstance(event, Lost):
+                    raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
+            if time.monotonic() > deadline:
+                late = [i for i, post in enumerate(self._posts) if not post.present]
+                raise RunFailed(f"workers {late} did not load their partitions within {_START:.0f} s")
+        self._soon.clear()
+        self._start = time.monotonic()
+        return tuple(range(self.workers))
+
+    def close(self) -> None:
+        """See :meth:`Cluster.close`."""
+        for post in self._posts:
+            if post.doorbell >= 0:
+                os.close(post.doorbell)
+                post.doorbell = -1
+            post.present = False
+        if self._link is not None:
+            self._link.close()  # the helper ends the workers and itself
+            self._link = None
+        if self._nursery is not None:
+            try:
+                self._nursery.wait(10)
+            except subprocess.TimeoutExpired:
+                self._nursery.kill()  # the kernel ends its workers with it
+                self._nursery.wait()
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        for segment in self._segments:
+            segment.close()
+
+    def now(self) -> float:
+        """See :meth:`Cluster.now`."""
+        return time.monotonic() - self._start
+
+    def state(self) -> dict[str, Any]:
+        """See :meth:`Cluster.state`."""
+        live = [(task, entry._replace(started=entry.started - self._start)) for task, entry in self._live.items()]
+        return super().state() | {"live": live, "alarms": dict(self._alarms)}
+
+    def restore(self, time_: float, state: dict[str, Any]) -> None:
+        """See :meth:`Cluster.restore`; tasks in flight start their delays anew from where the clock was."""
+        super().restore(time_, state)
+        self._start = time.monotonic() - time_
+        self._alarms |= state["alarms"]
+        for task, plain in state["live"]:
+            entry = InFlight.from_plain(plain)
+            self._give(task, entry._replace(started=entry.started + self._start))
+        for worker in range(self.workers):
+            self._mail_to(worker)
+
+    # ------------------------------------------------------------------------------------------- models and messages
+
+    def publish(self, slot: str, version: int, w: Vector) -> None:
+        """See :meth:`Cluster.publish`."""
+        free = self._free_copies[slot]
+        copy = free.pop()
+        number, layout = self._slot_numbers[slot], self._layout
+        at = (number * layout.copies + copy) * layout.model_bytes
+        self._models.reserve(at, layout.model_bytes)
+        model_view(self._models, layout, number, copy)[:] = w
+        self._copies[slot, version] = copy
+        self._newest[slot] = max(version, self._newest.get(slot, -1))
+
+    def release(self, slot: str, version: int) -> None:
+        """See :meth:`Cluster.release`."""
+        copy = self._copies.pop((slot, version), None)
+        if copy is not None:
+            self._free_copies[slot].append(copy)
+
+    def model(self, slot: str, version: int) -> Vector:
+        """See :meth:`Cluster.model`."""
+        return model_view(self._models, self._layout, self._slot_numbers[slot], self._copies[slot, version])
+
+    def message(self, task: int, chunk: int) -> Vector:
+        """See :meth:`Cluster.message`."""
+        return self._arrived[task, chunk].vector
+
+    def hold(self, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """See :meth:`Cluster.hold`."""
+        self._arrived[task, chunk] = _Message(ids, message, -1, -1)
+
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[float]) -> NDArray[np.float64]:
+        """See :meth:`Cluster.combine`."""
+        found = [self._arrived[key] for key in messages]
+        return self._messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
+
+    def free(self, task: int, chunk: int) -> None:
+        """See :meth:`Cluster.free`."""
+        message = self._arrived.pop((task, chunk), None)
+        if message is not None and message.at >= 0:
+            HEADER.pack_into(self._replies.memory, message.at, FREE, -1, -1, 0)
+            self._posts[message.worker].held -= 1
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def execute(self, orders: Sequence[Order]) -> None:
+        """See :meth:`Cluster.execute`; a worker is told once, of the last of what concerns it."""
+        touched: dict[int, None] = {}
+        for order in orders:
+            if isinstance(order, Dispatch):
+                now = time.monotonic()
+                for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
+                    versions = tuple([self._newest[chunk.slot] for chunk in chunks])
+                    self._give(task, InFlight(worker, chunks, versions, now, *self._hold(worker, chunks, versions[0])))
+                    touched[worker] = None
+            elif isinstance(order, Cancel):
+                for task in order.tasks:
+                    entry = self._live.pop(task, None)
+                    if entry is None:
+                        continue
+                    post = self._posts[entry.worker]
+                    post.preempt = order.mode == "preempt"
+                    if post.head[0] == task:
+                        post.head = (-1, 0.0, 0.0, 0.0)
+                        post.chunks, post.body, post.positions, post.collects = (), b"[]", [], []
+                        if post.preempt:
+                            touched[entry.worker] = None
+            elif isinstance(order, Collect):
+                self._posts[order.worker].collects.append(
+                    [order.task, order.chunk, list(order.partitions), list(order.coefficients)]
+                )
+                entry = self._live[order.task]
+                chunks = list(entry.chunks)
+                chunks[order.chunk] = chunks[order.chunk]._replace(partitions=order.partitions)
+                self._live[order.task] = entry._replace(chunks=tuple(chunks))
+                touched[order.worker] = None
+            elif order.time is None:
+                self._alarms.pop(order.name, None)
+            else:
+                self._alarms[order.name] = order.time
+        for worker in touched:
+            self._mail_to(worker)
+
+    def _give(self, task: int, entry: InFlight) -> None:
+        """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
+        self._live[task] = entry
+        post = self._posts[entry.worker]
+        chunks = entry.chunks
+        if chunks is not post.chunks:
+            body = self._bodies.get(chunks)
+            if body is None:
+                body = self._bodies[chunks] = json.dumps(chunks).encode()
+            post.chunks, post.body = chunks, body
+        post.head = (task, entry.started, entry.before, entry.each)
+        post.positions = [
+            self._copies[chunk.slot, version] for chunk, version in zip(chunks, entry.versions, strict=True)
+        ]
+
+    def _mail_to(self, worker: int) -> None:
+        post = self._posts[worker]
+        if not post.present or post.box is None:
+            return
+        task, start, before, each = post.head
+        flags = PREEMPT * post.preempt | UNINTERRUPTIBLE * self.delays.uninterruptible
+        collects = json.dumps(post.collects).encode() if post.collects else b""
+        head = ORDER.pack(task, flags, start, before, each, len(post.body), len(post.positions), len(collects))
+        post.box.put(head + post.body + np.asarray(post.positions, dtype=np.int64).tobytes() + collects)
+        # a full bell has rung already; a closed one's worker is dead, which the helper will report
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(post.doorbell, b"!")
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def events(self) -> Iterator[Event | Cut | None]:
+        """See :meth:`Cluster.events`."""
+        while True:
+            while self._soon:
+                yield self._soon.popleft()
+            timeout = _IDLE
+            if self._alarms:
+                name = min(self._alarms, key=lambda key: (self._alarms[key], key))
+                timeout = min(timeout, self._alarms[name] - self.now())
+                if timeout <= 0:
+                    del self._alarms[name]
+                    yield Alarm(self.now(), name)
+                    continue
+            self._poll(timeout)
+            if not self._soon:
+                yield None
+
+    def _poll(self, timeout: float) -> None:
+        """Wait for news from workers or the helper and turn it into events."""
+        assert self._link is not None
+        ready, _, _ = select.select([self._pipe, self._link], [], [], timeout)
+        if self._pipe in ready:
+            self._read_records()
+        if self._link in ready:
+            self._read_helper()
+
+    def _read_records(self) -> None:
+        data = os.read(self._pipe, RECORD.size * 512)
+        now = self.now()
+        for kind, worker, task, chunk, buffer, done, incarnation, *times, bits in RECORD.iter_unpack(data):
+            post = self._posts[worker]
+            if incarnation != post.incarnation:
+                continue
+            if kind == REPLY:
+                started, computing, computed, sent = (t - self._start for t in times)
+                self._receive(now, worker, task, chunk, buffer, Timing(started, computing, computed, sent, bits))
+            elif kind == STOPPED:
+                self._soon.append(Cut(now, worker, task, chunk, done, None))
+            elif kind == PROGRESS:
+                if task in self._live:
+                    self._soon.append(Progress(now, worker, task, chunk, done))
+            elif kind == FAILED:
+                self._soon.append(Failed(now, worker, task, chunk, self._error(worker)))
+                self._live.pop(task, None)
+            elif done:  # READY, but it could not load
+                raise RunFailed(f"worker {worker} could not load its partitions: {self._error(worker)}")
+            else:
+                post.present = True
+                self._soon.append(Joined(now, worker))
+                self._mail_to(worker)
+
+    def _receive(self, now: float, worker: int, task: int, chunk: int, buffer: int, timing: Timing) -> None:
+        """A message is in: check that the buffer holds what was announced."""
+        post = self._posts[worker]
+        post.deaths = 0
+        at = self._layout.buffer_at(worker, buffer)
+        state, task_there, chunk_there, length = HEADER.unpack_from(self._replies.memory, at)
+        entry = self._live.get(task)
+        if entry is None:  # cancelled: nobody will use it, but the books want to know
+            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
+            self._soon.append(Reply(now, worker, task, chunk, timing))
+            return
+        ids = entry.chunks[chunk].partitions
+        expected = self._messages.length(ids)
+        if (state, task_there, chunk_there) != (FULL, task, chunk) or length != expected:
+            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
+            self._soon.append(Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})"))
+            return
+        vector = self._replies.array(at + HEADER.size, length, np.dtype(self._layout.dtype))
+        vector.flags.writeable = False
+        if post.held >= _BUFFERS - 1:
+            self._arrived[task, chunk] = _Message(ids, vector.copy(), worker, -1)
+            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
+        else:
+            self._arrived[task, chunk] = _Message(ids, vector, worker, at)
+            post.held += 1
+        if all((task, c) in self._arrived or c == chunk for c in range(len(entry.chunks))):
+            del self._live[task]
+        post.collects = [ask for ask in post.collects if ask[0] != task or ask[1] != chunk]
+        self._soon.append(Reply(now, worker, task, chunk, timing))
+
+    def _read_helper(self) -> None:
+        assert self._link is not None
+        try:
+            data = self._link.recv(1 << 16)
+        except (BlockingIOError, ConnectionResetError):
+            data = b" "
+        if not data:
+            raise RunFailed("the helper program that starts workers has ended, and they with it; resume the run")
+        *lines, self._unread = (self._unread + data.strip(b" ")).split(b"\n")
+        for line in lines:
+            news = json.loads(line)
+            if "forked" in news:
+                self.pids[news["forked"]] = news["pid"]
+            elif news["incarnation"] == self._posts[news["died"]].incarnation:
+                while select.select([self._pipe], [], [], 0)[0]:
+                    self._read_records()  # what it said before it died still counts
+                self._bury(news["died"], news["reason"])
+
+    def _bury(self, worker: int, reason: str) -> None:
+        """A worker is dead: what it was writing is void, what it sent is not; another takes its place."""
+        post = self._posts[worker]
+        started = post.present
+        post.present = False
+        post.deaths += 1
+        self.pids.pop(worker, None)
+        for task in [task for task, entry in self._live.items() if entry.worker == worker]:
+            del self._live[task]
+        post.head, post.chunks, post.body, post.positions, post.collects = (-1, 0.0, 0.0, 0.0), (), b"[]", [], []
+        for buffer in range(_BUFFERS):
+            at = self._layout.buffer_at(worker, buffer)
+            if HEADER.unpack_from(self._replies.memory, at)[0] == WRITING:
+                HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
+        gone = post.deaths >= _DEATHS or not started
+        if gone:
+            reason += f", {post.deaths} times in a row" if started else " while starting"
+        self._soon.append(Lost(self.now(), worker, reason, gone))
+        if not gone:
+            self._spawn(worker)
+
+    def _error(self, worker: int) -> str:
+        at = self._layout.box_at(worker) + self._layout.box
+        size = int.from_bytes(self._mail.memory[at : at + 8], "little")
+        return self._mail.memory[at + 8 : at + 8 + min(size, ERROR_BOX - 8)].decode(errors="replace")

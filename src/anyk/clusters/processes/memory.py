@@ -1,0 +1,194 @@
+"""Memory that processes share: nameless, so that nothing can be left behind; and what lies where in it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+import tempfile
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Vector
+
+_ALIGN = 64
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping, where the system says."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123  # a kernel file, not a path of ours
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None
+
+
+class Segment:
+    """A stretch of shared memory behind a file descriptor without a name; it goes when its last holder does."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size = fd, size
+        self.memory = mmap.mmap(fd, size)
+
+    @classmethod
+    def create(cls, size: int, purpose: str) -> Segment:
+        """Memory of ``size`` bytes; pages are taken up when first written."""
+        size = max(size, mmap.PAGESIZE)
+        if sys.platform == "linux":
+            fd = os.memfd_create(f"anyk-{purpose}")
+        else:
+            with tempfile.TemporaryFile() as file:  # unlinked at once: macOS has no memory files
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, size)
+        return cls(fd, size)
+
+    def reserve(self, start: int, length: int) -> None:
+        """Take up the pages of a range now, so that lack of memory is an error here and not a crash at a write."""
+        if not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            os.posix_fallocate(self.fd, start, length)
+        except OSError as error:
+            raise RunFailed(f"no room for {length:,} bytes of shared memory ({error.strerror}); free some") from None
+
+    def array(self, start: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array that lies in the segment."""
+        return np.frombuffer(self.memory, dtype=dtype, count=length, offset=start)
+
+    def close(self) -> None:
+        """Let go of the descriptor; the mapping goes with the last array in it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What lies where. Models: ``copies`` versions a slot, each ``dimension`` numbers. Replies: ``buffers`` a worker.
+
+    Mail: one box a worker, written by the driver, and beside it a box for the text of the worker's last error.
+    """
+
+    workers: int
+    slots: tuple[str, ...]
+    copies: int
+    dimension: int
+    dtype: str
+    buffers: int
+    lengths: tuple[int, ...]  # the longest message of each worker
+    box: int  # bytes of a mail box
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes between model versions."""
+        return -(-self.dimension * self.itemsize // 4096) * 4096
+
+    @property
+    def models_size(self) -> int:
+        """Bytes of all model versions."""
+        return len(self.slots) * self.copies * self.model_bytes
+
+    def buffer_bytes(self, worker: int) -> int:
+        """Bytes between a worker's reply buffers; each begins with a header."""
+        return -(-(HEADER.size + self.lengths[worker] * self.itemsize) // _ALIGN) * _ALIGN
+
+    def buffer_at(self, worker: int, buffer: int) -> int:
+        """Where a reply buffer begins."""
+        before = sum(self.buffer_bytes(i) for i in range(worker)) * self.buffers
+        return before + buffer * self.buffer_bytes(worker)
+
+    @property
+    def replies_size(self) -> int:
+        """Bytes of all reply buffers."""
+        return sum(self.buffer_bytes(i) for i in range(self.workers)) * self.buffers
+
+    def box_at(self, worker: int) -> int:
+        """Where a worker's mail box begins; its error box follows."""
+        return worker * (self.box + ERROR_BOX)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Layout:
+        """Read back what JSON made of one."""
+        return cls(**{**plain, "slots": tuple(plain["slots"]), "lengths": tuple(plain["lengths"])})
+
+
+HEADER = struct.Struct("=qqqq32x")  # of a reply buffer: state, task, chunk, length
+FREE, WRITING, FULL = 0, 1, 2
+ERROR_BOX = 4096
+_BOX = struct.Struct("=qqq")  # sequence number, length, checksum
+
+# What a worker tells the driver, through one pipe that all share; shorter than PIPE_BUF, so written whole or not at all.
+RECORD = struct.Struct("=iiqiiiiddddq")
+READY, REPLY, PROGRESS, STOPPED, FAILED = range(5)
+
+# The head of what the driver tells a worker: task (-1: none), flags, start, delay before, delay each, lengths of the
+# work, positions and collect parts that follow.
+ORDER = struct.Struct("=qqdddqqq")
+PREEMPT, UNINTERRUPTIBLE = 1, 2
+
+
+class MailBox:
+    """A place where only the newest order lies: a worker that was away finds no queue.
+
+    The number changes with each order; the checksum tells a reader that it caught the writer half-way.
+    """
+
+    def __init__(self, segment: Segment, start: int, size: int) -> None:
+        self._memory, self._start, self._size = segment.memory, start, size
+        self._seq = segment.array(start, 1, np.dtype(np.int64))
+        self.seen = int(self._seq[0])
+
+    def put(self, order: bytes) -> None:
+        """Replace the order."""
+        if len(order) > self._size - _BOX.size:
+            raise BadInput(f"a task of {len(order):,} bytes is too long for a mail box of {self._size:,}")
+        at = self._start + _BOX.size
+        self._memory[at : at + len(order)] = order
+        _BOX.pack_into(self._memory, self._start, int(self._seq[0]) + 1, len(order), zlib.crc32(order))
+
+    def changed(self) -> bool:
+        """Whether there is an order not yet taken."""
+        return bool(self._seq[0] != self.seen)
+
+    def take(self) -> bytes:
+        """The newest order."""
+        while True:
+            seq, length, checksum = _BOX.unpack_from(self._memory, self._start)
+            at = self._start + _BOX.size
+            order = self._memory[at : at + max(0, min(length, self._size - _BOX.size))]
+            if zlib.crc32(order) == checksum and int(self._seq[0]) == seq:
+                self.seen = seq
+                return order
+
+
+def place_buffers(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
+    """Where buffers go one after another, aligned: (start, length) of each, and the total."""
+    places, end = [], 0
+    for buffer in buffers:
+        places.append((end, buffer.nbytes))
+        end += -(-buffer.nbytes // _ALIGN) * _ALIGN
+    return places, end
+
+
+def model_view(segment: Segment, layout: Layout, slot: int, copy: int) -> Vector:
+    """A model version's vector."""
+    at = (slot * layout.copies + copy) * layout.model_bytes
+    return segment.array(at, layout.dimension, np.dtype(layout.dtype))

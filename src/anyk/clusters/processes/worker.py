@@ -1,0 +1,293 @@
+"""A worker process: takes the newest order from its mail box, computes, and leaves its message in shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anyk.clusters.messages import Messages, digest, fault
+from anyk.clusters.processes.memory import (
+    ERROR_BOX,
+    FAILED,
+    FREE,
+    FULL,
+    HEADER,
+    ORDER,
+    PREEMPT,
+    PROGRESS,
+    READY,
+    RECORD,
+    REPLY,
+    STOPPED,
+    UNINTERRUPTIBLE,
+    WRITING,
+    Layout,
+    MailBox,
+    Segment,
+    model_view,
+)
+from anyk.problems.base import Vector
+from anyk.protocol import Chunk
+
+
+class Shared:
+    """What all workers of a nursery share: the layout, the segments and the pipe to the driver."""
+
+    def __init__(self, message: dict[str, Any], fds: list[int]) -> None:
+        self.layout = Layout.from_plain(message["layout"])
+        self.holdings: list[list[int]] = message["holdings"]
+        self.places: list[tuple[int, int]] = [tuple(place) for place in message["places"]]
+        sizes = message["sizes"]
+        self.data, self.models, self.replies, self.mail = (
+            Segment(fd, size) for fd, size in zip(fds[:4], sizes, strict=True)
+        )
+        self.pipe = fds[4]
+
+    def problem(self) -> Any:
+        """The partitions, made from the bytes the driver wrote at the start; their arrays stay where they are."""
+        views = [memoryview(self.data.memory)[start : start + length] for start, length in self.places]
+        # not a peer's or a file's bytes: the driver that started this process wrote them into memory only it shares
+        return pickle.loads(views[0], buffers=views[1:])
+
+
+class _Order(NamedTuple):
+    task: int
+    flags: int
+    start: float
+    before: float
+    each: float
+    chunks: list[Chunk]
+    copies: list[int]  # which copy of its slot each chunk reads
+    collects: list[Any]
+
+
+class _Stop(Exception):
+    """Told to stop what is being done."""
+
+
+class Worker:
+    """One worker; :meth:`run` returns when the driver hangs up."""
+
+    def __init__(self, shared: Shared, worker: int, incarnation: int, doorbell: int) -> None:
+        layout = self._layout = shared.layout
+        self._shared, self._worker, self._incarnation, self._doorbell = shared, worker, incarnation, doorbell
+        self._box = MailBox(shared.mail, layout.box_at(worker), layout.box)
+        self._box.seen = -1
+        self._free = 0.0  # since when it has been idle, if it could not listen before
+        self._order: _Order | None = None
+        self._next: _Order | None = None
+        self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
+        self._served: set[tuple[int, int]] = set()
+        self._known: tuple[bytes, list[Chunk]] = (b"", [])
+
+    def run(self) -> None:
+        """Load the partitions, say so, and work."""
+        try:
+            partitions = self._shared.problem()
+            partitions.load(self._shared.holdings[self._worker])
+            self._messages = Messages(partitions)
+            self._messages.length(tuple(self._shared.holdings[self._worker]))
+            self._slots = {name: i for i, name in enumerate(self._layout.slots)}
+        except Exception as error:
+            self._complain(error)
+            self._tell(READY, -1, done=1)
+            return
+        self._tell(READY, -1)
+        last = -1
+        while True:
+            order, self._next = self._next or self._take(), None
+            if order is None:
+                if not self._listen(None):
+                    return
+                continue
+            self._collect(order)
+            if order.task <= last:
+                continue
+            last = order.task
+            self._order = order
+            self._done.clear()
+            try:
+                self._work(order)
+            except _Stop:
+                pass
+            except EOFError:
+                return
+
+    # ------------------------------------------------------------------------------------------- hearing
+
+    def _take(self) -> _Order | None:
+        if not self._box.changed():
+            return None
+        mail = self._box.take()
+        task, flags, start, before, each, work, copies, collects = ORDER.unpack_from(mail)
+        body = mail[ORDER.size : ORDER.size + work]
+        if body != self._known[0]:
+            chunks = [Chunk(tuple(p), tuple(c), slot, send) for p, c, slot, send in json.loads(body or b"[]")]
+            self._known = body, chunks
+        at = ORDER.size + work
+        positions = np.frombuffer(mail, dtype=np.int64, count=copies, offset=at).tolist()
+        asked = json.loads(mail[at + 8 * copies :]) if collects else []
+        return _Order(task, flags, start, before, each, self._known[1], positions, asked)
+
+    def _listen(self, until: float | None) -> bool:
+        """Wait for the doorbell, at most until a time; False when the driver has hung up."""
+        left = None if until is None else max(0.0, until - time.monotonic())
+        if select.select([self._doorbell], [], [], left)[0]:
+            return bool(os.read(self._doorbell, 4096))
+        return True
+
+    def _heed(self, done: int, chunk: int) -> None:
+        """Between two partitions: look at new orders, serve requests, stop if told to."""
+        if not self._box.changed():
+            return
+        order = self._take()
+        assert order is not None
+        assert self._order is not None
+        self._collect(order)
+        if order.task != self._order.task:
+            self._next = order
+            if order.flags & PREEMPT:
+                self._tell(STOPPED, self._order.task, chunk=chunk, done=done)
+                raise _Stop
+
+    def _hold(self, until: float, done: int, chunk: int) -> None:
+        """An injected delay."""
+        assert self._order is not None
+        if self._order.flags & UNINTERRUPTIBLE:
+            time.sleep(max(0.0, until - time.monotonic()))
+            self._free = until
+            self._heed(done, chunk)
+            return
+        while time.monotonic() < until:
+            if not self._listen(until):
+                raise EOFError
+            self._heed(done, chunk)
+
+    # ------------------------------------------------------------------------------------------- working
+
+    def _work(self, order: _Order) -> None:
+        started = max(order.start, self._free)
+        due = started + order.before
+        if order.before:
+            self._hold(due, 0, 0)
+        for index, (chunk, copy) in enumerate(zip(order.chunks, order.copies, strict=True)):
+            w = model_view(self._shared.models, self._layout, self._slots[chunk.slot], copy)
+
+            def between(done: int, index: int = index, first: float = due) -> bool:
+                if order.each:
+                    self._hold(first + order.each * (done + 1), done, index)
+                else:
+                    self._heed(done, index)
+                return True
+
+            between(0) if not chunk.partitions else None
+            due += order.each * len(chunk.partitions)
+            try:
+                if chunk.send == "request":
+                    self._keep(order.task, index, chunk, w, between)
+                    continue
+                length = self._messages.length(chunk.partitions)
+                buffer, out = self._buffer(length, index)
+                computing = time.monotonic()
+                self._messages.encode(chunk, w, out, between)
+            except BaseException as error:
+                if chunk.send == "done":
+                    self._give_back()
+                if not isinstance(error, Exception) or isinstance(error, (_Stop, EOFError)):
+                    raise
+                self._complain(error)
+                self._tell(FAILED, order.task, chunk=index)
+                continue
+            self._send(order.task, index, buffer, out, started, computing)
+        self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
+
+    def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any) -> None:
+        """Finish partitions one by one, keep them, and report each."""
+        kept = self._done.setdefault((task, index), {})
+        for done, j in enumerate(chunk.partitions):
+            between(done)
+            kept[j] = self._messages.partial_gradient(j, w)
+            self._tell(PROGRESS, task, chunk=index, done=done + 1)
+
+    def _collect(self, order: _Order) -> None:
+        for task, index, partitions, coefficients in order.collects:
+            kept = self._done.get((task, index))
+            if kept is None or (task, index) in self._served:
+                continue
+            self._served.add((task, index))
+            ids = tuple(partitions)
+            buffer, out = self._buffer(self._messages.length(ids), index)
+            now = time.monotonic()
+            if not ids:
+                out[:] = 0.0
+            for item, (j, coefficient) in enumerate(zip(ids, coefficients, strict=True)):
+                self._messages.add(out, ids, item, coefficient, kept[j])
+            self._send(task, index, buffer, out, now, now)
+
+    # ------------------------------------------------------------------------------------------- telling
+
+    def _buffer(self, length: int, chunk: int) -> tuple[int, Vector]:
+        """A free reply buffer, marked as being written; waits while the driver holds them all."""
+        layout, memory = self._layout, self._shared.replies.memory
+        while True:
+            for buffer in range(layout.buffers):
+                at = layout.buffer_at(self._worker, buffer)
+                if HEADER.unpack_from(memory, at)[0] == FREE:
+                    self._shared.replies.reserve(at, layout.buffer_bytes(self._worker))
+                    HEADER.pack_into(memory, at, WRITING, -1, -1, 0)
+                    return buffer, self._shared.replies.array(at + HEADER.size, length, np.dtype(layout.dtype))
+            if not self._listen(time.monotonic() + 0.001):
+                raise EOFError
+            if self._order is not None:
+                self._heed(0, chunk)
+
+    def _give_back(self) -> None:
+        """What was being written will not be sent."""
+        for buffer in range(self._layout.buffers):
+            at = self._layout.buffer_at(self._worker, buffer)
+            if HEADER.unpack_from(self._shared.replies.memory, at)[0] == WRITING:
+                HEADER.pack_into(self._shared.replies.memory, at, FREE, -1, -1, 0)
+
+    def _send(self, task: int, index: int, buffer: int, out: Vector, started: float, computing: float) -> None:
+        computed = time.monotonic()
+        memory, at = self._shared.replies.memory, self._layout.buffer_at(self._worker, buffer)
+        why = fault(out)
+        if why is not None:
+            HEADER.pack_into(memory, at, FREE, -1, -1, 0)
+            self._write_error(why)
+            self._tell(FAILED, task, chunk=index)
+            return
+        HEADER.pack_into(memory, at, FULL, task, index, out.size)
+        self._tell(REPLY, task, chunk=index, buffer=buffer, times=(started, computing, computed), bits=digest(out))
+
+    def _complain(self, error: Exception) -> None:
+        self._write_error(f"{type(error).__name__}: {error}")
+
+    def _write_error(self, text: str) -> None:
+        data = text.encode()[: ERROR_BOX - 8]
+        at = self._layout.box_at(self._worker) + self._layout.box
+        self._shared.mail.memory[at + 8 : at + 8 + len(data)] = data
+        self._shared.mail.memory[at : at + 8] = len(data).to_bytes(8, "little")
+
+    def _tell(
+        self,
+        kind: int,
+        task: int,
+        *,
+        chunk: int = 0,
+        buffer: int = -1,
+        done: int = 0,
+        times: tuple[float, float, float] = (0.0, 0.0, 0.0),
+        bits: int = 0,
+    ) -> None:
+        now = time.monotonic()
+        record = RECORD.pack(
+            kind, self._worker, task, chunk, buffer, done, self._incarnation, times[0], times[1], times[2], now, bits
+        )
+        os.write(self._shared.pipe, record)

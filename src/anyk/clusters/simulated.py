@@ -1,0 +1,423 @@
+"""A cluster on a virtual clock: gradients are real, time is not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.messages import Messages, digest, fault
+from anyk.delays import DelayModel
+from anyk.errors import BadInput
+from anyk.problems.base import Partitions, Vector
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    Chunk,
+    Collect,
+    Cut,
+    Dispatch,
+    Event,
+    Failed,
+    Joined,
+    Lost,
+    Progress,
+    Reply,
+    Task,
+    Timing,
+)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What computing costs on the machine that is simulated, in seconds; tasks queue for ``cores``.
+
+    ``task``: fixed cost of a message; ``partition``: cost of each partial gradient; ``step``: what the driver does
+    between a step's last reply and the next dispatch.
+    """
+
+    task: float
+    partition: float
+    step: float
+    cores: int
+
+    def __post_init__(self) -> None:
+        if min(self.task, self.partition, self.step) < 0 or self.cores < 1:
+            raise BadInput(f"computing must cost at least 0 s on at least 1 core, got {self}")
+
+
+class Outage(NamedTuple):
+    """A worker is lost at ``time`` and joins again at ``back`` (None: never, it is given up)."""
+
+    time: float
+    worker: int
+    back: float | None = None
+
+
+class Simulated(Cluster):
+    """Workers on a virtual clock; the same seed gives the same events and times everywhere.
+
+    A task takes its injected delay and, with ``compute``, a turn on one of the machine's cores; without, computing
+    and communication take no time. Equal times are ordered by worker, task and chunk. ``outages`` are workers lost
+    and found.
+
+    >>> import anyk
+    >>> cluster = Simulated(workers=30, delays=anyk.delays.Exponential(mean=0.5), seed=1)
+    >>> cluster.virtual
+    True
+    """
+
+    virtual = True
+    name = "simulated"
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        delays: DelayModel | None = None,
+        seed: int = 0,
+        compute: Compute | None = None,
+        outages: Sequence[Outage] = (),
+    ) -> None:
+        super().__init__(workers, delays=delays, seed=seed)
+        for outage in outages:
+            if not 0 <= outage.worker < workers:
+                raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
+        self.compute = compute
+        self._outages = tuple(outages)
+        self._simple = self.delays.by == "task" and self.delays.per == "task" and not getattr(self.delays, "slope", 0)
+        self._reset()
+
+    def _reset(self) -> None:
+        n = self.workers
+        self._now = 0.0
+        self._numbers = [0] * n
+        self._repeats = [(-1, 0)] * n
+        # (time, worker, task, chunk, done): a chunk's end, or with done >= 0 a partition's
+        self._heap: list[tuple[float, int, int, int, int]] = []
+        self._happenings: list[tuple[float, int, int, float]] = []  # (time, 0 lost | 1 joined, worker, back)
+        for outage in self._outages:
+            heappush(self._happenings, (outage.time, 0, outage.worker, np.inf if outage.back is None else outage.back))
+        self._alarms: dict[str, float] = {}
+        self._soon: deque[Event | Cut] = deque()
+        self._live: dict[int, InFlight] = {}
+        self._delivered: dict[int, int] = {}  # messages that tasks of several chunks have sent
+        self._free = [0.0] * n  # when a worker that does not listen is free again
+        self._slack = self.delays.uninterruptible
+        self._waiting_for_core: deque[tuple[int, int]] = deque()
+        self._on_core: dict[tuple[int, int], float] = {}
+        self._messages: Messages | None = None
+        self._models: dict[tuple[str, int], Vector] = {}
+        self._newest: dict[str, int] = {}
+        self._arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}
+        self._gradients: dict[tuple[str, int], dict[int, Vector]] = {}
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def open(
+        self, partitions: Partitions | None, *, total: int, slots: Sequence[str], holdings: Sequence[tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """See :meth:`Cluster.open`."""
+        self._reset()
+        self._total = total
+        if partitions is not None:
+            self._messages = Messages(partitions)
+            for held in holdings:
+                partitions.load(held)
+        self._newest = dict.fromkeys(slots, 0)
+        return tuple(range(self.workers))
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def now(self) -> float:
+        """See :meth:`Cluster.now`."""
+        return self._now
+
+    def state(self) -> dict[str, Any]:
+        """See :meth:`Cluster.state`."""
+        return super().state() | {
+            "heap": [entry for entry in sorted(self._heap) if entry[2] in self._live or entry[4] == -3],
+            "live": list(self._live.items()),
+            "delivered": list(self._delivered.items()),
+            "free": list(self._free),
+            "alarms": dict(self._alarms),
+            "happenings": [(t, kind, w, None if back == np.inf else back) for t, kind, w, back in self._happenings],
+            "cores": [[task, chunk] for task, chunk in self._on_core],
+            "queue": [[task, chunk] for task, chunk in self._waiting_for_core],
+        }
+
+    def restore(self, time: float, state: dict[str, Any]) -> None:
+        """See :meth:`Cluster.restore`."""
+        super().restore(time, state)
+        self._now = time
+        self._heap[:] = [(t, worker, task, chunk, done) for t, worker, task, chunk, done in state["heap"]]
+        self._live |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
+        self._delivered |= {task: count for task, count in state["delivered"]}
+        self._free = list(state["free"])
+        self._alarms |= state["alarms"]
+        happenings = [(t, kind, w, np.inf if back is None else back) for t, kind, w, back in state["happenings"]]
+        self._happenings[:] = happenings
+        heapify(self._happenings)
+        self._on_core |= {(task, chunk): 0.0 for task, chunk in state["cores"]}
+        self._waiting_for_core.extend((task, chunk) for task, chunk in state["queue"])
+
+    # ------------------------------------------------------------------------------------------- models and messages
+
+    def publish(self, slot: str, version: int, w: Vector) -> None:
+        """See :meth:`Cluster.publish`."""
+        self._newest[slot] = version
+        self._models[slot, version] = w
+
+    def model(self, slot: str, version: int) -> Vector:
+        """See :meth:`Cluster.model`."""
+        return self._models[slot, version]
+
+    def release(self, slot: str, version: int) -> None:
+        """See :meth:`Cluster.release`."""
+        self._models.pop((slot, version), None)
+        self._gradients.pop((slot, version), None)
+
+    def message(self, task: int, chunk: int) -> Vector:
+        """See :meth:`Cluster.message`."""
+        return self._arrived[task, chunk][1]
+
+    def hold(self, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """See :meth:`Cluster.hold`."""
+        self._arrived[task, chunk] = ids, message
+
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[float]) -> NDArray[np.float64]:
+        """See :meth:`Cluster.combine`."""
+        assert self._messages is not None
+        found = [self._arrived[key] for key in messages]
+        return self._messages.add_up([(ids, m, weight) for (ids, m), weight in zip(found, weights, strict=True)])
+
+    def free(self, task: int, chunk: int) -> None:
+        """See :meth:`Cluster.free`."""
+        self._arrived.pop((task, chunk), None)
+
+    def _encode(self, task: int, index: int, chunk: Chunk, version: int) -> tuple[str | None, int]:
+        """Compute a chunk's message on arrival (a cancelled one costs nothing); (fault, digest)."""
+        messages = self._messages
+        if messages is None:
+            return None, 0
+        known = self._gradients.setdefault((chunk.slot, version), {})  # replicas share what they compute
+        w = self._models[chunk.slot, version]
+        try:
+            for j in chunk.partitions:
+                if j not in known:
+                    known[j] = messages.partial_gradient(j, w)
+            out = np.empty(messages.length(chunk.partitions), dtype=w.dtype)
+            if not chunk.partitions:
+                out[:] = 0.0
+            for item, (j, coefficient) in enumerate(zip(chunk.partitions, chunk.coefficients, strict=True)):
+                messages.add(out, chunk.partitions, item, coefficient, known[j])
+        except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
+            return f"{type(error).__name__}: {error}", 0
+        why = fault(out)
+        if why is None:
+            self._arrived[task, index] = chunk.partitions, out
+        return why, digest(out)
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def execute(self, orders: Sequence[Order]) -> None:
+        """See :meth:`Cluster.execute`."""
+        for order in orders:
+            kind = type(order)
+            if kind is Dispatch:
+                self._dispatch(order)  # type: ignore[arg-type]
+            elif kind is Cancel:
+                self._cancel(order)  # type: ignore[arg-type]
+            elif kind is Collect:
+                heappush(self._heap, (self._now, order.worker, order.task, order.chunk, -2))  # type: ignore[union-attr]
+                live = self._live[order.task]  # type: ignore[union-attr]
+                chunks = list(live.chunks)
+                chunks[order.chunk] = chunks[order.chunk]._replace(  # type: ignore[union-attr]
+                    partitions=order.partitions,  # type: ignore[union-attr]
+                    coefficients=order.coefficients,  # type: ignore[union-attr]
+                )
+                self._live[order.task] = live._replace(chunks=tuple(chunks))  # type: ignore[union-attr]
+            elif order.time is None:  # type: ignore[union-attr]
+                self._alarms.pop(order.name, None)  # type: ignore[union-attr]
+            else:
+                self._alarms[order.name] = order.time  # type: ignore[union-attr]
+
+    def step_done(self) -> None:
+        """The driver has taken a step; with ``compute`` that took time."""
+        if self.compute is not None:
+            self._now += self.compute.step
+
+    def _dispatch(self, order: Dispatch) -> None:
+        now, newest = self._now, self._newest
+        if self._simple and self.compute is None:
+            stream, numbers, free, live, heap = self._stream, self._numbers, self._free, self._live, self._heap
+            silent = stream.silent
+            at = stream.at
+            for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
+                if len(chunks) == 1 and chunks[0].send == "done":
+                    number = numbers[worker]
+                    numbers[worker] = number + 1
+                    before = 0.0 if silent else at(worker, number)
+                    started = free[worker]
+                    if started < now:
+                        started = now
+                    live[task] = InFlight(worker, chunks, (newest[chunks[0].slot],), started, before, 0.0)
+                    heappush(heap, (started + before, worker, task, 0, -1))
+                else:
+                    self._dispatch_one(task, worker, chunks)
+            return
+        for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
+            self._dispatch_one(task, worker, chunks)
+
+    def _dispatch_one(self, task: int, worker: int, chunks: Task) -> None:
+        versions = tuple(self._newest[chunk.slot] for chunk in chunks)
+        before, each = self._hold(worker, chunks, versions[0])
+        started = max(self._now, self._free[worker])
+        self._live[task] = InFlight(worker, chunks, versions, started, before, each)
+        time = started + before
+        for index, chunk in enumerate(chunks):
+            if chunk.send == "request":
+                for done in range(1, len(chunk.partitions) + 1):
+                    heappush(self._heap, (time + done * each, worker, task, index, done))
+            time += each * len(chunk.partitions)
+            if chunk.send == "done":
+                heappush(self._heap, (time, worker, task, index, -1))
+
+    def _cancel(self, order: Cancel) -> None:
+        now, live = self._now, self._live
+        preempt = order.mode == "preempt"
+        for task in order.tasks:
+            entry = live.get(task)
+            if entry is None:
+                continue
+            if not preempt or self._slack:
+                if entry.started <= now:
+                    end = self._busy_until(entry, now) if preempt else self._end(entry)
+                    if end > self._free[entry.worker]:
+                        self._free[entry.worker] = end
+                    if not preempt:
+                        continue  # it finishes in vain; its messages arrive and are dropped
+            del live[task]
+            self._delivered.pop(task, None)
+            if self.report_cuts:
+                self._report_cut(task, entry, now)
+        if not live and not self._on_core:
+            self._heap.clear()
+            self._waiting_for_core.clear()
+
+    def _end(self, entry: InFlight) -> float:
+        return entry.started + entry.before + entry.each * sum(len(chunk.partitions) for chunk in entry.chunks)
+
+    def _busy_until(self, entry: InFlight, now: float) -> float:
+        """When a worker that cannot be interrupted in a delay notices that it was told to stop."""
+        held = entry.started + entry.before
+        if now <= held or not entry.each:
+            return held
+        return min(held + entry.each * -(-(now - held) // entry.each), self._end(entry))
+
+    def _report_cut(self, task: int, entry: InFlight, now: float) -> None:
+        due = entry.started + entry.before
+        for index, chunk in enumerate(entry.chunks):
+            size = len(chunk.partitions)
+            done = min(size, max(0, int((now - due) / entry.each))) if entry.each else 0
+            due += entry.each * size
+            self._soon.append(Cut(now, entry.worker, task, index, done, due))
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def events(self) -> Iterator[Event | Cut | None]:
+        """See :meth:`Cluster.events`; ends when nothing can happen any more."""
+        heap, live, soon, happenings = self._heap, self._live, self._soon, self._happenings
+        computing = self.compute is not None
+        while True:
+            while soon:
+                yield soon.popleft()
+            if self._alarms or happenings:
+                other = self._other_event(heap[0][0] if heap else np.inf)
+                if other is not None:
+                    yield other
+                    continue
+            if not heap:
+                return
+            time, worker, task, chunk, done = heappop(heap)
+            entry = live.get(task)
+            if computing:
+                if done == -3:
+                    self._leave_core(time, task, chunk)
+                    if entry is None:
+                        continue
+                elif entry is not None and done == -1:
+                    self._join_core(time, task, chunk, entry)
+                    continue
+            if entry is None:
+                continue
+            if time > self._now:
+                self._now = time
+            if done >= 0:
+                yield Progress(time, worker, task, chunk, done)
+                continue
+            if len(entry.chunks) == 1:
+                del live[task]
+            else:
+                self._delivered[task] = self._delivered.get(task, 0) + 1
+                if self._delivered[task] == len(entry.chunks):
+                    del live[task], self._delivered[task]
+            if self._messages is None:
+                yield Reply(self._now, worker, task, chunk)
+                continue
+            why, bits = self._encode(task, chunk, entry.chunks[chunk], entry.versions[chunk])
+            if why is not None:
+                yield Failed(self._now, worker, task, chunk, why)
+                continue
+            timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
+            yield Reply(self._now, worker, task, chunk, timing)
+
+    def _other_event(self, before: float) -> Event | None:
+        """The first alarm or outage, if it comes no later than ``before``."""
+        name = min(self._alarms, key=lambda key: (self._alarms[key], key), default=None)
+        alarm = self._alarms[name] if name is not None else np.inf
+        happening = self._happenings[0][0] if self._happenings else np.inf
+        if min(alarm, happening) > before or min(alarm, happening) == np.inf:
+            return None
+        if name is not None and alarm <= happening:
+            del self._alarms[name]
+            self._now = max(self._now, alarm)
+            return Alarm(self._now, name)
+        time, kind, worker, back = heappop(self._happenings)
+        self._now = max(self._now, time)
+        if kind:
+            return Joined(self._now, worker)
+        self._free[worker] = 0.0
+        for task in [task for task, entry in self._live.items() if entry.worker == worker]:
+            del self._live[task]
+        if back != np.inf:
+            heappush(self._happenings, (max(back, self._now), 1, worker, np.inf))
+        return Lost(self._now, worker, "simulated outage", gone=back == np.inf)
+
+    # ------------------------------------------------------------------------------------------- cores
+
+    def _join_core(self, time: float, task: int, chunk: int, entry: InFlight) -> None:
+        """A chunk's delay is over: it computes as soon as a core is free."""
+        assert self.compute is not None
+        if len(self._on_core) >= self.compute.cores:
+            self._waiting_for_core.append((task, chunk))
+            return
+        cost = self.compute.task + self.compute.partition * len(entry.chunks[chunk].partitions)
+        self._on_core[task, chunk] = time
+        heappush(self._heap, (max(time, self._now) + cost, entry.worker, task, chunk, -3))
+
+    def _leave_core(self, time: float, task: int, chunk: int) -> None:
+        del self._on_core[task, chunk]
+        while self._waiting_for_core:
+            next_task, next_chunk = self._waiting_for_core.popleft()
+            entry = self._live.get(next_task)
+            if entry is not None:
+                self._join_core(time, next_task, next_chunk, entry)
+                return

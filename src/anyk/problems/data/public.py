@@ -1,0 +1,302 @@
+"""Public data sets, prepared as in the papers that measure on them; each with a constant column."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import http.client
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.problems.data.dataset import Dataset, Progress, Task, assemble, check_fraction, joined, read_target, sources
+from anyk.problems.data.files import existing_file, finite, listed, open_text, reading
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+_AMAZON = (
+    "RESOURCE",
+    "MGR_ID",
+    "ROLE_ROLLUP_1",
+    "ROLE_ROLLUP_2",
+    "ROLE_DEPTNAME",
+    "ROLE_TITLE",
+    "ROLE_FAMILY_DESC",
+    "ROLE_FAMILY",
+    "ROLE_CODE",
+)
+_KC_HOUSING = (
+    "bedrooms",
+    "bathrooms",
+    "sqft_living",
+    "sqft_lot",
+    "floors",
+    "waterfront",
+    "view",
+    "condition",
+    "grade",
+    "sqft_above",
+    "sqft_basement",
+    "yr_built",
+    "yr_renovated",
+    "zipcode",
+    "lat",
+    "long",
+    "sqft_living15",
+    "sqft_lot15",
+)
+_INSTEAD = "give a local copy with --data-file (in Python: file=...)"
+
+
+@sources.register("digits")
+def digits(*, test: float = 0.2, seed: int = 0) -> Dataset:
+    """Handwritten digits, 1,797 images of 8 x 8 pixels, 10 classes; comes with scikit-learn.
+
+    Pixels are scaled to [0, 1] and a constant column is added: 65 dense columns.
+    """
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    y, task, classes = read_target(labels, "multiclass", "the target of data set 'digits'")
+    X = np.column_stack([pixels / 16, np.ones(len(pixels))])
+    return assemble(X, y, task=task, classes=classes, test=test, seed=seed)
+
+
+@sources.register("amazon")
+def amazon(*, test: float = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None) -> Dataset:
+    """Amazon Employee Access, 32,769 rows, binary, 241,915 sparse columns (OpenML 4135).
+
+    The nine categorical columns, every pair of them but (ROLE_TITLE, ROLE_FAMILY) and (ROLE_ROLLUP_1, ROLE_ROLLUP_2)
+    as one categorical column each, and a constant; all one-hot encoded, over training and test rows together: 44
+    ones a row. ``file`` is the challenge's train.csv, plain or compressed. As in Table 1 of ErasureHead (Wang,
+    Charles and Papailiopoulos 2019). Raises BadInput where the set can neither be fetched nor read.
+    """
+    table = _table("amazon", ("ACTION", *_AMAZON), 4135, file, progress, renamed={"target": "ACTION"})
+    from sklearn.preprocessing import OrdinalEncoder
+
+    codes = OrdinalEncoder(dtype=np.int64).fit_transform(table[:, 1:])
+    sizes = codes.max(axis=0) + 1
+    pairs = [(a, b) for a, b in combinations(range(len(_AMAZON)), 2) if (a, b) not in {(5, 7), (2, 3)}]
+    crossed = np.column_stack([codes[:, a] * sizes[b] + codes[:, b] for a, b in pairs])
+    y, task, classes = read_target(table[:, 0], "binary", "column 'ACTION' of data set 'amazon'")
+    X = _one_hot(np.hstack([codes, crossed]))
+    return assemble(X, y, task=task, classes=classes, test=test, seed=seed)
+
+
+@sources.register("kc-housing")
+def kc_housing(
+    *, test: float = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
+) -> Dataset:
+    """House sales in King County, 21,613 rows, price in millions, 27,654 sparse columns (OpenML 42092).
+
+    The columns from ``bedrooms`` on and a constant, every value of each one-hot encoded, over training and test rows
+    together: 19 ones a row; the target is the price / 1e6. ``file`` is kc_house_data.csv, plain or compressed. As in
+    Table 1 of ErasureHead (Wang, Charles and Papailiopoulos 2019). Raises BadInput where the set can neither be
+    fetched nor read.
+    """
+    table = _table("kc-housing", ("price", *_KC_HOUSING), 42092, file, progress)
+    return assemble(_one_hot(table[:, 1:]), table[:, 0] / 1e6, task="regression", test=test, seed=seed)
+
+
+@sources.register("covertype")
+def covertype(
+    *, test: float = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
+) -> Dataset:
+    """Forest cover types 1 and 2, 495,141 rows, binary, about 15,500 sparse columns (UCI).
+
+    Cover type 1 is -1 and type 2 is +1, the other five are left out; each of the 54 columns is one-hot encoded over
+    training and test rows together, and a constant added: 55 ones a row. ``file`` is UCI's covtype.data, plain or
+    compressed. Prepared as for Table 1 of ErasureHead (Wang, Charles and Papailiopoulos 2019), which prints 15,509
+    columns; that number is not checked by our tests, which have no network. Raises BadInput where the set can neither
+    be fetched nor read.
+    """
+    if file is None:
+        from sklearn.datasets import fetch_covtype
+
+        fetched = _fetch("covertype", "UCI", lambda: fetch_covtype(), progress)
+        table = np.column_stack([fetched.data, fetched.target]).astype(np.float64)
+        where = "the fetched data set 'covertype'"
+    else:
+        if progress is not None:
+            progress(f"reading 'covertype' from {file}")  # some 20 s
+        with reading(file, "CSV"):
+            table = np.loadtxt(_lines(file), delimiter=",", comments=None, ndmin=2)
+        where = str(file)
+    if table.shape[1] != 55 or not np.isin(table[:, -1], np.arange(1, 8)).all():
+        raise BadInput(
+            f"{where} does not look like covtype.data: 55 columns are needed, the last a cover type from 1 to 7, "
+            f"got {table.shape[1]} columns"
+        )
+    finite(table, where)
+    table = table[table[:, -1] <= 2]
+    y, task, classes = read_target(table[:, -1], "binary", f"the cover type in {where}")
+    return assemble(_one_hot(table[:, :-1]), y, task=task, classes=classes, test=test, seed=seed)
+
+
+@sources.register("mnist-idx")
+def mnist_idx(*, test: float = 0.2, seed: int = 0, file: Path) -> Dataset:
+    """Images and labels in MNIST's IDX format, plain or .gz (needs --data-file: a folder or the images file).
+
+    Pixels are scaled to [0, 1] and a constant column is added: for MNIST 785 dense columns. The labels are found beside
+    the images by their usual names. A folder with ``train-*`` and ``t10k-*`` gives these as training and test rows;
+    with one of them, or from an images file, ``test`` of the rows are held out. Raises BadInput for files that are
+    absent, damaged or do not belong together.
+    """
+    check_fraction(test)
+    if not file.is_dir():
+        existing_file(file)
+        parts = [file]
+    else:
+        stems = [f"{part}-images{sign}idx3-ubyte" for part in ("train", "t10k") for sign in "-."]
+        parts = [found for stem in stems if (found := _plain_or_gz(file / stem)) is not None]
+        if not parts:
+            raise BadInput(
+                f"folder {file} holds neither train-images-idx3-ubyte nor t10k-images-idx3-ubyte (.gz or not)"
+            )
+        # The two spellings of one part are the same file under two names.
+        parts = list({found.name.partition("-")[0]: found for found in parts}.values())
+    images = [_read_idx(part, 3) for part in parts]
+    labels = [_read_idx(_labels_beside(part), 1) for part in parts]
+    for part, shown, told in zip(parts, images, labels, strict=True):
+        if len(shown) != len(told):
+            raise BadInput(f"{part} holds {len(shown)} images but its labels file {len(told)} labels; they must agree")
+    if len({shown.shape[1:] for shown in images}) > 1:
+        raise BadInput(f"the training and test images in {file} are of different sizes")
+    X = [np.column_stack([i.reshape(len(i), i[0].size) / 255, np.ones(len(i))]) for i in images]
+    task: Task = "multiclass"
+    y, _, classes = read_target(np.concatenate(labels), task, f"the labels of {file}")
+    if len(X) == 1:
+        return assemble(X[0], y, task=task, classes=classes, test=test, seed=seed)
+    rows = len(X[0])
+    return joined(X[0], y[:rows], X[1], y[rows:], task=task, classes=classes)
+
+
+def _plain_or_gz(file: Path) -> Path | None:
+    return next((path for path in (file, file.with_name(file.name + ".gz")) if path.exists()), None)
+
+
+def _labels_beside(images: Path) -> Path:
+    name = images.name.removesuffix(".gz")
+    if "images" not in name:
+        raise BadInput(f"{images} should be an images file, with 'images' in its name, so that its labels can be found")
+    stem = images.with_name(name.replace("images", "labels").replace("idx3", "idx1"))
+    labels = _plain_or_gz(stem)
+    if labels is None:
+        raise BadInput(f"the labels of {images} should be in {stem} or {stem.name}.gz, which is not there")
+    return labels
+
+
+def _read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The bytes of an IDX file: two zeros, 8 for uint8, the number of dimensions, each size as uint32, the values."""
+    existing_file(file)
+    with reading(file, "IDX"):
+        content = file.read_bytes()
+        if content[:2] == b"\x1f\x8b":  # by content: copies that a browser unpacked still end in .gz
+            content = gzip.decompress(content)
+    magic = int.from_bytes(content[:4], "big")
+    if magic != 0x800 + dimensions:
+        what = {1: "labels", 3: "images"}[dimensions]
+        raise BadInput(f"{file} is no IDX file of {what}: its magic number is {magic}, not {0x800 + dimensions}")
+    start = 4 + 4 * dimensions
+    with reading(file, "IDX"):
+        sizes = struct.unpack_from(f">{dimensions}I", content, 4)
+    told = int(np.prod(sizes, dtype=object))
+    if len(content) - start != told:
+        raise BadInput(
+            f"{file} is cut short or damaged: its header tells of {told} values, it holds {len(content) - start}"
+        )
+    if not told:
+        raise BadInput(f"{file} holds no values")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
+
+
+def _one_hot(columns: NDArray[Any]) -> csr_array[Any]:
+    """Every value of every column as a column of its own, and a constant as the last."""
+    from scipy.sparse import csr_array
+    from sklearn.preprocessing import OneHotEncoder
+
+    return csr_array(OneHotEncoder().fit_transform(np.column_stack([columns, np.ones(len(columns), columns.dtype)])))
+
+
+def _table(
+    name: str,
+    wanted: tuple[str, ...],
+    openml: int,
+    file: Path | None,
+    progress: Progress | None,
+    *,
+    renamed: dict[str, str] | None = None,
+) -> NDArray[np.float64]:
+    """The columns ``wanted``, in that order, as numbers, from a local CSV file or else from OpenML."""
+    if file is not None:
+        return _read_csv(name, wanted, file)
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        raise MissingPackage("pandas", "data", f"fetching data set '{name}' from OpenML") from None
+    from sklearn.datasets import fetch_openml
+
+    frame = _fetch(name, "OpenML", lambda: fetch_openml(data_id=openml, as_frame=True), progress).frame
+    frame = frame.rename(columns=renamed or {})
+    where = f"data set {openml} of OpenML"
+    _need_columns(name, wanted, list(map(str, frame.columns)), where)
+    try:
+        table = np.column_stack([np.asarray(frame[column], dtype=np.float64) for column in wanted])
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{where} holds something that is no number: {error}; {_INSTEAD}") from None
+    finite(table, where, wanted)
+    return table
+
+
+def _read_csv(name: str, wanted: tuple[str, ...], file: Path) -> NDArray[np.float64]:
+    lines = _lines(file)
+    with reading(file, "CSV"):
+        header = next(csv.reader(lines[:1]), [])
+    _need_columns(name, wanted, header, str(file))
+    if len(lines) < 3:
+        raise BadInput(
+            f"{file} has too few rows ({len(lines) - 1}); at least 2 are needed, one to train and one to test"
+        )
+    places = [header.index(column) for column in wanted]
+    with reading(file, "CSV"):
+        table = np.loadtxt(lines[1:], delimiter=",", comments=None, quotechar='"', usecols=places, ndmin=2)
+    finite(table, str(file), wanted)
+    return table
+
+
+def _lines(file: Path) -> list[str]:
+    existing_file(file)
+    with reading(file, "CSV"), open_text(file) as text:
+        lines = [line for line in text if line.strip()]
+    if not lines:
+        raise BadInput(f"{file} is empty")
+    return lines
+
+
+def _need_columns(name: str, wanted: tuple[str, ...], found: list[str], where: str) -> None:
+    if missing := [column for column in wanted if column not in found]:
+        raise BadInput(
+            f"{where} lacks {', '.join(missing)}, which data set '{name}' needs; its columns: {listed(found)}"
+        )
+
+
+def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Progress | None) -> Any:
+    """What ``fetcher`` brings from ``site`` or from scikit-learn's cache; one sentence where neither has it."""
+    if progress is not None:
+        progress(f"fetching '{name}' from {site}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # scikit-learn warns at each retry; the last failure is said below
+            return fetcher()
+    except (OSError, EOFError, ValueError, http.client.HTTPException, zlib.error) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise BadInput(f"data set '{name}' could not be fetched from {site} ({reason}); {_INSTEAD}") from None
