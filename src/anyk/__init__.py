@@ -1,0 +1,71 @@
+"""anyk: training by gradient descent that never waits for the slow machine.
+
+A step needs a sum of partial gradients; anyk gets it, exactly or closely enough, from any k of n workers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from anyk import clusters, codes, delays, optimizers, problems, reports, strategies, testing, training
+    from anyk.clusters import cluster
+    from anyk.codes import code
+    from anyk.errors import BadInput, NotDecodable, RunFailed
+    from anyk.strategies import strategy
+    from anyk.training import Run, race, replay, resume, train
+
+# names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
+_ROOMS = ("clusters", "codes", "delays", "optimizers", "problems", "reports", "strategies", "testing", "training")
+_NAMES = {
+    "cluster": "clusters",
+    "code": "codes",
+    "BadInput": "errors",
+    "NotDecodable": "errors",
+    "RunFailed": "errors",
+    "strategy": "strategies",
+    "Run": "training",
+    "race": "training",
+    "replay": "training",
+    "resume": "training",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"anyk.{name}")
+    if name in _NAMES:
+        return getattr(import_module(f"anyk.{_NAMES[name]}"), name)
+    raise AttributeError(f"module 'anyk' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_ROOMS, *_NAMES])
+
+
+__all__ = [
+    "BadInput",
+    "NotDecodable",
+    "Run",
+    "RunFailed",
+    "cluster",
+    "clusters",
+    "code",
+    "codes",
+    "delays",
+    "optimizers",
+    "problems",
+    "race",
+    "replay",
+    "reports",
+    "resume",
+    "strategies",
+    "strategy",
+    "testing",
+    "train",
+    "training",
+]

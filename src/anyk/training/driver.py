@@ -75,6 +75,8 @@ class Driver:
         self.strategy, self.cluster, self.problem, self.optimizer, self.log = strategy, cluster, problem, optimizer, log
         self.steps, self.seconds = steps, seconds
         self.watch = watch
+        self.save: Callable[[], None] | None = None  # called between two events, every ``save_every`` seconds
+        self.save_every = self.save_at = 0.0
         self.books = Books()
         self.versions: dict[str, int] = dict.fromkeys(strategy.slots, 0)
         self.models: dict[str, Vector] = {}
@@ -82,6 +84,8 @@ class Driver:
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()
         self.stopped: Stop | None = None
+        self.interrupted = False  # set from outside, as is ``reached``; the run ends after the event at hand
+        self.reached = False
         self.last_update: Combine | None = None
         self.on_time = 0  # messages used in the last step
         self._given: dict[int, _Given] = {}
@@ -129,7 +133,7 @@ class Driver:
             if event is None:
                 if log is not None:
                     log.tidy()
-                if limit is not None and self.cluster.now() >= limit:
+                if self.interrupted or (limit is not None and self.cluster.now() >= limit):
                     break
                 continue
             if limit is not None and event[0] >= limit:
@@ -162,6 +166,9 @@ class Driver:
                 log.tidy()
             if self.finished:
                 break
+            if self.save is not None and clock.monotonic() >= self.save_at:
+                self.save()
+                self.save_at = clock.monotonic() + self.save_every
         else:
             raise RunFailed(
                 f"nothing can happen any more at step {self.step}: '{strategy.spec}' waits for workers that will not answer"
@@ -177,11 +184,18 @@ class Driver:
     @property
     def finished(self) -> bool:
         """Whether a limit has been reached or the strategy has stopped."""
-        return self.stopped is not None or (self.steps is not None and self.step >= self.steps)
+        return (
+            self.stopped is not None
+            or self.interrupted
+            or self.reached
+            or (self.steps is not None and self.step >= self.steps)
+        )
 
     def settle(self) -> None:
         """Close the books: what is still open is cancelled."""
         now = self._now
+        if self.log is not None:
+            self.log.seq += 1  # what is written from here on is forgotten when the run is resumed
         for task, entry in list(self._given.items()):
             for chunk, status in enumerate(entry.status):
                 if status == _ARRIVED:
@@ -211,8 +225,6 @@ class Driver:
                     self.cluster.execute(orders)
                     orders = []
                 self._combine(command)  # type: ignore[arg-type]
-                if self.finished:
-                    return
             elif kind is Stop:
                 self.stopped = command  # type: ignore[assignment]
                 break
@@ -282,7 +294,7 @@ class Driver:
             bits = 0 if self.log is None else _bits(w)
         self.versions[slot] = version + 1
         oldest = total = 0
-        given, books = self._given, self.books
+        given = self._given
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
             entry = given[task]
             staleness = version - entry.versions[chunk]
@@ -299,7 +311,6 @@ class Driver:
             count = len(command.messages)
             row = (slot, version + 1, self.time, count, command.residual, command.gain, total / max(count, 1), oldest)
             self.log.update((*row, command.scale, bits))
-        del books
         if self.watch is not None:
             self.watch(self)
 
@@ -521,8 +532,3 @@ class Driver:
 def _bits(w: Vector) -> int:
     words: NDArray[Any] = w.view(np.uint32 if w.dtype.itemsize == 4 else np.uint64)
     return int(np.add.reduce(words, dtype=np.uint64)) & 0x7FFF_FFFF_FFFF_FFFF
-
-
-def wall() -> float:
-    """Seconds on a clock of this process, for cadences that are not part of a run's time."""
-    return clock.monotonic()

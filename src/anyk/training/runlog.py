@@ -29,6 +29,7 @@ _TABLES = {
     "stalest INTEGER, scale REAL, digest INTEGER, seq INTEGER",
     "evaluations": "slot TEXT, version INTEGER, time REAL, loss REAL, metric REAL",
     "notes": "time REAL, kind TEXT, text TEXT, seq INTEGER",
+    "summary": "name TEXT PRIMARY KEY, value TEXT",
 }
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Reply, Progress, Failed, Lost, Joined, Alarm)}
 
@@ -133,11 +134,27 @@ class RunLog:
         finally:
             self._db.close()
 
+    def summarise(self, values: dict[str, Any]) -> None:
+        """Write down what the whole run came to, replacing what was said before."""
+        try:
+            self._db.executemany("INSERT OR REPLACE INTO summary VALUES (?, ?)", [
+                (name, json.dumps(value)) for name, value in values.items()
+            ])  # fmt: skip
+        except sqlite3.Error as error:
+            raise RunFailed(f"the run log '{self.path}' cannot be written ({error}); free some space") from None
+
+    def summary(self) -> dict[str, Any]:
+        """What :meth:`summarise` wrote."""
+        return {name: json.loads(value) for name, value in self.rows("SELECT name, value FROM summary")}
+
     def truncate(self, seq: int) -> None:
         """Forget everything after event ``seq``: a resumed run goes on from there."""
         with self._db:
             for name in ("events", "chunks", "updates", "notes"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
+            self._db.execute(
+                "DELETE FROM evaluations WHERE version > (SELECT max(version) FROM updates u WHERE u.slot = evaluations.slot)"
+            )
         for number, partitions, coefficients, slot, send in self._db.execute("SELECT * FROM works"):
             chunk = Chunk(tuple(json.loads(partitions)), tuple(json.loads(coefficients)), slot, send)
             self._works[chunk] = number

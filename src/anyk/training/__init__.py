@@ -1,0 +1,29 @@
+"""Training: the one driver loop, run log, receipts, checkpoints, resume, replay."""
+
+from anyk.training.books import Books
+from anyk.training.driver import Driver
+from anyk.training.evaluation import Evaluation, Evaluator
+from anyk.training.floor import floor_seconds
+from anyk.training.race import Race, race
+from anyk.training.replay import Replay, replay
+from anyk.training.run import CutOff, Receipt, Run
+from anyk.training.runlog import RunLog
+from anyk.training.train import resume, train
+
+__all__ = [
+    "Books",
+    "CutOff",
+    "Driver",
+    "Evaluation",
+    "Evaluator",
+    "Race",
+    "Receipt",
+    "Replay",
+    "Run",
+    "RunLog",
+    "floor_seconds",
+    "race",
+    "replay",
+    "resume",
+    "train",
+]

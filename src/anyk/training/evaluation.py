@@ -1,0 +1,127 @@
+"""Loss and metric of model versions, off the clock: kept while the run goes on, evaluated when nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+import time as clock
+from typing import NamedTuple
+
+from anyk.problems.base import Problem, Vector
+
+_POINTS = 256  # versions kept of a slot before every second one is left out
+_SHARE = 0.05  # of a real run's time at most goes to evaluating while it runs
+
+
+class Evaluation(NamedTuple):
+    """What a version is worth; ``time`` is when it was made, not when it was looked at."""
+
+    slot: str
+    version: int
+    time: float
+    loss: float
+    metric: float | None
+
+
+class Evaluator:
+    """Keeps versions and evaluates them.
+
+    On a virtual clock that happens at once. On a real one a thread looks at the newest version now and then, for at
+    most 5 % of the time, and the rest is evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is
+    kept, 256 at most, unless ``every`` says otherwise. ``target`` is a value of the metric (without held-out data, of
+    the loss); :attr:`reached` is the first version known to have it.
+    """
+
+    def __init__(
+        self, problem: Problem, *, target: float | None = None, every: int | None = None, background: bool = False
+    ) -> None:
+        self.problem, self.target = problem, target
+        self.done: dict[tuple[str, int], Evaluation] = {}
+        self.recalled: set[Evaluation] = set()
+        self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
+        self._fixed = every is not None
+        self._every = every or 1
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._over = False
+        self._thread: threading.Thread | None = None
+        if background:
+            self._thread = threading.Thread(target=self._look_now_and_then, name="anyk evaluation", daemon=True)
+            self._thread.start()
+
+    def recall(self, slot: str, version: int, time: float, loss: float, metric: float | None) -> None:
+        """An evaluation that an earlier part of the run has made."""
+        evaluation = self.done[slot, version] = Evaluation(slot, version, time, loss, metric)
+        self.recalled.add(evaluation)
+
+    @property
+    def latest(self) -> Evaluation | None:
+        """The newest version evaluated so far."""
+        with self._lock:
+            return max(self.done.values(), key=lambda e: e.version, default=None)
+
+    @property
+    def reached(self) -> Evaluation | None:
+        """The earliest version that is known to have reached the target."""
+        if self.target is None:
+            return None
+        with self._lock:
+            return min((e for e in self.done.values() if self._good(e)), key=lambda e: e.time, default=None)
+
+    def _good(self, evaluation: Evaluation) -> bool:
+        assert self.target is not None
+        if evaluation.metric is None:
+            return evaluation.loss <= self.target
+        better = evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target
+        return better
+
+    def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> None:
+        """A new version; it is not copied, so it must not change."""
+        if version % self._every and not last:
+            return
+        if (slot, version) in self.done:
+            return
+        if self._thread is None:
+            self._evaluate(slot, version, time, w)
+        else:
+            with self._lock:
+                self._kept[slot, version] = time, w
+            self._news.set()
+        with self._lock:
+            if not self._fixed and len(self._kept) + len(self.done) > _POINTS * (1 + self._every.bit_length()):
+                self._every *= 2
+                for key in [key for key in self._kept if key[1] % self._every]:
+                    del self._kept[key]
+
+    def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
+        metrics = self.problem.metrics(w)
+        evaluation = Evaluation(slot, version, time, self.problem.loss(w), next(iter(metrics.values()), None))
+        with self._lock:
+            self.done[slot, version] = evaluation
+            self._kept.pop((slot, version), None)
+
+    def _look_now_and_then(self) -> None:
+        while not self._over:
+            self._news.wait()
+            self._news.clear()
+            with self._lock:
+                newest = max(self._kept, key=lambda key: key[1], default=None)
+                if newest is None or self._over:
+                    continue
+                time, w = self._kept[newest]
+            began = clock.perf_counter()
+            self._evaluate(*newest, time, w)
+            clock.sleep(min(1.0, (clock.perf_counter() - began) / _SHARE))
+
+    def finish(self) -> list[Evaluation]:
+        """Evaluate what was kept and return all, oldest first."""
+        self.stop()
+        for slot, version in sorted(self._kept, key=lambda key: key[1]):
+            self._evaluate(slot, version, *self._kept[slot, version])
+        return sorted(self.done.values(), key=lambda e: (e.version, e.slot))
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over = True
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join()

@@ -1,0 +1,29 @@
+"""The floor of a run: how long the same decisions take when nothing but the injected delays does."""
+
+from __future__ import annotations
+
+from anyk.clusters import Cluster, Simulated
+from anyk.protocol import Strategy
+from anyk.training.driver import Driver
+
+SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
+
+
+def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int) -> float:
+    """Seconds that ``strategy`` takes for ``steps`` steps on the virtual clock with the delays that ``cluster`` injects.
+
+    ``strategy`` must be fresh; computing and communication count as nothing.
+
+    >>> import anyk
+    >>> strategy = anyk.strategy("uncoded", workers=3)
+    >>> floor_seconds(strategy, anyk.cluster("processes", workers=3, delays="constant:2"), steps=5)
+    10.0
+    """
+    if not steps:
+        return 0.0
+    virtual = Simulated(cluster.workers, delays=cluster.delays, seed=cluster.seed)
+    driver = Driver(strategy, virtual, steps=steps)
+    driver.open()
+    driver.begin()
+    driver.run()
+    return driver.time

@@ -1,0 +1,130 @@
+"""Replay: feed a run's logged events to a fresh strategy and see the same decisions, and the same bits of model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from anyk.clusters import Order, Simulated
+from anyk.errors import BadInput
+from anyk.optimizers import optimizer as build_optimizer
+from anyk.problems import from_recipe
+from anyk.problems.base import Problem
+from anyk.protocol import Cut, Dispatch, Event, Progress, Reply
+from anyk.strategies import strategy as build_strategy
+from anyk.training.driver import Driver
+from anyk.training.run import Run
+from anyk.training.runlog import RunLog
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay found.
+
+    ``events`` were fed and ``updates`` compared. ``decisions``: whether each update used the same messages with the
+    same weights. ``model``: whether each version has the same bits; None if it was not computed. ``differs`` says where
+    the first difference is.
+    """
+
+    events: int
+    updates: int
+    decisions: bool
+    model: bool | None
+    differs: str | None
+
+    def __str__(self) -> str:
+        head = f"{self.events} events, {self.updates} updates: "
+        if not self.decisions:
+            return head + f"the decisions differ: {self.differs}"
+        if self.model is None:
+            return head + f"the same decisions; the model was not computed ({self.differs})"
+        return head + (
+            "the same decisions and the same bits of model"
+            if self.model
+            else f"the same decisions; the model's bits differ: {self.differs} (other libraries or another CPU?)"
+        )
+
+
+class _Recorded(Simulated):
+    """A cluster that reports what a log says, and computes messages when they arrive."""
+
+    def __init__(self, log: RunLog, workers: int) -> None:
+        super().__init__(workers)
+        self._log = log
+
+    def execute(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Dispatch):
+                self._dispatch(order)
+                self._heap.clear()
+
+    def events(self) -> Iterator[Event | Cut | None]:
+        for event in self._log.events():
+            self._now = event.time
+            if isinstance(event, Reply) and self._messages is not None:
+                entry = self._live.get(event.task)
+                if entry is None:
+                    raise BadInput(f"task {event.task} answered in the log, but was not dispatched in the replay")
+                self._encode(event.task, event.chunk, entry.chunks[event.chunk], entry.versions[event.chunk])
+            if not isinstance(event, Progress):
+                yield event
+
+
+def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bool = True) -> Replay:
+    """Replay a run's decisions and, with ``compute``, its model.
+
+    ``problem`` is needed to compute where the run's was made in Python. A run that used mid-round requests for
+    messages, or whose strategy has no spec, cannot be replayed from its folder alone.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=3)
+    >>> print(replay(run, problem=problem))
+    12 events, 3 updates: the same decisions and the same bits of model
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    config = run.config
+    why = None if compute else "not asked for"
+    if compute and problem is None:
+        if config.get("problem"):
+            problem = from_recipe(config["problem"])
+        else:
+            why = "its problem was made in Python; give it with problem=…"
+    strategy = build_strategy(config["strategy"], workers=config["workers"])
+    new = RunLog()
+    driver = Driver(
+        strategy,
+        _Recorded(run.log, config["workers"]),
+        problem=problem if why is None else None,
+        optimizer=build_optimizer(config["optimizer"], lr=config["lr"]) if why is None else None,
+        log=new,
+        steps=run.steps,
+    )
+    driver.open()
+    driver.begin()
+    driver.run()
+    driver.settle()
+    decisions = (
+        "SELECT step, task, chunk, worker, version, weight FROM chunks WHERE step IS NOT NULL ORDER BY step, task, chunk"
+    )
+    bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
+    events = new.rows("SELECT count(*) FROM events")[0][0]
+    updates = new.rows("SELECT count(*) FROM updates")[0][0]
+    for old_row, new_row in _pairs(run.log.rows(decisions), new.rows(decisions)):
+        if old_row != new_row:
+            step = (old_row or new_row or (0,))[0]
+            return Replay(events, updates, False, None, f"step {step}: logged {old_row}, replayed {new_row}")
+    if why is not None:
+        return Replay(events, updates, True, None, why)
+    for old_row, new_row in _pairs(run.log.rows(bits), new.rows(bits)):
+        if old_row != new_row:
+            return Replay(events, updates, True, False, f"first at version {(old_row or new_row or (0, 0))[1]}")
+    return Replay(events, updates, True, True, None)
+
+
+def _pairs(
+    old: list[tuple[object, ...]], new: list[tuple[object, ...]]
+) -> Iterator[tuple[tuple[object, ...] | None, tuple[object, ...] | None]]:
+    for i in range(max(len(old), len(new))):
+        yield (old[i] if i < len(old) else None), (new[i] if i < len(new) else None)

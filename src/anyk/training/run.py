@@ -1,0 +1,278 @@
+"""A run, as it is read back: configuration, history, receipts, model. Everything comes from its log and checkpoint."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.problems.base import Vector
+from anyk.training import checkpoints
+from anyk.training.runlog import RunLog
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """A chunk that was not waited for: it was late by ``late`` seconds, exactly if ``known``, else by at least that.
+
+    ``done`` of ``partitions`` were finished when it stopped; None where nobody can tell.
+    """
+
+    worker: int
+    task: int
+    late: float
+    known: bool
+    done: int | None
+    partitions: int
+
+    def __str__(self) -> str:
+        if self.known:
+            return f"worker {self.worker}, {self.late:.3f} s late"
+        done = "" if self.done is None else f", {self.done} of {self.partitions} partitions done"
+        return f"worker {self.worker}, at least {self.late:.3f} s late{done}"
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What went into one version of a slot.
+
+    ``weights``: with which weight each partition counted, shape (partitions,); ``used``: (worker, task, weight,
+    staleness) of each message; ``cut_off``: who was under way and not waited for.
+    """
+
+    slot: str
+    version: int
+    time: float
+    weights: NDArray[np.float64]
+    residual: float
+    gain: float
+    used: tuple[tuple[int, int, float, int], ...]
+    cut_off: tuple[CutOff, ...]
+
+
+class Run:
+    """A finished, stopped or interrupted run.
+
+    ``path`` is its folder (None: it was kept in memory), ``config`` how it was set up.
+    """
+
+    def __init__(self, log: RunLog, config: dict[str, Any], *, path: Path | None, models: dict[str, Vector] | None) -> None:
+        self.log, self.config, self.path = log, config, path
+        self._models = models
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """Read a run folder; raises :class:`~anyk.errors.BadInput` if it is none, damaged or of a newer format."""
+        folder = Path(path)
+        config = read_config(folder)
+        file = folder / "log.sqlite"
+        if not file.is_file():
+            raise BadInput(f"the run folder '{folder}' has no log.sqlite")
+        try:
+            with file.open("rb") as start:
+                if start.read(16) != b"SQLite format 3\0":
+                    raise BadInput(f"the log '{file}' is damaged: it is no SQLite file")
+        except sqlite3.Error as error:
+            raise BadInput(f"the log '{file}' is damaged ({error})") from None
+        return cls(RunLog(file), config, path=folder, models=None)
+
+    # ------------------------------------------------------------------------------------------- results
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Steps, seconds, floor, loss and metric, as written when the run ended."""
+        return self.log.summary()
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        rows = self.log.rows("SELECT min(v) FROM (SELECT max(version) AS v FROM updates GROUP BY slot)")
+        return int(rows[0][0] or 0)
+
+    @property
+    def seconds(self) -> float:
+        """When the last version was made, on the run's clock."""
+        return float(self.log.rows("SELECT max(time) FROM updates")[0][0] or 0.0)
+
+    @property
+    def floor_seconds(self) -> float | None:
+        """The same strategy for as many steps with the same delays when nothing else takes time."""
+        return self.summary.get("floor_seconds")
+
+    @property
+    def loss(self) -> float | None:
+        """Loss of the final model."""
+        return self.summary.get("loss")
+
+    @property
+    def metric(self) -> dict[str, Any] | None:
+        """Name and value of the final model's metric."""
+        return self.summary.get("metric")
+
+    @property
+    def time_to_target(self) -> float | None:
+        """When the first version that reached the target was made; None if none did."""
+        return self.summary.get("time_to_target")
+
+    @property
+    def books(self) -> dict[str, int]:
+        """How all chunks ended."""
+        return dict(self.summary.get("books", {}))
+
+    @property
+    def model(self) -> Vector:
+        """The final model (of the first slot)."""
+        return next(iter(self.models.values()))
+
+    @cached_property
+    def models(self) -> dict[str, Vector]:
+        """The final model of each slot."""
+        if self._models is not None:
+            return self._models
+        if self.path is None:
+            raise BadInput("this run kept no model")
+        state, vectors = checkpoints.load(self.path)
+        return {slot: vectors[f"model/{slot}/{version}"] for slot, version in state["versions"].items()}
+
+    @cached_property
+    def history(self) -> dict[str, NDArray[Any]]:
+        """Columns over the steps: step, seconds, replies, residual, gain, staleness, loss and the metric.
+
+        Loss and metric are NaN where a version was not evaluated.
+
+        >>> import anyk
+        >>> run = anyk.train(anyk.problems.from_recipe({"data": "synthetic:rows=60,features=4"}),
+        ...                  "uncoded", anyk.clusters.Simulated(3), steps=2)
+        >>> run.history["step"].tolist()
+        [0, 1, 2]
+        """
+        rows = self.log.rows(
+            "SELECT e.version, coalesce(u.time, e.time), u.replies, u.residual, u.gain, u.staleness, e.loss, e.metric "
+            "FROM evaluations e LEFT JOIN updates u ON u.slot = e.slot AND u.version = e.version WHERE e.slot = ? "
+            "UNION ALL SELECT u.version, u.time, u.replies, u.residual, u.gain, u.staleness, NULL, NULL FROM updates u "
+            "WHERE u.slot = ? AND NOT EXISTS (SELECT 1 FROM evaluations e WHERE e.slot = u.slot AND e.version = u.version) "
+            "ORDER BY 1",
+            (self.slot, self.slot),
+        )
+        names = ("step", "seconds", "replies", "residual", "gain", "staleness", "loss", self.metric_name)
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+        whole = ("step",)
+        return {
+            name: np.array(column, dtype=np.int64 if name in whole else np.float64)
+            for name, column in zip(names, columns, strict=True)
+        }
+
+    @property
+    def slot(self) -> str:
+        """The first slot."""
+        rows = self.log.rows("SELECT slot FROM updates UNION SELECT slot FROM evaluations ORDER BY 1 LIMIT 1")
+        return str(rows[0][0]) if rows else "model"
+
+    @property
+    def metric_name(self) -> str:
+        """What the metric is called."""
+        return str((self.metric or {}).get("name") or "metric")
+
+    def receipt(self, version: int, slot: str | None = None) -> Receipt:
+        """What went into a version; raises :class:`~anyk.errors.BadInput` if there is none such."""
+        slot = slot or self.slot
+        found = self.log.rows(
+            "SELECT time, residual, gain FROM updates WHERE slot = ? AND version = ?", (slot, version)
+        )
+        if not found:
+            raise BadInput(f"no version {version} of '{slot}'; the run has 1 to {self.steps}")
+        time, residual, gain = found[0]
+        used = self.log.rows(
+            "SELECT worker, task, weight, ? - 1 - version, work FROM chunks WHERE slot = ? AND step = ? "
+            "ORDER BY worker, task, chunk",
+            (version, slot, version),
+        )
+        works = {
+            number: (json.loads(p), json.loads(c))
+            for number, p, c in self.log.rows("SELECT id, partitions, coefficients FROM works")
+        }
+        total = 1 + max((j for p, _ in works.values() for j in p), default=-1)
+        weights = np.zeros(int(self.config.get("partitions", total)))
+        for _, _, weight, _, work in used:
+            partitions, coefficients = works[work]
+            np.add.at(weights, partitions, weight * np.asarray(coefficients))
+        before = self.log.rows("SELECT max(time) FROM updates WHERE slot = ? AND version < ?", (slot, version))[0][0] or 0.0
+        late = self.log.rows(
+            "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
+            "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND (received IS NULL OR received > cancelled) "
+            "ORDER BY worker, task",
+            (before, max(time, before)),
+        )
+        cut = tuple(
+            CutOff(worker, task, (due if due is not None else cancelled) - (cancelled if due is not None else dispatched),
+                   due is not None, done, len(works[work][0]))
+            for worker, task, dispatched, cancelled, due, _, done, work in late
+        )  # fmt: skip
+        return Receipt(slot, version, time, weights, residual, gain, tuple(row[:4] for row in used), cut)
+
+    @property
+    def notes(self) -> list[dict[str, Any]]:
+        """Workers lost, set aside or given up, and why the run stopped."""
+        return self.log.table("SELECT time, kind, text FROM notes ORDER BY seq, time")
+
+    def result(self) -> dict[str, Any]:
+        """The run's line of a race's JSON."""
+        return {
+            "strategy": self.config.get("strategy"),
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "floor_seconds": self.floor_seconds,
+            "loss": self.loss,
+            "metric": self.metric,
+            "time_to_target": self.time_to_target,
+            "replies_used": self.log.rows("SELECT total(replies) FROM updates")[0][0],
+            "run": str(self.path) if self.path is not None else None,
+        }
+
+    def report(self) -> dict[str, Any]:
+        """Set-up and result in the shape that ``--json`` writes."""
+        return setup(self.config) | {"runs": [self.result()]}
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self.log.close(write=False)
+
+
+def setup(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of the JSON that is common to all runs of a race."""
+    problem = config.get("problem") or {}
+    return {
+        "data": problem.get("data"),
+        "workers": config.get("workers"),
+        "delays": config.get("delays"),
+        "cluster": config.get("cluster"),
+        "seed": config.get("seed"),
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run folder."""
+    file = folder / "run.toml"
+    if not file.is_file():
+        raise BadInput(f"'{folder}' is no run folder: it has no run.toml")
+    try:
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"'{file}' is damaged ({error})") from None
+    if not isinstance(config.get("format"), int):
+        raise BadInput(f"'{file}' does not say its format")
+    if config["format"] > FORMAT:
+        raise BadInput(
+            f"the run '{folder}' has format {config['format']}, this anyk reads up to {FORMAT}; use a newer anyk"
+        )
+    return config

@@ -1,0 +1,344 @@
+"""Training: set up a run, drive it, and leave a folder from which it can be read, replayed and resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import signal
+import sys
+import threading
+import time as clock
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import anyk
+from anyk.clusters import Cluster
+from anyk.clusters import cluster as build_cluster
+from anyk.errors import BadInput, RunFailed
+from anyk.optimizers import GD, Optimizer
+from anyk.optimizers import optimizer as build_optimizer
+from anyk.problems import from_recipe
+from anyk.problems.base import Problem
+from anyk.protocol import Strategy
+from anyk.strategies import strategy as build_strategy
+from anyk.training import checkpoints
+from anyk.training.driver import Driver
+from anyk.training.evaluation import Evaluator
+from anyk.training.floor import floor_seconds
+from anyk.training.run import FORMAT, Run, read_config
+from anyk.training.runlog import RunLog
+
+Watch = Callable[[Driver, Evaluator], None]
+_STEPS = 100  # taken when no limit is given
+_SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
+
+
+def train(
+    problem: Problem,
+    strategy: Strategy | str,
+    cluster: Cluster,
+    *,
+    optimizer: Optimizer | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    out: str | Path | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_every: float = 10.0,
+    watch: Watch | None = None,
+) -> Run:
+    """Train until ``steps`` steps, ``seconds`` seconds or the ``target`` of the metric; whatever comes first.
+
+    ``strategy`` may be a spec. ``optimizer`` is gradient descent with learning rate 1 if left out. ``out`` is the folder
+    to make (without one the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds.
+    Loss and metric are evaluated off the clock, every ``evaluate_every`` versions (default: up to 256 of them).
+    ``watch`` is called after every step. On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised.
+
+    Raises :class:`~anyk.errors.BadInput` for what cannot work and :class:`~anyk.errors.RunFailed` when a run cannot
+    go on; its folder can then be resumed.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    >>> cluster = anyk.clusters.Simulated(workers=6, delays=anyk.delays.Exponential(mean=0.5), seed=1)
+    >>> run = anyk.train(problem, "frc:load=3", cluster, steps=10)
+    >>> run.steps, run.seconds == run.floor_seconds
+    (10, True)
+    """
+    if isinstance(strategy, str):
+        strategy = build_strategy(strategy, workers=cluster.workers)
+    if strategy.workers != cluster.workers:
+        raise BadInput(f"the strategy is for {strategy.workers} workers, the cluster has {cluster.workers}")
+    _check_limits(problem, steps, seconds, target)
+    if steps is None and seconds is None and target is None:
+        steps = _STEPS
+    optimizer = optimizer or GD()
+    config: dict[str, Any] = {
+        "format": FORMAT,
+        "anyk": anyk.__version__,
+        "strategy": strategy.spec,
+        "cluster": cluster.spec,
+        "workers": cluster.workers,
+        "partitions": strategy.partitions,
+        "delays": cluster.delays.spec,
+        "seed": cluster.seed,
+        "optimizer": optimizer.spec,
+        "lr": optimizer.rate.spec,
+        "steps": steps,
+        "seconds": seconds,
+        "target": target,
+        "problem": problem.recipe(),
+        "metric": problem.metric,
+        "better": problem.better,
+    }
+    folder = None if out is None else _make_folder(Path(out), config)
+    with _locked(folder):
+        log = RunLog(None if folder is None else folder / "log.sqlite")
+        driver = Driver(strategy, cluster, problem=problem, optimizer=optimizer, log=log, steps=steps, seconds=seconds)
+        fresh = copy.deepcopy(strategy)
+        return _drive(driver, fresh, config, folder, None, evaluate_every, checkpoint_every, watch)
+
+
+def resume(
+    path: str | Path,
+    *,
+    problem: Problem | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_every: float = 10.0,
+    watch: Watch | None = None,
+) -> Run:
+    """Go on with a run from its last checkpoint, until its limits or the new ones given.
+
+    ``problem`` is needed where the run's was made in Python, not from a data set's spec. On a simulated cluster the
+    result is bit for bit that of a run never interrupted.
+    """
+    folder = Path(path)
+    config = read_config(folder)
+    limits = {"steps": steps, "seconds": seconds, "target": target}
+    if any(value is not None for value in limits.values()):
+        config = {k: v for k, v in config.items() if k not in limits} | limits
+    if problem is None:
+        if not config.get("problem"):
+            raise BadInput(f"the problem of '{folder}' was made in Python; give it: anyk.resume(path, problem=…)")
+        problem = from_recipe(config["problem"])
+    _check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"))
+    strategy = build_strategy(config["strategy"], workers=config["workers"])
+    fresh = copy.deepcopy(strategy)
+    cluster = build_cluster(
+        config["cluster"], workers=config["workers"], delays=config["delays"], seed=config["seed"]
+    )
+    with _locked(folder):
+        saved = checkpoints.load(folder)
+        log = RunLog(folder / "log.sqlite")
+        _write_config(folder, config)
+        driver = Driver(
+            strategy,
+            cluster,
+            problem=problem,
+            optimizer=build_optimizer(config["optimizer"], lr=config["lr"]),
+            log=log,
+            steps=config.get("steps"),
+            seconds=config.get("seconds"),
+        )
+        return _drive(driver, fresh, config, folder, saved, evaluate_every, checkpoint_every, watch)
+
+
+def _drive(
+    driver: Driver,
+    fresh: Strategy,
+    config: dict[str, Any],
+    folder: Path | None,
+    saved: tuple[dict[str, Any], dict[str, Any]] | None,
+    evaluate_every: int | None,
+    checkpoint_every: float,
+    watch: Watch | None,
+) -> Run:
+    """Drive a run that has been set up, from its beginning or from what was saved, and write down what it came to."""
+    problem, cluster, log = driver.problem, driver.cluster, driver.log
+    assert problem is not None
+    assert log is not None
+    evaluator: Evaluator | None = None
+    ended: BaseException | None = None
+    try:
+        with cluster, _patient_interrupts(driver), _quick_switching():
+            driver.open()
+            evaluator = Evaluator(
+                problem, target=config.get("target"), every=evaluate_every, background=not cluster.virtual
+            )
+            driver.watch = _watching(evaluator, watch)
+            if saved is None:
+                driver.begin()
+            else:
+                log.truncate(saved[0]["seq"])
+                for row in log.rows("SELECT slot, version, time, loss, metric FROM evaluations"):
+                    evaluator.recall(*row)
+                driver.restore(*saved)
+            for slot, w in driver.models.items():
+                evaluator.keep(slot, driver.versions[slot], driver.time, w)
+            if folder is not None:
+                driver.save = _saving(driver, folder)
+                driver.save_every, driver.save_at = checkpoint_every, clock.monotonic() + checkpoint_every
+            driver.run()
+            if driver.save is not None:
+                driver.save()
+    except RunFailed as error:
+        ended = error
+        log.note(driver.time, "failed", str(error))
+    except BaseException:
+        if evaluator is not None:
+            evaluator.stop()
+        log.close(write=False)
+        raise
+    if driver.interrupted:
+        ended = KeyboardInterrupt()
+        log.note(driver.time, "interrupted", f"at step {driver.step}")
+    try:
+        driver.settle()
+        _conclude(driver, fresh, evaluator, config)
+    except RunFailed as error:
+        log.close(write=False)
+        raise (ended or error) from None
+    if ended is not None:
+        log.close()
+        raise ended
+    return Run(log, config, path=folder, models=dict(driver.models))
+
+
+def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, config: dict[str, Any]) -> None:
+    """Evaluate what was kept and write the summary."""
+    assert driver.log is not None
+    evaluations = []
+    if evaluator is not None and driver.models:
+        for slot, w in driver.models.items():
+            evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
+        evaluations = evaluator.finish()
+        for evaluation in evaluations:
+            if evaluation not in evaluator.recalled:
+                driver.log.evaluation(tuple(evaluation))
+    reached = evaluator.reached if evaluator is not None else None
+    last = evaluations[-1] if evaluations else None
+    driver.log.flush()
+    driver.log.summarise(
+        {
+            "floor_seconds": floor_seconds(fresh, driver.cluster, driver.step),
+            "loss": last.loss if last else None,
+            "metric": {"name": config["metric"], "value": last.metric} if last and last.metric is not None else None,
+            "time_to_target": reached.time if reached else None,
+            "books": driver.books.plain(),
+            "stopped": driver.stopped.reason if driver.stopped else None,
+        }
+    )
+
+
+def _watching(evaluator: Evaluator, watch: Watch | None) -> Callable[[Driver], None]:
+    def after_step(driver: Driver) -> None:
+        update = driver.last_update
+        assert update is not None
+        slot = update.slot
+        evaluator.keep(slot, driver.versions[slot], driver.time, driver.models[slot])
+        if evaluator.target is not None and evaluator.reached is not None:
+            driver.reached = True
+        if watch is not None:
+            watch(driver, evaluator)
+
+    return after_step
+
+
+def _saving(driver: Driver, folder: Path) -> Callable[[], None]:
+    def save() -> None:
+        assert driver.log is not None
+        driver.log.flush()  # never behind a checkpoint
+        checkpoints.save(folder, driver.state(), driver.vectors())
+
+    return save
+
+
+# ----------------------------------------------------------------------------------------------- set-up
+
+
+def _check_limits(problem: Problem, steps: int | None, seconds: float | None, target: float | None) -> None:
+    if steps is not None and steps < 1:
+        raise BadInput(f"steps must be at least 1, got {steps}")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise BadInput(f"seconds must be a finite number above 0, got {seconds:g}")
+    if target is None:
+        return
+    metric = problem.metric if problem.metrics(problem.initial()) else "loss"
+    if metric in ("auc", "accuracy") and not 0 < target <= 1:
+        raise BadInput(f"a target of {target:g} cannot be reached: {metric} lies between 0 and 1")
+    if metric in ("mse", "loss") and not target > 0:
+        raise BadInput(f"a target of {target:g} cannot be reached: {metric} is above 0")
+
+
+def _write_config(folder: Path, config: dict[str, Any]) -> None:
+    import tomli_w
+
+    plain = {key: value for key, value in config.items() if value is not None}
+    part = folder / "run.toml.part"
+    try:
+        part.write_text(tomli_w.dumps(plain), encoding="utf-8")
+        part.replace(folder / "run.toml")
+    except OSError as error:
+        raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
+
+
+def _make_folder(folder: Path, config: dict[str, Any]) -> Path:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        hint = f"go on with it: anyk resume {folder}" if (folder / "run.toml").exists() else "it is not empty"
+        raise BadInput(f"the run folder '{folder}' exists; choose another, or {hint}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"the run folder '{folder}' cannot be made ({error.strerror})") from None
+    _write_config(folder, config)
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path | None) -> Iterator[None]:
+    """Keep a second writer out of a run folder."""
+    if folder is None:
+        yield
+        return
+    lock: IO[str]
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"the run '{folder}' is being written by another process; wait for it or stop it") from None
+        yield
+
+
+@contextlib.contextmanager
+def _patient_interrupts(driver: Driver) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run between two events; a second Ctrl-C at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, _: Any) -> None:
+        if driver.interrupted and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        driver.interrupted = True
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _quick_switching() -> Iterator[None]:
+    previous = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(previous)
+
