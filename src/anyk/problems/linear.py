@@ -113,6 +113,7 @@ class LinearProblem:
     """What the three linear problems share; see :class:`~anyk.problems.base.Problem`."""
 
     kind: ClassVar[str] = ""
+    _curvature: ClassVar[float] = 1.0
     metric: str
     better: Literal["higher", "lower"]
 
@@ -181,6 +182,20 @@ class LinearProblem:
         """See :class:`~anyk.problems.base.Problem`."""
         return self._recipe
 
+    def smoothness(self) -> float:
+        """L, the largest curvature the objective can have: gradient steps with learning rate 1 / L never overshoot.
+
+        The largest eigenvalue of X'X / N times the loss's own curvature (1/4 logistic, 1/2 softmax, 1 squares), plus l2.
+        """
+        from scipy.sparse.linalg import svds
+
+        if min(self.X.shape) > 1:
+            start = np.ones(min(self.X.shape), dtype=self.dtype)
+            top = float(svds(self.X, k=1, v0=start, return_singular_vectors=False, tol=1e-3)[0])
+        else:
+            top = float(np.sqrt((self.X * self.X).sum()))
+        return self._curvature * top**2 / self.samples + self.l2
+
     def _scores(self, X: Any, w: Vector) -> Floats:
         return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=np.float64)
 
@@ -204,6 +219,7 @@ class LogisticRegression(LinearProblem):
     """
 
     kind = "logistic"
+    _curvature = 0.25
     metric = "auc"
     better = "higher"
 
@@ -252,6 +268,7 @@ class SoftmaxRegression(LinearProblem):
     """
 
     kind = "softmax"
+    _curvature = 0.5
     metric = "accuracy"
     better = "higher"
 

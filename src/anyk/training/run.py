@@ -23,23 +23,23 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class CutOff:
-    """A chunk that was not waited for: it was late by ``late`` seconds, exactly if ``known``, else by at least that.
+    """A chunk that was not waited for: it took ``seconds`` from its dispatch, or at least that if not ``known``.
 
     ``done`` of ``partitions`` were finished when it stopped; None where nobody can tell.
     """
 
     worker: int
     task: int
-    late: float
+    seconds: float
     known: bool
     done: int | None
     partitions: int
 
     def __str__(self) -> str:
         if self.known:
-            return f"worker {self.worker}, {self.late:.3f} s late"
+            return f"worker {self.worker}, {self.seconds:.3f} s"
         done = "" if self.done is None else f", {self.done} of {self.partitions} partitions done"
-        return f"worker {self.worker}, at least {self.late:.3f} s late{done}"
+        return f"worker {self.worker}, at least {self.seconds:.3f} s{done}"
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,7 @@ class Run:
             (before, max(time, before)),
         )
         cut = tuple(
-            CutOff(worker, task, (due if due is not None else cancelled) - (cancelled if due is not None else dispatched),
-                   due is not None, done, len(works[work][0]))
+            CutOff(worker, task, (cancelled if due is None else due) - dispatched, due is not None, done, len(works[work][0]))
             for worker, task, dispatched, cancelled, due, _, done, work in late
         )  # fmt: skip
         return Receipt(slot, version, time, weights, residual, gain, tuple(row[:4] for row in used), cut)

@@ -1,0 +1,46 @@
+"""The command line: parses, calls, prints."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from anyk.errors import BadInput, RunFailed
+
+
+class _Group(click.Group):
+    """Turns the package's errors into one sentence and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BadInput as error:
+            click.echo(f"anyk: {error}", err=True)
+            ctx.exit(2)
+        except RunFailed as error:
+            click.echo(f"anyk: {error}", err=True)
+            ctx.exit(1)
+        except BrokenPipeError:
+            sys.stderr.close()  # whoever read our output has gone, and nobody needs to hear of it
+            ctx.exit(0)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ANYK"})
+@click.version_option(package_name="anyk", message="anyk %(version)s")
+def main() -> None:
+    """Train by gradient descent from any k of n workers, and never wait for the slow one.
+
+    \b
+    anyk race                    the same job under four strategies, with the same stragglers
+    anyk train --strategy SPEC   one of them
+    anyk codes | strategies | delays | data    what can be asked for
+
+    A SPEC is name:key=value,key=value, as in frc:load=3 or exp:mean=0.5.
+    Exit codes: 0 done, 1 the run could not go on (resume it), 2 bad input, 130 interrupted (resume it).
+    """
+
+
+from anyk.cli import lists, runs  # noqa: E402  # they add their commands to the group above
+
+__all__ = ["lists", "main", "runs"]

@@ -1,0 +1,163 @@
+"""Options that commands share, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from anyk.errors import BadInput
+
+if TYPE_CHECKING:
+    from anyk.optimizers import Optimizer
+    from anyk.problems import LinearProblem
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# what the papers used on their data; elsewhere Nesterov momentum with learning rate 1/L
+_KNOWN = {
+    "amazon": ("accelerated", "10"),
+    "covertype": ("accelerated", "0.1"),
+    "kc-housing": ("accelerated", "exponential:start=0.1,decay=0.99"),
+}
+
+
+def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
+    """Take defaults from a TOML file whose keys are the options' names."""
+    if file is None:
+        return None
+    path = Path(file)
+    if not path.is_file():
+        raise BadInput(f"no config file '{file}'")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"the config file '{file}' is not TOML: {error}") from None
+    known = {parameter.name for parameter in ctx.command.params}
+    defaults = {key.replace("-", "_"): value for key, value in values.items()}
+    for key in defaults:
+        if key not in known:
+            names = ", ".join(sorted(str(name).replace("_", "-") for name in known - {"config"}))
+            raise BadInput(f"the config file '{file}' has an unknown key '{key}'; keys: {names}")
+    many = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
+    for key, value in defaults.items():
+        if key in many and not isinstance(value, list):
+            defaults[key] = [value]
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return file
+
+
+def _load_plugins(_: click.Context, __: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
+    """Run Python files that register codes, strategies, delay models or data sets of their own."""
+    for file in files:
+        path = Path(file)
+        if not path.is_file():
+            raise BadInput(f"no plug-in file '{file}'")
+        name = f"anyk_plugin_{path.stem}"
+        spec = util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise BadInput(f"the plug-in '{file}' is no Python file")
+        module = util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadInput(f"the plug-in '{file}' failed: {type(error).__name__}: {error}") from None
+    return files
+
+
+config_option = click.option(
+    "--config", metavar="FILE", callback=_read_config, is_eager=True, expose_value=False,
+    help="TOML file with defaults for these options (steps = 40, delays = \"exp:mean=0.5\", …).",
+)  # fmt: skip
+plugin_option = click.option(
+    "--plugin", metavar="FILE.py", multiple=True, callback=_load_plugins, is_eager=True, expose_value=False,
+    help="Python file that registers codes or strategies of its own; may be repeated.",
+)  # fmt: skip
+json_option = click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON ('-': to standard output).")
+
+
+def common(command: Command) -> Command:
+    """The options of ``train`` and ``race``."""
+    options = [
+        config_option,
+        plugin_option,
+        click.option("--data", default="digits", show_default=True, metavar="SPEC", help="Data set; see 'anyk data'."),
+        click.option("--data-file", metavar="PATH", help="Local file for the data set."),
+        click.option("--l2", type=float, help="Regulariser; 1 / training rows if left out."),
+        click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
+        click.option("--delays", metavar="SPEC", default="none", show_default=True, help="Injected delays; see 'anyk delays'."),
+        click.option("--cluster", metavar="SPEC", default="processes", show_default=True, help="processes or simulated."),
+        click.option("--optimizer", metavar="SPEC", help="gd, momentum, nesterov, accelerated or adam; nesterov if left out "
+                     "(accelerated on the papers' data)."),
+        click.option("--lr", metavar="NUMBER|SPEC", help="Learning rate, or exponential:start=…,decay=… or inverse:…; "
+                     "1 / smoothness if left out (the papers' on their data)."),
+        click.option("--steps", type=int, help="Stop after this many steps."),
+        click.option("--seconds", type=float, help="Stop after this many seconds of the run's clock."),
+        click.option("--target", type=float, help="Stop when the metric reaches this value."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the delays."),
+        click.option("--out", metavar="FOLDER", help="Folder for the run; a new one under runs/ if left out."),
+        json_option,
+        click.option("--quiet", is_flag=True, help="No progress."),
+        click.option("--settings", is_flag=True, help="Show every setting and where it comes from, and stop."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def make_problem(data: str, data_file: str | None, l2: float | None) -> LinearProblem:
+    """The problem that the options ask for."""
+    from anyk.problems import from_data
+
+    return from_data(data, file=data_file, l2=l2, progress=lambda text: click.echo(text, err=True))
+
+
+def make_optimizer(problem: LinearProblem, data: str, optimizer: str | None, lr: str | None) -> Optimizer:
+    """The optimiser that the options ask for, with the defaults that suit the data."""
+    from anyk.optimizers import optimizer as build
+
+    name, rate = _KNOWN.get(data.partition(":")[0], ("nesterov", None))
+    # the papers' learning rates were found for the papers' method
+    chosen = lr or (rate if optimizer in (None, name) else None) or f"{1.0 / problem.smoothness():.3g}"
+    return build(optimizer or name, lr=chosen)
+
+
+def new_folder(kind: str) -> Path:
+    """A folder under runs/ that does not exist yet."""
+    number = 1
+    while (folder := Path("runs") / f"{kind}-{number}").exists():
+        number += 1
+    return folder
+
+
+def show_settings(ctx: click.Context) -> None:
+    """Every setting and where it comes from."""
+    sources = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "config file", "DEFAULT": "default"}
+    for parameter in ctx.command.params:
+        if parameter.name in ctx.params and parameter.name != "settings":
+            source = ctx.get_parameter_source(parameter.name)
+            text = str(ctx.params[parameter.name])
+            click.echo(f"{parameter.name.replace('_', '-'):<12} {text:<44} {sources.get(source.name if source else '', '')}")
+
+
+def write_json(value: Any, file: str | None) -> None:
+    """Write a result where ``--json`` says."""
+    if file is None:
+        return
+    text = json.dumps(value, indent=2)
+    if file == "-":
+        click.echo(text)
+        return
+    try:
+        Path(file).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"the file '{file}' cannot be written ({error.strerror})") from None

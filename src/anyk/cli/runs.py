@@ -1,0 +1,244 @@
+"""Commands that make or read runs: train, race, resume, show, replay."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from anyk.cli import main
+from anyk.cli.options import (
+    common,
+    json_option,
+    make_optimizer,
+    make_problem,
+    new_folder,
+    plugin_option,
+    show_settings,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from anyk.training import Run
+
+_RACERS = ("uncoded", "frc:load=3", "agc:load=3,wait=11", "async:step=0.05")
+# what `anyk race` does when told nothing: long enough to see, short enough to wait for
+_RACE = {"delays": "exp:mean=0.2", "target": 0.93, "seconds": 40.0}
+
+
+def _console(json_file: str | None) -> Console:
+    """Where people read; standard error when standard output carries JSON."""
+    from rich.console import Console
+
+    return Console(stderr=json_file == "-", soft_wrap=True)
+
+
+def _interrupted(folder: str | Path | None) -> None:
+    click.echo(f"anyk: interrupted; go on with: anyk resume {folder}", err=True)
+    sys.exit(130)
+
+
+@main.command()
+@click.option("--strategy", default="uncoded", show_default=True, metavar="SPEC", help="Strategy; see 'anyk strategies'.")
+@common
+@click.pass_context
+def train(ctx: click.Context, strategy: str, **given: Any) -> None:
+    """Train one model with one strategy."""
+    if given["settings"]:
+        show_settings(ctx)
+        return
+    from anyk.clusters import cluster
+    from anyk.delays import parse
+    from anyk.reports import Progress, race_table
+    from anyk.strategies import strategy as build
+    from anyk.training import train as run_training
+
+    made = build(strategy, workers=given["workers"])
+    delays = parse(given["delays"])
+    fleet = cluster(given["cluster"], workers=given["workers"], delays=delays, seed=given["seed"])
+    problem = make_problem(given["data"], given["data_file"], given["l2"])
+    optimizer = make_optimizer(problem, given["data"], given["optimizer"], given["lr"])
+    folder = Path(given["out"]) if given["out"] else new_folder("train")
+    console = _console(given["json_file"])
+    try:
+        with Progress(console, quiet=given["quiet"]) as progress:
+            run = run_training(
+                problem,
+                made,
+                fleet,
+                optimizer=optimizer,
+                steps=given["steps"],
+                seconds=given["seconds"],
+                target=given["target"],
+                out=folder,
+                watch=progress,
+            )
+    except KeyboardInterrupt:
+        _interrupted(folder)
+    console.print(race_table([run]))
+    console.print(f"run: {folder}", highlight=False)
+    write_json(run.report(), given["json_file"])
+
+
+@main.command()
+@click.option("--strategy", "strategies", multiple=True, metavar="SPEC",
+              help=f"A strategy; repeat for each.  [default: {', '.join(_RACERS)}]")  # fmt: skip
+@click.option("--picture", metavar="FILE", help="Picture of the race; race.png in the run's folder if left out.")
+@common
+@click.pass_context
+def race(ctx: click.Context, strategies: tuple[str, ...], picture: str | None, **given: Any) -> None:
+    """Train with several strategies, one after another, on the same data with the same stragglers.
+
+    With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
+    held-out digits are read correctly.
+    """
+    chosen = strategies or _RACERS
+    from click.core import ParameterSource
+
+    told = {"steps", "seconds", "target", "delays", "data"} & {
+        name for name in given if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
+    }
+    if not told:
+        given.update(_RACE)
+        ctx.params.update(_RACE)
+    if given["settings"]:
+        ctx.params["strategies"] = chosen
+        show_settings(ctx)
+        return
+    from anyk.reports import Progress, plot, race_table
+    from anyk.training import race as run_race
+
+    folder = Path(given["out"]) if given["out"] else new_folder("race")
+    console = _console(given["json_file"])
+    file = Path(picture) if picture else folder / "race.png"
+    _check_picture()
+    problem = make_problem(given["data"], given["data_file"], given["l2"])
+    optimizer = make_optimizer(problem, given["data"], given["optimizer"], given["lr"])
+    console.print(
+        f"{given['data']}: {problem.samples:,} rows, {problem.dimension:,} parameters; {given['workers']} workers, "
+        f"delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}",
+        highlight=False,
+    )
+    try:
+        with Progress(console, quiet=given["quiet"]) as progress:
+            result = run_race(
+                problem,
+                chosen,
+                workers=given["workers"],
+                cluster=given["cluster"],
+                delays=given["delays"],
+                seed=given["seed"],
+                optimizer=optimizer,
+                steps=given["steps"],
+                seconds=given["seconds"],
+                target=given["target"],
+                out=folder,
+                watch=progress,
+                before=lambda spec: None if given["quiet"] else console.print(f"· {spec}", highlight=False),
+            )
+    except KeyboardInterrupt:
+        _interrupted(folder / "…")
+    console.print(race_table(result.runs))
+    plot(result.runs, file)
+    console.print(f"picture: {file}", highlight=False)
+    write_json(result.report(), given["json_file"])
+
+
+def _check_picture() -> None:
+    """Say that the picture cannot be drawn before the race, not after it."""
+    from importlib.util import find_spec
+
+    from anyk.errors import MissingPackage
+
+    if find_spec("matplotlib") is None:
+        raise MissingPackage("matplotlib", "plot", "the picture of a race")
+
+
+@main.command()
+@click.argument("run")
+@click.option("--steps", type=int, help="New limit on steps, counted from the beginning.")
+@click.option("--seconds", type=float, help="New limit on the run's clock.")
+@click.option("--target", type=float, help="New target of the metric.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@json_option
+@plugin_option
+def resume(
+    run: str, steps: int | None, seconds: float | None, target: float | None, quiet: bool, json_file: str | None
+) -> None:
+    """Go on with a run that was interrupted, killed, failed or ended at its limit."""
+    from anyk.reports import Progress, race_table
+    from anyk.training import resume as resume_training
+
+    console = _console(json_file)
+    try:
+        with Progress(console, quiet=quiet) as progress:
+            done = resume_training(run, steps=steps, seconds=seconds, target=target, watch=progress)
+    except KeyboardInterrupt:
+        _interrupted(run)
+    console.print(race_table([done]))
+    write_json(done.report(), json_file)
+
+
+@main.command()
+@click.argument("run")
+@click.option("--step", type=int, help="Show the receipt of this step.")
+@click.option("--picture", metavar="FILE", help="Draw the metric against seconds.")
+@json_option
+def show(run: str, step: int | None, picture: str | None, json_file: str | None) -> None:
+    """Show a run: what it was, what it came to, how its chunks ended, and the receipt of a step."""
+    from anyk.reports import plot, race_table
+    from anyk.training import Run
+
+    found = Run.open(run)
+    console = _console(json_file)
+    if step is not None:
+        _show_receipt(console, found, step)
+    else:
+        keys = ("strategy", "cluster", "workers", "delays", "seed", "optimizer", "lr", "steps", "seconds", "target")
+        for key in keys:
+            if found.config.get(key) is not None:
+                console.print(f"{key:<10} {found.config[key]}", highlight=False)
+        console.print(race_table([found]))
+        books = found.books
+        if books:
+            ended = "  ".join(f"{key} {value}" for key, value in books.items() if value and key != "unusable")
+            console.print(f"chunks: {ended}", highlight=False)
+        for note in found.notes:
+            console.print(f"{note['time']:9.3f} s  {note['kind']}: {note['text']}", highlight=False)
+    if picture is not None:
+        plot(found, picture)
+        console.print(f"picture: {picture}", highlight=False)
+    write_json(found.report(), json_file)
+
+
+def _show_receipt(console: Console, run: Run, step: int) -> None:
+    receipt = run.receipt(step)
+    console.print(
+        f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}", highlight=False
+    )
+    console.print("partitions counted with weight:", highlight=False)
+    console.print("  " + " ".join(f"{weight:.3g}" for weight in receipt.weights), highlight=False)
+    console.print(f"{len(receipt.used)} messages used:", highlight=False)
+    for worker, task, weight, staleness in receipt.used:
+        console.print(f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}", highlight=False)
+    console.print(f"{len(receipt.cut_off)} cut off:", highlight=False)
+    for cut in receipt.cut_off:
+        console.print(f"  {cut}", highlight=False)
+
+
+@main.command()
+@click.argument("run")
+@click.option("--decisions-only", is_flag=True, help="Do not compute gradients.")
+@plugin_option
+def replay(run: str, decisions_only: bool) -> None:
+    """Replay a run from its log: the same decisions, the same bits of model."""
+    from anyk.training import replay as replay_run
+
+    result = replay_run(run, compute=not decisions_only)
+    click.echo(str(result))
+    if not result.decisions:
+        sys.exit(1)

@@ -1,0 +1,73 @@
+"""Pictures: the metric against seconds on the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.training.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b0487a", "#6b6b6b")
+
+
+def plot(runs: Run | Sequence[Run], path: str | Path | None = None) -> Figure:
+    """Draw metric (or loss, without held-out data) against the seconds at which each version was made.
+
+    One line a run. ``path`` saves the picture; its ending chooses the kind. Raises
+    :class:`~anyk.errors.MissingPackage` without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingPackage("matplotlib", "plot", "drawing a picture") from None
+    chosen = [runs] if isinstance(runs, Run) else list(runs)
+    if not chosen:
+        raise BadInput("there is no run to draw")
+    figure = Figure(figsize=(8.6, 5.0), layout="constrained")
+    axes: Any = figure.subplots()
+    config = chosen[0].config
+    name = chosen[0].metric_name if chosen[0].metric else "loss"
+    for i, run in enumerate(chosen):
+        history = run.history
+        good = ~np.isnan(history[name])
+        times, values = history["seconds"][good], history[name][good]
+        colour = _COLOURS[i % len(_COLOURS)]
+        label = f"{run.config['strategy']}  ({run.steps} steps, {run.seconds:.1f} s)"
+        axes.plot(times, values, color=colour, lw=1.8, label=label, marker="o" if len(times) < 40 else None, ms=3)
+        if run.time_to_target is not None:
+            reached = values[np.searchsorted(times, run.time_to_target)]
+            axes.plot(run.time_to_target, reached, marker="o", ms=9, mfc="none", mec=colour, mew=2)
+    target = config.get("target")
+    if target is not None:
+        axes.axhline(target, color="0.5", lw=0.9, ls="--")
+        axes.annotate(
+            f"target {target:g}", (1.0, target), xycoords=("axes fraction", "data"), xytext=(-4, 3),
+            textcoords="offset points", ha="right", va="bottom", color="0.4", fontsize=9,
+        )  # fmt: skip
+    data = (config.get("problem") or {}).get("data", "data")
+    clock = "virtual seconds" if str(config.get("cluster", "")).startswith("simulated") else "wall-clock seconds"
+    axes.set_xlabel(clock)
+    axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
+    axes.set_xlim(left=0)
+    if name in ("mse", "loss"):
+        axes.set_yscale("log")
+    delays = config.get("delays")
+    axes.set_title(
+        f"{data}: n = {config.get('workers')} workers, delays {delays}, seed {config.get('seed')}", fontsize=11, loc="left"
+    )
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper right" if name in ("mse", "loss") else "lower right", fontsize=9)
+    if path is not None:
+        try:
+            figure.savefig(path, dpi=140)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
+    return figure

@@ -1,0 +1,66 @@
+"""Results as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from anyk.training.floor import SHOWN_FROM
+from anyk.training.run import Run
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for a table; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}g}"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds for a table."""
+    return "–" if value is None else f"{value:.3f}" if value < 10 else f"{value:.2f}"
+
+
+def ratio_to_floor(run: Run) -> float | None:
+    """Seconds over floor seconds; None where the floor is too small to say anything."""
+    floor = run.floor_seconds
+    if not floor or not run.steps or floor / run.steps < SHOWN_FROM:
+        return None
+    return run.seconds / floor
+
+
+def speed_ups(runs: Sequence[Run]) -> list[float | None]:
+    """How many times sooner than the slowest: to the target where one was set, else for one step."""
+    wanted = any(run.config.get("target") is not None for run in runs)
+    times = [run.time_to_target if wanted else (run.seconds / run.steps if run.steps else None) for run in runs]
+    known = [time for time in times if time]
+    return [max(known) / time if time else None for time in times]
+
+
+def race_table(runs: Sequence[Run]) -> Table:
+    """One row a strategy."""
+    target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
+    name = runs[0].metric_name
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("strategy")
+    for title in ("steps", "seconds", "floor s", "ratio", "loss", name):
+        table.add_column(title, justify="right")
+    if target is not None:
+        table.add_column(f"s to {target:g}", justify="right")
+    table.add_column("speed-up" if target is not None else "speed-up a step", justify="right")
+    for run, speed_up in zip(runs, speed_ups(runs), strict=True):
+        metric: dict[str, Any] = run.metric or {}
+        ratio = ratio_to_floor(run)
+        cells = [
+            str(run.config["strategy"]),
+            str(run.steps),
+            seconds(run.seconds),
+            seconds(run.floor_seconds),
+            "–" if ratio is None else f"{ratio:.3f}",
+            number(run.loss),
+            number(metric.get("value")),
+        ]
+        if target is not None:
+            cells.append(seconds(run.time_to_target))
+        table.add_row(*cells, "–" if speed_up is None else f"{speed_up:.1f}x")
+    return table
