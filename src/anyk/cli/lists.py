@@ -36,8 +36,8 @@ def codes(workers: int, json_file: str | None) -> None:
     from anyk.errors import BadInput
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("code", "load", "partitions", "replication", "tolerates", ""):
-        table.add_column(title, justify="left" if title in ("code", "") else "right")
+    for title in ("code", "load", "partitions", "replication", "tolerates"):
+        table.add_column(title, justify="left" if title == "code" else "right", no_wrap=True)
     rows = []
     for entry in registry:
         row: dict[str, Any] = {"name": entry.name, "usage": entry.usage(), "summary": entry.summary}
@@ -50,12 +50,13 @@ def codes(workers: int, json_file: str | None) -> None:
         except BadInput as error:
             row["error"] = str(error)
             cells = (entry.name, "–", "–", "–", "–")
-        table.add_row(*cells, row.get("error", entry.summary))
+        table.add_row(*cells)
         rows.append(row)
     if json_file != "-":
-        Console(soft_wrap=True).print(f"for {workers} workers, keys left out:", highlight=False)
-        Console(soft_wrap=True).print(table)
-        click.echo("keys: " + "  ".join(entry.usage() for entry in registry))
+        click.echo(f"for {workers} workers, where keys are left out:")
+        Console().print(table)
+        for row in rows:
+            click.echo(f"\n{row['usage']}\n    {row.get('error') or row['summary']}")
     write_json(rows, json_file)
 
 

@@ -34,7 +34,9 @@ def _console(json_file: str | None) -> Console:
     """Where people read; standard error when standard output carries JSON."""
     from rich.console import Console
 
-    return Console(stderr=json_file == "-", soft_wrap=True)
+    to_errors = json_file == "-"
+    terminal = (sys.stderr if to_errors else sys.stdout).isatty()
+    return Console(stderr=to_errors, width=None if terminal else 120)
 
 
 def _interrupted(folder: str | Path | None) -> None:
@@ -57,7 +59,7 @@ def train(ctx: click.Context, strategy: str, **given: Any) -> None:
     from anyk.strategies import strategy as build
     from anyk.training import train as run_training
 
-    made = build(strategy, workers=given["workers"])
+    build(strategy, workers=given["workers"])  # complain before anything is loaded
     delays = parse(given["delays"])
     fleet = cluster(given["cluster"], workers=given["workers"], delays=delays, seed=given["seed"])
     problem = make_problem(given["data"], given["data_file"], given["l2"])
@@ -68,7 +70,7 @@ def train(ctx: click.Context, strategy: str, **given: Any) -> None:
         with Progress(console, quiet=given["quiet"]) as progress:
             run = run_training(
                 problem,
-                made,
+                strategy,
                 fleet,
                 optimizer=optimizer,
                 steps=given["steps"],
@@ -200,7 +202,9 @@ def show(run: str, step: int | None, picture: str | None, json_file: str | None)
     else:
         keys = ("strategy", "cluster", "workers", "delays", "seed", "optimizer", "lr", "steps", "seconds", "target")
         for key in keys:
-            if found.config.get(key) is not None:
+            if key == "strategy":
+                console.print(f"{key:<10} {_expanded(found)}", highlight=False)
+            elif found.config.get(key) is not None:
                 console.print(f"{key:<10} {found.config[key]}", highlight=False)
         console.print(race_table([found]))
         books = found.books
@@ -213,6 +217,19 @@ def show(run: str, step: int | None, picture: str | None, json_file: str | None)
         plot(found, picture)
         console.print(f"picture: {picture}", highlight=False)
     write_json(found.report(), json_file)
+
+
+def _expanded(run: Run) -> str:
+    """The strategy as it was asked for and, where that is another name, as what it is."""
+    from anyk.errors import BadInput
+    from anyk.strategies import strategy
+
+    asked = str(run.config["strategy"])
+    try:
+        meant = strategy(asked, workers=run.config["workers"]).spec
+    except BadInput:  # made in Python, or by a plug-in that is not loaded
+        return asked
+    return asked if meant == asked else f"{asked}, that is {meant}"
 
 
 def _show_receipt(console: Console, run: Run, step: int) -> None:

@@ -18,6 +18,9 @@ from anyk.protocol import Cancel, Chunk, Collect, Cut, Dispatch, Event, SetAlarm
 Order = Dispatch | Cancel | Collect | SetAlarm  # the commands that clusters carry out
 
 
+PINNED = 8  # versions of a slot that the driver may keep from being released besides those that tasks are on
+
+
 class InFlight(NamedTuple):
     """A task that a worker has been given and has not ended, with its injected delays."""
 
@@ -66,6 +69,9 @@ class Cluster(ABC):
 
     # ------------------------------------------------------------------------------------------- life
 
+    def prepare(self) -> None:
+        """Begin what can begin before the data is ready; optional."""
+
     @abstractmethod
     def open(
         self, partitions: Partitions | None, *, total: int, slots: Sequence[str], holdings: Sequence[tuple[int, ...]]
@@ -108,8 +114,12 @@ class Cluster(ABC):
     # ------------------------------------------------------------------------------------------- models and messages
 
     @abstractmethod
+    def blank(self, slot: str) -> Vector:
+        """Room for a slot's next version; :meth:`publish` it when it is written."""
+
+    @abstractmethod
     def publish(self, slot: str, version: int, w: Vector) -> None:
-        """Make a model version known; tasks dispatched from now on use it."""
+        """Make a version known, written to a :meth:`blank`; tasks dispatched from now on use the newest."""
 
     @abstractmethod
     def model(self, slot: str, version: int) -> Vector:
@@ -129,7 +139,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[float]) -> NDArray[np.float64]:
-        """The weighted sum of messages, shape (dimension,), in the order given."""
+        """The weighted sum of messages, shape (dimension,), in the order given; overwritten by the next call."""
 
     @abstractmethod
     def free(self, task: int, chunk: int) -> None:

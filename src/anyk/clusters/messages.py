@@ -38,6 +38,8 @@ class Messages:
         self.partitions = partitions
         self._supports: dict[tuple[int, ...], Index | None] = {}
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
+        self._total: NDArray[np.float64] | None = None
+        self._scaled = np.empty(0)
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
         """The coordinates that a message over partitions ``ids`` covers; None: all."""
@@ -69,7 +71,7 @@ class Messages:
                 elif union is None:
                     found.append(own)
                 else:
-                    found.append(np.searchsorted(union, own).astype(np.int32))
+                    found.append(np.searchsorted(union, own))
             self._places[ids] = found
         return self._places[ids]
 
@@ -108,16 +110,25 @@ class Messages:
         if place is None:
             out += gradient
         else:
-            out[place] += gradient
+            np.add.at(out, place, gradient)
 
     def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, float]]) -> NDArray[np.float64]:
-        """The weighted sum of messages, each given as (partitions, vector, weight), in the order given; float64."""
-        total = np.zeros(self.partitions.dimension)
+        """The weighted sum of messages, each given as (partitions, vector, weight), in the order given; float64.
+
+        The array returned is reused at the next call: fresh memory would cost more than the sums.
+        """
+        if self._total is None:
+            self._total = np.empty(self.partitions.dimension)
+        total = self._total
+        total.fill(0.0)
         for ids, message, weight in terms:
             support = self.support(ids)
-            scaled = message if weight == 1.0 else np.multiply(message, weight, dtype=np.float64)
+            if weight != 1.0 or message.dtype != np.float64:
+                if self._scaled.size < message.size:
+                    self._scaled = np.empty(message.size)
+                message = np.multiply(message, weight, out=self._scaled[: message.size], dtype=np.float64)
             if support is None:
-                total += scaled
+                total += message
             else:
-                total[support] += scaled
+                np.add.at(total, support, message)  # one pass, where += reads, adds and writes in three
         return total

@@ -170,6 +170,12 @@ class Simulated(Cluster):
 
     # ------------------------------------------------------------------------------------------- models and messages
 
+    def blank(self, slot: str) -> Vector:
+        """See :meth:`Cluster.blank`."""
+        assert self._messages is not None
+        partitions = self._messages.partitions
+        return np.empty(partitions.dimension, dtype=partitions.dtype)
+
     def publish(self, slot: str, version: int, w: Vector) -> None:
         """See :meth:`Cluster.publish`."""
         self._newest[slot] = version

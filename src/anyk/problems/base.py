@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.floating[Any]]
-Index = NDArray[np.int32]
+Index = NDArray[np.intp]  # what NumPy scatters with fastest
 
 
 class Partitions(Protocol):

@@ -67,7 +67,7 @@ class LinearPartitions:
             if sparse.issparse(rows):
                 touched, local = np.unique(rows.indices, return_inverse=True)
                 if touched.size < _LOCAL * self.features:
-                    columns = touched.astype(np.int32)
+                    columns = touched.astype(np.intp)
                     rows = sparse.csr_array(
                         (rows.data, local.astype(np.int32).reshape(-1), rows.indptr.astype(np.int32)),
                         shape=(rows.shape[0], touched.size),
@@ -83,7 +83,7 @@ class LinearPartitions:
         columns = self._columns[partition]
         if columns is None or self.outputs == 1:
             return columns
-        return np.asarray(columns[:, None] * self.outputs + np.arange(self.outputs), dtype=np.int32).reshape(-1)
+        return np.asarray(columns[:, None] * self.outputs + np.arange(self.outputs)).reshape(-1)
 
     def partial_gradient(self, partition: int, w: Vector) -> Vector:
         """See :class:`~anyk.problems.base.Partitions`."""

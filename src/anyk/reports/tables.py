@@ -42,11 +42,11 @@ def race_table(runs: Sequence[Run]) -> Table:
     target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
     name = runs[0].metric_name
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("strategy")
+    table.add_column("strategy", no_wrap=True)
     for title in ("steps", "seconds", "floor s", "ratio", "loss", name):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     if target is not None:
-        table.add_column(f"s to {target:g}", justify="right")
+        table.add_column(f"s to {target:g}", justify="right", no_wrap=True)
     table.add_column("speed-up" if target is not None else "speed-up a step", justify="right")
     for run, speed_up in zip(runs, speed_ups(runs), strict=True):
         metric: dict[str, Any] = run.metric or {}

@@ -93,6 +93,7 @@ class Driver:
         self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
+        self._scratch: NDArray[np.float64] | None = None
         self._finite: deque[bool] = deque(maxlen=strategy.workers)
         self._now = 0.0
         # a cancelled chunk's fate matters to the log, and where a real worker may answer all the same
@@ -104,6 +105,7 @@ class Driver:
     def open(self) -> None:
         """Start the cluster's workers on the problem's partitions."""
         strategy = self.strategy
+        self.cluster.prepare()
         partitions = None
         if self.problem is not None:
             partitions = self.problem.split(strategy.partitions)
@@ -117,9 +119,10 @@ class Driver:
         """Publish the first versions and ask the strategy for its first commands."""
         if self.problem is not None and self.optimizer is not None:
             for slot in self.versions:
-                self.models[slot] = self.problem.initial()
-                self.optimizer_states[slot] = self.optimizer.start(self.models[slot])
-                self.cluster.publish(slot, 0, self.models[slot])
+                w = self.models[slot] = self.cluster.blank(slot)
+                w[:] = self.problem.initial()
+                self.optimizer_states[slot] = self.optimizer.start(w)
+                self.cluster.publish(slot, 0, w)
         self._now = self.cluster.now()
         self._obey(self.strategy.start(Fleet(self.strategy.workers, tuple(sorted(self.present)), self._now)))
 
@@ -235,7 +238,7 @@ class Driver:
 
     def _dispatch(self, command: Dispatch) -> None:
         now, versions, given = self._now, self.versions, self._given
-        pins = self._pins if self.problem is not None else None
+        computing = self.problem is not None
         total = 0
         for task, (worker, chunks) in enumerate(zip(command.workers, command.chunks, strict=True), command.task):
             if len(chunks) == 1:
@@ -245,10 +248,9 @@ class Driver:
                 on = tuple(versions[chunk.slot] for chunk in chunks)
                 total += len(chunks)
             given[task] = _Given(worker, chunks, on, now)
-            if pins is not None:
+            if computing:
                 for chunk, version in zip(chunks, on, strict=True):
-                    key = (chunk.slot, version)
-                    pins[key] = pins.get(key, 0) + 1
+                    self.pin(chunk.slot, version)
         self.books.dispatched += total
 
     def _cancel(self, command: Cancel) -> None:
@@ -329,9 +331,12 @@ class Driver:
         samples = problem.samples if command.divisor == "all" else self._covered(command.messages)
         gradient /= samples
         if problem.l2:
-            gradient += problem.l2 * w
+            if self._scratch is None:
+                self._scratch = np.empty(problem.dimension)
+            gradient += np.multiply(w, problem.l2, out=self._scratch)
         typed = gradient.astype(problem.dtype, copy=False)
-        stepped = self.optimizer.step(w, typed, self.optimizer_states[slot], version, command.scale)
+        blank, state = self.cluster.blank(slot), self.optimizer_states[slot]
+        stepped = self.optimizer.step(w, typed, state, version, command.scale, out=blank)
         if not np.isfinite(np.add.reduce(stepped)) and not np.isfinite(stepped).all():
             raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
         return stepped
@@ -370,15 +375,24 @@ class Driver:
         if self.problem is not None:
             if arrived:
                 self.cluster.free(task, chunk)
-            key = (entry.chunks[chunk].slot, entry.versions[chunk])
-            self._pins[key] -= 1
-            if not self._pins[key]:
-                del self._pins[key]
-                if key[1] < self.versions[key[0]]:
-                    self.cluster.release(*key)
+            self.unpin(entry.chunks[chunk].slot, entry.versions[chunk])
         if not entry.left:
             self._given.pop(task, None)
             self._cut.pop(task, None)
+
+    def pin(self, slot: str, version: int) -> None:
+        """Keep a version until it is unpinned as often."""
+        key = (slot, version)
+        self._pins[key] = self._pins.get(key, 0) + 1
+
+    def unpin(self, slot: str, version: int) -> None:
+        """Take one pin back; a version without any, and not the newest, is released."""
+        key = (slot, version)
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
+            if version < self.versions[slot]:
+                self.cluster.release(slot, version)
 
     def _stamp(self, entry: _Given, event: Reply) -> None:
         if entry.timing is None:
@@ -504,12 +518,12 @@ class Driver:
                 entry.timing = [(None if t is None else Timing(*t), received) for t, received in timing]
             for chunk, version, s in zip(work, versions, status, strict=True):
                 if s != _ENDED:
-                    key = (chunk.slot, version)
-                    self._pins[key] = self._pins.get(key, 0) + 1
+                    self.pin(chunk.slot, version)
         models = sorted((int(k.split("/")[2]), k.split("/")[1], v) for k, v in vectors.items() if k.startswith("model/"))
-        for version, slot, w in models:
+        for version, slot, saved in models:
+            w = self.models[slot] = self.cluster.blank(slot)
+            w[:] = saved
             self.cluster.publish(slot, version, w)
-            self.models[slot] = w
         for key, value in vectors.items():
             kind, *rest = key.split("/")
             if kind == "optimizer":

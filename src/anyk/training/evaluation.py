@@ -6,9 +6,11 @@ import threading
 import time as clock
 from typing import NamedTuple
 
+from anyk.clusters.base import PINNED
 from anyk.problems.base import Problem, Vector
 
 _POINTS = 256  # versions kept of a slot before every second one is left out
+_AFTER = 0.01  # seconds after a new version, while the driver hands it out, in which not to take the processor from it
 _SHARE = 0.05  # of a real run's time at most goes to evaluating while it runs
 
 
@@ -38,6 +40,8 @@ class Evaluator:
         self.done: dict[tuple[str, int], Evaluation] = {}
         self.recalled: set[Evaluation] = set()
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
+        self._borrowed: list[tuple[str, int]] = []
+        self._returned: list[tuple[str, int]] = []
         self._fixed = every is not None
         self._every = every or 1
         self._lock = threading.Lock()
@@ -74,23 +78,44 @@ class Evaluator:
         better = evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target
         return better
 
-    def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> None:
-        """A new version; it is not copied, so it must not change."""
-        if version % self._every and not last:
-            return
-        if (slot, version) in self.done:
-            return
+    def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
+        """A new version; returns whether ``w`` itself is kept for now, until :meth:`let_go` names it."""
+        key = (slot, version)
+        if (version % self._every and not last) or key in self.done:
+            return False
         if self._thread is None:
             self._evaluate(slot, version, time, w)
-        else:
-            with self._lock:
-                self._kept[slot, version] = time, w
-            self._news.set()
+            return False
         with self._lock:
+            borrowed = len(self._borrowed) < PINNED and not last
+            self._kept[key] = time, w if borrowed else w.copy()
+            if borrowed:
+                self._borrowed.append(key)
             if not self._fixed and len(self._kept) + len(self.done) > _POINTS * (1 + self._every.bit_length()):
                 self._every *= 2
-                for key in [key for key in self._kept if key[1] % self._every]:
-                    del self._kept[key]
+                for old in [old for old in self._kept if old[1] % self._every and old not in self._borrowed]:
+                    del self._kept[old]
+        self._news.set()
+        return borrowed
+
+    def let_go(self) -> list[tuple[str, int]]:
+        """The (slot, version) whose vectors were kept and are needed no more."""
+        with self._lock:
+            returned, self._returned = self._returned, []
+        return returned
+
+    def _copy_borrowed(self) -> None:
+        """Take copies, in the thread: fresh memory is what keeping a version costs."""
+        while True:
+            with self._lock:
+                if not self._borrowed:
+                    return
+                key = self._borrowed[0]
+                time, w = self._kept[key]
+            copied = w.copy()
+            with self._lock:
+                self._kept[key] = time, copied
+                self._returned.append(self._borrowed.pop(0))
 
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
         metrics = self.problem.metrics(w)
@@ -103,6 +128,8 @@ class Evaluator:
         while not self._over:
             self._news.wait()
             self._news.clear()
+            clock.sleep(_AFTER)
+            self._copy_borrowed()
             with self._lock:
                 newest = max(self._kept, key=lambda key: key[1], default=None)
                 if newest is None or self._over:

@@ -66,15 +66,16 @@ def race(
         for folder in folders:
             if folder is not None and folder.exists():
                 raise BadInput(f"the run folder '{folder}' exists; choose another --out")
-    made = [build_strategy(spec, workers=workers) for spec in strategies]  # all must be good before the first runs
+    for spec in strategies:
+        build_strategy(spec, workers=workers)  # all must be good before the first runs
     runs = []
-    for spec, strategy, folder in zip(strategies, made, folders, strict=True):
+    for spec, folder in zip(strategies, folders, strict=True):
         if before is not None:
             before(spec)
         runs.append(
             train(
                 problem,
-                strategy,
+                spec,
                 build_cluster(cluster, workers=workers, delays=model, seed=seed),
                 optimizer=optimizer,
                 steps=steps,

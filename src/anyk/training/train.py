@@ -66,6 +66,7 @@ def train(
     >>> run.steps, run.seconds == run.floor_seconds
     (10, True)
     """
+    asked = strategy if isinstance(strategy, str) else strategy.spec
     if isinstance(strategy, str):
         strategy = build_strategy(strategy, workers=cluster.workers)
     if strategy.workers != cluster.workers:
@@ -77,7 +78,7 @@ def train(
     config: dict[str, Any] = {
         "format": FORMAT,
         "anyk": anyk.__version__,
-        "strategy": strategy.spec,
+        "strategy": asked,
         "cluster": cluster.spec,
         "workers": cluster.workers,
         "partitions": strategy.partitions,
@@ -165,6 +166,7 @@ def _drive(
     ended: BaseException | None = None
     try:
         with cluster, _patient_interrupts(driver), _quick_switching():
+            problem.metrics(problem.initial())  # what metrics import is not to be imported on the clock
             driver.open()
             evaluator = Evaluator(
                 problem, target=config.get("target"), every=evaluate_every, background=not cluster.virtual
@@ -178,7 +180,8 @@ def _drive(
                     evaluator.recall(*row)
                 driver.restore(*saved)
             for slot, w in driver.models.items():
-                evaluator.keep(slot, driver.versions[slot], driver.time, w)
+                if evaluator.keep(slot, driver.versions[slot], driver.time, w):
+                    driver.pin(slot, driver.versions[slot])
             if folder is not None:
                 driver.save = _saving(driver, folder)
                 driver.save_every, driver.save_at = checkpoint_every, clock.monotonic() + checkpoint_every
@@ -205,7 +208,7 @@ def _drive(
     if ended is not None:
         log.close()
         raise ended
-    return Run(log, config, path=folder, models=dict(driver.models))
+    return Run(log, config, path=folder, models={slot: w.copy() for slot, w in driver.models.items()})
 
 
 def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, config: dict[str, Any]) -> None:
@@ -239,7 +242,11 @@ def _watching(evaluator: Evaluator, watch: Watch | None) -> Callable[[Driver], N
         update = driver.last_update
         assert update is not None
         slot = update.slot
-        evaluator.keep(slot, driver.versions[slot], driver.time, driver.models[slot])
+        version = driver.versions[slot]
+        if evaluator.keep(slot, version, driver.time, driver.models[slot]):
+            driver.pin(slot, version)
+        for returned in evaluator.let_go():
+            driver.unpin(*returned)
         if evaluator.target is not None and evaluator.reached is not None:
             driver.reached = True
         if watch is not None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.base import PINNED, Cluster, InFlight, Order
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
@@ -131,11 +131,29 @@ class Processes(Cluster):
         self._arrived: dict[tuple[int, int], _Message] = {}
         self._newest: dict[str, int] = {}
         self._copies: dict[tuple[str, int], int] = {}
+        self._reserved: set[tuple[str, int]] = set()
         self._bodies: dict[Task, bytes] = {}
         self._start = time.monotonic()
         self._unread = b""
 
     # ------------------------------------------------------------------------------------------- life
+
+    def prepare(self) -> None:
+        """See :meth:`Cluster.prepare`: the helper program, which needs a while to import NumPy and scipy.sparse."""
+        if self._nursery is not None:
+            return
+        ours, theirs = socket.socketpair()
+        environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
+        path = json.dumps([entry or os.getcwd() for entry in sys.path])  # noqa: PTH109
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, str(theirs.fileno()), path],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
+        )
+        theirs.close()
+        self._link = ours
 
     def open(
         self, partitions: Partitions | None, *, total: int, slots: Sequence[str], holdings: Sequence[tuple[int, ...]]
@@ -143,7 +161,7 @@ class Processes(Cluster):
         """See :meth:`Cluster.open`."""
         if partitions is None:
             raise BadInput("cluster 'processes' needs a problem to work on; for timing alone use 'simulated'")
-        if self._nursery is not None:
+        if self._segments:
             raise BadInput("this cluster is in use already; make one for each run")
         self._total = total
         self._messages = Messages(partitions)
@@ -151,7 +169,8 @@ class Processes(Cluster):
         self._layout = layout = Layout(
             workers=self.workers,
             slots=tuple(slots),
-            copies=self.workers + 2,  # each worker may be on a version of its own; the newest; the one being written
+            # each worker may be on a version of its own; the newest; the one being written; those yet to be evaluated
+            copies=self.workers + 2 + PINNED,
             dimension=partitions.dimension,
             dtype=np.dtype(partitions.dtype).str,
             buffers=_BUFFERS,
@@ -167,19 +186,9 @@ class Processes(Cluster):
             raise
 
     def _start_nursery(self, partitions: Partitions, holdings: Sequence[tuple[int, ...]]) -> None:
-        # the helper needs a while to import NumPy and scipy.sparse: it is started before the data is written
-        ours, theirs = socket.socketpair()
-        environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
-        path = json.dumps([entry or os.getcwd() for entry in sys.path])  # noqa: PTH109
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(theirs.fileno()), path],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
-        )
-        theirs.close()
-        self._link = ours
+        self.prepare()
+        ours = self._link
+        assert ours is not None
         layout = self._layout
         places, data = self._write_data(partitions)
         models = Segment.create(layout.models_size, "models")
@@ -265,8 +274,19 @@ class Processes(Cluster):
                 late = [i for i, post in enumerate(self._posts) if not post.present]
                 raise RunFailed(f"workers {late} did not load their partitions within {_START:.0f} s")
         self._soon.clear()
+        self._touch()
         self._start = time.monotonic()
         return tuple(range(self.workers))
+
+    def _touch(self) -> None:
+        """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
+        layout = self._layout
+        for slot in layout.slots:
+            for copy in self._free_copies[slot][-3:]:
+                model_view(self._models, layout, self._slot_numbers[slot], copy)[:] = 0.0
+        size = self._replies.size // 8
+        self._replies.array(0, size, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
+        self._messages.add_up([])
 
     def close(self) -> None:
         """See :meth:`Cluster.close`."""
@@ -312,15 +332,20 @@ class Processes(Cluster):
 
     # ------------------------------------------------------------------------------------------- models and messages
 
+    def blank(self, slot: str) -> Vector:
+        """See :meth:`Cluster.blank`; in the memory that workers read."""
+        copy, number, layout = self._free_copies[slot][-1], self._slot_numbers[slot], self._layout
+        if (slot, copy) not in self._reserved:
+            self._models.reserve((number * layout.copies + copy) * layout.model_bytes, layout.model_bytes)
+            self._reserved.add((slot, copy))
+        return model_view(self._models, layout, number, copy)
+
     def publish(self, slot: str, version: int, w: Vector) -> None:
         """See :meth:`Cluster.publish`."""
-        free = self._free_copies[slot]
-        copy = free.pop()
-        number, layout = self._slot_numbers[slot], self._layout
-        at = (number * layout.copies + copy) * layout.model_bytes
-        self._models.reserve(at, layout.model_bytes)
-        model_view(self._models, layout, number, copy)[:] = w
-        self._copies[slot, version] = copy
+        blank = self.blank(slot)
+        if not np.may_share_memory(w, blank):
+            blank[:] = w
+        self._copies[slot, version] = self._free_copies[slot].pop()
         self._newest[slot] = max(version, self._newest.get(slot, -1))
 
     def release(self, slot: str, version: int) -> None:

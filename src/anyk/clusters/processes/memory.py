@@ -9,6 +9,8 @@ import sys
 import tempfile
 import zlib
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -102,19 +104,24 @@ class Layout:
         """Bytes of all model versions."""
         return len(self.slots) * self.copies * self.model_bytes
 
+    @cached_property
+    def _buffers(self) -> tuple[list[int], list[int]]:
+        """Bytes of each worker's buffer, header included, and where its first one begins; the end comes last."""
+        sizes = [-(-(HEADER.size + length * self.itemsize) // _ALIGN) * _ALIGN for length in self.lengths]
+        return sizes, list(accumulate((size * self.buffers for size in sizes), initial=0))
+
     def buffer_bytes(self, worker: int) -> int:
         """Bytes between a worker's reply buffers; each begins with a header."""
-        return -(-(HEADER.size + self.lengths[worker] * self.itemsize) // _ALIGN) * _ALIGN
+        return self._buffers[0][worker]
 
     def buffer_at(self, worker: int, buffer: int) -> int:
         """Where a reply buffer begins."""
-        before = sum(self.buffer_bytes(i) for i in range(worker)) * self.buffers
-        return before + buffer * self.buffer_bytes(worker)
+        return self._buffers[1][worker] + buffer * self._buffers[0][worker]
 
     @property
     def replies_size(self) -> int:
         """Bytes of all reply buffers."""
-        return sum(self.buffer_bytes(i) for i in range(self.workers)) * self.buffers
+        return self._buffers[1][-1]
 
     def box_at(self, worker: int) -> int:
         """Where a worker's mail box begins; its error box follows."""

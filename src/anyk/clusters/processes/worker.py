@@ -84,6 +84,7 @@ class Worker:
         self._next: _Order | None = None
         self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
         self._served: set[tuple[int, int]] = set()
+        self._reserved: set[int] = set()
         self._known: tuple[bytes, list[Chunk]] = (b"", [])
 
     def run(self) -> None:
@@ -92,7 +93,11 @@ class Worker:
             partitions = self._shared.problem()
             partitions.load(self._shared.holdings[self._worker])
             self._messages = Messages(partitions)
-            self._messages.length(tuple(self._shared.holdings[self._worker]))
+            held = tuple(self._shared.holdings[self._worker])
+            self._messages.places(held)
+            if held:
+                # the first gradient of a process is slow (page faults, caches): better before the clock starts
+                self._messages.partial_gradient(held[0], model_view(self._shared.models, self._layout, 0, 0))
             self._slots = {name: i for i, name in enumerate(self._layout.slots)}
         except Exception as error:
             self._complain(error)
@@ -239,7 +244,9 @@ class Worker:
             for buffer in range(layout.buffers):
                 at = layout.buffer_at(self._worker, buffer)
                 if HEADER.unpack_from(memory, at)[0] == FREE:
-                    self._shared.replies.reserve(at, layout.buffer_bytes(self._worker))
+                    if buffer not in self._reserved:
+                        self._shared.replies.reserve(at, layout.buffer_bytes(self._worker))
+                        self._reserved.add(buffer)
                     HEADER.pack_into(memory, at, WRITING, -1, -1, 0)
                     return buffer, self._shared.replies.array(at + HEADER.size, length, np.dtype(layout.dtype))
             if not self._listen(time.monotonic() + 0.001):
