@@ -50,9 +50,21 @@ class Messages:
             elif len(parts) == 1:
                 union = parts[0]
             else:
-                union = np.unique(np.concatenate([part for part in parts if part is not None]))
+                union = self._union([part for part in parts if part is not None])
             self._supports[ids] = union
         return self._supports[ids]
+
+    def _marks(self, size: int) -> bool:
+        """Whether marking coordinates in an array of length d is cheaper than sorting and searching ``size`` of them."""
+        return self.partitions.dimension < 32 * size
+
+    def _union(self, parts: list[Index]) -> Index:
+        if not self._marks(sum(part.size for part in parts)):
+            return np.unique(np.concatenate(parts))
+        marked = np.zeros(self.partitions.dimension, dtype=bool)
+        for part in parts:
+            marked[part] = True
+        return np.flatnonzero(marked)
 
     def length(self, ids: tuple[int, ...]) -> int:
         """The length of a message over partitions ``ids``."""
@@ -70,6 +82,10 @@ class Messages:
                     found.append(None)
                 elif union is None:
                     found.append(own)
+                elif self._marks(union.size):
+                    where = np.empty(self.partitions.dimension, dtype=np.intp)
+                    where[union] = np.arange(union.size)
+                    found.append(where[own])
                 else:
                     found.append(np.searchsorted(union, own))
             self._places[ids] = found
