@@ -148,8 +148,8 @@ class Cluster(ABC):
     # ------------------------------------------------------------------------------------------- commands and events
 
     @abstractmethod
-    def execute(self, orders: Sequence[Order]) -> None:
-        """Carry out commands, in order."""
+    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
+        """Carry out commands, in order; returns what is known at once of chunks cut off (virtual clusters: all)."""
 
     @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:

@@ -1,6 +1,6 @@
 """Codes: who computes what, and how the answers of any k workers give the sum back."""
 
-from anyk.codes.base import Code, Decoder, Decoding, LeastSquaresDecoder
+from anyk.codes.base import Code, Decoder, Decoding, LeastSquaresDecoder, Selection
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.partial import PartialStragglers
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded
@@ -35,6 +35,7 @@ __all__ = [
     "LeastSquaresDecoder",
     "PartialStragglers",
     "RepetitionCode",
+    "Selection",
     "Uncoded",
     "code",
     "register",

@@ -45,6 +45,15 @@ class Decoding(NamedTuple):
         return self.residual <= EXACT
 
 
+class Selection(NamedTuple):
+    """A decoding by the replies it uses, in ascending order; the form in which rounds ask for it."""
+
+    replies: list[int]
+    weights: list[float]
+    residual: float
+    gain: float
+
+
 class Decoder(ABC):
     """Sees who replied, in order of arrival, and says at once when the sum is recoverable. One per step."""
 
@@ -62,6 +71,12 @@ class Decoder(ABC):
     @abstractmethod
     def decode(self) -> Decoding:
         """Weights for the replies so far; depends on their set only, not on their order."""
+
+    def select(self) -> Selection:
+        """As :meth:`decode`, without the replies that are not used."""
+        weights, residual, gain = self.decode()
+        used = np.flatnonzero(weights)
+        return Selection(used.tolist(), weights[used].tolist(), residual, gain)
 
 
 class Code(ABC):

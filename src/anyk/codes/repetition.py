@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.codes.base import Code, Decoder, Decoding, Floats, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Decoding, Floats, Row, Selection, check_stragglers, check_workers
 from anyk.errors import BadInput
 
 
@@ -109,11 +109,17 @@ class _GroupDecoder(Decoder):
 
     def decode(self) -> Decoding:
         """See :meth:`Decoder.decode`."""
+        used, values, residual, gain = self.select()
         weights = np.zeros(self._code.workers)
-        weights[list(self._first.values())] = 1.0
+        weights[used] = values
+        return Decoding(weights, residual, gain)
+
+    def select(self) -> Selection:
+        """See :meth:`Decoder.select`."""
         blocks = self._code.blocks
         covered = self._code.partitions if self.decodable else sum(len(blocks[g]) for g in self._first)
-        return Decoding(weights, self.residual, float(covered**0.5))
+        used = sorted(self._first.values())
+        return Selection(used, [1.0] * len(used), self.residual, float(covered**0.5))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ class DelayStream:
         self.silent = isinstance(model, NoDelay)
         self._seed = seed
         self._starts = [-1] * workers
+        self._row_start = 0
+        self._rows: list[list[float]] = []
         self._blocks: list[list[float]] = [[] for _ in range(workers)]
 
     def at(self, worker: int, number: int) -> float:
@@ -27,6 +29,15 @@ class DelayStream:
             self._blocks[worker] = self.model.draws(self._seed, worker, start, _BLOCK).tolist()
             offset = number - start
         return self._blocks[worker][offset]
+
+    def row(self, number: int) -> list[float]:
+        """The ``number``-th delay of every worker, in seconds."""
+        if not self._row_start <= number < self._row_start + len(self._rows):
+            start = self._row_start = number - number % _BLOCK
+            workers = range(len(self._starts))
+            columns = [self.model.draws(self._seed, worker, start, _BLOCK).tolist() for worker in workers]
+            self._rows = [list(row) for row in zip(*columns, strict=True)]
+        return self._rows[number - self._row_start]
 
     def for_task(
         self, worker: int, *, number: int, version: int, repeat: int, partitions: int, relative_load: float

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.codes import Code, Decoding
+from anyk.codes import Code, Selection
+from anyk.codes.base import EXACT
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
@@ -34,7 +35,7 @@ Scaling = Literal["none", "marginal", "conditional"]
 _RETRIES = 2  # how often a worker whose reply was unusable is asked again, once nobody else is left to wait for
 
 
-def rescale(decoding: Decoding, factor: float) -> Decoding:
+def rescale(decoding: Selection, factor: float) -> Selection:
     """A least-squares decoding with all weights times ``factor``.
 
     For such weights ``p = a B`` is the projection of the all-ones vector, so ``p.1 = p.p = m c`` with
@@ -44,7 +45,7 @@ def rescale(decoding: Decoding, factor: float) -> Decoding:
         return decoding
     c = 1.0 - decoding.residual**2
     residual = max(factor * factor * c - 2.0 * factor * c + 1.0, 0.0) ** 0.5
-    return Decoding(decoding.weights * factor, residual, decoding.gain * factor)
+    return Selection(decoding.replies, [weight * factor for weight in decoding.weights], residual, decoding.gain * factor)
 
 
 class CodedRounds:
@@ -86,6 +87,7 @@ class CodedRounds:
         self.wait = rule if isinstance(rule, Decodable) else rule | Decodable()
         self.scaling = scaling
         self.cancel = cancel
+        self._messages = code.messages
         if scaling not in ("none", "marginal", "conditional"):
             raise BadInput(f"scaling must be none, marginal or conditional, got {scaling!r}")
         if cancel not in ("preempt", "discard"):
@@ -96,7 +98,9 @@ class CodedRounds:
             if len(counts) != 1:
                 raise BadInput(f"scaling=marginal needs one number of replies in wait, got wait={self._given}")
             self._marginal = 1.0 / code.expected_coefficients(counts[0])
-        self._count = rule.number if isinstance(rule, Count) else None  # the common rule, kept where it is fast
+        # the common rules, kept where they are fast: so many replies, or (more than there are) until decodable
+        common = {Count: getattr(rule, "number", 0), Decodable: code.replies + 1}
+        self._count: int | None = common.get(type(rule))
         # what changes:
         self.version = 0
         self._next = 0  # the next task's number
@@ -178,20 +182,22 @@ class CodedRounds:
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        self._now = event[0]
         if type(event) is Reply:
-            messages = self.code.messages
-            reply = event.worker * messages + event.chunk
-            if reply in self._task_of:  # asked again for a sister message; this one is in already
+            now, worker, task, chunk, _ = event
+            self._now = now
+            messages = self._messages
+            reply = worker if messages == 1 else worker * messages + chunk
+            task_of = self._task_of
+            if reply in task_of:  # asked again for a sister message; this one is in already
                 return ()
-            self._task_of[reply] = event.task
-            if event.chunk == messages - 1:
-                self._open.discard(event.worker)
-            decodable = self._decoder.add(reply)
+            task_of[reply] = task
+            if chunk == messages - 1:
+                self._open.discard(worker)
             count = self._count
-            if decodable or (len(self._task_of) >= count if count else self.wait.enough(self)):
+            if self._decoder.add(reply) or (len(task_of) >= count if count else self.wait.enough(self)):
                 return self._step()
             return () if self._open else self._stuck()
+        self._now = event[0]
         if isinstance(event, Failed):
             self._open.discard(event.worker)
             self._failures[event.worker] = self._failures.get(event.worker, 0) + 1
@@ -216,7 +222,7 @@ class CodedRounds:
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
         task, self._next = self._next, self._next + len(workers)
         self._open.update(workers)
-        chunks = self._tasks if len(workers) == self.workers else tuple(self._tasks[i] for i in workers)
+        chunks = self._tasks if len(workers) == len(self._tasks) else tuple(self._tasks[i] for i in workers)
         return [Dispatch(task, workers, chunks)]
 
     def _begin(self) -> list[Command]:
@@ -229,34 +235,36 @@ class CodedRounds:
         self._began = self._now
         if not self._present:
             return []
-        n = self.workers
+        n = self.code.workers
         commands = self._dispatch(range(n) if len(self._present) == n else tuple(sorted(self._present)))
+        if self._count is not None:
+            return commands
         for number, seconds in enumerate(self.wait.deadlines()):
             commands.append(SetAlarm(f"wait {number}", self._now + seconds))
         return commands
 
     def _step(self) -> list[Command]:
-        decoding = self._scaled(self._decoder.decode())
-        used = np.flatnonzero(decoding.weights).tolist()
-        task_of, messages = self._task_of, self.code.messages
-        combine = Combine(
-            "model",
-            [(task_of[reply], reply % messages) for reply in used],
-            decoding.weights[used].tolist(),
-            residual=decoding.residual,
-            gain=decoding.gain,
-        )
+        replies, weights, residual, gain = self._scaled(self._decoder.select())
+        task_of, messages = self._task_of, self._messages
+        if messages == 1:
+            used = [(task_of[reply], 0) for reply in replies]
+        else:
+            used = [(task_of[reply], reply % messages) for reply in replies]
+        combine = Combine("model", used, weights, "all", 1.0, residual, gain)
         self.version += 1
         return [combine, Cancel(range(self._first, self._next), self.cancel), *self._begin()]
 
-    def _scaled(self, decoding: Decoding) -> Decoding:
+    def _scaled(self, decoding: Selection) -> Selection:
         if self._marginal is not None:
-            first = self._marginal[0]
+            first = float(self._marginal[0])
             if (self._marginal == first).all():
-                return rescale(decoding, float(first))
-            own = np.array([self._marginal[partitions[0]] for partitions, _ in self.code.rows])
-            return self.code.judge(decoding.weights * own)
-        if self.scaling == "conditional" and not decoding.exact:
+                return rescale(decoding, first)
+            weights = np.zeros(self.code.replies)  # groups of different size: each reply by its own group's chance
+            for reply, weight in zip(decoding.replies, decoding.weights, strict=True):
+                weights[reply] = weight * self._marginal[self.code.rows[reply][0][0]]
+            judged = self.code.judge(weights)
+            return Selection(decoding.replies, weights[decoding.replies].tolist(), judged.residual, judged.gain)
+        if self.scaling == "conditional" and decoding.residual > EXACT:
             return rescale(decoding, 1.0 / (1.0 - decoding.residual**2))
         return decoding
 

@@ -25,6 +25,10 @@ class Books:
     lost: int = 0
     unusable: int = 0  # of the lost: messages that were not finite, too short, or errors
 
+    def end(self, ending: str) -> None:
+        """One chunk has ended in one of :data:`ENDINGS`."""
+        setattr(self, ending, getattr(self, ending) + 1)
+
     @property
     def ended(self) -> int:
         """How many have ended."""

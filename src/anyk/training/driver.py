@@ -36,21 +36,45 @@ from anyk.training.books import Books
 from anyk.training.runlog import RunLog
 
 _OPEN, _ARRIVED, _ENDED = 0, 1, 2
+_UNTIMED: tuple[Timing | None, float | None] = (None, None)
+_NO_TIMES = (None, None, None, None, None)
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is written down as never begun
 
 
-class _Given:
-    """A task the driver has dispatched and not closed."""
+class _Batch:
+    """Tasks dispatched together: one record for all, so that a round of many workers costs little more than of few.
 
-    __slots__ = ("at", "cancelled", "chunks", "left", "status", "timing", "versions", "worker")
+    ``status`` has ``width`` places for each task's chunks; places without a chunk count as ended.
+    """
 
-    def __init__(self, worker: int, chunks: Task, versions: tuple[int, ...], at: float) -> None:
-        self.worker, self.chunks, self.versions, self.at = worker, chunks, versions, at
-        self.left = len(chunks)
-        self.status = [_OPEN] * self.left
-        self.timing: list[tuple[Timing | None, float]] | None = None
+    __slots__ = ("at", "cancelled", "chunks", "closed", "first", "left", "status", "timing", "versions", "width", "workers")
+
+    def __init__(
+        self, first: int, workers: Sequence[int], chunks: Sequence[Task], versions: dict[str, int], at: float
+    ) -> None:
+        self.first, self.workers, self.chunks, self.versions, self.at = first, workers, chunks, versions, at
+        count = len(workers)
+        self.width = width = len(chunks[0]) if count == 1 else max(map(len, chunks), default=1)
+        self.status = bytearray(count * width)
+        self.left = count * width
+        if width > 1:
+            self.left = sum(map(len, chunks))
+            for i, task in enumerate(chunks):
+                self.status[i * width + len(task) : (i + 1) * width] = bytes([_ENDED]) * (width - len(task))
+        self.closed = False
         self.cancelled: float | None = None
+        self.timing: dict[int, tuple[Timing | None, float]] = {}
+
+    def chunk(self, place: int) -> Chunk:
+        """The chunk of a place."""
+        return self.chunks[place // self.width][place % self.width]
+
+    def slots(self) -> set[str]:
+        """The slots that the chunks work on."""
+        if self.width == 1 and self.chunks[0][0].slot == self.chunks[-1][0].slot and len(self.versions) == 1:
+            return {self.chunks[0][0].slot}
+        return {chunk.slot for task in self.chunks for chunk in task}
 
 
 class Driver:
@@ -88,17 +112,16 @@ class Driver:
         self.reached = False
         self.last_update: Combine | None = None
         self.on_time = 0  # messages used in the last step
-        self._given: dict[int, _Given] = {}
-        self._cut: dict[int, _Given] = {}  # cancelled tasks whose end is not known yet
+        self._given: dict[int, _Batch] = {}  # by task
+        self._cut: dict[int, _Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
         self._scratch: NDArray[np.float64] | None = None
         self._finite: deque[bool] = deque(maxlen=strategy.workers)
         self._now = 0.0
-        # a cancelled chunk's fate matters to the log, and where a real worker may answer all the same
-        self._follow = log is not None or not cluster.virtual
-        cluster.report_cuts = self._follow
+        self._sees_ahead = cluster.virtual
+        cluster.report_cuts = log is not None
 
     # ------------------------------------------------------------------------------------------- run
 
@@ -131,7 +154,7 @@ class Driver:
         if self.finished:
             return
         strategy, log, given, on = self.strategy, self.log, self._given, self.strategy.on
-        limit = self.seconds
+        limit, finite = self.seconds, self._finite
         for event in self.cluster.events():
             if event is None:
                 if log is not None:
@@ -144,14 +167,16 @@ class Driver:
             self._now = event[0]
             kind = type(event)
             if kind is Reply:
-                entry = given.get(event[2])
-                if entry is None:
+                task = event[2]  # type: ignore[misc]
+                batch = given.get(task)
+                if batch is None:
                     self._late(event)  # type: ignore[arg-type]
                     continue
-                entry.status[event[3]] = _ARRIVED  # type: ignore[misc]
+                place = (task - batch.first) * batch.width + event[3]  # type: ignore[misc,operator]
+                batch.status[place] = _ARRIVED
                 if log is not None:
-                    self._stamp(entry, event)  # type: ignore[arg-type]
-                self._finite.append(True)
+                    batch.timing[place] = (event[4], event[0])  # type: ignore[misc]
+                finite.append(True)
             elif kind is Cut:
                 self._close_cut(event)  # type: ignore[arg-type]
                 continue
@@ -164,10 +189,13 @@ class Driver:
                 self.present.add(event.worker)  # type: ignore[union-attr]
             if log is not None:
                 log.event(event)  # type: ignore[arg-type]
-            self._obey(on(event))  # type: ignore[arg-type]
-            if log is not None:
                 log.tidy()
-            if self.finished:
+            commands = on(event)  # type: ignore[arg-type]
+            if commands:
+                self._obey(commands)
+                if self.finished:
+                    break
+            if self.interrupted:
                 break
             if self.save is not None and clock.monotonic() >= self.save_at:
                 self.save()
@@ -199,15 +227,14 @@ class Driver:
         now = self._now
         if self.log is not None:
             self.log.seq += 1  # what is written from here on is forgotten when the run is resumed
-        for task, entry in list(self._given.items()):
-            for chunk, status in enumerate(entry.status):
-                if status == _ARRIVED:
-                    self._end(task, entry, chunk, "discarded")
-                elif status == _OPEN:
-                    entry.cancelled = now
-                    self._end(task, entry, chunk, "cancelled")
-        for task, entry in list(self._cut.items()):
-            self._forget(task, entry)
+        for batch in dict.fromkeys(self._given.values()):
+            batch.cancelled = now
+            for place, status in enumerate(batch.status):
+                if status != _ENDED:
+                    self._end(batch, place, "discarded" if status == _ARRIVED else "cancelled")
+            self._close(batch)
+        for task in list(self._cut):
+            self._forget(task)
         if self.log is not None:
             self.log.flush()
 
@@ -221,8 +248,12 @@ class Driver:
                 self._dispatch(command)  # type: ignore[arg-type]
                 orders.append(command)  # type: ignore[arg-type]
             elif kind is Cancel:
-                self._cancel(command)  # type: ignore[arg-type]
                 orders.append(command)  # type: ignore[arg-type]
+                if self._sees_ahead:  # and then it is told at once, to hear what becomes of what is cut off
+                    self._cancel(command, self.cluster.execute(orders))  # type: ignore[arg-type]
+                    orders = []
+                else:
+                    self._cancel(command, ())  # type: ignore[arg-type]
             elif kind is Combine:
                 if orders:
                     self.cluster.execute(orders)
@@ -237,51 +268,81 @@ class Driver:
             self.cluster.execute(orders)
 
     def _dispatch(self, command: Dispatch) -> None:
-        now, versions, given = self._now, self.versions, self._given
-        computing = self.problem is not None
-        total = 0
-        for task, (worker, chunks) in enumerate(zip(command.workers, command.chunks, strict=True), command.task):
-            if len(chunks) == 1:
-                on = (versions[chunks[0].slot],)
-                total += 1
-            else:
-                on = tuple(versions[chunk.slot] for chunk in chunks)
-                total += len(chunks)
-            given[task] = _Given(worker, chunks, on, now)
-            if computing:
-                for chunk, version in zip(chunks, on, strict=True):
-                    self.pin(chunk.slot, version)
-        self.books.dispatched += total
+        first, workers, chunks = command
+        batch = _Batch(first, workers, chunks, self.versions.copy(), self._now)
+        if len(workers) == 1:
+            self._given[first] = batch
+        else:
+            self._given.update(dict.fromkeys(range(first, first + len(workers)), batch))
+        self.books.dispatched += batch.left
+        if self.problem is not None:
+            for slot in batch.slots():
+                self.pin(slot, batch.versions[slot])
 
-    def _cancel(self, command: Cancel) -> None:
-        given, now, books = self._given, self._now, self.books
-        follow = self._follow or command.mode == "discard"
-        quick = not follow and self.problem is None
-        for task in command.tasks:
-            entry = given.get(task)
-            if entry is None:
+    def _cancel(self, command: Cancel, cuts: Sequence[Cut]) -> None:
+        """Book what a cancel ends; ``cuts`` tell what a cluster that sees ahead knows of it."""
+        given, books = self._given, self.books
+        tasks = command.tasks
+        # a real worker may answer all the same, and one that is left to finish will
+        later = not self._sees_ahead or command.mode == "discard"
+        for cut in cuts:
+            batch = given[cut.task]
+            batch.cancelled = self._now
+            place = (cut.task - batch.first) * batch.width + cut.chunk
+            if batch.status[place] == _OPEN:
+                self._end(batch, place, "cancelled", done=cut.done, due=cut.due)
+        while tasks:
+            batch_or_none = given.get(tasks[0])
+            if batch_or_none is None:
+                tasks = tasks[1:]
                 continue
-            if quick and entry.left == 1 and len(entry.status) == 1:
-                if entry.status[0] == _ARRIVED:
-                    books.discarded += 1
+            batch = batch_or_none
+            first = batch.first
+            whole = isinstance(tasks, range) and tasks[0] == first and len(tasks) >= len(batch.workers)
+            mine = range(first, first + len(batch.workers)) if whole else tasks[:1]
+            tasks = tasks[len(mine) :]
+            batch.cancelled = self._now
+            if whole and self.log is None and self.problem is None and not later:
+                books.discarded += batch.status.count(_ARRIVED)
+                books.cancelled += batch.status.count(_OPEN)
+                batch.left = 0
+            else:
+                for task in mine:
+                    self._cancel_task(task, batch, later)
+            if whole:
+                self._close(batch)
+
+    def _cancel_task(self, task: int, batch: _Batch, later: bool) -> None:
+        start = (task - batch.first) * batch.width
+        cut = False
+        for place in range(start, start + batch.width):
+            status = batch.status[place]
+            if status == _ARRIVED:
+                self._end(batch, place, "discarded")
+            elif status == _OPEN:
+                if later:
+                    cut = True
                 else:
-                    books.cancelled += 1
-                del given[task]
-                continue
-            entry.cancelled = now
-            for chunk, status in enumerate(entry.status):
-                if status == _ARRIVED:
-                    self._end(task, entry, chunk, "discarded")
-                elif status == _OPEN and not follow:
-                    self._end(task, entry, chunk, "cancelled")
-            if given.pop(task, None) is not None:  # some chunks are open, and what becomes of them is yet to be heard
-                self._cut[task] = entry
-                queue = self._cut_of[entry.worker]
-                queue.append(task)
-                if len(queue) > _CUTS_KEPT:
-                    oldest = queue.popleft()
-                    if oldest in self._cut:
-                        self._forget(oldest, self._cut[oldest])
+                    self._end(batch, place, "cancelled")
+        self._given.pop(task, None)
+        if cut:  # what becomes of it is yet to be heard
+            self._cut[task] = batch
+            queue = self._cut_of[batch.workers[task - batch.first]]
+            queue.append(task)
+            if len(queue) > _CUTS_KEPT:
+                self._forget(queue.popleft())
+
+    def _close(self, batch: _Batch) -> None:
+        """Nobody is on the batch any more (or nobody whose work will be used): forget it."""
+        if batch.closed:
+            return
+        batch.closed = True
+        pop = self._given.pop
+        for task in range(batch.first, batch.first + len(batch.workers)):
+            pop(task, None)
+        if self.problem is not None:
+            for slot in batch.slots():
+                self.unpin(slot, batch.versions[slot])
 
     def _combine(self, command: Combine) -> None:
         slot = command.slot
@@ -296,14 +357,27 @@ class Driver:
             bits = 0 if self.log is None else _bits(w)
         self.versions[slot] = version + 1
         oldest = total = 0
-        given = self._given
+        given, books, log = self._given, self.books, self.log
+        quick = log is None and self.problem is None
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
-            entry = given[task]
-            staleness = version - entry.versions[chunk]
-            total += staleness
-            if staleness > oldest:
-                oldest = staleness
-            self._end(task, entry, chunk, "late_counted" if staleness else "counted", version + 1, weight, slot)
+            batch = given[task]
+            place = (task - batch.first) * batch.width + chunk
+            staleness = version - batch.versions[slot]
+            if staleness:
+                total += staleness
+                if staleness > oldest:
+                    oldest = staleness
+            if quick:
+                batch.status[place] = _ENDED
+                batch.left -= 1
+                if staleness:
+                    books.late_counted += 1
+                else:
+                    books.counted += 1
+                if not batch.left:
+                    self._close(batch)
+            else:
+                self._end(batch, place, "late_counted" if staleness else "counted", version + 1, weight, slot)
         if self.problem is not None and not self._pins.get((slot, version)):
             self.cluster.release(slot, version)
         if hasattr(self.cluster, "step_done"):
@@ -342,15 +416,18 @@ class Driver:
         return stepped
 
     def _covered(self, messages: Sequence[tuple[int, int]]) -> int:
-        return sum(self._sizes[j] for task, chunk in messages for j in self._given[task].chunks[chunk].partitions)
+        total = 0
+        for task, chunk in messages:
+            batch = self._given[task]
+            total += sum(self._sizes[j] for j in batch.chunks[task - batch.first][chunk].partitions)
+        return total
 
     # ------------------------------------------------------------------------------------------- how chunks end
 
     def _end(
         self,
-        task: int,
-        entry: _Given,
-        chunk: int,
+        batch: _Batch,
+        place: int,
         ending: str,
         step: int | None = None,
         weight: float | None = None,
@@ -359,26 +436,28 @@ class Driver:
         due: float | None = None,
     ) -> None:
         """Close a chunk in the books and the log, and give back what it held."""
-        books = self.books
-        setattr(books, ending, getattr(books, ending) + 1)
-        arrived = entry.status[chunk] == _ARRIVED
-        entry.status[chunk] = _ENDED
-        entry.left -= 1
-        if self.log is not None:
-            work: Chunk = entry.chunks[chunk]
-            timing, received = entry.timing[chunk] if entry.timing is not None else (None, None)
-            times: tuple[Any, ...] = timing[:4] if timing is not None else (None, None, None, None)
-            row = (task, chunk, entry.worker, entry.versions[chunk], self.log.work(work), entry.at, *times, received,
-                   entry.cancelled, len(work.partitions) if arrived else done, due, ending, slot or work.slot, step,
-                   weight, timing.digest if timing is not None else None)  # fmt: skip
-            self.log.chunk(row)
-        if self.problem is not None:
+        width = batch.width
+        self.books.end(ending)
+        arrived = batch.status[place] == _ARRIVED
+        batch.status[place] = _ENDED
+        batch.left -= 1
+        item, index = divmod(place, width) if width > 1 else (place, 0)
+        log = self.log
+        if log is not None:
+            chunk = batch.chunks[item][index]
+            timing, received = batch.timing.pop(place, _UNTIMED)
+            started, computing, computed, sent, digest = timing or _NO_TIMES
             if arrived:
-                self.cluster.free(task, chunk)
-            self.unpin(entry.chunks[chunk].slot, entry.versions[chunk])
-        if not entry.left:
-            self._given.pop(task, None)
-            self._cut.pop(task, None)
+                done = len(chunk.partitions)
+            log.chunk(
+                (batch.first + item, index, batch.workers[item], batch.versions[chunk.slot], log.work(chunk), batch.at,
+                 started, computing, computed, sent, received, batch.cancelled, done, due, ending, slot or chunk.slot,
+                 step, weight, digest)
+            )  # fmt: skip
+        if arrived and self.problem is not None:
+            self.cluster.free(batch.first + item, index)
+        if not batch.left:
+            self._close(batch)
 
     def pin(self, slot: str, version: int) -> None:
         """Keep a version until it is unpinned as often."""
@@ -394,58 +473,66 @@ class Driver:
             if version < self.versions[slot]:
                 self.cluster.release(slot, version)
 
-    def _stamp(self, entry: _Given, event: Reply) -> None:
-        if entry.timing is None:
-            entry.timing = [(None, 0.0)] * len(entry.chunks)
-        entry.timing[event.chunk] = (event.timing, event.time)
-
     def _late(self, event: Reply) -> None:
         """A message of a cancelled task came all the same."""
-        entry = self._cut.get(event.task)
-        if entry is None or entry.status[event.chunk] != _OPEN:
+        batch = self._cut.get(event.task)
+        place = (event.task - batch.first) * batch.width + event.chunk if batch is not None else 0
+        if batch is None or batch.status[place] != _OPEN:
             self.cluster.free(event.task, event.chunk)
             return
-        self._stamp(entry, event)
-        entry.status[event.chunk] = _ARRIVED
-        self._end(event.task, entry, event.chunk, "discarded", due=event.time)
+        batch.timing[place] = (event.timing, event.time)
+        batch.status[place] = _ARRIVED
+        self._end(batch, place, "discarded", due=event.time)
         self._overtake(event.worker, event.task)
 
     def _close_cut(self, event: Cut) -> None:
         """A worker says how far a cancelled chunk had come."""
-        entry = self._cut.get(event.task)
-        if entry is not None and entry.status[event.chunk] == _OPEN:
-            self._end(event.task, entry, event.chunk, "cancelled", done=event.done, due=event.due)
+        batch = self._cut.get(event.task)
+        if batch is not None:
+            place = (event.task - batch.first) * batch.width + event.chunk
+            if batch.status[place] == _OPEN:
+                self._end(batch, place, "cancelled", done=event.done, due=event.due)
         self._overtake(event.worker, event.task)
 
     def _overtake(self, worker: int, task: int) -> None:
         """A worker speaks of ``task``: what it was given before and never spoke of, it never began."""
         queue = self._cut_of[worker]
-        while queue and queue[0] <= task:
-            older = queue.popleft()
-            if older != task and older in self._cut:
-                self._forget(older, self._cut[older])
-            elif older == task and older in self._cut:
-                queue.appendleft(older)
-                return
+        while queue and queue[0] < task:
+            self._forget(queue.popleft())
+        if queue and queue[0] == task and not self._open_places(task):
+            del self._cut[queue.popleft()]
 
-    def _forget(self, task: int, entry: _Given) -> None:
-        for chunk, status in enumerate(entry.status):
-            if status == _OPEN:
-                self._end(task, entry, chunk, "cancelled")
+    def _open_places(self, task: int) -> list[int]:
+        """The places of a cut task's chunks whose end is not known."""
+        batch = self._cut[task]
+        start = (task - batch.first) * batch.width
+        return [place for place in range(start, start + batch.width) if batch.status[place] == _OPEN]
+
+    def _forget(self, task: int) -> None:
+        """Nothing more will be heard of a cut task."""
+        if task in self._cut:
+            for place in self._open_places(task):
+                self._end(self._cut[task], place, "cancelled")
+            del self._cut[task]
 
     def _unusable(self, event: Failed) -> bool:
         """Book a message that must not be used; whether the strategy is to hear of it."""
-        entry = self._given.get(event.task)
-        if entry is None:  # it had been cancelled, and its model version may have been overwritten under it
-            entry = self._cut.get(event.task)
-            if entry is not None and entry.status[event.chunk] == _OPEN:
-                self._end(event.task, entry, event.chunk, "discarded", due=event.time)
+        batch = self._given.get(event.task)
+        known = batch is not None
+        if batch is None:  # it had been cancelled, and its model version may have been overwritten under it
+            batch = self._cut.get(event.task)
+        if batch is None:
+            return False
+        place = (event.task - batch.first) * batch.width + event.chunk
+        if not known:
+            if batch.status[place] == _OPEN:
+                self._end(batch, place, "discarded", due=event.time)
             return False
         self.books.unusable += 1
         if self.log is not None:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
-        if entry.status[event.chunk] == _OPEN:
-            self._end(event.task, entry, event.chunk, "lost")
+        if batch.status[place] == _OPEN:
+            self._end(batch, place, "lost")
         if event.reason.startswith("not finite"):
             self._finite.append(False)
             bad = len(self._finite) - sum(self._finite)
@@ -462,10 +549,16 @@ class Driver:
         if self.log is not None:
             self.log.note(event.time, "given up" if event.gone else "lost", f"worker {event.worker}: {event.reason}")
         for tasks in (self._given, self._cut):
-            for task, entry in [(t, e) for t, e in tasks.items() if e.worker == event.worker]:
-                for chunk, status in enumerate(entry.status):
-                    if status == _OPEN:
-                        self._end(task, entry, chunk, "lost")
+            for task, batch in list(tasks.items()):
+                if batch.workers[task - batch.first] != event.worker:
+                    continue
+                start = (task - batch.first) * batch.width
+                for place in range(start, start + batch.width):
+                    if batch.status[place] == _OPEN:
+                        self._end(batch, place, "lost")
+                if tasks is self._cut:
+                    del self._cut[task]
+        self._cut_of[event.worker].clear()
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
@@ -479,13 +572,20 @@ class Driver:
             "versions": dict(self.versions),
             "present": sorted(self.present),
             "books": self.books.plain(),
-            "cut": sum(status == _OPEN for entry in self._cut.values() for status in entry.status),
-            "given": [
-                [task, e.worker, e.chunks, e.versions, e.at, e.status, e.timing] for task, e in self._given.items()
-            ],
+            "cut": sum(len(self._open_places(task)) for task in self._cut),
+            "given": [self._plain(batch) for batch in dict.fromkeys(self._given.values())],
             "finite": list(self._finite),
             "seq": self.log.seq if self.log is not None else 0,
         }
+
+    def _plain(self, batch: _Batch) -> list[Any]:
+        status = list(batch.status)
+        for task in range(batch.first, batch.first + len(batch.workers)):
+            if task not in self._given:  # cut off, or ended
+                start = (task - batch.first) * batch.width
+                status[start : start + batch.width] = [_ENDED] * batch.width
+        timing = list(batch.timing.items())
+        return [batch.first, list(batch.workers), batch.chunks, batch.versions, batch.at, status, timing]
 
     def vectors(self) -> dict[str, Vector]:
         """The vectors a resumed run needs: models in use, optimiser states, messages that wait to be used."""
@@ -496,9 +596,10 @@ class Driver:
                 vectors[f"optimizer/{slot}/{name}"] = value
         for slot, version in self._pins:
             vectors[f"model/{slot}/{version}"] = self.cluster.model(slot, version)
-        for task, entry in self._given.items():
-            for chunk, status in enumerate(entry.status):
+        for batch in dict.fromkeys(self._given.values()):
+            for place, status in enumerate(batch.status):
                 if status == _ARRIVED:
+                    task, chunk = batch.first + place // batch.width, place % batch.width
                     vectors[f"message/{task}/{chunk}"] = self.cluster.message(task, chunk)
         return vectors
 
@@ -510,15 +611,14 @@ class Driver:
         self.versions = dict(state["versions"])
         here, self.present = self.present, set(state["present"])
         self._finite.extend(state["finite"])
-        for task, worker, chunks, versions, at, status, timing in state["given"]:
-            work = tuple(Chunk(tuple(c[0]), tuple(c[1]), c[2], c[3]) for c in chunks)
-            entry = self._given[task] = _Given(worker, work, tuple(versions), at)
-            entry.status, entry.left = list(status), sum(s != _ENDED for s in status)
-            if timing is not None:
-                entry.timing = [(None if t is None else Timing(*t), received) for t, received in timing]
-            for chunk, version, s in zip(work, versions, status, strict=True):
-                if s != _ENDED:
-                    self.pin(chunk.slot, version)
+        for first, workers, chunks, versions, at, status, timing in state["given"]:
+            tasks = [tuple(Chunk(tuple(c[0]), tuple(c[1]), c[2], c[3]) for c in task) for task in chunks]
+            batch = _Batch(first, workers, tasks, versions, at)
+            batch.status, batch.left = bytearray(status), sum(s != _ENDED for s in status)
+            batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
+            self._given.update(dict.fromkeys(range(first, first + len(workers)), batch))
+            for slot in batch.slots():
+                self.pin(slot, versions[slot])
         models = sorted((int(k.split("/")[2]), k.split("/")[1], v) for k, v in vectors.items() if k.startswith("model/"))
         for version, slot, saved in models:
             w = self.models[slot] = self.cluster.blank(slot)
@@ -529,8 +629,9 @@ class Driver:
             if kind == "optimizer":
                 self.optimizer_states.setdefault(rest[0], {})[rest[1]] = value
             elif kind == "message":
-                entry = self._given[int(rest[0])]
-                self.cluster.hold(int(rest[0]), int(rest[1]), entry.chunks[int(rest[1])].partitions, value)
+                task, chunk = int(rest[0]), int(rest[1])
+                batch = self._given[task]
+                self.cluster.hold(task, chunk, batch.chunks[task - batch.first][chunk].partitions, value)
         for slot in self.versions:
             self.optimizer_states.setdefault(slot, {})
         self.strategy.restore(state["strategy"])

@@ -53,11 +53,12 @@ class _Recorded(Simulated):
         super().__init__(workers)
         self._log = log
 
-    def execute(self, orders: Sequence[Order]) -> None:
+    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
         for order in orders:
             if isinstance(order, Dispatch):
                 self._dispatch(order)
                 self._heap.clear()
+        return ()
 
     def events(self) -> Iterator[Event | Cut | None]:
         for event in self._log.events():
@@ -66,7 +67,8 @@ class _Recorded(Simulated):
                 entry = self._live.get(event.task)
                 if entry is None:
                     raise BadInput(f"task {event.task} answered in the log, but was not dispatched in the replay")
-                self._encode(event.task, event.chunk, entry.chunks[event.chunk], entry.versions[event.chunk])
+                _, chunks, versions, *_ = entry
+                self._encode(event.task, event.chunk, chunks[event.chunk], versions[event.chunk])
             if not isinstance(event, Progress):
                 yield event
 

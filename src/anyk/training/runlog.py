@@ -17,6 +17,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.protocol import Alarm, Chunk, Event, Failed, Joined, Lost, Progress, Reply
 
 _EVERY = 0.15  # seconds between commits
+_CHUNKS_KNOWN = 20_000
 _MOST = 5000  # rows gathered before they are written even earlier
 
 _TABLES = {
@@ -41,6 +42,7 @@ class RunLog:
         self.path = path
         self.seq = 0  # events so far
         self._works: dict[Chunk, int] = {}
+        self._by_identity: dict[int, tuple[int, Chunk]] = {}
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _TABLES}
         self._waiting = 0
         self._last = clock.monotonic()
@@ -77,11 +79,16 @@ class RunLog:
 
     def work(self, chunk: Chunk) -> int:
         """The number under which a chunk's partitions and coefficients are known."""
+        known = self._by_identity.get(id(chunk))  # hashing a chunk costs more than writing its row
+        if known is not None:
+            return known[0]
         number = self._works.get(chunk)
         if number is None:
             number = self._works[chunk] = len(self._works)
             row = (number, json.dumps(chunk.partitions), json.dumps(chunk.coefficients), chunk.slot, chunk.send)
             self._rows["works"].append(row)
+        if len(self._by_identity) < _CHUNKS_KNOWN:
+            self._by_identity[id(chunk)] = number, chunk  # kept alive, so that its identity stays its own
         return number
 
     def chunk(self, row: tuple[Any, ...]) -> None:

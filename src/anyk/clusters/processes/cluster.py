@@ -380,7 +380,7 @@ class Processes(Cluster):
 
     # ------------------------------------------------------------------------------------------- commands
 
-    def execute(self, orders: Sequence[Order]) -> None:
+    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
         """See :meth:`Cluster.execute`; a worker is told once, of the last of what concerns it."""
         touched: dict[int, None] = {}
         for order in orders:
@@ -417,6 +417,7 @@ class Processes(Cluster):
                 self._alarms[order.name] = order.time
         for worker in touched:
             self._mail_to(worker)
+        return ()
 
     def _give(self, task: int, entry: InFlight) -> None:
         """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
