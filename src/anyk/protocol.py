@@ -196,21 +196,33 @@ class Fleet(NamedTuple):
 class Strategy(Protocol):
     """When is there enough, what is combined, what happens to the rest, who gets what next.
 
-    ``workers``: n; ``partitions``: m, the pieces the data is cut into; ``slots``: names of the models it trains;
-    ``holdings[i]``: the partitions worker ``i`` may be asked for; ``spec``: the short form it can be built from.
     ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly.
     """
 
     @property
-    def spec(self) -> str: ...
+    def spec(self) -> str:
+        """The short form from which it can be built again."""
+        ...
+
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> int:
+        """n."""
+        ...
+
     @property
-    def partitions(self) -> int: ...
+    def partitions(self) -> int:
+        """m."""
+        ...
+
     @property
-    def slots(self) -> tuple[str, ...]: ...
+    def slots(self) -> tuple[str, ...]:
+        """Names of the models it trains."""
+        ...
+
     @property
-    def holdings(self) -> Sequence[tuple[int, ...]]: ...
+    def holdings(self) -> Sequence[tuple[int, ...]]:
+        """The partitions each worker may be asked for."""
+        ...
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """Begin; the first commands."""

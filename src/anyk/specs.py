@@ -111,7 +111,7 @@ class Entry(Generic[T]):
         """The keys a spec may give, in order, with annotations resolved."""
         source: Any = self.build
         if isinstance(source, type) and not is_dataclass(source):
-            source = source.__init__
+            source = vars(source).get("__init__", source)
         hints = typing.get_type_hints(source)
         return {
             key: parameter.replace(annotation=hints.get(key, str))

@@ -82,7 +82,9 @@ plugin_option = click.option(
     "--plugin", metavar="FILE.py", multiple=True, callback=_load_plugins, is_eager=True, expose_value=False,
     help="Python file that registers codes or strategies of its own; may be repeated.",
 )  # fmt: skip
-json_option = click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON ('-': to standard output).")
+json_option = click.option(
+    "--json", "json_file", metavar="FILE", help="Write the result as JSON ('-': to standard output)."
+)
 
 
 def common(command: Command) -> Command:
@@ -94,10 +96,13 @@ def common(command: Command) -> Command:
         click.option("--data-file", metavar="PATH", help="Local file for the data set."),
         click.option("--l2", type=float, help="Regulariser; 1 / training rows if left out."),
         click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
-        click.option("--delays", metavar="SPEC", default="none", show_default=True, help="Injected delays; see 'anyk delays'."),
-        click.option("--cluster", metavar="SPEC", default="processes", show_default=True, help="processes or simulated."),
-        click.option("--optimizer", metavar="SPEC", help="gd, momentum, nesterov, accelerated or adam; nesterov if left out "
-                     "(accelerated on the papers' data)."),
+        click.option("--delays", metavar="SPEC", default="none", show_default=True,
+                     help="Injected delays; see 'anyk delays'."),
+        click.option("--cluster", metavar="SPEC", default="processes", show_default=True,
+                     help="processes or simulated."),
+        click.option("--optimizer", metavar="SPEC",
+                     help="gd, momentum, nesterov, accelerated or adam; nesterov if left out (accelerated on the "
+                     "papers' data)."),
         click.option("--lr", metavar="NUMBER|SPEC", help="Learning rate, or exponential:start=…,decay=… or inverse:…; "
                      "1 / smoothness if left out (the papers' on their data)."),
         click.option("--steps", type=int, help="Stop after this many steps."),
@@ -141,12 +146,19 @@ def new_folder(kind: str) -> Path:
 
 def show_settings(ctx: click.Context) -> None:
     """Every setting and where it comes from."""
-    sources = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "config file", "DEFAULT": "default"}
+    sources = {
+        "COMMANDLINE": "command line",
+        "ENVIRONMENT": "environment",
+        "DEFAULT_MAP": "config file",
+        "DEFAULT": "default",
+    }
     for parameter in ctx.command.params:
         if parameter.name in ctx.params and parameter.name != "settings":
             source = ctx.get_parameter_source(parameter.name)
             text = str(ctx.params[parameter.name])
-            click.echo(f"{parameter.name.replace('_', '-'):<12} {text:<44} {sources.get(source.name if source else '', '')}")
+            click.echo(
+                f"{parameter.name.replace('_', '-'):<12} {text:<44} {sources.get(source.name if source else '', '')}"
+            )
 
 
 def write_json(value: Any, file: str | None) -> None:

@@ -45,10 +45,12 @@ def _interrupted(folder: str | Path | None) -> None:
 
 
 @main.command()
-@click.option("--strategy", default="uncoded", show_default=True, metavar="SPEC", help="Strategy; see 'anyk strategies'.")
+@click.option(
+    "--strategy", default="uncoded", show_default=True, metavar="SPEC", help="Strategy; see 'anyk strategies'."
+)
 @common
 @click.pass_context
-def train(ctx: click.Context, strategy: str, **given: Any) -> None:
+def train(ctx: click.Context, /, strategy: str, **given: Any) -> None:
     """Train one model with one strategy."""
     if given["settings"]:
         show_settings(ctx)
@@ -92,7 +94,7 @@ def train(ctx: click.Context, strategy: str, **given: Any) -> None:
 @click.option("--picture", metavar="FILE", help="Picture of the race; race.png in the run's folder if left out.")
 @common
 @click.pass_context
-def race(ctx: click.Context, strategies: tuple[str, ...], picture: str | None, **given: Any) -> None:
+def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None, **given: Any) -> None:
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
@@ -235,7 +237,8 @@ def _expanded(run: Run) -> str:
 def _show_receipt(console: Console, run: Run, step: int) -> None:
     receipt = run.receipt(step)
     console.print(
-        f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}", highlight=False
+        f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}",
+        highlight=False,
     )
     console.print("partitions counted with weight:", highlight=False)
     console.print("  " + " ".join(f"{weight:.3g}" for weight in receipt.weights), highlight=False)

@@ -69,7 +69,7 @@ class Cluster(ABC):
 
     # ------------------------------------------------------------------------------------------- life
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027  # most clusters have nothing to do here
         """Begin what can begin before the data is ready; optional."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Cluster(ABC):
         """Seconds on the run's clock."""
 
     def restore(self, time: float, state: dict[str, Any]) -> None:
-        """Go on at ``time`` from what :meth:`state` returned; called after :meth:`open` and the saved :meth:`publish`es.
+        """Go on at ``time`` from what :meth:`state` returned; called after :meth:`open` and the :meth:`publish`es.
 
         Tasks that were in flight are taken up again with the delays they had.
         """

@@ -55,7 +55,7 @@ class Messages:
         return self._supports[ids]
 
     def _marks(self, size: int) -> bool:
-        """Whether marking coordinates in an array of length d is cheaper than sorting and searching ``size`` of them."""
+        """Whether marking coordinates in an array of length d is cheaper than sorting ``size`` of them."""
         return self.partitions.dimension < 32 * size
 
     def _union(self, parts: list[Index]) -> Index:
@@ -92,7 +92,7 @@ class Messages:
         return self._places[ids]
 
     def encode(self, chunk: Chunk, w: Vector, out: Vector, between: Callable[[int], bool] | None = None) -> bool:
-        """Write a chunk's message to ``out``; False when ``between(partitions done)``, asked before each, said to stop."""
+        """Write a chunk's message to ``out``; False when ``between(done)``, asked before each partition, stops it."""
         ids = chunk.partitions
         if not ids:
             out[:] = 0.0
@@ -104,7 +104,8 @@ class Messages:
 
     def partial_gradient(self, partition: int, w: Vector) -> Vector:
         """One partition's gradient, its length checked."""
-        gradient = self.partitions.partial_gradient(partition, w)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
+            gradient = self.partitions.partial_gradient(partition, w)
         expected = self.length((partition,))
         if np.shape(gradient) != (expected,):
             raise BadInput(

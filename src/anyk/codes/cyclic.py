@@ -118,22 +118,24 @@ class CyclicRepetition(Code):
         left, singular, right = np.linalg.svd(dense)
         rank = n - s
         inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T
-        return values, inverse, left[:, rank:]
+        return values.astype(np.float64), inverse.astype(np.float64), left[:, rank:].astype(np.float64)
 
-    def _judge_draw(self, drawn: tuple[Floats, Floats, Floats], lost: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Decoding:
+    def _judge_draw(
+        self, drawn: tuple[Floats, Floats, Floats], lost: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> Decoding:
         """Weights for the stragglers ``lost`` (at most s), their residual and gain."""
         values, inverse, null = drawn
 
         def solve(target: Floats) -> Floats:
-            weights = target @ inverse
+            weights: Floats = target @ inverse
             if len(lost):
-                weights = weights + null @ np.linalg.lstsq(null[lost], -weights[lost], rcond=None)[0]
+                weights += null @ np.linalg.lstsq(null[lost], -weights[lost], rcond=None)[0]
                 weights[lost] = 0.0
             return weights
 
         def error(weights: Floats) -> Floats:
             reached = np.bincount(self._supports.ravel(), (weights[:, None] * values).ravel(), minlength=self.workers)
-            return 1.0 - reached
+            return np.asarray(1.0 - reached)
 
         weights = solve(np.ones(self.workers))
         weights = weights + solve(error(weights))  # one step of refinement wins back what the solve rounded away

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +18,7 @@ def _cut(items: int, pieces: int) -> list[range]:
     """``items`` numbers in ``pieces`` runs whose lengths differ by at most one, the longer ones first."""
     size, longer = divmod(items, pieces)
     ends = np.cumsum([0] + [size + (piece < longer) for piece in range(pieces)]).tolist()
-    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(ends)]
 
 
 class RepetitionCode(Code):

@@ -91,13 +91,13 @@ class Trace(DelayModel):
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
         column = np.sort(self._loaded[0][:, worker])
-        return column[(uniforms * len(column)).astype(np.int64)]
+        return np.asarray(column[(uniforms * len(column)).astype(np.int64)])
 
     def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
         """See :meth:`DelayModel.draws`."""
         del seed
         table = self._loaded[0]
-        return table[(start + np.arange(count)) % len(table), worker]
+        return np.asarray(table[(start + np.arange(count)) % len(table), worker])
 
     def at_load(self, seconds: float, relative_load: float) -> float:
         """See :meth:`DelayModel.at_load`."""

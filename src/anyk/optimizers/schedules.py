@@ -13,7 +13,9 @@ class Schedule(Protocol):
     """The learning rate at step t = 0, 1, 2, …"""
 
     @property
-    def spec(self) -> str: ...
+    def spec(self) -> str:
+        """The short form."""
+        ...
 
     def at(self, step: int) -> float:
         """The learning rate of step ``step``."""
@@ -61,7 +63,9 @@ class ExponentialRate:
     def __post_init__(self) -> None:
         _check(self.start)
         if not 0.0 < self.decay <= 1.0:
-            raise BadInput(f"the decay of an exponential learning rate must be above 0 and at most 1, got {self.decay:g}")
+            raise BadInput(
+                f"the decay of an exponential learning rate must be above 0 and at most 1, got {self.decay:g}"
+            )
 
     @property
     def spec(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -24,7 +25,8 @@ def _design(X: Any, name: str) -> Any:
     """``X`` as a finite 2-D array or CSR array of floats; float32 stays, everything else becomes float64."""
     from scipy import sparse
 
-    if sparse.issparse(X):
+    is_sparse: bool = sparse.issparse(X)
+    if is_sparse:
         X = sparse.csr_array(X)
         X.sum_duplicates()
         values = X.data
@@ -40,7 +42,7 @@ def _design(X: Any, name: str) -> Any:
     bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
     if bad:
         raise BadInput(f"{name} has {bad} values that are NaN or infinite; drop or fill those rows first")
-    return X if sparse.issparse(X) else np.ascontiguousarray(X)
+    return X if is_sparse else np.ascontiguousarray(X)
 
 
 class LinearPartitions:
@@ -59,12 +61,13 @@ class LinearPartitions:
         self.dtype = np.dtype(X.dtype)
         ends = np.cumsum([0] + [size.size for size in np.array_split(np.arange(X.shape[0]), m)])
         self.sizes = tuple(np.diff(ends).tolist())
-        self._y = [np.ascontiguousarray(y[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        self._y = [np.ascontiguousarray(y[a:b]) for a, b in pairwise(ends)]
         self._X: list[Any] = []
         self._columns: list[Index | None] = []
-        for a, b in zip(ends, ends[1:], strict=False):
-            rows, columns = X[a:b], None
-            if sparse.issparse(rows):
+        for a, b in pairwise(ends):
+            rows: Any = X[a:b]
+            columns: Index | None = None
+            if hasattr(rows, "indptr"):
                 touched, local = np.unique(rows.indices, return_inverse=True)
                 if touched.size < _LOCAL * self.features:
                     columns = touched.astype(np.intp)
@@ -185,7 +188,7 @@ class LinearProblem:
     def smoothness(self) -> float:
         """L, the largest curvature the objective can have: gradient steps with learning rate 1 / L never overshoot.
 
-        The largest eigenvalue of X'X / N times the loss's own curvature (1/4 logistic, 1/2 softmax, 1 squares), plus l2.
+        The largest eigenvalue of X'X / N times the loss's own curvature (1/4 logistic, 1/2 softmax, 1 squares), and l2.
         """
         from scipy.sparse.linalg import svds
 

@@ -60,7 +60,9 @@ def plot(runs: Run | Sequence[Run], path: str | Path | None = None) -> Figure:
         axes.set_yscale("log")
     delays = config.get("delays")
     axes.set_title(
-        f"{data}: n = {config.get('workers')} workers, delays {delays}, seed {config.get('seed')}", fontsize=11, loc="left"
+        f"{data}: n = {config.get('workers')} workers, delays {delays}, seed {config.get('seed')}",
+        fontsize=11,
+        loc="left",
     )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

@@ -38,7 +38,7 @@ def _approximate(
     scaling: Scaling = "conditional",
     cancel: CancelMode = "preempt",
 ) -> Strategy:
-    """ErasureHead's approximate gradient coding: frc stopped early (by default one reply more than there are groups)."""
+    """ErasureHead's approximate gradient coding: frc stopped early (one reply more than groups, by default)."""
     code = codes.FractionalRepetition(workers, load=load)
     return CodedRounds(code, wait=wait or min(code.groups + 1, workers), scaling=scaling, cancel=cancel)
 

@@ -54,7 +54,12 @@ class Asynchronous:
             self.version += 1
             # partitions differ in size by at most one, so 1/m of the whole sum stands for any: residual sqrt(1 - 1/m)
             combine = Combine(
-                "model", ((event.task, event.chunk),), (1.0,), "counted", self.step, (1.0 - 1.0 / self.partitions) ** 0.5
+                "model",
+                ((event.task, event.chunk),),
+                (1.0,),
+                "counted",
+                self.step,
+                (1.0 - 1.0 / self.partitions) ** 0.5,
             )
             return (combine, self._dispatch((event.worker,)))
         if isinstance(event, Failed):

@@ -45,7 +45,9 @@ def rescale(decoding: Selection, factor: float) -> Selection:
         return decoding
     c = 1.0 - decoding.residual**2
     residual = max(factor * factor * c - 2.0 * factor * c + 1.0, 0.0) ** 0.5
-    return Selection(decoding.replies, [weight * factor for weight in decoding.weights], residual, decoding.gain * factor)
+    return Selection(
+        decoding.replies, [weight * factor for weight in decoding.weights], residual, decoding.gain * factor
+    )
 
 
 class CodedRounds:
@@ -313,8 +315,8 @@ class CodedRounds:
         """See :class:`~anyk.protocol.Strategy`."""
         self.version, self._next, self._first = state["version"], state["next"], state["first"]
         self._present, self._gone, self._open = set(state["present"]), set(state["gone"]), set(state["open"])
-        self._failures = {worker: times for worker, times in state["failures"]}
-        self._task_of = {reply: task for reply, task in state["replies"]}
+        self._failures = dict(state["failures"])
+        self._task_of = dict(state["replies"])
         self._began, self._now = state["began"], state["now"]
         self._decoder = self.code.decoder()
         for reply in self._task_of:

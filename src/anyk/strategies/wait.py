@@ -222,8 +222,6 @@ def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
         return wait
     if callable(wait):
         return Predicate(wait)
-    either = [
-        [_rule(part.strip().strip("()"), replies) for part in group.split("&")] for group in str(wait).split("|")
-    ]
+    either = [[_rule(part.strip().strip("()"), replies) for part in group.split("&")] for group in str(wait).split("|")]
     rules = [group[0] if len(group) == 1 else AllOf(*group) for group in either]
     return rules[0] if len(rules) == 1 else AnyOf(*rules)

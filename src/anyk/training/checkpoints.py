@@ -30,7 +30,9 @@ def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector]) -> Non
             os.fsync(file.fileno())
         part.replace(folder / NAME)
     except Exception as error:  # safetensors raises an exception type of its own for lack of space
-        raise RunFailed(f"the checkpoint in '{folder}' cannot be written ({error}); free some space and resume") from None
+        raise RunFailed(
+            f"the checkpoint in '{folder}' cannot be written ({error}); free some space and resume"
+        ) from None
 
 
 def load(folder: Path) -> tuple[dict[str, Any], dict[str, Vector]]:

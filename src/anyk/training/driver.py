@@ -48,7 +48,19 @@ class _Batch:
     ``status`` has ``width`` places for each task's chunks; places without a chunk count as ended.
     """
 
-    __slots__ = ("at", "cancelled", "chunks", "closed", "first", "left", "status", "timing", "versions", "width", "workers")
+    __slots__ = (
+        "at",
+        "cancelled",
+        "chunks",
+        "closed",
+        "first",
+        "left",
+        "status",
+        "timing",
+        "versions",
+        "width",
+        "workers",
+    )
 
     def __init__(
         self, first: int, workers: Sequence[int], chunks: Sequence[Task], versions: dict[str, int], at: float
@@ -162,47 +174,44 @@ class Driver:
                 if self.interrupted or (limit is not None and self.cluster.now() >= limit):
                     break
                 continue
-            if limit is not None and event[0] >= limit:
+            if limit is not None and event.time >= limit:
                 break
-            self._now = event[0]
-            kind = type(event)
-            if kind is Reply:
-                task = event[2]  # type: ignore[misc]
-                batch = given.get(task)
+            self._now = event.time
+            if isinstance(event, Reply):
+                batch = given.get(event.task)
                 if batch is None:
-                    self._late(event)  # type: ignore[arg-type]
+                    self._late(event)
                     continue
-                place = (task - batch.first) * batch.width + event[3]  # type: ignore[misc,operator]
+                place = (event.task - batch.first) * batch.width + event.chunk
                 batch.status[place] = _ARRIVED
                 if log is not None:
-                    batch.timing[place] = (event[4], event[0])  # type: ignore[misc]
+                    batch.timing[place] = (event.timing, event.time)
                 finite.append(True)
-            elif kind is Cut:
-                self._close_cut(event)  # type: ignore[arg-type]
+            elif isinstance(event, Cut):
+                self._close_cut(event)
                 continue
-            elif kind is Failed:
-                if not self._unusable(event):  # type: ignore[arg-type]
+            elif isinstance(event, Failed):
+                if not self._unusable(event):
                     continue
-            elif kind is Lost:
-                self._lose(event)  # type: ignore[arg-type]
-            elif kind is Joined:
-                self.present.add(event.worker)  # type: ignore[union-attr]
+            elif isinstance(event, Lost):
+                self._lose(event)
+            elif isinstance(event, Joined):
+                self.present.add(event.worker)
             if log is not None:
-                log.event(event)  # type: ignore[arg-type]
+                log.event(event)
                 log.tidy()
-            commands = on(event)  # type: ignore[arg-type]
-            if commands:
+            commands = on(event)
+            if commands or self.interrupted:
                 self._obey(commands)
                 if self.finished:
                     break
-            if self.interrupted:
-                break
             if self.save is not None and clock.monotonic() >= self.save_at:
                 self.save()
                 self.save_at = clock.monotonic() + self.save_every
         else:
             raise RunFailed(
-                f"nothing can happen any more at step {self.step}: '{strategy.spec}' waits for workers that will not answer"
+                f"nothing can happen any more at step {self.step}: '{strategy.spec}' waits for workers that will not "
+                "answer"
             )
         if self.stopped is not None and self.stopped.failed:
             raise RunFailed(self.stopped.reason)
@@ -351,7 +360,8 @@ class Driver:
         self.on_time = len(command.messages)
         bits = 0
         if self.problem is not None and self.optimizer is not None:
-            w = self._stepped(command, version)
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and named
+                w = self._stepped(command, version)
             self.models[slot] = w
             self.cluster.publish(slot, version + 1, w)
             bits = 0 if self.log is None else _bits(w)
@@ -619,7 +629,9 @@ class Driver:
             self._given.update(dict.fromkeys(range(first, first + len(workers)), batch))
             for slot in batch.slots():
                 self.pin(slot, versions[slot])
-        models = sorted((int(k.split("/")[2]), k.split("/")[1], v) for k, v in vectors.items() if k.startswith("model/"))
+        models = sorted(
+            (int(k.split("/")[2]), k.split("/")[1], v) for k, v in vectors.items() if k.startswith("model/")
+        )
         for version, slot, saved in models:
             w = self.models[slot] = self.cluster.blank(slot)
             w[:] = saved

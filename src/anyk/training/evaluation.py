@@ -6,6 +6,8 @@ import threading
 import time as clock
 from typing import NamedTuple
 
+import numpy as np
+
 from anyk.clusters.base import PINNED
 from anyk.problems.base import Problem, Vector
 
@@ -75,22 +77,22 @@ class Evaluator:
         assert self.target is not None
         if evaluation.metric is None:
             return evaluation.loss <= self.target
-        better = evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target
-        return better
+        return evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target
 
     def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
         """A new version; returns whether ``w`` itself is kept for now, until :meth:`let_go` names it."""
         key = (slot, version)
         if (version % self._every and not last) or key in self.done:
             return False
+        borrowed = False
         if self._thread is None:
             self._evaluate(slot, version, time, w)
-            return False
         with self._lock:
-            borrowed = len(self._borrowed) < PINNED and not last
-            self._kept[key] = time, w if borrowed else w.copy()
-            if borrowed:
-                self._borrowed.append(key)
+            if self._thread is not None:
+                borrowed = len(self._borrowed) < PINNED and not last
+                self._kept[key] = time, w if borrowed else w.copy()
+                if borrowed:
+                    self._borrowed.append(key)
             if not self._fixed and len(self._kept) + len(self.done) > _POINTS * (1 + self._every.bit_length()):
                 self._every *= 2
                 for old in [old for old in self._kept if old[1] % self._every and old not in self._borrowed]:
@@ -118,8 +120,9 @@ class Evaluator:
                 self._returned.append(self._borrowed.pop(0))
 
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
-        metrics = self.problem.metrics(w)
-        evaluation = Evaluation(slot, version, time, self.problem.loss(w), next(iter(metrics.values()), None))
+        with np.errstate(over="ignore", invalid="ignore"):  # a model about to diverge is worth what it is worth
+            metrics, loss = self.problem.metrics(w), self.problem.loss(w)
+        evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:
             self.done[slot, version] = evaluation
             self._kept.pop((slot, version), None)

@@ -10,7 +10,7 @@ SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
 
 
 def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int) -> float:
-    """Seconds that ``strategy`` takes for ``steps`` steps on the virtual clock with the delays that ``cluster`` injects.
+    """Seconds that ``strategy`` takes for ``steps`` steps on the virtual clock with the delays of ``cluster``.
 
     ``strategy`` must be fresh; computing and communication count as nothing.
 

@@ -66,7 +66,9 @@ class Run:
     ``path`` is its folder (None: it was kept in memory), ``config`` how it was set up.
     """
 
-    def __init__(self, log: RunLog, config: dict[str, Any], *, path: Path | None, models: dict[str, Vector] | None) -> None:
+    def __init__(
+        self, log: RunLog, config: dict[str, Any], *, path: Path | None, models: dict[str, Vector] | None
+    ) -> None:
         self.log, self.config, self.path = log, config, path
         self._models = models
 
@@ -160,8 +162,8 @@ class Run:
             "SELECT e.version, coalesce(u.time, e.time), u.replies, u.residual, u.gain, u.staleness, e.loss, e.metric "
             "FROM evaluations e LEFT JOIN updates u ON u.slot = e.slot AND u.version = e.version WHERE e.slot = ? "
             "UNION ALL SELECT u.version, u.time, u.replies, u.residual, u.gain, u.staleness, NULL, NULL FROM updates u "
-            "WHERE u.slot = ? AND NOT EXISTS (SELECT 1 FROM evaluations e WHERE e.slot = u.slot AND e.version = u.version) "
-            "ORDER BY 1",
+            "WHERE u.slot = ? AND NOT EXISTS "
+            "(SELECT 1 FROM evaluations e WHERE e.slot = u.slot AND e.version = u.version) ORDER BY 1",
             (self.slot, self.slot),
         )
         names = ("step", "seconds", "replies", "residual", "gain", "staleness", "loss", self.metric_name)
@@ -206,15 +208,24 @@ class Run:
         for _, _, weight, _, work in used:
             partitions, coefficients = works[work]
             np.add.at(weights, partitions, weight * np.asarray(coefficients))
-        before = self.log.rows("SELECT max(time) FROM updates WHERE slot = ? AND version < ?", (slot, version))[0][0] or 0.0
+        before = (
+            self.log.rows("SELECT max(time) FROM updates WHERE slot = ? AND version < ?", (slot, version))[0][0] or 0.0
+        )
         late = self.log.rows(
             "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
-            "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND (received IS NULL OR received > cancelled) "
-            "ORDER BY worker, task",
-            (before, max(time, before)),
+            "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? "
+            "AND version < ? AND (received IS NULL OR received > cancelled) ORDER BY worker, task",
+            (before, max(time, before), version),
         )
         cut = tuple(
-            CutOff(worker, task, (cancelled if due is None else due) - dispatched, due is not None, done, len(works[work][0]))
+            CutOff(
+                worker,
+                task,
+                (cancelled if due is None else due) - dispatched,
+                due is not None,
+                done,
+                len(works[work][0]),
+            )
             for worker, task, dispatched, cancelled, due, _, done, work in late
         )  # fmt: skip
         return Receipt(slot, version, time, weights, residual, gain, tuple(row[:4] for row in used), cut)

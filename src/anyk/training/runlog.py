@@ -66,14 +66,16 @@ class RunLog:
         """One event, in the order in which the strategy was told."""
         self.seq += 1
         kind = type(event)
+        row: tuple[Any, ...]
+        plain: tuple[Any, ...] = event
         if kind is Reply:
-            row = (self.seq, event[0], "Reply", event[1], event[2], event[3], None)
+            row = (self.seq, plain[0], "Reply", plain[1], plain[2], plain[3], None)
         elif kind is Alarm:
-            row = (self.seq, event[0], "Alarm", None, None, None, json.dumps(event[1:]))
+            row = (self.seq, plain[0], "Alarm", None, None, None, json.dumps(plain[1:]))
         elif kind in (Lost, Joined):
-            row = (self.seq, event[0], kind.__name__, event[1], None, None, json.dumps(event[2:]))
+            row = (self.seq, plain[0], kind.__name__, plain[1], None, None, json.dumps(plain[2:]))
         else:
-            row = (self.seq, event[0], kind.__name__, event[1], event[2], event[3], json.dumps(event[4:]))  # type: ignore[misc]
+            row = (self.seq, *plain[:1], kind.__name__, *plain[1:4], json.dumps(plain[4:]))
         self._rows["events"].append(row)
         self._waiting += 1
 
@@ -160,7 +162,8 @@ class RunLog:
             for name in ("events", "chunks", "updates", "notes"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             self._db.execute(
-                "DELETE FROM evaluations WHERE version > (SELECT max(version) FROM updates u WHERE u.slot = evaluations.slot)"
+                "DELETE FROM evaluations WHERE version > "
+                "(SELECT max(version) FROM updates u WHERE u.slot = evaluations.slot)"
             )
         for number, partitions, coefficients, slot, send in self._db.execute("SELECT * FROM works"):
             chunk = Chunk(tuple(json.loads(partitions)), tuple(json.loads(coefficients)), slot, send)

@@ -28,7 +28,6 @@ from anyk.clusters.processes.memory import (
     ORDER,
     PREEMPT,
     PROGRESS,
-    READY,
     RECORD,
     REPLY,
     STOPPED,
@@ -268,7 +267,7 @@ class Processes(Cluster):
         while not all(post.present for post in self._posts):
             self._poll(0.5)
             for event in self._soon:
-                if isinstance(event, Lost):
+                if isinstance(event, Lost) and event.gone:
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
             if time.monotonic() > deadline:
                 late = [i for i, post in enumerate(self._posts) if not post.present]
@@ -407,9 +406,9 @@ class Processes(Cluster):
                     [order.task, order.chunk, list(order.partitions), list(order.coefficients)]
                 )
                 entry = self._live[order.task]
-                chunks = list(entry.chunks)
-                chunks[order.chunk] = chunks[order.chunk]._replace(partitions=order.partitions)
-                self._live[order.task] = entry._replace(chunks=tuple(chunks))
+                asked = list(entry.chunks)
+                asked[order.chunk] = asked[order.chunk]._replace(partitions=order.partitions)
+                self._live[order.task] = entry._replace(chunks=tuple(asked))
                 touched[order.worker] = None
             elif order.time is None:
                 self._alarms.pop(order.name, None)
@@ -469,10 +468,11 @@ class Processes(Cluster):
     def _poll(self, timeout: float) -> None:
         """Wait for news from workers or the helper and turn it into events."""
         assert self._link is not None
-        ready, _, _ = select.select([self._pipe, self._link], [], [], timeout)
+        link = self._link.fileno()
+        ready, _, _ = select.select([self._pipe, link], [], [], timeout)
         if self._pipe in ready:
             self._read_records()
-        if self._link in ready:
+        if link in ready:
             self._read_helper()
 
     def _read_records(self) -> None:
@@ -551,7 +551,6 @@ class Processes(Cluster):
     def _bury(self, worker: int, reason: str) -> None:
         """A worker is dead: what it was writing is void, what it sent is not; another takes its place."""
         post = self._posts[worker]
-        started = post.present
         post.present = False
         post.deaths += 1
         self.pids.pop(worker, None)
@@ -562,9 +561,9 @@ class Processes(Cluster):
             at = self._layout.buffer_at(worker, buffer)
             if HEADER.unpack_from(self._replies.memory, at)[0] == WRITING:
                 HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-        gone = post.deaths >= _DEATHS or not started
+        gone = post.deaths >= _DEATHS
         if gone:
-            reason += f", {post.deaths} times in a row" if started else " while starting"
+            reason += f", {post.deaths} times in a row"
         self._soon.append(Lost(self.now(), worker, reason, gone))
         if not gone:
             self._spawn(worker)

@@ -142,7 +142,7 @@ FREE, WRITING, FULL = 0, 1, 2
 ERROR_BOX = 4096
 _BOX = struct.Struct("=qqq")  # sequence number, length, checksum
 
-# What a worker tells the driver, through one pipe that all share; shorter than PIPE_BUF, so written whole or not at all.
+# What a worker tells the driver, through one pipe that all share; shorter than PIPE_BUF, so written whole or not.
 RECORD = struct.Struct("=iiqiiiiddddq")
 READY, REPLY, PROGRESS, STOPPED, FAILED = range(5)
 

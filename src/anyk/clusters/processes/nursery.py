@@ -46,11 +46,12 @@ class Nursery:
         gc.freeze()  # a collection in a worker would copy every page it looks at
         try:
             while True:
-                ready, _, _ = select.select([self._link, waker_read], [], [])
+                link = self._link.fileno()
+                ready, _, _ = select.select([link, waker_read], [], [])
                 if waker_read in ready:
                     os.read(waker_read, 4096)
                     self._reap()
-                if self._link in ready and not self._obey(shared, (waker_read, waker_write)):
+                if link in ready and not self._obey(shared, (waker_read, waker_write)):
                     return
         finally:
             self._end()

@@ -51,9 +51,9 @@ def train(
 ) -> Run:
     """Train until ``steps`` steps, ``seconds`` seconds or the ``target`` of the metric; whatever comes first.
 
-    ``strategy`` may be a spec. ``optimizer`` is gradient descent with learning rate 1 if left out. ``out`` is the folder
-    to make (without one the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds.
-    Loss and metric are evaluated off the clock, every ``evaluate_every`` versions (default: up to 256 of them).
+    ``strategy`` may be a spec. ``optimizer`` is gradient descent with learning rate 1 if left out. ``out`` is the
+    folder to make (without one the log is kept in memory); in it a checkpoint is written every ``checkpoint_every``
+    seconds. Loss and metric are evaluated off the clock, every ``evaluate_every`` versions (default: up to 256 of them).
     ``watch`` is called after every step. On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work and :class:`~anyk.errors.RunFailed` when a run cannot
@@ -129,9 +129,7 @@ def resume(
     _check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"))
     strategy = build_strategy(config["strategy"], workers=config["workers"])
     fresh = copy.deepcopy(strategy)
-    cluster = build_cluster(
-        config["cluster"], workers=config["workers"], delays=config["delays"], seed=config["seed"]
-    )
+    cluster = build_cluster(config["cluster"], workers=config["workers"], delays=config["delays"], seed=config["seed"])
     with _locked(folder):
         saved = checkpoints.load(folder)
         log = RunLog(folder / "log.sqlite")
@@ -348,4 +346,3 @@ def _quick_switching() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(previous)
-

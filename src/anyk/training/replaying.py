@@ -108,7 +108,8 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
     driver.run()
     driver.settle()
     decisions = (
-        "SELECT step, task, chunk, worker, version, weight FROM chunks WHERE step IS NOT NULL ORDER BY step, task, chunk"
+        "SELECT step, task, chunk, worker, version, weight FROM chunks WHERE step IS NOT NULL "
+        "ORDER BY step, task, chunk"
     )
     bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
     events = new.rows("SELECT count(*) FROM events")[0][0]

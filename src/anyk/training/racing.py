@@ -15,7 +15,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.strategies import strategy as build_strategy
 from anyk.training.run import Run, setup
-from anyk.training.train import Watch, train
+from anyk.training.launch import Watch, train
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def race(
 ) -> Race:
     """Train with each of ``strategies`` (specs) on its own cluster with the same delays and seed.
 
-    ``out`` is a folder that gets one run folder for each. Every strategy ends at the first of ``steps``, ``seconds`` and
-    ``target`` that it reaches. ``before`` is called with each spec in turn.
+    ``out`` is a folder that gets one run folder for each. Every strategy ends at the first of ``steps``, ``seconds``
+    and ``target`` that it reaches. ``before`` is called with each spec in turn.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")

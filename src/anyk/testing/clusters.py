@@ -1,0 +1,216 @@
+"""What every cluster must hold; together these checks are the definition of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyk.clusters import Cluster
+from anyk.delays import Constant, DelayModel
+from anyk.optimizers import GD
+from anyk.protocol import (
+    Cancel,
+    Chunk,
+    Collect,
+    Combine,
+    Command,
+    Dispatch,
+    Event,
+    Fleet,
+    Progress,
+    Reply,
+    Task,
+)
+from anyk.strategies import strategy as build
+from anyk.testing.problems import Squares
+from anyk.training.driver import Driver
+from anyk.training.runlog import RunLog
+
+MakeCluster = Callable[[int, DelayModel | None], Cluster]
+_N = 4
+
+
+class Toy:
+    """A strategy made of functions, for the protocol's own tests.
+
+    ``begin(toy)`` and ``react(toy, event)`` return commands; ``toy.seen`` gathers the events.
+    """
+
+    spec = "toy"
+
+    def __init__(
+        self,
+        workers: int,
+        begin: Callable[[Toy], Sequence[Command]],
+        react: Callable[[Toy, Event], Sequence[Command]],
+        *,
+        slots: tuple[str, ...] = ("model",),
+    ) -> None:
+        self.workers = self.partitions = workers
+        self.slots = slots
+        self.holdings = tuple(tuple(range(workers)) for _ in range(workers))
+        self.begin, self.react = begin, react
+        self.seen: list[Event] = []
+        self.memory: dict[str, Any] = {}
+
+    def start(self, fleet: Fleet) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.present = fleet.present
+        return self.begin(self)
+
+    def on(self, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.seen.append(event)
+        return self.react(self, event)
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return dict(self.memory)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.memory = dict(state)
+
+
+def _run(strategy: Any, cluster: Cluster, steps: int) -> Driver:
+    problem = Squares(strategy.partitions)
+    driver = Driver(strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=RunLog(), steps=steps)
+    with cluster:
+        driver.open()
+        driver.begin()
+        driver.run()
+        driver.settle()
+    assert driver.books.open == 0, f"the books do not balance: {driver.books}"
+    driver.models = {slot: np.array(w) for slot, w in driver.models.items()}
+    return driver
+
+
+def _all(n: int) -> Task:
+    return (Chunk(tuple(range(n)), (1.0,) * n),)
+
+
+def check_exact_sums(make: MakeCluster) -> None:
+    """Rounds under exact codes give the model of plain gradient descent."""
+    for spec in ("uncoded", "frc:stragglers=1", "cyclic:stragglers=1", "partial:stragglers=1,load=3"):
+        driver = _run(build(spec, workers=_N), make(_N, None), 3)
+        centre = Squares(build(spec, workers=_N).partitions).centres.mean(axis=0)
+        expected = centre * (1 - 0.5**3)
+        got = driver.models["model"]
+        assert np.allclose(got, expected, rtol=1e-9), f"'{spec}' gave {got}, not {expected}"
+
+
+def check_order_of_delays(make: MakeCluster) -> None:
+    """A round ends with the replies that come first, and the others are cut off."""
+    driver = _run(build("uncoded:wait=1", workers=_N), make(_N, _Staggered(value=0.4)), 2)
+    assert driver.log is not None
+    used = driver.log.rows("SELECT DISTINCT worker FROM chunks WHERE step IS NOT NULL")
+    assert used == [(0,)], f"worker 0 is fastest, used: {used}"
+    assert driver.books.cancelled + driver.books.discarded >= _N - 1, f"nobody was cut off: {driver.books}"
+
+
+def check_discard(make: MakeCluster) -> None:
+    """A worker told to finish in vain sends a message that is dropped, then goes on from the newest task."""
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        return [Dispatch(0, (0, 1), (_all(2), _all(2)))]
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if not isinstance(event, Reply):
+            return []
+        if event.task == 0:
+            return [Combine("model", [(0, 0)], [1.0]), Cancel((1,), "discard"), Dispatch(2, (1,), (_all(2),))]
+        return [Combine("model", [(event.task, 0)], [1.0])]
+
+    driver = _run(Toy(2, begin, react), make(2, _Staggered(value=0.2)), 2)
+    assert driver.log is not None
+    rows = driver.log.table("SELECT task, ending, received, cancelled FROM chunks ORDER BY task")
+    assert [row["ending"] for row in rows] == ["counted", "discarded", "counted"], f"endings: {rows}"
+    assert rows[1]["received"] > rows[1]["cancelled"], "the discarded message should come after the cancel"
+    assert rows[2]["received"] > rows[1]["received"], "the newest task starts only when the discarded one is done"
+
+
+def check_collect(make: MakeCluster) -> None:
+    """A worker reports progress partition by partition and sends one message made of what it is asked for."""
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        chunk = Chunk((0, 1, 2, 3), (1.0,) * 4, send="request")
+        return [Dispatch(0, (0,), ((chunk,),))]
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if isinstance(event, Progress) and event.done == 3:
+            return [Collect(0, 0, 0, (0, 2), (1.0, -2.0))]
+        if isinstance(event, Reply):
+            return [Combine("model", [(0, 0)], [1.0])]
+        return []
+
+    toy = Toy(_N, begin, react)
+    driver = _run(toy, make(_N, None), 1)
+    done = [event.done for event in toy.seen if isinstance(event, Progress)]
+    assert done[:3] == [1, 2, 3], f"progress was {done}"
+    centres = Squares(_N).centres
+    expected = -0.5 * (-centres[0] + 2.0 * centres[2]) / _N
+    assert np.allclose(driver.models["model"], expected), f"the collected message gave {driver.models['model']}"
+
+
+def check_two_models(make: MakeCluster) -> None:
+    """One task works on two models; each has its own versions, steps and optimiser."""
+    n = _N
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        task = (Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b"))
+        return [Dispatch(0, (2,), (task,))]
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if not isinstance(event, Reply):
+            return []
+        slot = ("a", "b")[event.chunk]
+        combine: list[Command] = [Combine(slot, [(event.task, event.chunk)], [1.0])]
+        if event.chunk == 1 and event.task < 2:
+            combine += begin(toy)
+            combine[-1] = combine[-1]._replace(task=event.task + 1)  # type: ignore[union-attr]
+        return combine
+
+    driver = _run(Toy(n, begin, react, slots=("a", "b")), make(n, None), 3)
+    assert driver.versions == {"a": 3, "b": 3}, f"versions {driver.versions}"
+    centres = Squares(n).centres
+    for slot, held in (("a", (0, 1)), ("b", (2, 3))):
+        w = np.zeros(centres.shape[1])
+        for _ in range(3):
+            w -= 0.5 * sum(w - centres[j] for j in held) / n
+        assert np.allclose(driver.models[slot], w), f"model {slot} is {driver.models[slot]}, not {w}"
+
+
+def check_equal_bits(make: MakeCluster) -> None:
+    """Equal sets of replies give equal bits, whatever the order in which they come."""
+    one = _run(build("frc:stragglers=1", workers=_N), make(_N, _Staggered(value=0.01)), 3)
+    two = _run(build("frc:stragglers=1", workers=_N), make(_N, None), 3)
+    assert np.array_equal(one.models["model"], two.models["model"]), "the same sums differ in their bits"
+
+
+class _Staggered(Constant):
+    """Worker i takes i + 1 times the value."""
+
+    def seconds(self, uniforms: Any, worker: int) -> Any:
+        return np.full_like(uniforms, self.value * (worker + 1))
+
+
+CHECKS = (
+    check_exact_sums,
+    check_order_of_delays,
+    check_discard,
+    check_collect,
+    check_two_models,
+    check_equal_bits,
+)
+
+
+def check_cluster(make: MakeCluster) -> None:
+    """Put a kind of cluster through all checks; ``make(workers, delays)`` makes a fresh one.
+
+    >>> import anyk
+    >>> check_cluster(lambda workers, delays: anyk.clusters.Simulated(workers, delays=delays))
+    """
+    for check in CHECKS:
+        check(make)

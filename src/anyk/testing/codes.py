@@ -1,0 +1,81 @@
+"""What every gradient code must hold."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import numpy as np
+
+from anyk import keyed
+from anyk.codes import Code
+from anyk.codes.base import EXACT
+
+_SETS = 300  # straggler sets looked at when there are too many for all
+
+
+def check_code(code: Code, *, seed: int = 0) -> None:
+    """Put a code through everything the driver relies on.
+
+    Rows and encoding agree; every straggler set up to ``tolerates`` (a sample, where there are more than 300) decodes
+    exactly; the incremental decoder says so at once, whatever the order; residual and gain are what they should be;
+    ``finish_times`` agrees with the decoder.
+
+    >>> import anyk
+    >>> check_code(anyk.codes.FractionalRepetition(6, load=2))
+    """
+    random = keyed.generator(seed, "check-code", code.workers)
+    matrix = code.encoding.toarray()
+    assert matrix.shape == (code.replies, code.partitions), f"encoding has shape {matrix.shape}"
+    assert len(code.rows) == code.replies, f"{len(code.rows)} rows for {code.replies} replies"
+    assert (np.abs(matrix).sum(axis=0) > 0).all(), "some partition is held by nobody"
+    assert code.load == max(len(held) for held in code.holdings), "load is not the longest holding"
+    for lost in _straggler_sets(code, random):
+        _check_set(code, matrix, sorted(set(range(code.replies)) - set(lost)), random, must=True)
+    for _ in range(20):
+        count = int(random.integers(1, code.replies + 1))
+        _check_set(code, matrix, sorted(random.choice(code.replies, count, replace=False).tolist()), random, must=False)
+    arrivals = random.exponential(size=(20, code.replies))
+    arrivals[random.random(arrivals.shape) < 0.1] = np.inf
+    assert np.array_equal(code.finish_times(arrivals), Code.finish_times(code, arrivals)), (
+        "finish_times differs from the incremental decoder"
+    )
+
+
+def _straggler_sets(code: Code, random: np.random.Generator) -> list[tuple[int, ...]]:
+    n, s = code.replies, code.tolerates
+    assert 0 <= s < n, f"tolerates {s} of {n}"
+    sets: list[tuple[int, ...]] = []
+    for count in range(s + 1):
+        if comb(n, count) <= _SETS:
+            sets += combinations(range(n), count)
+        else:
+            sets += [tuple(random.choice(n, count, replace=False).tolist()) for _ in range(_SETS // (s + 1) + 1)]
+            sets += [tuple((np.arange(count) + first) % n) for first in range(0, n, max(1, n // 10))]
+    return sets
+
+
+def _check_set(
+    code: Code, matrix: np.ndarray[tuple[int, int], np.dtype[np.float64]], replied: list[int],
+    random: np.random.Generator, *, must: bool,
+) -> None:  # fmt: skip
+    decoding = code.decode(replied)
+    outside = np.delete(decoding.weights, replied)
+    assert not outside.any(), f"weights on workers that did not reply: {replied}"
+    error = decoding.weights @ matrix - 1.0
+    residual = float(np.linalg.norm(error) / np.sqrt(code.partitions))
+    assert abs(residual - decoding.residual) < 1e-9, f"residual {decoding.residual} should be {residual}"
+    gain = float(np.linalg.norm(decoding.weights * np.linalg.norm(matrix, axis=1)))
+    assert abs(gain - decoding.gain) <= 1e-9 * max(gain, 1), f"gain {decoding.gain} should be {gain}"
+    if must:
+        assert np.abs(error).max() <= EXACT, f"replies {replied} should decode exactly, residual {residual:.2g}"
+    decoder = code.decoder()
+    order = random.permutation(replied).tolist()
+    for i, worker in enumerate(order):
+        said = decoder.add(worker)
+        assert said == decoder.decodable, "add() and decodable disagree"
+        if said:
+            exact = code.decode(order[: i + 1])
+            assert exact.exact, f"decodable after {order[: i + 1]}, but the residual is {exact.residual:.2g}"
+    assert decoder.decodable or not must, f"replies {replied} suffice, but the incremental decoder does not say so"
+    assert np.allclose(decoder.decode().weights, decoding.weights), "weights depend on the order of arrival"

@@ -1,0 +1,284 @@
+"""Workers that are slow, stopped, killed or wrong, on real processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk.testing import Squares
+
+
+def plain_descent(problem, steps, lr=0.5):
+    w = problem.initial().astype(float)
+    for _ in range(steps):
+        w -= lr * (w - problem.centres.mean(axis=0))
+    return w
+
+
+def test_injected_delays_are_those_of_the_simulator():
+    delays = anyk.delays.Exponential(mean=0.05)
+    for spec in ("uncoded", "frc:load=2"):
+        real = anyk.train(Squares(6), spec, anyk.clusters.Processes(6, delays=delays, seed=3), steps=5)
+        virtual = anyk.train(Squares(6), spec, anyk.clusters.Simulated(6, delays=delays, seed=3), steps=5)
+        query = "SELECT task, computing - started FROM chunks WHERE ending = 'counted' ORDER BY task"
+        waited, drawn = dict(real.log.rows(query)), dict(virtual.log.rows(query))
+        shared = waited.keys() & drawn.keys()
+        assert len(shared) >= 10
+        assert all(waited[task] >= drawn[task] - 1e-3 for task in shared)  # never shorter than drawn
+
+
+def test_a_trajectory_with_stragglers_equals_the_synchronous_one():
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((90, 7))
+    y = np.sign(X @ rng.standard_normal(7))
+    problem = anyk.problems.LogisticRegression(X, y, l2=1e-3)
+    optimizer = anyk.optimizers.Nesterov(lr=0.5)
+    reference = anyk.train(problem, "uncoded", anyk.clusters.Simulated(6), optimizer=optimizer, steps=15)
+    for spec in ("frc:stragglers=2", "cyclic:stragglers=2", "partial:stragglers=1,load=4"):
+        cluster = anyk.clusters.Processes(6, delays=anyk.delays.Exponential(mean=0.01), seed=2)
+        run = anyk.train(problem, spec, cluster, optimizer=optimizer, steps=15)
+        assert np.linalg.norm(run.model - reference.model) <= 1e-8 * np.linalg.norm(reference.model), spec
+
+
+@pytest.mark.parametrize("spec", ["frc:stragglers=2", "cyclic:stragglers=2"])
+def test_kill_9_at_any_moment_changes_nothing(spec):
+    """Random kills while the run goes on: the model is that of plain gradient descent, and the books balance."""
+    problem = Squares(6)
+    cluster = anyk.clusters.Processes(6, delays=anyk.delays.Exponential(mean=0.01), seed=1)
+    rng = np.random.default_rng(0)
+    stop = threading.Event()
+
+    def kill_some():
+        while not stop.wait(0.3):
+            pid = dict(cluster.pids).get(int(rng.integers(6)))
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        run = anyk.train(problem, spec, cluster, optimizer=anyk.optimizers.GD(lr=0.5), steps=200)
+    finally:
+        stop.set()
+        killer.join()
+    assert np.allclose(run.model, plain_descent(problem, 200), rtol=1e-9)
+    assert any(note["kind"] == "lost" and "SIGKILL" in note["text"] for note in run.notes)
+    books = run.books
+    assert books["dispatched"] == sum(books[k] for k in ("counted", "late_counted", "discarded", "cancelled", "lost"))
+    assert anyk.replay(run, problem=Squares(6)).decisions
+
+
+def test_kill_9_while_a_reply_is_being_written():
+    """A worker that dies in mid-message has sent nothing; its half-written buffer is never read."""
+
+    problem = Squares(4, faults={2: "die"})  # in the middle of encode(), with its reply buffer marked as being written
+    cluster = anyk.clusters.Processes(4)
+    run = anyk.train(problem, "frc:stragglers=1", cluster, optimizer=anyk.optimizers.GD(lr=0.5), steps=20)
+    assert np.allclose(run.model, plain_descent(problem, 20), rtol=1e-9)
+    assert run.books["lost"] >= 1
+
+
+def test_a_worker_that_dies_at_once_is_given_up_by_name():
+    cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.02))
+    run = anyk.train(Squares(4, faults={1: "die"}), "frc:stragglers=1", cluster, steps=30)
+    gone = [note["text"] for note in run.notes if note["kind"] == "given up"]
+    assert len(gone) == 1
+    assert "worker 1" in gone[0]
+    assert "3 times in a row" in gone[0]
+
+
+def test_without_redundancy_a_given_up_worker_ends_the_run_with_a_sentence():
+    with pytest.raises(anyk.RunFailed, match=r"step 1 cannot be taken under 'uncoded': .*given up: worker 1"):
+        anyk.train(Squares(3, faults={1: "die"}), "uncoded", anyk.clusters.Processes(3), steps=5)
+
+
+def test_a_stopped_worker_is_left_behind():
+    """SIGSTOP: it does not listen; the driver goes on without it, and it joins in again when it wakes."""
+    cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.01))
+
+    def watch(driver, evaluator):
+        if driver.step == 5:
+            os.kill(cluster.pids[0], signal.SIGSTOP)
+        if driver.step == 25:
+            os.kill(cluster.pids[0], signal.SIGCONT)
+
+    run = anyk.train(Squares(4), "frc:stragglers=1", cluster, steps=60, watch=watch)
+    by_step = dict(run.log.rows("SELECT step, sum(worker = 0) FROM chunks WHERE step IS NOT NULL GROUP BY step"))
+    assert sum(by_step[step] for step in range(8, 25)) == 0
+    assert sum(by_step[step] for step in range(30, 60)) > 0
+    assert run.books["dispatched"] == sum(run.books[k] for k in anyk.training.books.ENDINGS)
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("nan", "NaN"), ("inf", "Inf")])
+def test_a_reply_that_is_not_finite_is_named_and_never_reaches_the_model(fault, reason):
+    problem = Squares(4, faults={3: fault})
+    run = anyk.train(
+        problem, "frc:stragglers=1", anyk.clusters.Processes(4), optimizer=anyk.optimizers.GD(lr=0.5), steps=10
+    )
+    assert np.allclose(run.model, plain_descent(problem, 10), rtol=1e-9)
+    named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
+    assert named
+    assert all("worker 3" in text and reason in text for text in named)
+    assert run.books["unusable"] == len(named)
+
+
+def test_a_gradient_of_the_wrong_length_ends_the_run_by_name():
+    with pytest.raises(anyk.RunFailed, match=r"worker 2 could not compute .*shape \(4,\), its support has 5"):
+        anyk.train(Squares(4, faults={2: "short"}), "uncoded", anyk.clusters.Processes(4), steps=5)
+
+
+def test_an_error_in_the_users_gradient_is_told_with_worker_and_text():
+    with pytest.raises(anyk.RunFailed, match="worker 1 could not compute .*ValueError: partition 1 is broken"):
+        anyk.train(Squares(4, faults={1: "raise"}), "uncoded", anyk.clusters.Processes(4), steps=5)
+
+
+def test_when_most_replies_are_not_finite_the_run_has_diverged():
+    faults = dict.fromkeys(range(4), "nan")
+    with pytest.raises(anyk.RunFailed, match="diverged at step 1: .*lower the learning rate"):
+        anyk.train(Squares(4, faults=faults), "uncoded", anyk.clusters.Processes(4), steps=5)
+
+
+def test_a_worker_without_listening_delays_agrees_with_the_simulator():
+    delays = anyk.delays.Bimodal(0.01, 0.3, 0.2, uninterruptible=True)
+    real = anyk.train(Squares(6), "frc:stragglers=2", anyk.clusters.Processes(6, delays=delays, seed=4), steps=10)
+    virtual = anyk.train(Squares(6), "frc:stragglers=2", anyk.clusters.Simulated(6, delays=delays, seed=4), steps=10)
+    assert real.seconds >= virtual.seconds * 0.999
+    began = "SELECT task, started FROM chunks WHERE ending = 'counted' ORDER BY task"
+    starts, expected = dict(real.log.rows(began)), dict(virtual.log.rows(began))
+    late = [starts[task] - expected[task] for task in starts.keys() & expected.keys()]
+    assert min(late) > -1e-3  # nobody starts while the delay before holds it up
+
+
+SCRIPT = """
+import os, sys, time
+import numpy as np
+import anyk
+
+class Mine:
+    metric, better, l2, samples, dimension, dtype = "loss", "lower", 0.0, 4, 3, np.dtype(float)
+    def split(self, m):
+        return Pieces()
+    def initial(self):
+        return np.zeros(3)
+    def loss(self, w):
+        return float(w @ w)
+    def metrics(self, w):
+        return {}
+    def recipe(self):
+        return None
+
+class Pieces:
+    dimension, dtype, sizes = 3, np.dtype(float), (1, 1, 1, 1)
+    def load(self, partitions):
+        pass
+    def support(self, j):
+        return None
+    def partial_gradient(self, j, w):
+        return w - j
+
+cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.05))
+def watch(driver, evaluator):
+    print("step", driver.step, *cluster.pids.values(), cluster._nursery.pid, flush=True)
+run = anyk.train(Mine(), "uncoded", cluster, steps=int(sys.argv[1]), watch=watch, out=sys.argv[2])
+print("done", run.model.tolist(), flush=True)
+"""
+
+
+def start_script(tmp_path, steps):
+    script = tmp_path / "mine.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    out = tmp_path / "run"
+    return subprocess.Popen([sys.executable, str(script), str(steps), str(out)], stdout=subprocess.PIPE, text=True)
+
+
+def alive(pids):
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def wait_gone(pids):
+    for _ in range(100):
+        if not alive(pids):
+            return []
+        time.sleep(0.1)
+    return alive(pids)
+
+
+def test_a_plain_script_without_a_main_guard_trains_a_class_of_its_own(tmp_path):
+    with start_script(tmp_path, 3) as script:
+        output, _ = script.communicate(timeout=60)
+    assert script.returncode == 0
+    assert "done" in output
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_driver_that_ends_takes_its_workers_along(tmp_path, sign):
+    with start_script(tmp_path, 1000) as script:
+        pids = []
+        for line in script.stdout:
+            if line.startswith("step 2"):
+                pids = [int(word) for word in line.split()[2:]]
+                break
+        assert len(alive(pids)) == 5
+        os.kill(pids[0], signal.SIGSTOP)  # a worker that cannot hear must go as well
+        script.send_signal(sign)
+        script.communicate(timeout=60)
+    assert wait_gone(pids) == []
+    assert script.returncode != 0
+    if sign != signal.SIGKILL:
+        found = anyk.Run.open(tmp_path / "run")
+        assert any(note["kind"] == "interrupted" for note in found.notes)
+        found.close()
+
+
+def test_the_helpers_death_is_a_sentence_and_leaves_nothing():
+    cluster = anyk.clusters.Processes(3, delays=anyk.delays.Constant(0.02))
+
+    def watch(driver, evaluator):
+        if driver.step == 3:
+            os.kill(cluster._nursery.pid, signal.SIGKILL)
+
+    pids = {}
+
+    def look(driver, evaluator):
+        pids.update(cluster.pids)
+        watch(driver, evaluator)
+
+    with pytest.raises(anyk.RunFailed, match="helper program .* has ended"):
+        anyk.train(Squares(3), "uncoded", cluster, steps=1000, watch=look)
+    assert wait_gone(list(pids.values())) == []
+
+
+def test_data_that_does_not_fit_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("anyk.clusters.processes.cluster.available_memory", lambda: 1000)
+    with pytest.raises(anyk.BadInput, match=r"MiB of shared memory, 0 MiB are available; use fewer workers"):
+        anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=1)
+
+
+def test_one_worker_and_many(tmp_path):
+    one = anyk.train(Squares(1), "uncoded", anyk.clusters.Processes(1), steps=3)
+    assert np.allclose(one.model, plain_descent(Squares(1), 3, lr=1.0))
+    many = anyk.train(
+        Squares(64), "frc:load=4", anyk.clusters.Processes(64), optimizer=anyk.optimizers.GD(lr=0.5), steps=3
+    )
+    assert np.allclose(many.model, plain_descent(Squares(64), 3))
+
+
+def test_float32_replies_are_summed_in_float64():
+    run = anyk.train(
+        Squares(6, dtype="float32"),
+        "frc:load=2",
+        anyk.clusters.Processes(6),
+        optimizer=anyk.optimizers.GD(lr=0.5),
+        steps=5,
+    )
+    assert run.model.dtype == np.float32
+    assert np.allclose(run.model, plain_descent(Squares(6), 5), rtol=1e-5)

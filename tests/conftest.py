@@ -1,0 +1,60 @@
+"""Every test leaves behind what it found: no process, no descriptor, no shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+def _children() -> set[int]:
+    """Processes below this one, at any depth."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    below: set[int] = set()
+    grown = {os.getpid()}
+    while grown:
+        grown = {pid for pid, parent in parents.items() if parent in grown} - below
+        below |= grown
+    return below
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+
+
+def _shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {p.name for p in folder.iterdir() if "anyk" in p.name} if folder.is_dir() else set()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind():
+    children, descriptors, memory = _children(), _descriptors(), _shared_memory()
+    yield
+    gc.collect()  # a mapping keeps a descriptor for as long as a traceback keeps the mapping
+    for _ in range(50):  # the kernel may need a moment to take away what has ended
+        if _children() <= children:
+            break
+        time.sleep(0.1)
+    assert _children() <= children, "the test left processes behind"
+    assert _shared_memory() <= memory, "the test left shared memory behind"
+    assert _descriptors() <= descriptors + 2, "the test left descriptors open"
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    if not DATA.is_dir():
+        pytest.skip(f"no folder {DATA}; set ANYK_DATA to the folder with the real data sets")
+    return DATA

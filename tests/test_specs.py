@@ -1,0 +1,411 @@
+"""Specs: the grammar, what each mistake is answered with, typed values, and the way there and back for every name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anyk import codes, delays, optimizers, strategies
+from anyk.errors import BadInput
+from anyk.specs import Registry, parse, read, show
+
+floats = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(1e-300, 1e300)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Everything a spec can hold.
+
+    More than the first line is not for lists.
+    """
+
+    workers: int
+    whole: int = 1
+    real: float = 0.5
+    flag: bool = False
+    parts: tuple[float, ...] = ()
+    mode: Literal["slow", "fast"] = "slow"
+    maybe: int | None = 3
+    either: int | float = 0
+    text: str = "x"
+
+
+def build_needy(workers: int, *, load: int, wait: str | None = None) -> tuple[int, int, str | None]:
+    """Has a key that must be given."""
+    return workers, load, wait
+
+
+def build_bare(workers: int) -> int:
+    """Takes no key."""
+    return workers
+
+
+@pytest.fixture
+def registry() -> Registry[Any]:
+    made: Registry[Any] = Registry("thing", given=("workers",))
+    made.register("probe")(Probe)
+    made.register("needy")(build_needy)
+    made.register("bare")(build_bare)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> None:
+    """In place of the look through all processes around each test: nothing here can start one."""
+
+
+# ------------------------------------------------------------------------------------------- grammar
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("frc", "frc", {}),
+        ("frc:", "frc", {}),
+        (" frc : load = 3 , wait= 11 ", "frc", {"load": "3", "wait": "11"}),
+        ("trace:a/b.npz", "trace", {"": "a/b.npz"}),
+        ("trace:b.csv,by=round", "trace", {"": "b.csv", "by": "round"}),
+        ("frc:wait=5%|0.5s&3", "frc", {"wait": "5%|0.5s&3"}),
+        ("trace:file=C:/x=1.csv", "trace", {"file": "C:/x=1.csv"}),
+        ("x:two-words=1", "x", {"two_words": "1"}),
+    ],
+)
+def test_a_spec_is_split_into_name_and_keys(text: str, name: str, values: dict[str, str]) -> None:
+    assert parse(text) == (name, values)
+
+
+@pytest.mark.parametrize("text", ["", "   ", None, 3])
+def test_what_is_no_spec_is_told_what_one_looks_like(text: Any) -> None:
+    with pytest.raises(BadInput, match=r"a spec looks like name:key=value,key=value, got "):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "item"),
+    [("frc:load=", "load="), ("frc:load=3,11", "11"), ("frc:load=3,", ""), ("frc:load=3,,wait=2", ""), ("x:=3", "=3")],
+)
+def test_a_broken_item_is_shown_with_the_rule(text: str, item: str) -> None:
+    with pytest.raises(BadInput, match=rf"'{item}' in '{text}' should be key=value, as in name:key=value,key=value"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["frc:load=3,load=4", "frc:load=3,load=3", "frc:two-words=1,two_words=2"])
+def test_a_doubled_key_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match=rf"is given twice in '{text}'; keep one"):
+        parse(text)
+
+
+def test_a_first_value_and_its_key_may_not_both_be_given(registry: Registry[Any]) -> None:
+    with pytest.raises(BadInput, match="'load' is given twice in 'needy:3,load=4'; keep one"):
+        registry.build("needy:3,load=4", workers=2)
+
+
+# ------------------------------------------------------------------------------------------- registries
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("prob", "did you mean 'probe'?"), ("nedy", "did you mean 'needy'?"), ("zzz", "known: probe, needy, bare")],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(registry: Registry[Any], name: str, hint: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        registry.build(f"{name}:load=3", workers=2)
+    assert str(caught.value) == f"no thing '{name}'; {hint}"
+
+
+def test_an_unknown_key_is_answered_with_the_nearest(registry: Registry[Any]) -> None:
+    with pytest.raises(BadInput, match=r"thing 'needy' has no key 'laod'; did you mean 'load'\?"):
+        registry.build("needy:laod=3", workers=2)
+    with pytest.raises(BadInput, match=r"thing 'needy' has no key 'xyz'; its keys: load, wait$"):
+        registry.build("needy:xyz=3", workers=2)
+    with pytest.raises(BadInput, match=r"thing 'bare' has no key 'load'; its keys: none$"):
+        registry.build("bare:load=3", workers=2)
+    with pytest.raises(BadInput, match=r"thing 'bare' takes no value, got '3' in 'bare:3'"):
+        registry.build("bare:3", workers=2)
+
+
+def test_what_the_caller_supplies_is_no_key(registry: Registry[Any]) -> None:
+    with pytest.raises(BadInput, match="thing 'needy' has no key 'workers'"):
+        registry.build("needy:workers=3,load=1", workers=2)
+
+
+def test_a_missing_key_is_answered_with_the_usage(registry: Registry[Any]) -> None:
+    with pytest.raises(BadInput, match=r"thing 'needy' needs load=…, as in needy:load=…,wait=…$"):
+        registry.build("needy:wait=3", workers=2)
+
+
+def test_usage_and_summary(registry: Registry[Any]) -> None:
+    entry = registry.entry("probe")
+    assert entry.summary == "Everything a spec can hold."
+    assert entry.usage() == "probe:whole=1,real=0.5,flag=false,parts=,mode=slow,maybe=3,either=0,text=x"
+    assert registry.entry("bare").usage() == "bare"
+    assert "probe" in registry and "prob" not in registry
+    assert [entry.name for entry in registry] == ["probe", "needy", "bare"]
+
+
+def test_every_known_thing_has_a_summary_and_says_its_keys() -> None:
+    for registry in (codes.registry, delays.registry, optimizers.registry, optimizers.schedules, strategies.registry):
+        for entry in registry:
+            assert entry.summary.endswith("."), entry.name
+            assert all(f"{key}=" in entry.usage() for key in entry.parameters()), entry.name
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: strategies.strategy("asinc", workers=4), "no strategy 'asinc'; did you mean 'async'?"),
+        (lambda: strategies.strategy("uncodd", workers=4), "no strategy 'uncodd'; did you mean 'uncoded'?"),
+        (lambda: strategies.strategy("frc:laod=2", workers=4), "code 'frc' has no key 'laod'; did you mean 'load'?"),
+        (
+            lambda: strategies.strategy("frc:2", workers=4),
+            "'2' in 'frc:2' should be key=value, as in name:key=value,key=value",
+        ),
+        (
+            lambda: strategies.strategy("frc:scaling=mean", workers=4),
+            "scaling in 'frc:scaling=mean' should be one of none, marginal, conditional, got 'mean'",
+        ),
+        (lambda: codes.code("cycic", workers=4), "no code 'cycic'; did you mean 'cyclic'?"),
+        (lambda: codes.code("frc:wait=2", workers=4), "code 'frc' has no key 'wait'; its keys: load, stragglers, partitions"),
+        (lambda: delays.parse("expo:mean=1"), "no delay model 'expo'; did you mean 'exp'?"),
+        (
+            lambda: delays.parse("exp"),
+            "delay model 'exp' needs mean=…, as in exp:mean=…,by=task,per=task,uninterruptible=false",
+        ),
+        (lambda: delays.parse("exp:mean=fast"), "mean in 'exp:mean=fast' should be a number, got 'fast'"),
+        (lambda: delays.parse("exp:mean=nan"), "mean in 'exp:mean=nan' should be a number, got 'nan'"),
+        (lambda: delays.parse("exp:mean=1,by=day"), "by in 'exp:mean=1,by=day' should be one of task, round, item, got 'day'"),
+        (lambda: optimizers.optimizer("nestrov", lr=1), "no optimizer 'nestrov'; did you mean 'nesterov'?"),
+        (
+            lambda: optimizers.learning_rate("exponental:start=1,decay=1"),
+            "no learning-rate schedule 'exponental'; did you mean 'exponential'?",
+        ),
+    ],
+)
+def test_typos_are_answered_by_name(build: Any, sentence: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        build()
+    assert str(caught.value).endswith(sentence) or str(caught.value).startswith(sentence)
+
+
+# ------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("text", "annotation", "value"),
+    [
+        ("3", int, 3),
+        ("-3", int, -3),
+        ("3", float, 3.0),
+        ("1e-3", float, 0.001),
+        ("inf", float, math.inf),
+        ("TRUE", bool, True),
+        ("yes", bool, True),
+        ("No", bool, False),
+        ("0.1/2/3e1", tuple[float, ...], (0.1, 2.0, 30.0)),
+        ("7", tuple[int, ...], (7,)),
+        ("fast", Literal["slow", "fast"], "fast"),
+        ("none", int | None, None),
+        ("None", str | None, None),
+        ("4", int | None, 4),
+        ("4", int | float, 4),
+        ("4.5", int | float, 4.5),
+        ("none", str, "none"),
+        ("11", str | None, "11"),
+    ],
+)
+def test_values_are_read_as_annotated(text: str, annotation: Any, value: Any) -> None:
+    got = read(text, annotation, "key in 'spec'")
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "annotation", "sentence"),
+    [
+        ("3.5", int, "key in 'spec' should be a whole number, got '3.5'"),
+        ("three", int, "key in 'spec' should be a whole number, got 'three'"),
+        ("none", int, "key in 'spec' should be a whole number, got 'none'"),
+        ("three", float, "key in 'spec' should be a number, got 'three'"),
+        ("nan", float, "key in 'spec' should be a number, got 'nan'"),
+        ("1", bool, "key in 'spec' should be true or false, got '1'"),
+        ("1//2", tuple[float, ...], "key in 'spec' should be a number, got ''"),
+        ("Fast", Literal["slow", "fast"], "key in 'spec' should be one of slow, fast, got 'Fast'"),
+        ("x", int | None, "key in 'spec' should be a whole number, got 'x'"),
+        ("x", int | float, "key in 'spec' should be a number, got 'x'"),
+    ],
+)
+def test_values_of_the_wrong_type_are_named(text: str, annotation: Any, sentence: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read(text, annotation, "key in 'spec'")
+    assert str(caught.value) == sentence
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    whole=st.integers(),
+    real=floats,
+    flag=st.booleans(),
+    parts=st.lists(floats, min_size=1, max_size=4).map(tuple),
+    mode=st.sampled_from(["slow", "fast"]),
+    maybe=st.none() | st.integers(),
+    text=st.text("abcxyz./%|&123456789", min_size=1, max_size=12),
+)
+def test_what_is_shown_is_read_back(**values: Any) -> None:
+    made: Registry[Probe] = Registry("thing", given=("workers",))
+    made.register("probe")(Probe)
+    assert made.build(show("probe", values), workers=5) == Probe(5, **values)
+
+
+def test_defaults_are_left_out() -> None:
+    assert show("x", {"a": 1, "b": 2.0}, {"a": 1, "b": 3.0}) == "x:b=2"
+    assert show("x", {"a": 1}, {"a": 1}) == "x"
+    assert show("x", {}) == "x"
+
+
+# ------------------------------------------------------------------------------------------- there and back
+
+CODES = (
+    ["uncoded", "frc", "frc:load=2", "frc:stragglers=3", "frc:load=2,partitions=6", "frc:stragglers=1,partitions=9"]
+    + ["cyclic", "cyclic:stragglers=2", "cyclic:stragglers=0", "cyclic:stragglers=2,seed=5"]
+    + ["partial", "partial:stragglers=2", "partial:stragglers=1,load=5,inner=cyclic"]
+)
+DELAYS = (
+    ["none", "constant:value=0.25", "exp:mean=0.5", "shifted-exp:shift=0.1,mean=2", "pareto:minimum=0.3,alpha=2.5"]
+    + ["bimodal:fast=1,slow=10", "bimodal:fast=0,slow=10,probability=0.3", "hetero:means=0.1/0.25/3"]
+    + ["trace:file=t.csv", "trace:file=t.csv,slope=1.5,load=0.25"]
+)
+OPTIMIZERS = ["gd", "momentum", "momentum:momentum=0.5", "nesterov", "nesterov:momentum=0.8", "accelerated", "adam"] + [
+    "adam:beta1=0.8,beta2=0.99,epsilon=1e-06"
+]
+SCHEDULES = ["0.1", "constant:start=0.1", "exponential:start=0.1,decay=0.99", "inverse:start=0.1,decay=0.01"]
+STRATEGIES = (
+    [*CODES, "async", "async:step=0.25", "agc", "agc:load=2,wait=3,scaling=marginal,cancel=discard", "uncoded:wait=4"]
+    + ["frc:load=2,wait=3,scaling=none", "frc:wait=5%|0.5s", "cyclic:stragglers=2,wait=5&2s", "uncoded:cancel=discard"]
+    + ["frc:load=2,wait=4,scaling=marginal,cancel=discard", "partial:wait=all", "frc:wait=decodable"]
+)
+
+
+def known(registry: Registry[Any]) -> set[str]:
+    return {entry.name for entry in registry if entry.build.__module__.startswith("anyk.")}
+
+
+def test_every_registered_name_is_among_the_examples() -> None:
+    for registry, examples in (
+        (codes.registry, CODES),
+        (delays.registry, DELAYS),
+        (optimizers.registry, OPTIMIZERS),
+        (optimizers.schedules, SCHEDULES[1:]),
+        (strategies.registry, STRATEGIES),
+        (codes.registry, STRATEGIES),
+    ):
+        assert known(registry) <= {parse(spec)[0] for spec in examples}, registry.kind
+
+
+@pytest.mark.parametrize("spec", CODES)
+def test_a_code_is_built_again_from_its_spec(spec: str) -> None:
+    code = codes.code(spec, workers=8)
+    again = codes.code(code.spec, workers=8)
+    assert again == code and again.spec == code.spec and hash(again) == hash(code)
+    assert (again.encoding != code.encoding).nnz == 0
+    assert codes.code(spec, workers=16) != code
+
+
+@pytest.mark.parametrize("spec", DELAYS)
+def test_a_delay_model_is_built_again_from_its_spec(
+    spec: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.csv").write_text("1,2\n3,4\n")
+    monkeypatch.chdir(tmp_path)
+    for options in ["", "by=round", "by=item,uninterruptible=true"] + ["per=load"] * (not spec.startswith("trace")):
+        full = spec + ("," if ":" in spec else ":") * bool(options) + options
+        model = delays.parse(full)
+        again = delays.parse(model.spec)
+        assert again == model and again.spec == model.spec and hash(again) == hash(model)
+        assert (model == delays.parse(spec)) == (not options)
+
+
+@pytest.mark.parametrize("spec", OPTIMIZERS)
+def test_an_optimizer_is_built_again_from_its_spec(spec: str) -> None:
+    made = optimizers.optimizer(spec, lr="inverse:start=0.1,decay=0.5")
+    again = optimizers.optimizer(made.spec, lr="inverse:start=0.1,decay=0.5")
+    assert again == made and again.spec == made.spec
+    assert optimizers.optimizer(spec, lr=3) != made
+
+
+@pytest.mark.parametrize("spec", SCHEDULES)
+def test_a_schedule_is_built_again_from_its_spec(spec: str) -> None:
+    made = optimizers.learning_rate(spec)
+    assert optimizers.learning_rate(made.spec) == made
+
+
+@pytest.mark.parametrize("spec", STRATEGIES)
+def test_a_strategy_is_built_again_from_its_spec(spec: str) -> None:
+    made: Any = strategies.strategy(spec, workers=8)
+    again: Any = strategies.strategy(made.spec, workers=8)
+    assert again.spec == made.spec and type(again) is type(made)
+    assert again.holdings == made.holdings and again.partitions == made.partitions
+    if isinstance(made, strategies.CodedRounds):
+        assert (again.code, again.scaling, again.cancel) == (made.code, made.scaling, made.cancel)
+        assert str(again.wait) == str(made.wait)
+    else:
+        assert again.step == made.step
+
+
+@settings(deadline=None, max_examples=100)
+@given(positive, positive, st.floats(1e-6, 1 - 1e-6))
+def test_numbers_keep_every_digit_in_the_specs_of_delays(a: float, b: float, p: float) -> None:
+    models = [delays.Exponential(a), delays.ShiftedExponential(a, b), delays.Pareto(a, b), delays.Constant(b)]
+    models += [delays.Heterogeneous((a, b, a)), delays.Bimodal(0.0, b, p)]
+    for model in models:
+        assert delays.parse(model.spec) == model
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.floats(1e-12, 1e6), st.floats(0.0, 1.0, exclude_max=True))
+def test_numbers_keep_every_digit_in_the_specs_of_optimizers(epsilon: float, momentum: float) -> None:
+    for made in (optimizers.Momentum(0.1, momentum), optimizers.Adam(0.1, momentum, momentum / 2, epsilon)):
+        assert optimizers.optimizer(made.spec, lr=0.1) == made
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.floats(1e-12, 1e6), st.floats(1e-12, 1.0))
+def test_numbers_keep_every_digit_in_the_specs_of_schedules(start: float, decay: float) -> None:
+    """A run is resumed and replayed from its learning rate's spec, so a digit lost is another model."""
+    for made in (
+        optimizers.ExponentialRate(start, decay),
+        optimizers.InverseTimeRate(start, decay),
+        optimizers.ConstantRate(start),
+    ):
+        assert optimizers.learning_rate(made.spec) == made
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.floats(1e-9, 1e6))
+def test_numbers_keep_every_digit_in_the_spec_of_asynchronous(step: float) -> None:
+    made: Any = strategies.strategy(strategies.Asynchronous(4, step=step).spec, workers=4)
+    assert made.step == step
+
+
+def test_numpy_numbers_are_shown_as_numbers() -> None:
+    """A mean computed with NumPy is a numpy.float64, whose repr is not its digits."""
+    assert delays.Exponential(np.float64(0.5)).spec == "exp:mean=0.5"
+    assert optimizers.Momentum(0.1, np.float64(0.5)).spec == "momentum:momentum=0.5"
+    assert show("x", {"a": np.int64(3), "b": np.float32(0.5)}) == "x:a=3,b=0.5"
+
+
+def test_text_keeps_its_ending() -> None:
+    assert show("x", {"file": "data.v2.0"}) == "x:file=data.v2.0"
+
+
+def test_two_names_for_one_thing_expand_to_it() -> None:
+    agc: Any = strategies.strategy("agc:load=3,wait=11", workers=30)
+    frc: Any = strategies.strategy("frc:load=3,wait=11", workers=30)
+    assert agc.spec == frc.spec == "frc:load=3,wait=11" and agc.code == frc.code
+    default: Any = strategies.strategy("agc:load=3", workers=30)
+    assert default.spec == "frc:load=3,wait=11"  # one reply more than the ten groups
