@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,7 +202,7 @@ def start_script(tmp_path, steps):
 
 
 def alive(pids):
-    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def wait_gone(pids):

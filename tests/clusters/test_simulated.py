@@ -134,7 +134,9 @@ def test_strategies_hold_under_random_loss_and_return(spec, seed, outages):
 def test_a_payload_free_run_decides_as_one_with_payload():
     for spec in STRATEGIES:
         delays = anyk.delays.Exponential(0.5)
-        run = anyk.train(Squares(anyk.strategy(spec, workers=6).partitions), spec, Simulated(6, delays=delays), steps=12)
+        run = anyk.train(
+            Squares(anyk.strategy(spec, workers=6).partitions), spec, Simulated(6, delays=delays), steps=12
+        )
         driver = Driver(anyk.strategy(spec, workers=6), Simulated(6, delays=delays), steps=12)
         driver.open()
         driver.begin()

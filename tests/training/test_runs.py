@@ -89,7 +89,9 @@ def test_a_receipt_on_processes_says_at_least():
     assert all(not c.known and c.done == 0 and "at least" in str(c) for c in cut)
 
 
-@pytest.mark.parametrize("spec", ["uncoded", "agc:load=2,wait=3", "async:step=0.1", "partial", "frc:load=2,cancel=discard"])
+@pytest.mark.parametrize(
+    "spec", ["uncoded", "agc:load=2,wait=3", "async:step=0.1", "partial", "frc:load=2,cancel=discard"]
+)
 def test_the_books_balance(spec):
     outages = [Outage(0.7, 2, 1.5), Outage(1.1, 0, 1.3), Outage(2.0, 5, 2.1)]
     run = small(spec, steps=12, cluster={"outages": outages})

@@ -173,7 +173,7 @@ class Simulated(Cluster):
         happenings = [(t, kind, w, np.inf if back is None else back) for t, kind, w, back in state["happenings"]]
         self._happenings[:] = happenings
         heapify(self._happenings)
-        self._on_core |= {(task, chunk): 0.0 for task, chunk in state["cores"]}
+        self._on_core |= dict.fromkeys(map(tuple, state["cores"]), 0.0)
         self._waiting_for_core.extend((task, chunk) for task, chunk in state["queue"])
 
     # ------------------------------------------------------------------------------------------- models and messages
@@ -430,7 +430,9 @@ class Simulated(Cluster):
             if task in self._vain:
                 if task not in live:
                     self._vain.discard(task)
-                yield Reply(self._now, worker, task, chunk, Timing(entry.started, entry.started + entry.before, time, time))
+                yield Reply(
+                    self._now, worker, task, chunk, Timing(entry.started, entry.started + entry.before, time, time)
+                )
                 continue
             why, bits = self._encode(task, chunk, entry.chunks[chunk], entry.versions[chunk])
             if why is not None:

@@ -158,19 +158,20 @@ def check_two_models(make: MakeCluster) -> None:
     """One task works on two models; each has its own versions, steps and optimiser."""
     n = _N
 
+    def give(task: int) -> Dispatch:
+        return Dispatch(task, (2,), ((Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b")),))
+
     def begin(toy: Toy) -> Sequence[Command]:
-        task = (Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b"))
-        return [Dispatch(0, (2,), (task,))]
+        del toy
+        return [give(0)]
 
     def react(toy: Toy, event: Event) -> Sequence[Command]:
         if not isinstance(event, Reply):
             return []
-        slot = ("a", "b")[event.chunk]
-        combine: list[Command] = [Combine(slot, [(event.task, event.chunk)], [1.0])]
+        commands: list[Command] = [Combine(("a", "b")[event.chunk], [(event.task, event.chunk)], [1.0])]
         if event.chunk == 1 and event.task < 2:
-            combine += begin(toy)
-            combine[-1] = combine[-1]._replace(task=event.task + 1)  # type: ignore[union-attr]
-        return combine
+            commands.append(give(event.task + 1))
+        return commands
 
     driver = _run(Toy(n, begin, react, slots=("a", "b")), make(n, None), 3)
     assert driver.versions == {"a": 3, "b": 3}, f"versions {driver.versions}"

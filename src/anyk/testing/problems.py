@@ -26,7 +26,7 @@ class _Pieces:
         return None
 
     def partial_gradient(self, partition: int, w: Vector) -> Vector:
-        gradient = (w - self.centres[partition]).astype(self.dtype)
+        gradient: Vector = (w - self.centres[partition]).astype(self.dtype)
         worker = int(os.environ.get("ANYK_WORKER", "-1"))
         if not w.any():
             return gradient  # also the trial at the start
@@ -55,7 +55,9 @@ class Squares:
     better: Literal["higher", "lower"] = "lower"
     l2 = 0.0
 
-    def __init__(self, samples: int, d: int = 5, *, dtype: str = "float64", faults: dict[int, str] | None = None) -> None:
+    def __init__(
+        self, samples: int, d: int = 5, *, dtype: str = "float64", faults: dict[int, str] | None = None
+    ) -> None:
         self.samples, self.dimension, self.dtype = samples, d, np.dtype(dtype)
         self.faults = faults or {}
         self.centres = _Pieces(samples, d, dtype, {}).centres

@@ -42,7 +42,9 @@ def _cluster(strategy: Strategy, outages: int, seed: int) -> Simulated:
     return Simulated(strategy.workers, delays=Exponential(mean=0.3), seed=seed, outages=planned)
 
 
-def _drive(strategy: Strategy, steps: int, outages: int, seed: int, interrupted: int | None) -> list[tuple[object, ...]]:
+def _drive(
+    strategy: Strategy, steps: int, outages: int, seed: int, interrupted: int | None
+) -> list[tuple[object, ...]]:
     """The decisions of a run, perhaps saved and taken up again half-way."""
     fresh = copy.deepcopy(strategy)
     log = RunLog()

@@ -4,11 +4,11 @@ from anyk.training.books import Books
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluation, Evaluator
 from anyk.training.floor import floor_seconds
+from anyk.training.launch import resume, train
 from anyk.training.racing import Race, race
 from anyk.training.replaying import Replay, replay
 from anyk.training.run import CutOff, Receipt, Run
 from anyk.training.runlog import RunLog
-from anyk.training.launch import resume, train
 
 __all__ = [
     "Books",

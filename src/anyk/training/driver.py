@@ -163,7 +163,7 @@ class Driver:
 
     def run(self) -> None:
         """Go on until a limit is reached or the strategy stops; raises :class:`~anyk.errors.RunFailed` if it failed."""
-        if self.finished:
+        if self.finished():
             return
         strategy, log, given, on = self.strategy, self.log, self._given, self.strategy.on
         limit, finite = self.seconds, self._finite
@@ -203,7 +203,7 @@ class Driver:
             commands = on(event)
             if commands or self.interrupted:
                 self._obey(commands)
-                if self.finished:
+                if self.finished():
                     break
             if self.save is not None and clock.monotonic() >= self.save_at:
                 self.save()
@@ -221,7 +221,6 @@ class Driver:
         """Versions made so far, of the slot that has the fewest."""
         return min(self.versions.values())
 
-    @property
     def finished(self) -> bool:
         """Whether a limit has been reached or the strategy has stopped."""
         return (

@@ -53,7 +53,8 @@ def train(
 
     ``strategy`` may be a spec. ``optimizer`` is gradient descent with learning rate 1 if left out. ``out`` is the
     folder to make (without one the log is kept in memory); in it a checkpoint is written every ``checkpoint_every``
-    seconds. Loss and metric are evaluated off the clock, every ``evaluate_every`` versions (default: up to 256 of them).
+    seconds. Loss and metric are evaluated off the clock, for every ``evaluate_every``-th version (default: for a few
+    hundred of them).
     ``watch`` is called after every step. On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work and :class:`~anyk.errors.RunFailed` when a run cannot
@@ -71,6 +72,11 @@ def train(
         strategy = build_strategy(strategy, workers=cluster.workers)
     if strategy.workers != cluster.workers:
         raise BadInput(f"the strategy is for {strategy.workers} workers, the cluster has {cluster.workers}")
+    if problem.samples < strategy.partitions:
+        raise BadInput(
+            f"{problem.samples} rows cannot be cut into {strategy.partitions} partitions of at least one row; "
+            "use fewer workers"
+        )
     _check_limits(problem, steps, seconds, target)
     if steps is None and seconds is None and target is None:
         steps = _STEPS

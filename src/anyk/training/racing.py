@@ -14,8 +14,8 @@ from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.strategies import strategy as build_strategy
-from anyk.training.run import Run, setup
 from anyk.training.launch import Watch, train
+from anyk.training.run import Run, setup
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=3)
     >>> print(replay(run, problem=problem))
-    12 events, 3 updates: the same decisions and the same bits of model
+    9 events, 3 updates: the same decisions and the same bits of model
     """
     run = run if isinstance(run, Run) else Run.open(run)
     config = run.config

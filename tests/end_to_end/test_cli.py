@@ -1,0 +1,201 @@
+"""The command line as a person uses it, with good input and bad."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+
+SMALL = [
+    "--data",
+    "synthetic:rows=120,features=5",
+    "--workers",
+    "6",
+    "--cluster",
+    "simulated",
+    "--delays",
+    "exp:mean=1",
+]
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_a_race_ends_with_table_picture_and_json(tmp_path):
+    result = run("race", *SMALL, "--steps", "15", "--strategy", "uncoded", "--strategy", "agc:load=3,wait=3",
+                 "--strategy", "async:step=0.1", "--out", str(tmp_path / "race"), "--json", str(tmp_path / "r.json"))  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for word in ("uncoded", "agc:load=3,wait=3", "async:step=0.1", "speed-up", "floor s"):
+        assert word in result.output
+    assert (tmp_path / "race" / "race.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert list(report) == ["data", "workers", "delays", "cluster", "seed", "runs"]
+    assert report["workers"] == 6
+    for line in report["runs"]:
+        assert list(line) == ["strategy", "steps", "seconds", "floor_seconds", "loss", "metric", "time_to_target",
+                              "replies_used", "run"]  # fmt: skip
+        assert line["steps"] == 15
+        assert line["seconds"] == line["floor_seconds"]
+        assert line["metric"]["name"] == "auc"
+        assert line["time_to_target"] is None
+        assert anyk.Run.open(line["run"]).steps == 15
+    assert [line["strategy"] for line in report["runs"]] == ["uncoded", "agc:load=3,wait=3", "async:step=0.1"]
+    assert [line["replies_used"] for line in report["runs"]][::2] == [90, 15]
+
+
+def test_train_show_resume_replay(tmp_path):
+    folder = str(tmp_path / "run")
+    result = run("train", *SMALL, "--strategy", "frc:load=2", "--steps", "4", "--out", folder, "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["runs"][0]["steps"] == 4
+    shown = run("show", folder)
+    assert "frc:load=2" in shown.output
+    assert "counted 12" in shown.output
+    receipt = run("show", folder, "--step", "2")
+    assert "partitions counted with weight:" in receipt.output
+    assert "cut off" in receipt.output
+    assert run("show", folder, "--picture", str(tmp_path / "x.png")).exit_code == 0
+    assert (tmp_path / "x.png").exists()
+    resumed = run("resume", folder, "--steps", "9")
+    assert resumed.exit_code == 0, resumed.output
+    assert "9" in resumed.output
+    replayed = run("replay", folder)
+    assert "the same decisions and the same bits of model" in replayed.output
+
+
+@pytest.mark.parametrize("command", ["codes", "strategies", "delays", "data"])
+def test_lists_say_what_there_is(command):
+    assert run(command).exit_code == 0
+    listed = json.loads(run(command, "--json", "-").stdout)
+    assert all(entry["summary"] for entry in listed)
+    assert {"codes": "frc", "strategies": "async", "delays": "pareto", "data": "amazon"}[command] in {
+        entry["name"] for entry in listed
+    }
+
+
+def test_a_config_file_gives_defaults_and_arguments_win(tmp_path):
+    config = tmp_path / "race.toml"
+    config.write_text('data = "synthetic:rows=120,features=5"\nworkers = 4\nsteps = 3\ncluster = "simulated"\n'
+                      'strategy = "frc:load=2"\n')  # fmt: skip
+    shown = run("train", "--config", str(config), "--steps", "5", "--settings")
+    assert "workers      4" in shown.output
+    assert "config file" in shown.output
+    assert "command line" in shown.output
+    done = run("train", "--config", str(config), "--steps", "5", "--out", str(tmp_path / "o"), "--json", "-")
+    report = json.loads(done.stdout)
+    assert (report["workers"], report["runs"][0]["steps"], report["runs"][0]["strategy"]) == (4, 5, "frc:load=2")
+    config.write_text("steeps = 3\n")
+    assert "unknown key 'steeps'" in run("train", "--config", str(config)).output
+
+
+BAD = [
+    (["--strategy", "k-snyc"], "no strategy 'k-snyc'"),
+    (["--strategy", "frc:lod=3"], "has no key 'lod'; did you mean 'load'?"),
+    (["--strategy", "frc:load=3,load=4"], "'load' is given twice"),
+    (["--strategy", "frc:load=4", "--workers", "30"], "nearest: load=3 or load=5, or stragglers=3"),
+    (["--strategy", "uncoded:wait=31", "--workers", "30"], "wait must be 1 to 30"),
+    (["--delays", "exp:mean=0"], "must be a finite number above 0, got 0"),
+    (["--delays", "exp:mean=nan"], "mean in 'exp:mean=nan' should be a number"),
+    (["--delays", "exq:mean=1"], "no delay model 'exq'; did you mean 'exp'?"),
+    (["--delays", "trace:nowhere.npz"], "no trace file 'nowhere.npz'"),
+    (["--cluster", "procesess"], "no cluster 'procesess'; did you mean 'processes'?"),
+    (["--optimizer", "adan"], "no optimizer 'adan'; did you mean 'adam'?"),
+    (["--lr", "-1"], "a learning rate must be a finite number above 0, got -1"),
+    (["--lr", "fast"], "no learning-rate schedule 'fast'"),
+    (["--steps", "0"], "steps must be at least 1, got 0"),
+    (["--workers", "0"], "workers must be"),
+    (["--workers", "2000"], "rows cannot be cut into 2000 partitions"),
+    (["--target", "2"], "a target of 2 cannot be reached: auc lies between 0 and 1"),
+    (["--l2", "-1"], "l2 must be a finite number of at least 0"),
+    (["--data", "digitz"], "no data set 'digitz'; did you mean 'digits'?"),
+    (["--data", "file"], "--data-file"),
+    (["--data", "amazon", "--data-file", "nowhere.csv"], "nowhere.csv"),
+    (["--plugin", "nowhere.py"], "no plug-in file 'nowhere.py'"),
+    (["--config", "nowhere.toml"], "no config file 'nowhere.toml'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD, ids=lambda value: str(value)[:50])
+def test_bad_input_gets_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = ["train", "--data", "synthetic:rows=120,features=5", "--cluster", "simulated", "--steps", "2"]
+    result = run(*base, *arguments)
+    assert result.exit_code == 2, result.output
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_that_cannot_be_trained_on(tmp_path):
+    one_class, gaps = tmp_path / "one.csv", tmp_path / "gaps.csv"
+    one_class.write_text("a,target\n" + "1,1\n" * 20)
+    gaps.write_text("a,target\n" + "1,0\n2,1\n" * 10 + "nan,1\n")
+    for file, words in ((one_class, "class"), (gaps, "not finite in 1 row")):
+        result = run(
+            "train", "--data", "file", "--data-file", str(file), "--workers", "3", "--out", str(tmp_path / "o")
+        )
+        assert result.exit_code == 2
+        assert words in result.output
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path):
+    arguments = ["train", *SMALL, "--steps", "2", "--out", str(tmp_path / "run")]
+    assert run(*arguments).exit_code == 0
+    again = run(*arguments)
+    assert again.exit_code == 2
+    assert "exists; choose another, or go on with it: anyk resume" in again.output
+
+
+def test_divergence_exits_with_1(tmp_path):
+    result = run("train", "--data", "synthetic:task=regression", "--cluster", "simulated", "--workers", "4",
+                 "--lr", "1e9", "--optimizer", "gd", "--steps", "500", "--out", str(tmp_path / "run"))  # fmt: skip
+    assert result.exit_code == 1
+    assert "diverged at step" in result.output
+
+
+def test_ctrl_c_leaves_a_run_that_resumes(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "anyk", "train", "--data", "digits", "--workers", "4", "--delays", "constant:0.05",
+               "--steps", "1000", "--out", str(folder)]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not (folder / "log.sqlite").exists() or anyk_steps(folder) < 3:
+            time.sleep(0.1)
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"interrupted; go on with: anyk resume {folder}" in errors
+    resumed = run("resume", str(folder), "--steps", "10000", "--seconds", "1")
+    assert resumed.exit_code == 0, resumed.output
+
+
+def anyk_steps(folder):
+    try:
+        found = anyk.Run.open(folder)
+        steps = found.steps
+        found.close()
+    except anyk.BadInput:
+        return 0
+    return steps
+
+
+def test_the_amazon_race_in_the_simulator(data_folder, tmp_path):
+    """The papers' set-up: the approximate code reaches the exact code's AUC in a fraction of the seconds."""
+    file = data_folder / "amazon_employee_access_train.csv.gz"
+    result = run("race", "--data", "amazon", "--data-file", str(file), "--cluster", "simulated", "--delays", "exp:mean=0.5",
+                 "--steps", "40", "--strategy", "uncoded", "--strategy", "frc:load=3", "--strategy", "agc:load=3,wait=11",
+                 "--out", str(tmp_path / "race"), "--json", str(tmp_path / "r.json"))  # fmt: skip
+    assert result.exit_code == 0, result.output
+    uncoded, coded, approximate = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert uncoded["loss"] == pytest.approx(coded["loss"], rel=1e-9)
+    assert approximate["metric"]["value"] > uncoded["metric"]["value"] - 0.01
+    assert uncoded["seconds"] > 3.5 * coded["seconds"] > 7 * approximate["seconds"]

@@ -1,0 +1,135 @@
+"""The package as a whole: what importing costs, what README and docs say, and that examples run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anyk
+
+ROOT = Path(__file__).parents[1]
+EXTRA = {"click", "rich", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "cloudpickle", "safetensors", "torch"}
+
+
+def modules_after(code):
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_import_anyk_imports_nothing_heavy():
+    assert not modules_after("import anyk") & EXTRA
+    assert not modules_after("import anyk; anyk.strategy('frc:load=3,wait=11', workers=30)") & EXTRA
+
+
+def test_help_needs_only_click():
+    assert modules_after("from anyk.cli import main") & EXTRA == {"click"}
+
+
+def test_every_public_name_is_there():
+    for name in anyk.__all__:
+        assert getattr(anyk, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = anyk.trian
+
+
+def code_blocks():
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+        if blocks:
+            yield pytest.param("\n".join(blocks), id=path.name)
+
+
+@pytest.mark.parametrize("code", list(code_blocks()))
+def test_the_docs_code_runs(code, tmp_path):
+    """The Python blocks of a page, in order, as one script."""
+    script = tmp_path / "page.py"
+    script.write_text(code, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def command_lines():
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for block in re.findall(r"^```console\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S):
+            for line in block.splitlines():
+                if line.startswith("$ anyk "):
+                    yield pytest.param(line[2:], id=f"{path.name}: {line[2:42]}")
+
+
+@pytest.mark.parametrize("line", list(command_lines()))
+def test_the_docs_commands_are_understood(line, tmp_path):
+    """Every command shown exists with the options shown; those marked fast are run by the page's own tests."""
+    words = line.partition("#")[0].split()
+    help_text = subprocess.run(
+        [sys.executable, "-m", "anyk", words[1], "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for word in words[2:]:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in help_text, f"{word} is no option of {words[1]}"
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
+def test_examples_run_as_they_stand(name):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(ROOT / "examples" / name)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_examples_are_short():
+    for name in ("new_code.py", "new_strategy.py"):
+        lines = (ROOT / "examples" / name).read_text().splitlines()
+        body = [line for line in lines[lines.index(next(x for x in lines if x.endswith('"""'))) + 1 :] if line.strip()]
+        assert len(body) < 40, name
+
+
+def test_plug_ins_work_without_touching_the_package(tmp_path):
+    for file, spec in (("new_code.py", "ring"), ("new_code.py", "ring:wait=5"), ("new_strategy.py", "turns")):
+        done = subprocess.run(
+            [sys.executable, "-m", "anyk", "train", "--plugin", str(ROOT / "examples" / file), "--strategy", spec,
+             "--data", "synthetic", "--workers", "7", "--cluster", "simulated", "--delays", "exp:mean=1",
+             "--steps", "5", "--out", str(tmp_path / spec.replace(":", "-"))],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert spec in done.stdout
+
+
+def test_docstring_examples_run():
+    """Every example in a docstring, collected over all modules."""
+    import doctest
+    import importlib
+    import pkgutil
+
+    failures = []
+    count = 0
+    for module in pkgutil.walk_packages(anyk.__path__, "anyk."):
+        if module.name.endswith("__main__"):
+            continue
+        found = importlib.import_module(module.name)
+        result = doctest.testmod(found, optionflags=doctest.ELLIPSIS, extraglobs={"anyk": anyk, "np": np})
+        failures += [module.name] * bool(result.failed)
+        count += result.attempted
+    assert not failures
+    assert count > 40
+
+
+def test_nothing_in_the_project_names_where_it_was_made():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    for name in tracked.stdout.split():
+        text = (ROOT / name).read_bytes().decode(errors="ignore")
+        assert not re.search(r"/(?:work|root|home)/[a-z]", text), name
+
+
+def test_the_script_is_installed():
+    assert shutil.which("anyk", path=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
