@@ -92,7 +92,7 @@ def test_draws_of_different_keys_differ() -> None:
 def test_draws_are_uniform_and_unrelated_to_their_neighbours(key: tuple[int | str, ...]) -> None:
     count = 50_000
     drawn = keyed.uniforms(*key, start=100, count=count)
-    assert 0.0 <= drawn.min() and drawn.max() < 1.0
+    assert drawn.min() >= 0.0 and drawn.max() < 1.0
     assert stats.kstest(drawn, "uniform").pvalue > 1e-3
     for lag in (1, 4, 256):  # neighbours, the next Philox block, the same place in the next kept block
         assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 4 / count**0.5

@@ -172,7 +172,10 @@ def test_every_known_thing_has_a_summary_and_says_its_keys() -> None:
             "scaling in 'frc:scaling=mean' should be one of none, marginal, conditional, got 'mean'",
         ),
         (lambda: codes.code("cycic", workers=4), "no code 'cycic'; did you mean 'cyclic'?"),
-        (lambda: codes.code("frc:wait=2", workers=4), "code 'frc' has no key 'wait'; its keys: load, stragglers, partitions"),
+        (
+            lambda: codes.code("frc:wait=2", workers=4),
+            "code 'frc' has no key 'wait'; its keys: load, stragglers, partitions",
+        ),
         (lambda: delays.parse("expo:mean=1"), "no delay model 'expo'; did you mean 'exp'?"),
         (
             lambda: delays.parse("exp"),
@@ -180,7 +183,10 @@ def test_every_known_thing_has_a_summary_and_says_its_keys() -> None:
         ),
         (lambda: delays.parse("exp:mean=fast"), "mean in 'exp:mean=fast' should be a number, got 'fast'"),
         (lambda: delays.parse("exp:mean=nan"), "mean in 'exp:mean=nan' should be a number, got 'nan'"),
-        (lambda: delays.parse("exp:mean=1,by=day"), "by in 'exp:mean=1,by=day' should be one of task, round, item, got 'day'"),
+        (
+            lambda: delays.parse("exp:mean=1,by=day"),
+            "by in 'exp:mean=1,by=day' should be one of task, round, item, got 'day'",
+        ),
         (lambda: optimizers.optimizer("nestrov", lr=1), "no optimizer 'nestrov'; did you mean 'nesterov'?"),
         (
             lambda: optimizers.learning_rate("exponental:start=1,decay=1"),
@@ -317,9 +323,7 @@ def test_a_code_is_built_again_from_its_spec(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", DELAYS)
-def test_a_delay_model_is_built_again_from_its_spec(
-    spec: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delay_model_is_built_again_from_its_spec(spec: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.csv").write_text("1,2\n3,4\n")
     monkeypatch.chdir(tmp_path)
     for options in ["", "by=round", "by=item,uninterruptible=true"] + ["per=load"] * (not spec.startswith("trace")):

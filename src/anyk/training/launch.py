@@ -10,10 +10,10 @@ import sys
 import threading
 import time as clock
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-import anyk
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
 from anyk.errors import BadInput, RunFailed
@@ -83,7 +83,7 @@ def train(
     optimizer = optimizer or GD()
     config: dict[str, Any] = {
         "format": FORMAT,
-        "anyk": anyk.__version__,
+        "anyk": version("anyk"),
         "strategy": asked,
         "cluster": cluster.spec,
         "workers": cluster.workers,
