@@ -13,6 +13,7 @@ from anyk.problems.base import Problem, Vector
 
 _POINTS = 256  # versions kept of a slot before every second one is left out
 _AFTER = 0.01  # seconds after a new version, while the driver hands it out, in which not to take the processor from it
+_APART = 0.05  # seconds that versions kept on a real clock are apart at least: keeping one costs a copy
 _SHARE = 0.05  # of a real run's time at most goes to evaluating while it runs
 
 
@@ -29,8 +30,8 @@ class Evaluation(NamedTuple):
 class Evaluator:
     """Keeps versions and evaluates them.
 
-    On a virtual clock that happens at once. On a real one a thread looks at the newest version now and then, for at
-    most 5 % of the time, and the rest is evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is
+    On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
+    newest now and then, for at most 5 % of the time, and the rest is evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is
     kept, 256 at most, unless ``every`` says otherwise. ``target`` is a value of the metric (without held-out data, of
     the loss); :attr:`reached` is the first version known to have it.
     """
@@ -45,6 +46,7 @@ class Evaluator:
         self._borrowed: list[tuple[str, int]] = []
         self._returned: list[tuple[str, int]] = []
         self._fixed = every is not None
+        self._last = -_APART
         self._every = every or 1
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -84,6 +86,10 @@ class Evaluator:
         key = (slot, version)
         if (version % self._every and not last) or key in self.done:
             return False
+        if self._thread is not None and not self._fixed and not last:
+            if time - self._last < _APART:
+                return False
+            self._last = time
         borrowed = False
         if self._thread is None:
             self._evaluate(slot, version, time, w)
