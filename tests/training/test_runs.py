@@ -1,5 +1,6 @@
 """Runs: limits, folders, receipts, books, checkpoints, resumption, replay."""
 
+import dataclasses
 import json
 import os
 import resource
@@ -413,7 +414,7 @@ def test_a_decode_that_would_amplify_float32_rounding_is_refused():
 
         def judge(self, weights):
             decoding = super().judge(weights)
-            return decoding._replace(gain=1e6)
+            return dataclasses.replace(decoding, gain=1e6)
 
     strategy = anyk.strategies.CodedRounds(Loud(4, load=2))
     with pytest.raises(anyk.RunFailed, match="amplify the rounding of float32 replies 1.0e\\+06 times"):

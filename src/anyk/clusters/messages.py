@@ -31,6 +31,10 @@ def fault(message: Vector) -> str | None:
     return None if np.isfinite(message).all() else "not finite (Inf)"
 
 
+class WrongLength(BadInput):
+    """A partial gradient does not have the length of its support."""
+
+
 class Messages:
     """Encodes and adds up the messages of a problem's partitions."""
 
@@ -108,9 +112,9 @@ class Messages:
             gradient = self.partitions.partial_gradient(partition, w)
         expected = self.length((partition,))
         if np.shape(gradient) != (expected,):
-            raise BadInput(
-                f"partition {partition} gave a gradient of shape {np.shape(gradient)}, its support has {expected} "
-                "coordinates"
+            raise WrongLength(
+                f"wrong length: partition {partition} gave a gradient of shape {np.shape(gradient)}, its support has "
+                f"{expected} coordinates"
             )
         return gradient
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.base import Cluster, InFlight, Order
-from anyk.clusters.messages import Messages, digest, fault
+from anyk.clusters.messages import Messages, WrongLength, digest, fault
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
@@ -33,6 +33,7 @@ from anyk.protocol import (
     Task,
     Timing,
 )
+from anyk.specs import show
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,11 @@ class Simulated(Cluster):
         self._newest: dict[str, int] = {}
         self._arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}
         self._gradients: dict[tuple[str, int], dict[int, Vector]] = {}
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Cluster.spec`; outages have no spec."""
+        return show(self.name, vars(self.compute)) if self.compute is not None else self.name
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -222,21 +228,24 @@ class Simulated(Cluster):
         if messages is None:
             return None, 0
         known = self._gradients.setdefault((chunk.slot, version), {})  # replicas share what they compute
-        w = self._models[chunk.slot, version]
+        w = self._models[chunk.slot, version].view()
+        w.flags.writeable = False
         try:
             for j in chunk.partitions:
                 if j not in known:
-                    known[j] = messages.partial_gradient(j, w)
+                    known[j] = np.array(messages.partial_gradient(j, w))  # its buffer may be the problem's own
             out = np.empty(messages.length(chunk.partitions), dtype=w.dtype)
             if not chunk.partitions:
                 out[:] = 0.0
             for item, (j, coefficient) in enumerate(zip(chunk.partitions, chunk.coefficients, strict=True)):
                 messages.add(out, chunk.partitions, item, coefficient, known[j])
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
-            return f"{type(error).__name__}: {error}", 0
+            return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
         why = fault(out)
         if why is None:
             self._arrived[task, index] = chunk.partitions, out
+        else:
+            known.clear()  # what is asked for again is computed again
         return why, digest(out)
 
     # ------------------------------------------------------------------------------------------- commands

@@ -36,7 +36,7 @@ class Asynchronous:
         self.version = 0
         self._next = 0
         self._present: set[int] = set()
-        self._gone = 0
+        self._gone: set[int] = set()
 
     @property
     def spec(self) -> str:
@@ -45,7 +45,8 @@ class Asynchronous:
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        self._present = set(fleet.present)
+        self.version = self._next = 0
+        self._present, self._gone = set(fleet.present), set()
         return [self._dispatch(tuple(sorted(self._present)))]
 
     def on(self, event: Event) -> Sequence[Command]:
@@ -66,11 +67,13 @@ class Asynchronous:
             return (self._dispatch((event.worker,)),)
         if isinstance(event, Joined):
             self._present.add(event.worker)
+            self._gone.discard(event.worker)
             return (self._dispatch((event.worker,)),)
         if isinstance(event, Lost):
             self._present.discard(event.worker)
-            self._gone += event.gone
-            if self._gone == self.workers:
+            if event.gone:
+                self._gone.add(event.worker)
+            if len(self._gone) == self.workers:
                 return (Stop("every worker has been given up", failed=True),)
         return ()
 
@@ -80,9 +83,14 @@ class Asynchronous:
 
     def state(self) -> dict[str, Any]:
         """See :class:`~anyk.protocol.Strategy`."""
-        return {"version": self.version, "next": self._next, "present": sorted(self._present), "gone": self._gone}
+        return {
+            "version": self.version,
+            "next": self._next,
+            "present": sorted(self._present),
+            "gone": sorted(self._gone),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
-        self.version, self._next, self._gone = state["version"], state["next"], state["gone"]
-        self._present = set(state["present"])
+        self.version, self._next = state["version"], state["next"]
+        self._present, self._gone = set(state["present"]), set(state["gone"])

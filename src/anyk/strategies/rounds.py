@@ -178,7 +178,8 @@ class CodedRounds:
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        self._present = set(fleet.present)
+        self.version = self._next = 0
+        self._present, self._gone = set(fleet.present), set()
         self._now = fleet.time
         return self._begin()
 
@@ -190,11 +191,11 @@ class CodedRounds:
             messages = self._messages
             reply = worker if messages == 1 else worker * messages + chunk
             task_of = self._task_of
-            if reply in task_of:  # asked again for a sister message; this one is in already
-                return ()
-            task_of[reply] = task
             if chunk == messages - 1:
                 self._open.discard(worker)
+            if reply in task_of:  # asked again for a sister message; this one is in already
+                return () if self._open else self._stuck()
+            task_of[reply] = task
             count = self._count
             if self._decoder.add(reply) or (len(task_of) >= count if count else self.wait.enough(self)):
                 return self._step()
@@ -235,10 +236,10 @@ class CodedRounds:
         self._open = set()
         self._decoder = self.code.decoder()
         self._began = self._now
-        if not self._present:
-            return []
         n = self.code.workers
-        commands = self._dispatch(range(n) if len(self._present) == n else tuple(sorted(self._present)))
+        commands: list[Command] = []
+        if self._present:
+            commands = self._dispatch(range(n) if len(self._present) == n else tuple(sorted(self._present)))
         if self._count is not None:
             return commands
         for number, seconds in enumerate(self.wait.deadlines()):

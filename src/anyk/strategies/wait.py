@@ -116,7 +116,8 @@ class Deadline(Wait):
 
     def enough(self, waiting: Waiting) -> bool:
         """See :meth:`Wait.enough`."""
-        return waiting.replies > 0 and waiting.elapsed >= self.seconds
+        # to a microsecond: now - began is rounded, and the alarm rings at began + seconds only once
+        return waiting.replies > 0 and waiting.elapsed >= self.seconds - 1e-6
 
     def deadlines(self) -> tuple[float, ...]:
         """See :meth:`Wait.deadlines`."""

@@ -15,6 +15,7 @@ from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.protocol import (
+    Alarm,
     Cancel,
     Chunk,
     Combine,
@@ -27,6 +28,7 @@ from anyk.protocol import (
     Joined,
     Lost,
     Reply,
+    SetAlarm,
     Stop,
     Strategy,
     Task,
@@ -36,6 +38,7 @@ from anyk.training.books import Books
 from anyk.training.runlog import RunLog
 
 _OPEN, _ARRIVED, _ENDED = 0, 1, 2
+_LIMIT = "the run's limit"  # the alarm that ends a run
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
 _NO_TIMES = (None, None, None, None, None)
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
@@ -130,7 +133,7 @@ class Driver:
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
         self._scratch: NDArray[np.float64] | None = None
-        self._finite: deque[bool] = deque(maxlen=strategy.workers)
+        self._bad: dict[tuple[str, int], set[int]] = {}  # who gave what is not finite, by version
         self._now = 0.0
         self._sees_ahead = cluster.virtual
         cluster.report_cuts = log is not None
@@ -166,16 +169,15 @@ class Driver:
         if self.finished():
             return
         strategy, log, given, on = self.strategy, self.log, self._given, self.strategy.on
-        limit, finite = self.seconds, self._finite
+        # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
+        self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
         for event in self.cluster.events():
             if event is None:
                 if log is not None:
                     log.tidy()
-                if self.interrupted or (limit is not None and self.cluster.now() >= limit):
+                if self.interrupted:
                     break
                 continue
-            if limit is not None and event.time >= limit:
-                break
             self._now = event.time
             if isinstance(event, Reply):
                 batch = given.get(event.task)
@@ -186,20 +188,23 @@ class Driver:
                 batch.status[place] = _ARRIVED
                 if log is not None:
                     batch.timing[place] = (event.timing, event.time)
-                finite.append(True)
             elif isinstance(event, Cut):
                 self._close_cut(event)
                 continue
-            elif isinstance(event, Failed):
-                if not self._unusable(event):
-                    continue
+            elif isinstance(event, Alarm) and event.name == _LIMIT:
+                break
+            elif isinstance(event, Failed) and event.task not in given:
+                self._late_failure(event)
+                continue
+            if log is not None:
+                log.event(event)  # before what follows from it is written down
+                log.tidy()
+            if isinstance(event, Failed):
+                self._unusable(event)
             elif isinstance(event, Lost):
                 self._lose(event)
             elif isinstance(event, Joined):
                 self.present.add(event.worker)
-            if log is not None:
-                log.event(event)
-                log.tidy()
             commands = on(event)
             if commands or self.interrupted:
                 self._obey(commands)
@@ -365,6 +370,8 @@ class Driver:
             self.cluster.publish(slot, version + 1, w)
             bits = 0 if self.log is None else _bits(w)
         self.versions[slot] = version + 1
+        if self._bad:
+            self._bad = {key: bad for key, bad in self._bad.items() if key[0] != slot}
         oldest = total = 0
         given, books, log = self._given, self.books, self.log
         quick = log is None and self.problem is None
@@ -524,34 +531,33 @@ class Driver:
                 self._end(self._cut[task], place, "cancelled")
             del self._cut[task]
 
-    def _unusable(self, event: Failed) -> bool:
-        """Book a message that must not be used; whether the strategy is to hear of it."""
-        batch = self._given.get(event.task)
-        known = batch is not None
-        if batch is None:  # it had been cancelled, and its model version may have been overwritten under it
-            batch = self._cut.get(event.task)
-        if batch is None:
-            return False
-        place = (event.task - batch.first) * batch.width + event.chunk
-        if not known:
+    def _late_failure(self, event: Failed) -> None:
+        """A cancelled task failed; its model version may have been overwritten under it, so that says nothing."""
+        batch = self._cut.get(event.task)
+        if batch is not None:
+            place = (event.task - batch.first) * batch.width + event.chunk
             if batch.status[place] == _OPEN:
                 self._end(batch, place, "discarded", due=event.time)
-            return False
+
+    def _unusable(self, event: Failed) -> None:
+        """Book a message that must not be used; raises when it shows that the run cannot go on."""
+        batch = self._given[event.task]
+        place = (event.task - batch.first) * batch.width + event.chunk
+        chunk = batch.chunk(place)
         self.books.unusable += 1
         if self.log is not None:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
         if batch.status[place] == _OPEN:
             self._end(batch, place, "lost")
         if event.reason.startswith("not finite"):
-            self._finite.append(False)
-            bad = len(self._finite) - sum(self._finite)
-            if 2 * bad > self.strategy.workers:
+            bad = self._bad.setdefault((chunk.slot, batch.versions[chunk.slot]), set())
+            bad.add(event.worker)
+            if 2 * len(bad) > self.strategy.workers:
                 raise RunFailed(
                     f"diverged at step {self.step}: most replies are {event.reason}; lower the learning rate"
                 )
-        elif not event.reason.startswith("wrong"):
+        elif not event.reason.startswith("wrong length"):
             raise RunFailed(f"worker {event.worker} could not compute its gradient at step {self.step}: {event.reason}")
-        return True
 
     def _lose(self, event: Lost) -> None:
         self.present.discard(event.worker)
@@ -581,20 +587,30 @@ class Driver:
             "versions": dict(self.versions),
             "present": sorted(self.present),
             "books": self.books.plain(),
-            "cut": sum(len(self._open_places(task)) for task in self._cut),
-            "given": [self._plain(batch) for batch in dict.fromkeys(self._given.values())],
-            "finite": list(self._finite),
+            "cut": [self._plain(batch, self._cut) for batch in dict.fromkeys(self._cut.values())],
+            "given": [self._plain(batch, self._given) for batch in dict.fromkeys(self._given.values())],
             "seq": self.log.seq if self.log is not None else 0,
         }
 
-    def _plain(self, batch: _Batch) -> list[Any]:
+    def _plain(self, batch: _Batch, tasks: dict[int, _Batch]) -> list[Any]:
+        """A batch as plain data, as far as it is among ``tasks``."""
         status = list(batch.status)
         for task in range(batch.first, batch.first + len(batch.workers)):
-            if task not in self._given:  # cut off, or ended
+            if task not in tasks:
                 start = (task - batch.first) * batch.width
                 status[start : start + batch.width] = [_ENDED] * batch.width
         timing = list(batch.timing.items())
-        return [batch.first, list(batch.workers), batch.chunks, batch.versions, batch.at, status, timing]
+        plain = [batch.first, list(batch.workers), batch.chunks, batch.versions, batch.at, status, timing]
+        return [*plain, batch.cancelled]
+
+    def _read_batch(self, plain: Sequence[Any]) -> _Batch:
+        first, workers, chunks, versions, at, status, timing, cancelled = plain
+        tasks = [tuple(Chunk(tuple(c[0]), tuple(c[1]), c[2], c[3]) for c in task) for task in chunks]
+        batch = _Batch(first, workers, tasks, versions, at)
+        batch.status, batch.left = bytearray(status), sum(s != _ENDED for s in status)
+        batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
+        batch.cancelled = cancelled
+        return batch
 
     def vectors(self) -> dict[str, Vector]:
         """The vectors a resumed run needs: models in use, optimiser states, messages that wait to be used."""
@@ -603,9 +619,10 @@ class Driver:
             vectors[f"model/{slot}/{self.versions[slot]}"] = w
             for name, value in self.optimizer_states[slot].items():
                 vectors[f"optimizer/{slot}/{name}"] = value
-        for slot, version in self._pins:
-            vectors[f"model/{slot}/{version}"] = self.cluster.model(slot, version)
         for batch in dict.fromkeys(self._given.values()):
+            for slot in batch.slots():
+                version = batch.versions[slot]
+                vectors[f"model/{slot}/{version}"] = self.cluster.model(slot, version)
             for place, status in enumerate(batch.status):
                 if status == _ARRIVED:
                     task, chunk = batch.first + place // batch.width, place % batch.width
@@ -615,19 +632,22 @@ class Driver:
     def restore(self, state: dict[str, Any], vectors: dict[str, Vector]) -> None:
         """Go on from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
         self.books = Books(**state["books"])
-        self.books.cancelled += state["cut"]  # whatever had been cut off then is over now
         self.time, self._now = state["time"], state["now"]
         self.versions = dict(state["versions"])
         here, self.present = self.present, set(state["present"])
-        self._finite.extend(state["finite"])
-        for first, workers, chunks, versions, at, status, timing in state["given"]:
-            tasks = [tuple(Chunk(tuple(c[0]), tuple(c[1]), c[2], c[3]) for c in task) for task in chunks]
-            batch = _Batch(first, workers, tasks, versions, at)
-            batch.status, batch.left = bytearray(status), sum(s != _ENDED for s in status)
-            batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
-            self._given.update(dict.fromkeys(range(first, first + len(workers)), batch))
+        for plain in state["given"]:
+            batch = self._read_batch(plain)
+            self._given.update(dict.fromkeys(range(batch.first, batch.first + len(batch.workers)), batch))
             for slot in batch.slots():
-                self.pin(slot, versions[slot])
+                self.pin(slot, batch.versions[slot])
+        for plain in state["cut"]:
+            batch = self._read_batch(plain)
+            batch.closed = True
+            for task, worker in enumerate(batch.workers, batch.first):
+                start = (task - batch.first) * batch.width
+                if _OPEN in batch.status[start : start + batch.width]:
+                    self._cut[task] = batch
+                    self._cut_of[worker].append(task)
         models = sorted(
             (int(k.split("/")[2]), k.split("/")[1], v) for k, v in vectors.items() if k.startswith("model/")
         )

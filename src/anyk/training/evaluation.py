@@ -31,8 +31,8 @@ class Evaluator:
     """Keeps versions and evaluates them.
 
     On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
-    newest now and then, for at most 5 % of the time, and the rest is evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is
-    kept, 256 at most, unless ``every`` says otherwise. ``target`` is a value of the metric (without held-out data, of
+    newest now and then, for at most 5 % of the time, and the rest is evaluated after the run. Of a long run every 2nd,
+    4th, 8th, … version is kept, a few hundred in all, unless ``every`` says otherwise. ``target`` is a value of the metric (without held-out data, of
     the loss); :attr:`reached` is the first version known to have it.
     """
 
@@ -41,13 +41,13 @@ class Evaluator:
     ) -> None:
         self.problem, self.target = problem, target
         self.done: dict[tuple[str, int], Evaluation] = {}
-        self.recalled: set[Evaluation] = set()
+        self._fresh: list[Evaluation] = []
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
         self._returned: list[tuple[str, int]] = []
         self._fixed = every is not None
         self._last = -_APART
-        self._every = every or 1
+        self.every = every or 1
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._over = False
@@ -58,8 +58,7 @@ class Evaluator:
 
     def recall(self, slot: str, version: int, time: float, loss: float, metric: float | None) -> None:
         """An evaluation that an earlier part of the run has made."""
-        evaluation = self.done[slot, version] = Evaluation(slot, version, time, loss, metric)
-        self.recalled.add(evaluation)
+        self.done[slot, version] = Evaluation(slot, version, time, loss, metric)
 
     @property
     def latest(self) -> Evaluation | None:
@@ -84,7 +83,7 @@ class Evaluator:
     def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
         """A new version; returns whether ``w`` itself is kept for now, until :meth:`let_go` names it."""
         key = (slot, version)
-        if (version % self._every and not last) or key in self.done:
+        if (version % self.every and not last) or key in self.done:
             return False
         if self._thread is not None and not self._fixed and not last:
             if time - self._last < _APART:
@@ -99,12 +98,18 @@ class Evaluator:
                 self._kept[key] = time, w if borrowed else w.copy()
                 if borrowed:
                     self._borrowed.append(key)
-            if not self._fixed and len(self._kept) + len(self.done) > _POINTS * (1 + self._every.bit_length()):
-                self._every *= 2
-                for old in [old for old in self._kept if old[1] % self._every and old not in self._borrowed]:
+            if not self._fixed and len(self._kept) + len(self.done) > _POINTS * (1 + self.every.bit_length()):
+                self.every *= 2
+                for old in [old for old in self._kept if old[1] % self.every and old not in self._borrowed]:
                     del self._kept[old]
         self._news.set()
         return borrowed
+
+    def fresh(self) -> list[Evaluation]:
+        """The evaluations made since last asked."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, []
+        return fresh
 
     def let_go(self) -> list[tuple[str, int]]:
         """The (slot, version) whose vectors were kept and are needed no more."""
@@ -131,6 +136,7 @@ class Evaluator:
         evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:
             self.done[slot, version] = evaluation
+            self._fresh.append(evaluation)
             self._kept.pop((slot, version), None)
 
     def _look_now_and_then(self) -> None:
@@ -140,7 +146,8 @@ class Evaluator:
             clock.sleep(_AFTER)
             self._copy_borrowed()
             with self._lock:
-                newest = max(self._kept, key=lambda key: key[1], default=None)
+                owned = self._kept.keys() - set(self._borrowed)
+                newest = max(owned, key=lambda key: key[1], default=None)
                 if newest is None or self._over:
                     continue
                 time, w = self._kept[newest]

@@ -182,12 +182,14 @@ def _drive(
                 log.truncate(saved[0]["seq"])
                 for row in log.rows("SELECT slot, version, time, loss, metric FROM evaluations"):
                     evaluator.recall(*row)
+                evaluator.every = saved[0]["every"]
                 driver.restore(*saved)
+                driver.reached = evaluator.reached is not None
             for slot, w in driver.models.items():
                 if evaluator.keep(slot, driver.versions[slot], driver.time, w):
                     driver.pin(slot, driver.versions[slot])
             if folder is not None:
-                driver.save = _saving(driver, folder)
+                driver.save = _saving(driver, evaluator, folder)
                 driver.save_every, driver.save_at = checkpoint_every, clock.monotonic() + checkpoint_every
             driver.run()
             if driver.save is not None:
@@ -223,9 +225,8 @@ def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, conf
         for slot, w in driver.models.items():
             evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
         evaluations = evaluator.finish()
-        for evaluation in evaluations:
-            if evaluation not in evaluator.recalled:
-                driver.log.evaluation(tuple(evaluation))
+        for evaluation in evaluator.fresh():
+            driver.log.evaluation(tuple(evaluation))
     reached = evaluator.reached if evaluator is not None else None
     last = evaluations[-1] if evaluations else None
     driver.log.flush()
@@ -251,6 +252,9 @@ def _watching(evaluator: Evaluator, watch: Watch | None) -> Callable[[Driver], N
             driver.pin(slot, version)
         for returned in evaluator.let_go():
             driver.unpin(*returned)
+        for evaluation in evaluator.fresh():
+            assert driver.log is not None
+            driver.log.evaluation(tuple(evaluation))
         if evaluator.target is not None and evaluator.reached is not None:
             driver.reached = True
         if watch is not None:
@@ -259,11 +263,12 @@ def _watching(evaluator: Evaluator, watch: Watch | None) -> Callable[[Driver], N
     return after_step
 
 
-def _saving(driver: Driver, folder: Path) -> Callable[[], None]:
+def _saving(driver: Driver, evaluator: Evaluator, folder: Path) -> Callable[[], None]:
     def save() -> None:
         assert driver.log is not None
         driver.log.flush()  # never behind a checkpoint
-        checkpoints.save(folder, driver.state(), driver.vectors())
+        checkpoints.save(folder, driver.state() | {"every": evaluator.every}, driver.vectors())
+        driver.log.seq += 1  # what is written from here on comes after the checkpoint
 
     return save
 
@@ -326,13 +331,14 @@ def _locked(folder: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patient_interrupts(driver: Driver) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run between two events; a second Ctrl-C at once."""
+    """The first Ctrl-C or SIGTERM ends the run between two events; a second one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def note(number: int, _: Any) -> None:
-        if driver.interrupted and number == signal.SIGINT:
+        del number
+        if driver.interrupted:
             raise KeyboardInterrupt
         driver.interrupted = True
 

@@ -163,7 +163,7 @@ class RunLog:
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             self._db.execute(
                 "DELETE FROM evaluations WHERE version > "
-                "(SELECT max(version) FROM updates u WHERE u.slot = evaluations.slot)"
+                "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)"
             )
         for number, partitions, coefficients, slot, send in self._db.execute("SELECT * FROM works"):
             chunk = Chunk(tuple(json.loads(partitions)), tuple(json.loads(coefficients)), slot, send)

@@ -32,7 +32,6 @@ from anyk.clusters.processes.memory import (
     REPLY,
     STOPPED,
     UNINTERRUPTIBLE,
-    WRITING,
     Layout,
     MailBox,
     Segment,
@@ -124,9 +123,10 @@ class Processes(Cluster):
         self._segments: list[Segment] = []
         self._pipe = -1
         self._posts = [_Post() for _ in range(workers)]
-        self._soon: deque[Event | Cut] = deque()
+        self._news: deque[tuple[Any, ...]] = deque()  # records and deaths, taken in when the driver comes to them
         self._alarms: dict[str, float] = {}
         self._live: dict[int, InFlight] = {}
+        self._missing: dict[int, set[int]] = {}  # chunks of a live task that have neither arrived nor failed
         self._arrived: dict[tuple[int, int], _Message] = {}
         self._newest: dict[str, int] = {}
         self._copies: dict[tuple[str, int], int] = {}
@@ -203,10 +203,10 @@ class Processes(Cluster):
             "sizes": [segment.size for segment in self._segments],
         }
         data_fds = [segment.fd for segment in self._segments]
-        text = json.dumps(message).encode() + b"\n"
+        text = json.dumps(message).encode()
         try:
-            sent = socket.send_fds(ours, [text], [*data_fds, pipe])
-            ours.sendall(text[sent:])
+            socket.send_fds(ours, [len(text).to_bytes(8, "little")], [*data_fds, pipe])
+            ours.sendall(text)
         except OSError:
             raise RunFailed("the helper program that starts workers ended at once; see its message above") from None
         os.close(pipe)
@@ -261,18 +261,20 @@ class Processes(Cluster):
         finally:
             os.close(theirs)
             self._link.setblocking(False)
+        while select.select([self._link.fileno()], [], [], 0)[0]:
+            self._read_helper()  # else both sides could wait for the other to listen
 
     def _await_workers(self) -> tuple[int, ...]:
         deadline = time.monotonic() + _START
         while not all(post.present for post in self._posts):
             self._poll(0.5)
-            for event in self._soon:
+            while self._news:
+                event = self._take_in(self._news.popleft())
                 if isinstance(event, Lost) and event.gone:
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
             if time.monotonic() > deadline:
                 late = [i for i, post in enumerate(self._posts) if not post.present]
                 raise RunFailed(f"workers {late} did not load their partitions within {_START:.0f} s")
-        self._soon.clear()
         self._touch()
         self._start = time.monotonic()
         return tuple(range(self.workers))
@@ -315,7 +317,10 @@ class Processes(Cluster):
 
     def state(self) -> dict[str, Any]:
         """See :meth:`Cluster.state`."""
-        live = [(task, entry._replace(started=entry.started - self._start)) for task, entry in self._live.items()]
+        live = [
+            (task, entry._replace(started=entry.started - self._start), sorted(self._missing[task]))
+            for task, entry in self._live.items()
+        ]
         return super().state() | {"live": live, "alarms": dict(self._alarms)}
 
     def restore(self, time_: float, state: dict[str, Any]) -> None:
@@ -323,9 +328,10 @@ class Processes(Cluster):
         super().restore(time_, state)
         self._start = time.monotonic() - time_
         self._alarms |= state["alarms"]
-        for task, plain in state["live"]:
+        for task, plain, missing in state["live"]:
             entry = InFlight.from_plain(plain)
             self._give(task, entry._replace(started=entry.started + self._start))
+            self._missing[task] = set(missing)
         for worker in range(self.workers):
             self._mail_to(worker)
 
@@ -392,6 +398,7 @@ class Processes(Cluster):
             elif isinstance(order, Cancel):
                 for task in order.tasks:
                     entry = self._live.pop(task, None)
+                    self._missing.pop(task, None)
                     if entry is None:
                         continue
                     post = self._posts[entry.worker]
@@ -421,6 +428,7 @@ class Processes(Cluster):
     def _give(self, task: int, entry: InFlight) -> None:
         """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
         self._live[task] = entry
+        self._missing[task] = set(range(len(entry.chunks)))
         post = self._posts[entry.worker]
         chunks = entry.chunks
         if chunks is not post.chunks:
@@ -451,8 +459,10 @@ class Processes(Cluster):
     def events(self) -> Iterator[Event | Cut | None]:
         """See :meth:`Cluster.events`."""
         while True:
-            while self._soon:
-                yield self._soon.popleft()
+            while self._news:
+                event = self._take_in(self._news.popleft())
+                if event is not None:
+                    yield event
             timeout = _IDLE
             if self._alarms:
                 name = min(self._alarms, key=lambda key: (self._alarms[key], key))
@@ -462,11 +472,14 @@ class Processes(Cluster):
                     yield Alarm(self.now(), name)
                     continue
             self._poll(timeout)
-            if not self._soon:
+            if not self._news:
                 yield None
 
     def _poll(self, timeout: float) -> None:
-        """Wait for news from workers or the helper and turn it into events."""
+        """Wait for news from workers or the helper; it is taken in later, one by one, when the driver asks for it.
+
+        What the driver has not been told of has not happened, so that what it saves is consistent.
+        """
         assert self._link is not None
         link = self._link.fileno()
         ready, _, _ = select.select([self._pipe, link], [], [], timeout)
@@ -477,58 +490,8 @@ class Processes(Cluster):
 
     def _read_records(self) -> None:
         data = os.read(self._pipe, RECORD.size * 512)
-        now = self.now()
-        for kind, worker, task, chunk, buffer, done, incarnation, *times, bits in RECORD.iter_unpack(data):
-            post = self._posts[worker]
-            if incarnation != post.incarnation:
-                continue
-            if kind == REPLY:
-                started, computing, computed, sent = (t - self._start for t in times)
-                self._receive(now, worker, task, chunk, buffer, Timing(started, computing, computed, sent, bits))
-            elif kind == STOPPED:
-                self._soon.append(Cut(now, worker, task, chunk, done, None))
-            elif kind == PROGRESS:
-                if task in self._live:
-                    self._soon.append(Progress(now, worker, task, chunk, done))
-            elif kind == FAILED:
-                self._soon.append(Failed(now, worker, task, chunk, self._error(worker)))
-                self._live.pop(task, None)
-            elif done:  # READY, but it could not load
-                raise RunFailed(f"worker {worker} could not load its partitions: {self._error(worker)}")
-            else:
-                post.present = True
-                self._soon.append(Joined(now, worker))
-                self._mail_to(worker)
-
-    def _receive(self, now: float, worker: int, task: int, chunk: int, buffer: int, timing: Timing) -> None:
-        """A message is in: check that the buffer holds what was announced."""
-        post = self._posts[worker]
-        post.deaths = 0
-        at = self._layout.buffer_at(worker, buffer)
-        state, task_there, chunk_there, length = HEADER.unpack_from(self._replies.memory, at)
-        entry = self._live.get(task)
-        if entry is None:  # cancelled: nobody will use it, but the books want to know
-            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-            self._soon.append(Reply(now, worker, task, chunk, timing))
-            return
-        ids = entry.chunks[chunk].partitions
-        expected = self._messages.length(ids)
-        if (state, task_there, chunk_there) != (FULL, task, chunk) or length != expected:
-            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-            self._soon.append(Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})"))
-            return
-        vector = self._replies.array(at + HEADER.size, length, np.dtype(self._layout.dtype))
-        vector.flags.writeable = False
-        if post.held >= _BUFFERS - 1:
-            self._arrived[task, chunk] = _Message(ids, vector.copy(), worker, -1)
-            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-        else:
-            self._arrived[task, chunk] = _Message(ids, vector, worker, at)
-            post.held += 1
-        if all((task, c) in self._arrived or c == chunk for c in range(len(entry.chunks))):
-            del self._live[task]
-        post.collects = [ask for ask in post.collects if ask[0] != task or ask[1] != chunk]
-        self._soon.append(Reply(now, worker, task, chunk, timing))
+        now = time.monotonic()
+        self._news.extend((now, *record) for record in RECORD.iter_unpack(data))
 
     def _read_helper(self) -> None:
         assert self._link is not None
@@ -542,31 +505,98 @@ class Processes(Cluster):
         for line in lines:
             news = json.loads(line)
             if "forked" in news:
-                self.pids[news["forked"]] = news["pid"]
-            elif news["incarnation"] == self._posts[news["died"]].incarnation:
+                if news["incarnation"] == self._posts[news["forked"]].incarnation:
+                    self.pids[news["forked"]] = news["pid"]
+            else:
                 while select.select([self._pipe], [], [], 0)[0]:
                     self._read_records()  # what it said before it died still counts
-                self._bury(news["died"], news["reason"])
+                self._news.append((news["died"], news["incarnation"], news["reason"]))
 
-    def _bury(self, worker: int, reason: str) -> None:
+    def _take_in(self, news: tuple[Any, ...]) -> Event | Cut | None:
+        """What a piece of news means, and what it changes here; None where it is out of date."""
+        if len(news) == 3:
+            worker, incarnation, reason = news
+            return self._bury(worker, reason) if incarnation == self._posts[worker].incarnation else None
+        at, kind, worker, task, chunk, buffer, done, incarnation, *times, bits = news
+        now = at - self._start
+        if incarnation != self._posts[worker].incarnation:
+            return None
+        if kind == REPLY:
+            started, computing, computed, sent = (t - self._start for t in times)
+            return self._receive(now, worker, task, chunk, buffer, Timing(started, computing, computed, sent, bits))
+        if kind == STOPPED:
+            return Cut(now, worker, task, chunk, done, None)
+        if kind == PROGRESS:
+            return Progress(now, worker, task, chunk, done) if task in self._live else None
+        if kind == FAILED:
+            self._settle(task, chunk)
+            return Failed(now, worker, task, chunk, self._error(worker))
+        if done:  # READY, but it could not load
+            raise RunFailed(f"worker {worker} could not load its partitions: {self._error(worker)}")
+        self._posts[worker].present = True
+        self._mail_to(worker)
+        return Joined(now, worker)
+
+    def _settle(self, task: int, chunk: int) -> None:
+        """A chunk has arrived or failed; a task of which none is missing is live no more."""
+        missing = self._missing.get(task)
+        if missing is not None:
+            missing.discard(chunk)
+            if not missing:
+                del self._missing[task], self._live[task]
+
+    def _receive(
+        self, now: float, worker: int, task: int, chunk: int, buffer: int, timing: Timing
+    ) -> Reply | Failed | None:
+        """A message is in: check that the buffer holds what was announced."""
+        post = self._posts[worker]
+        post.deaths = 0
+        at = self._layout.buffer_at(worker, buffer)
+        state, task_there, chunk_there, length = HEADER.unpack_from(self._replies.memory, at)
+        entry = self._live.get(task)
+        if entry is None or chunk not in self._missing[task]:
+            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
+            # of a cancelled task: nobody will use it, but the books want to know; of a resumed one: it is in already
+            return Reply(now, worker, task, chunk, timing) if entry is None else None
+        ids = entry.chunks[chunk].partitions
+        expected = self._messages.length(ids)
+        if (state, task_there, chunk_there) != (FULL, task, chunk) or length != expected:
+            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
+            self._settle(task, chunk)
+            return Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})")
+        vector = self._replies.array(at + HEADER.size, length, np.dtype(self._layout.dtype))
+        vector.flags.writeable = False
+        if post.held >= _BUFFERS - 1:
+            self._arrived[task, chunk] = _Message(ids, vector.copy(), worker, -1)
+            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
+        else:
+            self._arrived[task, chunk] = _Message(ids, vector, worker, at)
+            post.held += 1
+        self._settle(task, chunk)
+        if post.collects:
+            post.collects = [ask for ask in post.collects if ask[0] != task or ask[1] != chunk]
+        return Reply(now, worker, task, chunk, timing)
+
+    def _bury(self, worker: int, reason: str) -> Lost:
         """A worker is dead: what it was writing is void, what it sent is not; another takes its place."""
         post = self._posts[worker]
         post.present = False
         post.deaths += 1
         self.pids.pop(worker, None)
         for task in [task for task, entry in self._live.items() if entry.worker == worker]:
-            del self._live[task]
+            del self._live[task], self._missing[task]
         post.head, post.chunks, post.body, post.positions, post.collects = (-1, 0.0, 0.0, 0.0), (), b"[]", [], []
+        kept = {message.at for message in self._arrived.values() if message.worker == worker}
         for buffer in range(_BUFFERS):
             at = self._layout.buffer_at(worker, buffer)
-            if HEADER.unpack_from(self._replies.memory, at)[0] == WRITING:
+            if at not in kept:
                 HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
         gone = post.deaths >= _DEATHS
         if gone:
             reason += f", {post.deaths} times in a row"
-        self._soon.append(Lost(self.now(), worker, reason, gone))
-        if not gone:
+        else:
             self._spawn(worker)
+        return Lost(self.now(), worker, reason, gone)
 
     def _error(self, worker: int) -> str:
         at = self._layout.box_at(worker) + self._layout.box

@@ -57,9 +57,10 @@ class Nursery:
             self._end()
 
     def _receive_start(self) -> tuple[dict[str, Any], list[int]]:
-        data, fds, _, _ = socket.recv_fds(self._link, 1 << 16, 16)
-        while not data.endswith(b"\n"):
-            more = self._link.recv(1 << 16)
+        size, fds, _, _ = socket.recv_fds(self._link, 8, 16)
+        data, length = bytearray(), int.from_bytes(size, "little")
+        while len(data) < length:
+            more = self._link.recv(length - len(data))  # and no byte of what follows, which has a descriptor with it
             if not more:
                 sys.exit(0)
             data += more
@@ -67,7 +68,7 @@ class Nursery:
 
     def _obey(self, shared: worker_module.Shared, own: tuple[int, int]) -> bool:
         """One request, each with the descriptor of the new worker's doorbell; False when the driver hung up."""
-        data, fds, _, _ = socket.recv_fds(self._link, 64, 1)
+        data, fds, _, _ = socket.recv_fds(self._link, 33, 1)
         if not data:
             return False
         for line in data.splitlines():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.clusters.messages import Messages, digest, fault
+from anyk.clusters.messages import Messages, WrongLength, digest, fault
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
     FAILED,
@@ -106,7 +106,7 @@ class Worker:
         self._tell(READY, -1)
         last = -1
         while True:
-            order, self._next = self._next or self._take(), None
+            order, self._next = self._take() or self._next, None
             if order is None:
                 if not self._listen(None):
                     return
@@ -183,6 +183,7 @@ class Worker:
             self._hold(due, 0, 0)
         for index, (chunk, copy) in enumerate(zip(order.chunks, order.copies, strict=True)):
             w = model_view(self._shared.models, self._layout, self._slots[chunk.slot], copy)
+            w.flags.writeable = False  # it is everybody's
 
             def between(done: int, index: int = index, first: float = due) -> bool:
                 if order.each:
@@ -274,7 +275,7 @@ class Worker:
         self._tell(REPLY, task, chunk=index, buffer=buffer, times=(started, computing, computed), bits=digest(out))
 
     def _complain(self, error: Exception) -> None:
-        self._write_error(f"{type(error).__name__}: {error}")
+        self._write_error(str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}")
 
     def _write_error(self, text: str) -> None:
         data = text.encode()[: ERROR_BOX - 8]

@@ -1,0 +1,215 @@
+"""Wait rules: what each means, how they combine, how they are written and read back, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anyk.errors import BadInput
+from anyk.strategies import AllOf, AnyOf, Count, Deadline, Decodable, Predicate, ResidualBelow, Wait
+from anyk.strategies.wait import wait_rule
+
+
+class Moment(NamedTuple):
+    """A round as a rule sees it."""
+
+    replies: int
+    decodable: bool
+    residual: float
+    elapsed: float
+    replied: tuple[int, ...]
+
+
+def moments() -> Iterator[Moment]:
+    for replies, residual, elapsed in product((0, 1, 2, 3, 8), (0.0, 0.03, 0.05, 0.3, 1.0), (0.0, 0.5, 0.75, 2.0, 3.0)):
+        yield Moment(replies, residual == 0.0 and replies > 0, residual, elapsed, tuple(range(replies)))
+
+
+def same(rule: Wait, meaning: Callable[[Moment], bool]) -> bool:
+    return all(rule.enough(moment) == meaning(moment) for moment in moments())
+
+
+def decodable(m: Moment) -> bool:
+    return m.decodable
+
+
+def three(m: Moment) -> bool:
+    return m.replies >= 3
+
+
+def near(m: Moment) -> bool:
+    return m.residual < 0.05
+
+
+def late(m: Moment) -> bool:
+    return m.replies > 0 and m.elapsed >= 0.5
+
+
+# ------------------------------------------------------------------------------------------- meaning
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("decodable", decodable),
+        ("3", three),
+        (" 3 ", three),
+        ("all", lambda m: m.replies >= 8),
+        ("5%", near),
+        ("0.5s", late),
+        ("500e-3s", late),
+        ("3|0.5s", lambda m: three(m) or late(m)),
+        ("3&0.5s", lambda m: three(m) and late(m)),
+        ("5%|3&0.5s", lambda m: near(m) or (three(m) and late(m))),
+        ("3&0.5s|5%", lambda m: near(m) or (three(m) and late(m))),
+        ("3 & 0.5s | 5% & decodable", lambda m: (three(m) and late(m)) or (near(m) and decodable(m))),
+        ("5%|3|0.5s", lambda m: near(m) or three(m) or late(m)),
+        ("5%&3&0.5s", lambda m: near(m) and three(m) and late(m)),
+        ("(3&0.5s)|5%", lambda m: near(m) or (three(m) and late(m))),
+    ],
+)
+def test_what_a_written_rule_means(text: str, meaning: Callable[[Moment], bool]) -> None:
+    assert same(wait_rule(text, replies=8), meaning)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("(5%|3)&0.5s", lambda m: (near(m) or three(m)) and late(m)),
+        ("0.5s&(5%|3)", lambda m: (near(m) or three(m)) and late(m)),
+        ("(5%|0.5s)&(3|decodable)", lambda m: (near(m) or late(m)) and (three(m) or decodable(m))),
+    ],
+)
+def test_brackets_mean_what_they_mean_everywhere(text: str, meaning: Callable[[Moment], bool]) -> None:
+    """Or they are refused; never quietly something else."""
+    try:
+        rule = wait_rule(text, replies=8)
+    except BadInput:
+        return
+    assert same(rule, meaning)
+
+
+def test_brackets_must_match() -> None:
+    for text in ("(3", "3)", "((3)", "3|(0.5s", ")3("):
+        with pytest.raises(BadInput, match="wait"):
+            wait_rule(text, replies=8)
+
+
+def test_what_is_not_text() -> None:
+    assert wait_rule(None, replies=8) == Decodable()
+    assert wait_rule(3, replies=8) == Count(3)
+    given_rule = Deadline(0.5)
+    assert wait_rule(given_rule, replies=8) is given_rule
+    rule = wait_rule(lambda waiting: 2 in waiting.replied, replies=8)
+    assert isinstance(rule, Predicate) and same(rule, lambda m: m.replies > 2)
+    assert str(Predicate(three)) == "<three>"
+
+
+def test_python_operators_combine() -> None:
+    assert same(Count(3) | Deadline(0.5), lambda m: three(m) or late(m))
+    assert same(Count(3) & Deadline(0.5), lambda m: three(m) and late(m))
+    assert same((ResidualBelow(0.05) | Count(3)) & Deadline(0.5), lambda m: (near(m) or three(m)) and late(m))
+    assert same(ResidualBelow(0.05) | Count(3) & Deadline(0.5), lambda m: near(m) or (three(m) and late(m)))
+    assert same(Predicate(three) & Decodable(), lambda m: three(m) and decodable(m))
+
+
+def test_a_deadline_without_a_reply_is_not_enough() -> None:
+    assert not Deadline(0.5).enough(Moment(0, False, 1.0, 9.0, ()))
+    assert Deadline(0.5).enough(Moment(1, False, 0.9, 0.5, (4,)))
+    assert not Deadline(0.5).enough(Moment(1, False, 0.9, 0.49, (4,)))
+
+
+def test_a_residual_must_be_below_its_bound() -> None:
+    assert not ResidualBelow(0.05).enough(Moment(3, False, 0.05, 0.0, (0, 1, 2)))
+    assert ResidualBelow(0.05).enough(Moment(3, False, 0.0499, 0.0, (0, 1, 2)))
+
+
+def test_what_rules_tell_the_round() -> None:
+    """The deadlines it must set alarms for, the counts named, and whether it may end without the exact sum."""
+    rule = (Count(3) | Deadline(0.5)) & (Deadline(2.0) | ResidualBelow(0.1))
+    assert sorted(rule.deadlines()) == [0.5, 2.0] and rule.counts() == (3,)
+    assert Decodable().deadlines() == () and Decodable().counts() == ()
+    for exact in (Decodable(), Decodable() & Deadline(0.5), Decodable() | Decodable() & Count(3)):
+        assert not exact.approximate
+    for loose in (Count(3), Decodable() | Deadline(0.5), Count(3) & Deadline(0.5), ResidualBelow(0.1)):
+        assert loose.approximate
+
+
+# ------------------------------------------------------------------------------------------- there and back
+
+leaves = st.one_of(
+    st.integers(1, 8).map(Count),
+    st.just(Decodable()),
+    st.sampled_from([0.03, 0.05, 0.1, 0.29, 0.3, 0.57, 0.58, 1.0]).map(ResidualBelow),
+    st.sampled_from([0.25, 0.5, 0.7, 2.0, 2.5, 30.0]).map(Deadline),
+)
+flat = st.lists(st.lists(leaves, min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+def unfolded(groups: list[list[Any]]) -> Wait:
+    either = [group[0] if len(group) == 1 else AllOf(*group) for group in groups]
+    return either[0] if len(either) == 1 else AnyOf(*either)
+
+
+@settings(deadline=None, max_examples=80)
+@given(flat.map(unfolded))
+def test_a_rule_is_read_back_from_how_it_is_written(rule: Wait) -> None:
+    again = wait_rule(str(rule), replies=8)
+    assert same(again, rule.enough) and str(again) == str(rule)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.recursive(leaves, lambda rules: st.builds(AllOf, rules, rules) | st.builds(AnyOf, rules, rules), max_leaves=5)
+)
+def test_a_nested_rule_is_read_back_from_how_it_is_written(rule: Wait) -> None:
+    """A run is resumed and replayed from its strategy's spec."""
+    assert same(wait_rule(str(rule), replies=8), rule.enough)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1.0))
+def test_rules_are_written_with_every_digit(seconds: float, bound: float) -> None:
+    assert wait_rule(str(Deadline(seconds)), replies=8) == Deadline(seconds)
+    again = wait_rule(str(ResidualBelow(bound)), replies=8)
+    assert isinstance(again, ResidualBelow) and again.bound == pytest.approx(bound, rel=1e-14)
+
+
+# ------------------------------------------------------------------------------------------- complaints
+
+FORMS = (
+    "wait should be a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s, joined by"
+)
+
+
+@pytest.mark.parametrize(
+    ("wait", "sentence"),
+    [
+        (0, "wait must be 1 to 8 (the replies there can be), got 0"),
+        (9, "wait must be 1 to 8 (the replies there can be), got 9"),
+        ("-1", "wait must be 1 to 8 (the replies there can be), got -1"),
+        ("5%|9", "wait must be 1 to 8 (the replies there can be), got 9"),
+        ("0%", "a residual to wait for must be above 0% and at most 100%, got '0%'"),
+        ("101%", "a residual to wait for must be above 0% and at most 100%, got '101%'"),
+        ("nan%", "a residual to wait for must be above 0% and at most 100%, got 'nan%'"),
+        ("0s", "a deadline must be above 0 s, got '0s'"),
+        ("-1s", "a deadline must be above 0 s, got '-1s'"),
+        ("infs", "a deadline must be above 0 s, got 'infs'"),
+        ("soon", FORMS + " | or &; got 'soon'"),
+        ("guess", FORMS + " | or &; got 'guess'"),
+        ("", FORMS + " | or &; got ''"),
+        ("3|", FORMS + " | or &; got ''"),
+        ("3&&4", FORMS + " | or &; got ''"),
+        (2.5, FORMS + " | or &; got '2.5'"),
+        ("0.5", FORMS + " | or &; got '0.5'"),
+    ],
+)
+def test_what_cannot_be_waited_for(wait: Any, sentence: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        wait_rule(wait, replies=8)
+    assert str(caught.value) == sentence
