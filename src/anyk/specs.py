@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +40,7 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
         if not equals:
             key, value = "", item
         key, value = key.strip().replace("-", "_"), value.strip()
-        if (not key and place) or not value:
+        if (not key and (place or equals)) or not value:
             raise BadInput(f"'{item}' in '{text}' should be key=value, as in name:key=value,key=value")
         if key in values:
             raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
@@ -91,7 +92,11 @@ def _show(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "/".join(map(_show, value))
-    return repr(value) if isinstance(value, float) and not value.is_integer() else str(value).removesuffix(".0")
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value)).removesuffix(".0")
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,16 @@ def test_a_reply_that_is_not_finite_is_named_and_never_reaches_the_model(fault, 
     assert run.books["unusable"] == len(named)
 
 
-def test_a_gradient_of_the_wrong_length_ends_the_run_by_name():
-    with pytest.raises(anyk.RunFailed, match=r"worker 2 could not compute .*shape \(4,\), its support has 5"):
+def test_a_gradient_of_the_wrong_length_is_named_and_set_aside():
+    problem = Squares(4, faults={2: "short"})
+    run = anyk.train(
+        problem, "frc:stragglers=1", anyk.clusters.Processes(4), optimizer=anyk.optimizers.GD(lr=0.5), steps=10
+    )
+    assert np.allclose(run.model, plain_descent(problem, 10), rtol=1e-9)
+    named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
+    assert named
+    assert all("worker 2" in text and "shape (4,), its support has 5" in text for text in named)
+    with pytest.raises(anyk.RunFailed, match="step 1 cannot be taken under 'uncoded'.*unusable replies from worker 2"):
         anyk.train(Squares(4, faults={2: "short"}), "uncoded", anyk.clusters.Processes(4), steps=5)
 
 

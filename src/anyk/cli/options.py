@@ -132,7 +132,7 @@ def make_optimizer(problem: LinearProblem, data: str, optimizer: str | None, lr:
 
     name, rate = _KNOWN.get(data.partition(":")[0], ("nesterov", None))
     # the papers' learning rates were found for the papers' method
-    chosen = lr or (rate if optimizer in (None, name) else None) or f"{1.0 / problem.smoothness():.3g}"
+    chosen = lr or (rate if optimizer in (None, name) else None) or f"{1.0 / (problem.smoothness() or 1.0):.3g}"
     return build(optimizer or name, lr=chosen)
 
 

@@ -8,8 +8,10 @@ Karampatziakis 2017).
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,22 +29,30 @@ Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions a worker holds, an
 EXACT = 1e-6  # a decode is exact when max|a B - 1| is at most this
 
 
-class Decoding(NamedTuple):
-    """Weights for a set of replies, and how good they are.
+@dataclass(frozen=True)
+class Decoding:
+    """Weights for a set of replies, and how good they are; unpacks into ``weights, residual, gain``.
 
     ``weights``: shape (replies,), zero for every reply that is not used. ``residual``:
     ``||a B - 1||_2 / sqrt(partitions)``. ``gain``: ``sqrt(sum_i (a_i ||B_i||)^2)``, the factor by which the rounding
-    of replies is amplified.
+    of replies is amplified. ``worst``: ``max|a B - 1|``, which decides what is exact.
     """
 
     weights: Floats
     residual: float
     gain: float
+    worst: float
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.weights, self.residual, self.gain))
+
+    def __getitem__(self, item: int) -> Any:
+        return (self.weights, self.residual, self.gain)[item]
 
     @property
     def exact(self) -> bool:
         """Whether the sum is the full sum, to rounding."""
-        return self.residual <= EXACT
+        return self.worst <= EXACT
 
 
 class Selection(NamedTuple):
@@ -186,7 +196,7 @@ class Code(ABC):
         return LeastSquaresDecoder(self)
 
     def _checked(self, workers: Iterable[int]) -> list[int]:
-        chosen = sorted(int(worker) for worker in workers)
+        chosen = sorted(whole("a worker's number", worker) for worker in workers)
         if len(set(chosen)) < len(chosen):
             raise BadInput(f"workers must be different, got {chosen}")
         if chosen and not 0 <= chosen[0] <= chosen[-1] < self.replies:
@@ -206,7 +216,7 @@ class Code(ABC):
         """Weights with the residual and gain they have."""
         error = weights @ self.encoding - 1.0
         residual = 0.0 if np.max(np.abs(error)) < 1e-15 else float(np.linalg.norm(error) / np.sqrt(self.partitions))
-        return Decoding(weights, residual, float(np.linalg.norm(weights * self.norms)))
+        return Decoding(weights, residual, float(np.linalg.norm(weights * self.norms)), float(np.abs(error).max()))
 
     # ------------------------------------------------------------------------------------------- planning
 
@@ -255,7 +265,7 @@ class LeastSquaresDecoder(Decoder):
         row = np.zeros(self._code.partitions)
         partitions, coefficients = self._code.rows[worker]
         row[list(partitions)] = coefficients
-        row /= self._code.norms[worker]  # rows of very different norm would make the rank test lie
+        row /= self._code.norms[worker] or 1.0  # rows of very different norm would make the rank test lie
         for _ in range(2):  # once is not enough for orthogonality in floating point, twice is
             for direction in self._basis:
                 row -= direction * (direction @ row)
@@ -280,16 +290,25 @@ class LeastSquaresDecoder(Decoder):
         return self._code.judge(self._code._solve(sorted(self._replied)))
 
 
+def whole(name: str, value: Any) -> int:
+    """``value`` as a whole number, or one sentence of complaint."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        least = " of at least 1" if name == "workers" else ""
+        raise BadInput(f"{name} must be a whole number{least}, got {value!r}") from None
+
+
 def check_workers(workers: Any) -> int:
     """``workers`` as a whole number of at least 1, or one sentence of complaint."""
-    if not isinstance(workers, (int, np.integer)) or isinstance(workers, bool) or workers < 1:
+    if isinstance(workers, bool) or whole("workers", workers) < 1:
         raise BadInput(f"workers must be a whole number of at least 1, got {workers!r}")
     return int(workers)
 
 
 def check_stragglers(stragglers: int, workers: int) -> int:
     """``stragglers`` between 0 and ``workers - 1``, or one sentence of complaint."""
-    if not 0 <= stragglers < workers:
+    if not 0 <= whole("stragglers", stragglers) < workers:
         raise BadInput(
             f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}; "
             f"to take a step on few replies use wait={max(1, workers - max(stragglers, 0))}"

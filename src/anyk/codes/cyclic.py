@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.codes.base import EXACT, Code, Decoder, Decoding, Floats, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Decoding, Floats, Row, check_stragglers, check_workers
 from anyk.errors import BadInput
 
 _WORST_GAIN = 1e9  # a draw that amplifies rounding more than this on a probe is not worth keeping in double precision
@@ -96,7 +96,7 @@ class CyclicRepetition(Code):
                 first = int(random.integers(n))
                 lost = (first + np.arange(s)) % n if probe % 2 else random.choice(n, s, replace=False)
                 decoding = self._judge_draw(candidate, np.sort(lost))
-                worst = max(worst, decoding.gain if decoding.residual <= EXACT else np.inf)
+                worst = max(worst, decoding.gain if decoding.exact else np.inf)
             if best is None or worst < best[0]:
                 best = worst, candidate
         if best is None or best[0] > _WORST_GAIN:
@@ -141,7 +141,8 @@ class CyclicRepetition(Code):
         weights = weights + solve(error(weights))  # one step of refinement wins back what the solve rounded away
         rest = error(weights)
         gain = float(np.linalg.norm(weights))  # rows have unit norm
-        return Decoding(weights, float(np.linalg.norm(rest) / np.sqrt(self.workers)), gain)
+        residual = float(np.linalg.norm(rest) / np.sqrt(self.workers))
+        return Decoding(weights, residual, gain, float(np.abs(rest).max()))
 
     def _solve(self, workers: Sequence[int]) -> Floats:
         if self.workers - len(workers) > self.tolerates:

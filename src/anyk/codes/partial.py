@@ -40,6 +40,8 @@ class PartialStragglers(Code):
 
     def __post_init__(self) -> None:
         s = check_stragglers(self.stragglers, check_workers(self.workers))
+        if self.inner not in ("frc", "cyclic"):
+            raise BadInput(f"inner of 'partial' must be frc or cyclic, got {self.inner!r}")
         w = 2 * (s + 1) if self.load is None else self.load
         if w <= s + 1:
             raise BadInput(

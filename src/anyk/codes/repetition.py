@@ -113,7 +113,7 @@ class _GroupDecoder(Decoder):
         used, values, residual, gain = self.select()
         weights = np.zeros(self._code.workers)
         weights[used] = values
-        return Decoding(weights, residual, gain)
+        return Decoding(weights, residual, gain, 0.0 if self.decodable else 1.0)
 
     def select(self) -> Selection:
         """See :meth:`Decoder.select`."""
@@ -189,8 +189,8 @@ class FractionalRepetition(RepetitionCode):
         if self.stragglers is not None:
             groups = min(n // (check_stragglers(self.stragglers, n) + 1), m)
         else:
-            load = self.load if self.load is not None else max(c for c in (1, 2, 3) if m % c == 0 and m // c <= n)
             good = [c for c in range(1, m + 1) if m % c == 0 and m // c <= n]
+            load = self.load if self.load is not None else max((c for c in good if c <= 3), default=good[0])
             if load not in good:
                 near = sorted(sorted(good, key=lambda c: abs(c - load))[:2])
                 other = f", or stragglers={load - 1}" if 1 <= load <= n else ""

@@ -42,6 +42,11 @@ class DelayModel(ABC):
     uninterruptible: bool = field(default=False, kw_only=True)
     name: ClassVar[str] = ""
 
+    def __post_init__(self) -> None:
+        for key, known in (("by", ("task", "round", "item")), ("per", ("task", "load"))):
+            if getattr(self, key) not in known:
+                raise BadInput(f"{key} of '{self.name}' must be one of {', '.join(known)}, got {getattr(self, key)!r}")
+
     @property
     def spec(self) -> str:
         """The short form that :func:`anyk.delays.parse` reads back."""
@@ -96,6 +101,7 @@ class Constant(DelayModel):
     name: ClassVar[str] = "constant"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check("the value of 'constant'", self.value)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
@@ -116,6 +122,7 @@ class Exponential(DelayModel):
     name: ClassVar[str] = "exp"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check("the mean of 'exp'", self.mean)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
@@ -133,6 +140,7 @@ class ShiftedExponential(DelayModel):
     name: ClassVar[str] = "shifted-exp"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check("the shift of 'shifted-exp'", self.shift, strictly=False)
         _check("the mean of 'shifted-exp'", self.mean)
 
@@ -151,6 +159,7 @@ class Pareto(DelayModel):
     name: ClassVar[str] = "pareto"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check("the minimum of 'pareto'", self.minimum)
         _check("the alpha of 'pareto'", self.alpha)
 
@@ -170,6 +179,7 @@ class Bimodal(DelayModel):
     name: ClassVar[str] = "bimodal"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check("'fast' of 'bimodal'", self.fast, strictly=False)
         _check("'slow' of 'bimodal'", self.slow)
         if not 0.0 < self.probability < 1.0:
@@ -191,6 +201,7 @@ class Heterogeneous(DelayModel):
     name: ClassVar[str] = "hetero"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.means:
             raise BadInput("'hetero' needs at least one mean, as in hetero:means=0.1/0.4")
         for mean in self.means:

@@ -36,10 +36,12 @@ def _read(path: Path) -> tuple[Floats, float | None]:
         table = frame.to_numpy(dtype=np.float64)
     elif path.suffix == ".csv" or path.name.endswith(".csv.gz"):
         first = np.loadtxt(path, delimiter=",", max_rows=1, dtype=str, ndmin=1)
-        try:
-            header = 0 if all(np.isfinite(float(cell)) for cell in first) else 1
-        except ValueError:
-            header = 1
+        header = 0
+        for cell in first:
+            try:
+                float(cell)
+            except ValueError:
+                header = 1
         table = np.loadtxt(path, delimiter=",", skiprows=header, ndmin=2)
     else:
         raise BadInput(f"a trace is a .npz, .csv or .parquet file, got '{path}'")
@@ -61,6 +63,11 @@ class Trace(DelayModel):
     name: ClassVar[str] = "trace"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if not np.isfinite(self.slope):
+            raise BadInput(f"the slope of 'trace' must be a finite number, got {self.slope:g}")
+        if self.load is not None and not 0.0 <= self.load < float("inf"):
+            raise BadInput(f"the load of 'trace' must be a share of the data, at least 0, got {self.load:g}")
         table, _ = self._loaded
         if table.ndim != 2 or not table.size:
             raise BadInput(f"the trace '{self.file}' must be a table of rounds x workers, got shape {table.shape}")

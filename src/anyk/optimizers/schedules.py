@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
@@ -40,7 +41,7 @@ class ConstantRate:
     @property
     def spec(self) -> str:
         """The short form: the number alone."""
-        return f"{self.start:g}"
+        return repr(float(self.start)).removesuffix(".0")
 
     def at(self, step: int) -> float:
         """See :class:`Schedule`."""
@@ -111,10 +112,11 @@ def learning_rate(lr: float | str | Schedule) -> Schedule:
     >>> learning_rate("exponential:start=0.1,decay=0.99").at(0)
     0.1
     """
-    if isinstance(lr, (int, float)):
+    if isinstance(lr, numbers.Real):
         return ConstantRate(float(lr))
     if not isinstance(lr, str):
-        return lr
+        schedule: Any = lr  # numbers.Real says nothing to a type checker of what is left
+        return schedule  # type: ignore[no-any-return]
     try:
         number = float(lr)
     except ValueError:

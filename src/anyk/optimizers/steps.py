@@ -36,6 +36,9 @@ class Optimizer(ABC):
             value = getattr(self, key, 0.0)
             if not 0.0 <= value < 1.0:
                 raise BadInput(f"{key} of '{self.name}' must be at least 0 and below 1, got {value:g}")
+        epsilon = getattr(self, "epsilon", 1.0)
+        if not 0.0 < epsilon < float("inf"):
+            raise BadInput(f"epsilon of '{self.name}' must be a finite number above 0, got {epsilon:g}")
 
     @property
     def spec(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector
 
@@ -27,7 +28,7 @@ def _design(X: Any, name: str) -> Any:
 
     is_sparse: bool = sparse.issparse(X)
     if is_sparse:
-        X = sparse.csr_array(X)
+        X = sparse.csr_array(X, copy=True)  # the caller's stays as it is
         X.sum_duplicates()
         values = X.data
     else:
@@ -35,7 +36,7 @@ def _design(X: Any, name: str) -> Any:
         if X.ndim != 2:
             raise BadInput(f"{name} must be a table (rows x columns), got shape {X.shape}")
         values = X
-    if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool):
+    if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool) or np.iscomplexobj(values):
         raise BadInput(f"{name} must hold numbers, got {values.dtype}")
     if values.dtype != np.float32:
         X = X.astype(np.float64, copy=False)
@@ -61,7 +62,7 @@ class LinearPartitions:
         self.dtype = np.dtype(X.dtype)
         ends = np.cumsum([0] + [size.size for size in np.array_split(np.arange(X.shape[0]), m)])
         self.sizes = tuple(np.diff(ends).tolist())
-        self._y = [np.ascontiguousarray(y[a:b]) for a, b in pairwise(ends)]
+        self._y = [np.ascontiguousarray(y[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
         self._X: list[Any] = []
         self._columns: list[Index | None] = []
         for a, b in pairwise(ends):
@@ -151,7 +152,9 @@ class LinearProblem:
     def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
         if y.shape != (rows,):
             raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
-        if not np.issubdtype(y.dtype, np.number) or not np.isfinite(y).all():
+        if y.dtype == bool:
+            y = y.astype(np.float64)
+        if not np.issubdtype(y.dtype, np.number) or np.iscomplexobj(y) or not np.isfinite(y).all():
             raise BadInput(f"{name} must hold finite numbers")
         return y.astype(np.float64)
 
@@ -193,8 +196,9 @@ class LinearProblem:
         from scipy.sparse.linalg import svds
 
         if min(self.X.shape) > 1:
-            start = np.ones(min(self.X.shape), dtype=self.dtype)
-            top = float(svds(self.X, k=1, v0=start, return_singular_vectors=False, tol=1e-3)[0])
+            start = keyed.generator(0, "smoothness").standard_normal(min(self.X.shape)).astype(self.dtype)
+            empty = not (self.X.count_nonzero() if hasattr(self.X, "count_nonzero") else self.X.any())
+            top = 0.0 if empty else float(svds(self.X, k=1, v0=start, return_singular_vectors=False, tol=1e-3)[0])
         else:
             top = float(np.sqrt((self.X * self.X).sum()))
         return self._curvature * top**2 / self.samples + self.l2

@@ -7,6 +7,7 @@ from typing import Any
 
 from anyk.errors import BadInput
 from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Reply, Stop
+from anyk.specs import show
 
 
 class Asynchronous:
@@ -41,7 +42,7 @@ class Asynchronous:
     @property
     def spec(self) -> str:
         """The short form."""
-        return "async" if self.step == 1.0 else f"async:step={self.step:g}"
+        return "async" if self.step == 1.0 else show("async", {"step": self.step})
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""

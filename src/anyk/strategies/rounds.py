@@ -109,8 +109,8 @@ class CodedRounds:
         self._first = 0  # the round's first task
         self._present: set[int] = set()
         self._gone: set[int] = set()
-        self._open: set[int] = set()  # workers from whom messages are still expected in this round
-        self._failures: dict[int, int] = {}  # unusable replies of this round, by worker
+        self._open: dict[int, int] = {}  # how many messages are still expected in this round, by worker
+        self._failures: dict[int, list[int]] = {}  # tasks of this round with unusable messages, by worker
         self._task_of: dict[int, int] = {}  # reply (worker x messages + message) -> task, in order of arrival
         self._began = 0.0
         self._now = 0.0
@@ -191,8 +191,10 @@ class CodedRounds:
             messages = self._messages
             reply = worker if messages == 1 else worker * messages + chunk
             task_of = self._task_of
-            if chunk == messages - 1:
-                self._open.discard(worker)
+            if messages == 1:
+                self._open.pop(worker, None)
+            else:
+                self._heard(worker)
             if reply in task_of:  # asked again for a sister message; this one is in already
                 return () if self._open else self._stuck()
             task_of[reply] = task
@@ -202,11 +204,13 @@ class CodedRounds:
             return () if self._open else self._stuck()
         self._now = event[0]
         if isinstance(event, Failed):
-            self._open.discard(event.worker)
-            self._failures[event.worker] = self._failures.get(event.worker, 0) + 1
+            self._heard(event.worker)
+            tasks = self._failures.setdefault(event.worker, [])
+            if event.task not in tasks:  # two messages of one task are one failure
+                tasks.append(event.task)
         elif isinstance(event, Lost):
             self._present.discard(event.worker)
-            self._open.discard(event.worker)
+            self._open.pop(event.worker, None)
             if event.gone:
                 self._gone.add(event.worker)
         elif isinstance(event, Joined):
@@ -218,13 +222,21 @@ class CodedRounds:
             return self._step()
         return () if self._open else self._stuck()
 
+    def _heard(self, worker: int) -> None:
+        """One message fewer to expect from a worker."""
+        left = self._open.get(worker, 0) - 1
+        if left > 0:
+            self._open[worker] = left
+        else:
+            self._open.pop(worker, None)
+
     def _has_replied(self, worker: int) -> bool:
         messages = self.code.messages
         return all(worker * messages + c in self._task_of for c in range(messages))
 
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
         task, self._next = self._next, self._next + len(workers)
-        self._open.update(workers)
+        self._open.update(dict.fromkeys(workers, self._messages))
         chunks = self._tasks if len(workers) == len(self._tasks) else tuple(self._tasks[i] for i in workers)
         return [Dispatch(task, workers, chunks)]
 
@@ -233,10 +245,12 @@ class CodedRounds:
         self._task_of = {}
         if self._failures:
             self._failures = {}
-        self._open = set()
+        self._open = {}
         self._decoder = self.code.decoder()
         self._began = self._now
         n = self.code.workers
+        if len(self._gone) == n:
+            return [Stop("every worker has been given up", failed=True)]
         commands: list[Command] = []
         if self._present:
             commands = self._dispatch(range(n) if len(self._present) == n else tuple(sorted(self._present)))
@@ -273,7 +287,7 @@ class CodedRounds:
 
     def _stuck(self) -> list[Command]:
         """Nobody is left to wait for in this round, and there is not enough."""
-        again = [w for w, times in sorted(self._failures.items()) if times <= _RETRIES and w in self._present]
+        again = [w for w, tasks in sorted(self._failures.items()) if len(tasks) <= _RETRIES and w in self._present]
         again = [worker for worker in again if not self._has_replied(worker)]
         if again:
             return self._dispatch(tuple(again))
@@ -305,7 +319,7 @@ class CodedRounds:
             "first": self._first,
             "present": sorted(self._present),
             "gone": sorted(self._gone),
-            "open": sorted(self._open),
+            "open": sorted(self._open.items()),
             "failures": sorted(self._failures.items()),
             "replies": list(self._task_of.items()),
             "began": self._began,
@@ -315,7 +329,7 @@ class CodedRounds:
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         self.version, self._next, self._first = state["version"], state["next"], state["first"]
-        self._present, self._gone, self._open = set(state["present"]), set(state["gone"]), set(state["open"])
+        self._present, self._gone, self._open = set(state["present"]), set(state["gone"]), dict(state["open"])
         self._failures = dict(state["failures"])
         self._task_of = dict(state["replies"])
         self._began, self._now = state["began"], state["now"]

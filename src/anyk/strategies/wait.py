@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from anyk.errors import BadInput
+
+
+def _digits(value: float) -> str:
+    """A number with every digit it takes to read it back."""
+    return repr(float(value)).removesuffix(".0")
 
 
 class Waiting(Protocol):
@@ -105,7 +111,7 @@ class ResidualBelow(Wait):
         return waiting.residual < self.bound
 
     def __str__(self) -> str:
-        return f"{self.bound * 100:g}%"
+        return f"{_digits(self.bound * 100)}%"
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class Deadline(Wait):
         return (self.seconds,)
 
     def __str__(self) -> str:
-        return f"{self.seconds:g}s"
+        return f"{_digits(self.seconds)}s"
 
 
 @dataclass(frozen=True)
@@ -223,6 +229,38 @@ def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
         return wait
     if callable(wait):
         return Predicate(wait)
-    either = [[_rule(part.strip().strip("()"), replies) for part in group.split("&")] for group in str(wait).split("|")]
-    rules = [group[0] if len(group) == 1 else AllOf(*group) for group in either]
+    rest = re.findall(r"[|&()]|[^|&()]+", str(wait).replace(" ", ""))
+    rule = _either(rest, str(wait), replies)
+    if rest:
+        raise BadInput(f"the brackets of wait='{wait}' do not match; wait should be {_FORMS}")
+    return rule
+
+
+def _either(rest: list[str], text: str, replies: int) -> Wait:
+    """``a | b | …`` from the front of the tokens in ``rest``."""
+    rules = [_both(rest, text, replies)]
+    while rest and rest[0] == "|":
+        rest.pop(0)
+        rules.append(_both(rest, text, replies))
     return rules[0] if len(rules) == 1 else AnyOf(*rules)
+
+
+def _both(rest: list[str], text: str, replies: int) -> Wait:
+    """``a & b & …``, which binds tighter."""
+    rules = [_single(rest, text, replies)]
+    while rest and rest[0] == "&":
+        rest.pop(0)
+        rules.append(_single(rest, text, replies))
+    return rules[0] if len(rules) == 1 else AllOf(*rules)
+
+
+def _single(rest: list[str], text: str, replies: int) -> Wait:
+    token = rest.pop(0) if rest else ""
+    if token == ")":
+        raise BadInput(f"the brackets of wait='{text}' do not match; wait should be {_FORMS}")
+    if token != "(":
+        return _rule("" if token in ("|", "&") else token, replies)
+    rule = _either(rest, text, replies)
+    if not rest or rest.pop(0) != ")":
+        raise BadInput(f"the brackets of wait='{text}' do not match; wait should be {_FORMS}")
+    return rule

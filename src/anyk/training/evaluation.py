@@ -32,8 +32,8 @@ class Evaluator:
 
     On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
     newest now and then, for at most 5 % of the time, and the rest is evaluated after the run. Of a long run every 2nd,
-    4th, 8th, … version is kept, a few hundred in all, unless ``every`` says otherwise. ``target`` is a value of the metric (without held-out data, of
-    the loss); :attr:`reached` is the first version known to have it.
+    4th, 8th, … version is kept, a few hundred in all, unless ``every`` says otherwise. ``target`` is a value of the
+    metric (without held-out data, of the loss); :attr:`reached` is the first version known to have it.
     """
 
     def __init__(
