@@ -250,7 +250,8 @@ class CodedRounds:
         self._began = self._now
         n = self.code.workers
         if len(self._gone) == n:
-            return [Stop("every worker has been given up", failed=True)]
+            why = f"step {self.version} cannot be taken under '{self.spec}': every worker has been given up"
+            return [Stop(why, failed=True)]
         commands: list[Command] = []
         if self._present:
             commands = self._dispatch(range(n) if len(self._present) == n else tuple(sorted(self._present)))
