@@ -6,6 +6,7 @@ their sparse products eight times; uncoded waits for them and frc does not. Thir
 interrupted: processes against the simulator.
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -22,6 +23,11 @@ STEPS, STOP = 400, 2.0
 problem = amazon()
 
 
+def send(pid, number):
+    with contextlib.suppress(ProcessLookupError):  # the run may be over
+        os.kill(pid, number)
+
+
 def steps_of(run):
     return np.diff(run.history["seconds"])
 
@@ -36,9 +42,9 @@ def stopped_at_random(spec, seed):
         while not over.wait(rng.expovariate(1 / 0.4)):
             pid = cluster.pids.get(rng.randrange(30))
             if pid is not None:
-                os.kill(pid, signal.SIGSTOP)
                 down.append(pid)
-                threading.Timer(STOP, os.kill, (pid, signal.SIGCONT)).start()
+                send(pid, signal.SIGSTOP)
+                threading.Timer(STOP, send, (pid, signal.SIGCONT)).start()
 
     stopper = threading.Thread(target=stop_some)
 
@@ -56,10 +62,7 @@ def stopped_at_random(spec, seed):
 for spec in ("frc:load=3", "agc:load=3,wait=11"):
     longest, median, stops = [], [], []
     for seed in range(3):
-        try:
-            run, count = stopped_at_random(spec, seed)
-        except ProcessLookupError:
-            continue
+        run, count = stopped_at_random(spec, seed)
         steps = steps_of(run)
         longest.append(steps.max())
         median.append(statistics.median(steps))

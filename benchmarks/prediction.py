@@ -16,9 +16,9 @@ import anyk
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--means", type=float, nargs="*", default=[0.02, 0.5])
+parser.add_argument("--strategies", nargs="*", default=["uncoded", "frc:load=3", "agc:load=3,wait=11"])
 arguments = parser.parse_args()
 problem = amazon()
-STRATEGIES = ("uncoded", "frc:load=3", "agc:load=3,wait=11")
 
 
 def calibrate(spec):
@@ -42,7 +42,7 @@ def used(run):
 
 
 for mean in arguments.means:
-    for spec in STRATEGIES:
+    for spec in arguments.strategies:
         compute = calibrate(spec)
         seed = 1
         delays = anyk.delays.Exponential(mean)

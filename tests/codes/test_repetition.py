@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -43,6 +44,16 @@ def test_the_matrix_of_six_workers_and_load_three() -> None:
     assert code.decode([2, 4]).weights.tolist() == [0, 0, 1, 0, 1, 0]
     assert code.decode([2, 4]).residual == 0.0
     assert code.decode([0, 1, 2]).residual ** 2 * 6 == pytest.approx(3.0, abs=1e-12)  # ||a B - 1||^2 = c
+
+
+def test_the_lowest_numbered_reply_of_a_group_counts_whoever_was_first() -> None:
+    code = FractionalRepetition(6, load=3)
+    for order in permutations([1, 2, 3, 5]):
+        decoder = code.decoder()
+        for worker in order:
+            decoder.add(worker)
+        assert decoder.decode().weights.tolist() == [0, 1, 0, 1, 0, 0]
+        assert decoder.select() == ([1, 3], [1.0, 1.0], 0.0, pytest.approx(6**0.5))
 
 
 def test_the_uncoded_matrix_is_the_identity() -> None:

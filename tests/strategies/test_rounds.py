@@ -697,7 +697,7 @@ class World:
 
 
 @pytest.mark.parametrize("spec", RULES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(present=st.sets(st.integers(0, WORKERS - 1), min_size=1), actions=actions)
 def test_under_any_events_it_keeps_its_word_and_its_state_is_all_there_is(
     spec: str, present: set[int], actions: Actions

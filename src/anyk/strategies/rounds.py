@@ -61,7 +61,7 @@ class CodedRounds:
     (Wang, Charles and Papailiopoulos 2019), of an uncoded sum it is K-sync SGD.
 
     ``scaling`` corrects a sum with partitions missing: ``conditional`` divides by the covered share, given who replied
-    (unbiased under exchangeable workers, exact when complete); ``marginal`` always divides by the expected share
+    (unbiased when workers and groups are alike, exact when complete); ``marginal`` always divides by the expected share
     ``1 - p`` (needs a repetition code and a number in ``wait``); ``none`` leaves it.
 
     A worker that joins in mid-round is given the round's work at once; one whose reply is unusable is set aside for
