@@ -419,3 +419,39 @@ def test_a_decode_that_would_amplify_float32_rounding_is_refused():
     strategy = anyk.strategies.CodedRounds(Loud(4, load=2))
     with pytest.raises(anyk.RunFailed, match="amplify the rounding of float32 replies 1.0e\\+06 times"):
         anyk.train(Squares(4, dtype="float32"), strategy, Simulated(4), steps=2)
+
+
+@pytest.mark.parametrize("spec", ["uncoded", "async:step=0.1", "frc:load=2,wait=4"])
+def test_a_run_ended_by_its_seconds_loses_no_event(tmp_path, spec):
+    """The event after the limit is still to come when the run is taken up again."""
+    cluster = Simulated(6, delays=EXP, seed=1)
+    optimizer = anyk.optimizers.GD(lr=0.05)
+    anyk.train(Squares(6), spec, cluster, optimizer=optimizer, seconds=2.0, out=tmp_path / "run").close()
+    resumed = anyk.resume(tmp_path / "run", problem=Squares(6), steps=60)
+    whole = anyk.train(Squares(6), spec, Simulated(6, delays=EXP, seed=1), optimizer=optimizer, steps=60)
+    assert resumed.seconds == whole.seconds
+    assert resumed.model.tobytes() == whole.model.tobytes()
+    resumed.close()
+
+
+def test_a_checkpoint_between_any_two_events_of_real_workers_can_be_resumed(tmp_path):
+    """Messages that are in but not yet told to the driver are not forgotten."""
+    optimizer = anyk.optimizers.GD(lr=0.5)
+
+    def watch(driver, evaluator):
+        if driver.step == 8:
+            driver.interrupted = True
+
+    with pytest.raises(KeyboardInterrupt):
+        anyk.train(
+            Squares(8), "uncoded", anyk.clusters.Processes(8), optimizer=optimizer, steps=20, out=tmp_path / "run",
+            checkpoint_every=0.0, watch=watch,
+        )  # fmt: skip
+    state = anyk.training.checkpoints.load(tmp_path / "run")[0]
+    live = {task for task, *_ in state["cluster"]["live"]}
+    for first, workers, _, _, _, status, *_ in state["given"]:
+        assert {first + i for i in range(len(workers)) if status[i] == 0} <= live
+    resumed = anyk.resume(tmp_path / "run", problem=Squares(8), steps=20)
+    centre = Squares(8).centres.mean(axis=0)
+    assert np.allclose(resumed.model, centre * (1 - 0.5**20), rtol=1e-12)
+    resumed.close()
