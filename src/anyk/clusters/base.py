@@ -155,6 +155,9 @@ class Cluster(ABC):
     def events(self) -> Iterator[Event | Cut | None]:
         """What happens, in order; None now and then while nothing does, so that the driver can tidy up."""
 
+    def step_done(self) -> None:  # noqa: B027  # on a real clock it has taken what it has taken
+        """The driver has taken a step; a virtual clock may count what that costs."""
+
     # ------------------------------------------------------------------------------------------- delays
 
     def _hold(self, worker: int, chunks: Task, version: int) -> tuple[float, float]:

@@ -396,8 +396,7 @@ class Driver:
                 self._end(batch, place, "late_counted" if staleness else "counted", version + 1, weight, slot)
         if self.problem is not None and not self._pins.get((slot, version)):
             self.cluster.release(slot, version)
-        if hasattr(self.cluster, "step_done"):
-            self.cluster.step_done()
+        self.cluster.step_done()
         self.time = self._now = self.cluster.now()
         if self.log is not None:
             count = len(command.messages)
