@@ -95,16 +95,15 @@ class Messages:
             self._places[ids] = found
         return self._places[ids]
 
-    def encode(self, chunk: Chunk, w: Vector, out: Vector, between: Callable[[int], bool] | None = None) -> bool:
-        """Write a chunk's message to ``out``; False when ``between(done)``, asked before each partition, stops it."""
+    def encode(self, chunk: Chunk, w: Vector, out: Vector, between: Callable[[int], None] | None = None) -> None:
+        """Write a chunk's message to ``out``; ``between(done)``, called before each partition, stops it by raising."""
         ids = chunk.partitions
         if not ids:
             out[:] = 0.0
         for done, (j, coefficient) in enumerate(zip(ids, chunk.coefficients, strict=True)):
-            if between is not None and not between(done):
-                return False
+            if between is not None:
+                between(done)
             self.add(out, ids, done, coefficient, self.partial_gradient(j, w))
-        return True
 
     def partial_gradient(self, partition: int, w: Vector) -> Vector:
         """One partition's gradient, its length checked."""

@@ -35,13 +35,13 @@ def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector]) -> Non
         ) from None
 
 
-def load(folder: Path) -> tuple[dict[str, Any], dict[str, Vector]]:
-    """Read the checkpoint of a run folder back: state and vectors."""
+def load(folder: Path) -> tuple[dict[str, Any], dict[str, Vector]] | None:
+    """Read the checkpoint of a run folder back: state and vectors; None when the run ended before its first."""
     from safetensors import safe_open
 
     path = folder / NAME
     if not path.is_file():
-        raise BadInput(f"'{folder}' has no checkpoint; the run ended before its first one, start it anew")
+        return None
     try:
         with safe_open(path, framework="np") as file:
             state = json.loads((file.metadata() or {})["state"])

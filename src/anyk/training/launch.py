@@ -118,7 +118,7 @@ def resume(
     checkpoint_every: float = 10.0,
     watch: Watch | None = None,
 ) -> Run:
-    """Go on with a run from its last checkpoint, until its limits or the new ones given.
+    """Go on with a run from its last checkpoint (or from its beginning), until its limits or the new ones given.
 
     ``problem`` is needed where the run's was made in Python, not from a data set's spec. On a simulated cluster the
     result is bit for bit that of a run never interrupted.
@@ -176,12 +176,12 @@ def _drive(
                 problem, target=config.get("target"), every=evaluate_every, background=not cluster.virtual
             )
             driver.watch = _watching(evaluator, watch)
+            log.truncate(0 if saved is None else saved[0]["seq"])  # a run that ended before its first begins again
+            for row in log.rows("SELECT slot, version, time, loss, metric FROM evaluations"):
+                evaluator.recall(*row)
             if saved is None:
                 driver.begin()
             else:
-                log.truncate(saved[0]["seq"])
-                for row in log.rows("SELECT slot, version, time, loss, metric FROM evaluations"):
-                    evaluator.recall(*row)
                 evaluator.every = saved[0]["every"]
                 driver.restore(*saved)
                 driver.reached = evaluator.reached is not None

@@ -143,7 +143,10 @@ class Run:
             return self._models
         if self.path is None:
             raise BadInput("this run kept no model")
-        state, vectors = checkpoints.load(self.path)
+        saved = checkpoints.load(self.path)
+        if saved is None:
+            raise BadInput(f"'{self.path}' has no model yet: the run ended before its first checkpoint; resume it")
+        state, vectors = saved
         return {slot: vectors[f"model/{slot}/{version}"] for slot, version in state["versions"].items()}
 
     @cached_property

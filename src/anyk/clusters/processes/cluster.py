@@ -394,7 +394,8 @@ class Processes(Cluster):
                 for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
                     versions = tuple([self._newest[chunk.slot] for chunk in chunks])
                     self._give(task, InFlight(worker, chunks, versions, now, *self._hold(worker, chunks, versions[0])))
-                    touched[worker] = None
+                    self._mail_to(worker)  # at once: it can begin while the others are written to
+                    touched.pop(worker, None)
             elif isinstance(order, Cancel):
                 for task in order.tasks:
                     entry = self._live.pop(task, None)

@@ -94,6 +94,8 @@ class Nursery:
                 os.close(fd)
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                # a woken worker waits its turn instead of interrupting the driver that is waking the others
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.environ["ANYK_WORKER"] = str(worker)
             worker_module.Worker(shared, worker, incarnation, doorbell).run()
             status = 0

@@ -142,8 +142,7 @@ class Worker:
 
     def _listen(self, until: float | None) -> bool:
         """Wait for the doorbell, at most until a time; False when the driver has hung up."""
-        left = None if until is None else max(0.0, until - time.monotonic())
-        if select.select([self._doorbell], [], [], left)[0]:
+        if until is None or select.select([self._doorbell], [], [], max(0.0, until - time.monotonic()))[0]:
             return bool(os.read(self._doorbell, 4096))
         return True
 
@@ -185,14 +184,14 @@ class Worker:
             w = model_view(self._shared.models, self._layout, self._slots[chunk.slot], copy)
             w.flags.writeable = False  # it is everybody's
 
-            def between(done: int, index: int = index, first: float = due) -> bool:
+            def between(done: int, index: int = index, first: float = due) -> None:
                 if order.each:
                     self._hold(first + order.each * (done + 1), done, index)
                 else:
                     self._heed(done, index)
-                return True
 
-            between(0) if not chunk.partitions else None
+            if not chunk.partitions:
+                between(0)
             due += order.each * len(chunk.partitions)
             try:
                 if chunk.send == "request":
