@@ -136,16 +136,16 @@ def test_groups_for_any_workers_and_stragglers(n: int, data: st.DataObject) -> N
     m = data.draw(st.none() | st.integers(1, 500))
     code = FractionalRepetition(n, stragglers=s, partitions=m)
     groups = min(n // (s + 1), code.partitions)
-    assert code.groups == groups == len(code.members) == len(code.blocks)
+    assert code.groups == groups == len(code.members) == len(code.blocks_of)
     assert sorted(w for members in code.members for w in members) == list(range(n))
-    assert sorted(j for block in code.blocks for j in block) == list(range(code.partitions))
-    sizes, lengths = [len(members) for members in code.members], [len(block) for block in code.blocks]
+    assert sorted(j for block in code.blocks_of for j in block) == list(range(code.partitions))
+    sizes, lengths = [len(members) for members in code.members], [len(block) for block in code.blocks_of]
     assert max(sizes) - min(sizes) <= 1 and max(lengths) - min(lengths) <= 1
     assert code.tolerates == min(sizes) - 1 >= s
     assert code.load == max(lengths) == -(-code.partitions // groups)
     for g, members in enumerate(code.members):
         for worker in members:
-            assert code.holdings[worker] == code.blocks[g] and code.group_of[worker] == g
+            assert code.holdings[worker] == code.blocks_of[g] and code.group_of[worker] == g
 
 
 @settings(deadline=None, max_examples=60)
@@ -179,7 +179,7 @@ def test_the_published_chances() -> None:
 def test_expected_coefficients_in_rational_arithmetic(n: int, data: st.DataObject) -> None:
     code = FractionalRepetition(n, stragglers=data.draw(st.integers(0, n - 1)))
     r = data.draw(st.integers(1, n))
-    for g, block in enumerate(code.blocks):
+    for g, block in enumerate(code.blocks_of):
         expected = float(1 - lost_chance(n, len(code.members[g]), r))
         assert code.expected_coefficients(r)[list(block)] == pytest.approx([expected] * len(block), rel=1e-12)
 

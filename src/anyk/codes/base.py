@@ -10,83 +10,35 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import log
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from anyk.errors import BadInput, NotDecodable
+from anyk.codes.decoders import (
+    EXACT,
+    METHODS,
+    Decoder,
+    Decoding,
+    Floats,
+    Indices,
+    LeastSquaresDecoder,
+    Method,
+    Selection,
+    method,
+)
+from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     import scipy.sparse
 
-Floats = NDArray[np.float64]
 Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions a worker holds, and their coefficients
 
-EXACT = 1e-6  # a decode is exact when max|a B - 1| is at most this
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """Weights for a set of replies, and how good they are; unpacks into ``weights, residual, gain``.
-
-    ``weights``: shape (replies,), zero for every reply that is not used. ``residual``:
-    ``||a B - 1||_2 / sqrt(partitions)``. ``gain``: ``sqrt(sum_i (a_i ||B_i||)^2)``, the factor by which the rounding
-    of replies is amplified. ``worst``: ``max|a B - 1|``, which decides what is exact.
-    """
-
-    weights: Floats
-    residual: float
-    gain: float
-    worst: float
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.weights, self.residual, self.gain))
-
-    def __getitem__(self, item: int) -> Any:
-        return (self.weights, self.residual, self.gain)[item]
-
-    @property
-    def exact(self) -> bool:
-        """Whether the sum is the full sum, to rounding."""
-        return self.worst <= EXACT
-
-
-class Selection(NamedTuple):
-    """A decoding by the replies it uses, in ascending order; the form in which rounds ask for it."""
-
-    replies: list[int]
-    weights: list[float]
-    residual: float
-    gain: float
-
-
-class Decoder(ABC):
-    """Sees who replied, in order of arrival, and says at once when the sum is recoverable. One per step."""
-
-    decodable: bool = False
-
-    @abstractmethod
-    def add(self, worker: int) -> bool:
-        """One more reply; returns whether the sum is recoverable now."""
-
-    @property
-    @abstractmethod
-    def residual(self) -> float:
-        """The residual if the step were taken now."""
-
-    @abstractmethod
-    def decode(self) -> Decoding:
-        """Weights for the replies so far; depends on their set only, not on their order."""
-
-    def select(self) -> Selection:
-        """As :meth:`decode`, without the replies that are not used."""
-        weights, residual, gain = self.decode()
-        used = np.flatnonzero(weights)
-        return Selection(used.tolist(), weights[used].tolist(), residual, gain)
+_REMEMBERED = 256  # straggler patterns whose weights are kept
 
 
 class Code(ABC):
@@ -95,10 +47,16 @@ class Code(ABC):
     A subclass is a frozen dataclass with fields ``workers`` and whatever else it needs; it gives ``partitions``,
     ``rows`` and ``tolerates``, and may give a faster ``decoder``, ``_solve`` or ``finish_times``. Where a worker sends
     several ``messages`` a step, message c of worker i is row ``i * messages + c``, a worker of its own to the decoder.
+    ``approximate``: a step is meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
+    average as it is, and must not be rescaled. ``blocks``: each reply is a fraction 1/blocks of the vector, and
+    coefficients and weights come in that many sets.
     """
 
     workers: int
     messages: int = 1
+    blocks: int = 1
+    approximate: bool = False
+    unbiased: bool = False
 
     @property
     @abstractmethod
@@ -154,7 +112,13 @@ class Code(ABC):
     @cached_property
     def norms(self) -> Floats:
         """Euclidean norm of each row of the encoding, shape (replies,)."""
-        return np.array([float(np.linalg.norm(c)) for _, c in self.rows])
+        squares = self.encoding.multiply(self.encoding).sum(axis=1)
+        return np.sqrt(np.asarray(squares, dtype=np.float64).ravel())
+
+    @property
+    def replication(self) -> float:
+        """How many workers hold a partition, on average."""
+        return sum(len(held) for held in self.holdings) / self.partitions
 
     def expected_coefficients(self, replies: int) -> Floats:
         """What a partition's coefficient in the decoded sum is on average over random sets of ``replies`` workers.
@@ -165,58 +129,102 @@ class Code(ABC):
 
     # ------------------------------------------------------------------------------------------- decoding
 
-    def decode(self, workers: Iterable[int]) -> Decoding:
+    def decode(self, workers: Iterable[int], *, decoder: str | Method = "own") -> Decoding:
         """Weights for the replies of ``workers``: exact where they suffice, else as near as possible.
 
-        Raises :class:`~anyk.errors.BadInput` for a worker out of range or named twice.
+        ``decoder``: the code's ``own`` way, or ``exact``, ``least-squares``, ``one-step``, ``algorithmic``; see
+        :mod:`anyk.codes.decoders`. Sets seen before are remembered. Raises :class:`~anyk.errors.BadInput` for a
+        worker out of range or named twice.
 
         >>> import anyk
         >>> weights, residual, gain = anyk.code("frc:stragglers=1", workers=4).decode([0, 3])
         >>> weights.tolist(), residual
         ([1.0, 0.0, 0.0, 1.0], 0.0)
         """
-        decoder = self.decoder()
-        for worker in self._checked(workers):
-            decoder.add(worker)
-        return decoder.decode()
+        return self._decode(self._checked(workers), method(decoder))
 
     def decode_exactly(self, workers: Iterable[int]) -> Decoding:
         """As :meth:`decode`; raises :class:`~anyk.errors.NotDecodable` where the sum would not be exact."""
-        chosen = self._checked(workers)
-        decoding = self.decode(chosen)
-        if not decoding.exact:
-            raise NotDecodable(
-                f"{len(chosen)} of {self.replies} replies do not give the exact sum under '{self.spec}' "
-                f"(residual {decoding.residual:.2g}); any {self.replies - self.tolerates} do"
-            )
-        return decoding
+        return self.decode(workers, decoder="exact")
 
     def decoder(self) -> Decoder:
         """A fresh incremental decoder for one step."""
         return LeastSquaresDecoder(self)
 
-    def _checked(self, workers: Iterable[int]) -> list[int]:
-        chosen = sorted(whole("a worker's number", worker) for worker in workers)
-        if len(set(chosen)) < len(chosen):
-            raise BadInput(f"workers must be different, got {chosen}")
-        if chosen and not 0 <= chosen[0] <= chosen[-1] < self.replies:
-            raise BadInput(f"workers must be 0 to {self.replies - 1}, got {chosen}")
+    def _decode(self, replies: Indices, how: Method) -> Decoding:
+        """Decode sorted replies, or remember how; what is returned is shared and its weights are read-only."""
+        remembered: OrderedDict[tuple[Method, bytes], Decoding] = self._remembered
+        key = how, replies.tobytes()
+        decoding = remembered.get(key)
+        if decoding is None:
+            decoding = self.judge(how.weights(self, replies))
+            decoding.weights.flags.writeable = False
+            remembered[key] = decoding
+            if len(remembered) > _REMEMBERED:
+                remembered.popitem(last=False)
+        else:
+            remembered.move_to_end(key)
+        return decoding
+
+    @cached_property
+    def _remembered(self) -> OrderedDict[tuple[Method, bytes], Decoding]:
+        return OrderedDict()
+
+    def _checked(self, workers: Iterable[int]) -> Indices:
+        given = workers if isinstance(workers, np.ndarray) else list(workers)
+        chosen = np.asarray(given)
+        if not chosen.size:
+            return np.empty(0, dtype=np.int64)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            chosen = np.array([whole("a worker's number", worker) for worker in np.asarray(given, dtype=object).flat])
+        chosen = np.sort(chosen.astype(np.int64))
+        if (chosen[1:] == chosen[:-1]).any():
+            raise BadInput(f"workers must be different, got {chosen.tolist()}")
+        if not 0 <= chosen[0] <= chosen[-1] < self.replies:
+            raise BadInput(f"workers must be 0 to {self.replies - 1}, got {chosen.tolist()}")
         return chosen
 
-    def _solve(self, workers: Sequence[int]) -> Floats:
-        """Least-squares weights of smallest norm for sorted ``workers``, shape (replies,)."""
-        weights = np.zeros(self.replies)
-        if len(workers):
-            chosen = np.asarray(workers)
-            matrix = self.encoding[chosen].toarray().T
-            weights[chosen] = np.linalg.lstsq(matrix, np.ones(self.partitions), rcond=None)[0]
-        return weights
+    def _solve(self, replies: Indices) -> Floats:
+        """The code's own weights for sorted replies, shape (replies,); here: least squares of smallest norm."""
+        return METHODS["least-squares"].weights(self, replies)
 
     def judge(self, weights: Floats) -> Decoding:
         """Weights with the residual and gain they have."""
         error = weights @ self.encoding - 1.0
-        residual = 0.0 if np.max(np.abs(error)) < 1e-15 else float(np.linalg.norm(error) / np.sqrt(self.partitions))
-        return Decoding(weights, residual, float(np.linalg.norm(weights * self.norms)), float(np.abs(error).max()))
+        worst = float(np.abs(error).max())
+        residual = 0.0 if worst < 1e-15 else float(np.linalg.norm(error) / np.sqrt(self.partitions))
+        return Decoding(weights, residual, float(np.linalg.norm(weights * self.norms)), worst)
+
+    # ------------------------------------------------------------------------------------------- theory
+
+    def expected_error(self, replies: int, *, decoder: str = "own") -> float | None:
+        """Mean of ``err = m x residual^2`` over uniformly random sets of ``replies``; None without a closed form.
+
+        For ``one-step`` decoding it is known for every code: with ``a_i = rho``, column sums c_j and sums of squares
+        q_j it is ``sum_j rho^2 (p1 q_j + p2 (c_j^2 - q_j)) - 2 rho p1 c_j + 1``, p1 and p2 being the chances that one
+        and that two given workers reply.
+        """
+        self._check_count(replies)
+        if decoder != "one-step":
+            return None
+        n, encoding = self.replies, self.encoding
+        sums = np.asarray(encoding.sum(axis=0)).ravel()
+        squares = np.asarray(encoding.multiply(encoding).sum(axis=0)).ravel()
+        rho = self.partitions * n / (replies * sums.sum())
+        one, two = replies / n, replies * (replies - 1) / (n * (n - 1)) if n > 1 else 0.0
+        each = rho**2 * (one * squares + two * (sums**2 - squares)) - 2 * rho * one * sums + 1.0
+        return float(each.sum())
+
+    def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
+        """Largest ``err = m x residual^2`` of the own decoder with that many stragglers, and whether that is attained.
+
+        False says that it is an upper bound; None that neither is known.
+        """
+        return (0.0, True) if stragglers <= self.tolerates else None
+
+    def _check_count(self, replies: int) -> None:
+        if not 1 <= whole("replies", replies) <= self.replies:
+            raise BadInput(f"replies must be 1 to {self.replies}, got {replies}")
 
     # ------------------------------------------------------------------------------------------- planning
 
@@ -247,47 +255,61 @@ class Code(ABC):
         return times
 
 
-class LeastSquaresDecoder(Decoder):
-    """Decodes any code: an orthonormal basis of the replies' rows grows with each arrival (O(workers x partitions)).
+class MatrixCode(Code):
+    """A code that is given by its encoding matrix; a subclass builds it, sparse, in :meth:`_matrix`."""
 
-    The part of the all-ones vector outside the span is the residual. Weights are computed once, when asked for.
-    """
+    @abstractmethod
+    def _matrix(self) -> scipy.sparse.csr_array:
+        """The encoding, shape (replies, partitions)."""
 
-    def __init__(self, code: Code) -> None:
-        self._code = code
-        self._replied: list[int] = []
-        self._basis: list[Floats] = []
-        self._rest = np.ones(code.partitions)
+    @cached_property
+    def encoding(self) -> scipy.sparse.csr_array:
+        """See :attr:`Code.encoding`."""
+        matrix = self._matrix()
+        matrix.sort_indices()
+        return matrix
 
-    def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`."""
-        self._replied.append(worker)
-        row = np.zeros(self._code.partitions)
-        partitions, coefficients = self._code.rows[worker]
-        row[list(partitions)] = coefficients
-        row /= self._code.norms[worker] or 1.0  # rows of very different norm would make the rank test lie
-        for _ in range(2):  # once is not enough for orthogonality in floating point, twice is
-            for direction in self._basis:
-                row -= direction * (direction @ row)
-        norm = float(np.linalg.norm(row))
-        if norm > 1e-9:
-            row /= norm
-            self._basis.append(row)
-            self._rest -= row * (row @ self._rest)
-        if not self.decodable and len(self._replied) >= self._code.replies - self._code.tolerates:
-            self.decodable = bool(np.max(np.abs(self._rest)) <= EXACT) and self.decode().exact
-        elif not self.decodable:
-            self.decodable = bool(np.max(np.abs(self._rest)) <= EXACT / 10)
-        return self.decodable
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """See :attr:`Code.rows`."""
+        starts, indices, values = self.encoding.indptr.tolist(), self.encoding.indices, self.encoding.data
+        return tuple(
+            (tuple(indices[a:b].tolist()), tuple(values[a:b].tolist()))
+            for a, b in zip(starts[:-1], starts[1:], strict=True)
+        )
 
     @property
-    def residual(self) -> float:
-        """See :attr:`Decoder.residual`."""
-        return float(np.linalg.norm(self._rest) / np.sqrt(self._code.partitions))
+    def partitions(self) -> int:
+        """As many as workers."""
+        return self.workers
 
-    def decode(self) -> Decoding:
-        """See :meth:`Decoder.decode`."""
-        return self._code.judge(self._code._solve(sorted(self._replied)))
+    @property
+    def tolerates(self) -> int:
+        """0: nothing is promised for every straggler set."""
+        return 0
+
+
+def usual_load(workers: int) -> int:
+    """The load that random codes get when none is given: about the logarithm of the workers, at least 2."""
+    return min(workers, max(2, round(log(workers)))) if workers > 1 else 1
+
+
+def check_load(name: str, load: int, most: int) -> int:
+    """``load`` between 1 and ``most``, or one sentence of complaint."""
+    if not 1 <= whole("load", load) <= most:
+        raise BadInput(f"{name}:load={load} does not exist for {most} partitions; load must be 1 to {most}")
+    return int(load)
+
+
+def incidence(holdings: Sequence[Sequence[int]], partitions: int, value: float = 1.0) -> scipy.sparse.csr_array:
+    """The sparse matrix with ``value`` where a worker holds a partition, shape (workers, partitions)."""
+    from scipy.sparse import csr_array
+
+    starts = np.concatenate([[0], np.cumsum([len(held) for held in holdings])])
+    indices = (
+        np.concatenate([np.asarray(held, dtype=np.int64) for held in holdings]) if starts[-1] else np.empty(0, int)
+    )
+    return csr_array((np.full(len(indices), value), indices, starts), shape=(len(holdings), partitions))
 
 
 def whole(name: str, value: Any) -> int:
@@ -314,3 +336,24 @@ def check_stragglers(stragglers: int, workers: int) -> int:
             f"to take a step on few replies use wait={max(1, workers - max(stragglers, 0))}"
         )
     return int(stragglers)
+
+
+__all__ = [
+    "EXACT",
+    "Code",
+    "Decoder",
+    "Decoding",
+    "Floats",
+    "Indices",
+    "LeastSquaresDecoder",
+    "MatrixCode",
+    "Method",
+    "Row",
+    "Selection",
+    "check_load",
+    "check_stragglers",
+    "check_workers",
+    "incidence",
+    "usual_load",
+    "whole",
+]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.codes.base import Code, Decoder, Decoding, Floats, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.decoders import CountingDecoder
 from anyk.errors import BadInput
 
+_DENSE = 1024  # workers up to which pseudo-inverse and null space are kept
 _WORST_GAIN = 1e9  # a draw that amplifies rounding more than this on a probe is not worth keeping in double precision
 
 
@@ -24,8 +27,8 @@ class CyclicRepetition(Code):
     support, so that the rows of B span the null space of H, which contains the all-ones vector (Tandon, Lei,
     Dimakis and Karampatziakis 2017, Algorithm 2). Here H has orthonormal rows and B rows of unit norm, several H
     are drawn (keyed by ``seed``) and the one that amplifies rounding least on probes is kept. Any straggler set is
-    decoded when it occurs, by an s x s solve in the left null space of B with one step of refinement; no table of
-    sets is built.
+    decoded when it occurs, by an s x s solve in the left null space of B (beyond 1,024 workers by a sparse LU of n - s
+    replies), with one step of refinement; no table of sets is built.
 
     ``stragglers`` is s, 0 <= s < workers; left out it is a tenth of the workers, at least 1.
 
@@ -61,12 +64,12 @@ class CyclicRepetition(Code):
     @cached_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
-        supports, values = self._supports, self._drawn[0]
+        supports, values = self._supports, self._drawn.values
         return tuple((tuple(s), tuple(v)) for s, v in zip(supports.tolist(), values.tolist(), strict=True))
 
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""
-        return _CountingDecoder(self)
+        return CountingDecoder(self)
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
         """The (n - s)-th arrival; see :meth:`Code.finish_times`."""
@@ -80,13 +83,13 @@ class CyclicRepetition(Code):
         return (np.arange(self.workers)[:, None] + np.arange(self.tolerates + 1)[None, :]) % self.workers
 
     @cached_property
-    def _drawn(self) -> tuple[Floats, Floats, Floats]:
-        """Row values (n x (s + 1)), pseudo-inverse (n x n) and left null space (n x s) of the best draw."""
+    def _drawn(self) -> _Draw:
+        """The draw that amplifies rounding least on probes."""
         n, s = self.workers, self.tolerates
         if s == 0:
-            return np.ones((n, 1)), np.eye(n), np.zeros((n, 0))
+            return _Draw(self._supports, np.ones((n, 1)))
         draws = 20 if n <= 64 else 6 if n <= 300 else 2
-        best: tuple[float, tuple[Floats, Floats, Floats]] | None = None
+        best: tuple[float, _Draw] | None = None
         for draw in range(draws):
             random = keyed.generator(self.seed, "cyclic", n, s, draw)
             candidate = self._candidate(random)
@@ -95,7 +98,7 @@ class CyclicRepetition(Code):
                 # half the probes are random sets, half are neighbours: machines of one rack tend to be late together
                 first = int(random.integers(n))
                 lost = (first + np.arange(s)) % n if probe % 2 else random.choice(n, s, replace=False)
-                decoding = self._judge_draw(candidate, np.sort(lost))
+                decoding = candidate.judge(candidate.weights(np.sort(lost)))
                 worst = max(worst, decoding.gain if decoding.exact else np.inf)
             if best is None or worst < best[0]:
                 best = worst, candidate
@@ -106,70 +109,86 @@ class CyclicRepetition(Code):
             )
         return best[1]
 
-    def _candidate(self, random: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+    def _candidate(self, random: np.random.Generator) -> _Draw:
         n, s = self.workers, self.tolerates
         gaussian = random.standard_normal((n, s))
         check = np.linalg.qr(gaussian - gaussian.mean(axis=0))[0].T
         blocks = check[:, self._supports].transpose(1, 0, 2)  # worker x s x (s + 1)
         values = np.linalg.svd(blocks)[2][:, -1, :]
         values *= np.where(values.sum(axis=1) < 0, -1.0, 1.0)[:, None]
-        dense = np.zeros((n, n))
-        dense[np.arange(n)[:, None], self._supports] = values
-        left, singular, right = np.linalg.svd(dense)
-        rank = n - s
-        inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T
-        return values.astype(np.float64), inverse.astype(np.float64), left[:, rank:].astype(np.float64)
+        return _Draw(self._supports, values.astype(np.float64))
 
-    def _judge_draw(
-        self, drawn: tuple[Floats, Floats, Floats], lost: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> Decoding:
-        """Weights for the stragglers ``lost`` (at most s), their residual and gain."""
-        values, inverse, null = drawn
+    def _solve(self, replies: Indices) -> Floats:
+        if self.workers - len(replies) > self.tolerates:
+            return super()._solve(replies)
+        return self._drawn.weights(np.setdiff1d(np.arange(self.workers), replies))
+
+
+class _Draw:
+    """Rows of unit norm on cyclic supports, and how any n - s of them are combined to ones."""
+
+    def __init__(self, supports: np.ndarray[tuple[int, int], np.dtype[np.int64]], values: Floats) -> None:
+        self.supports, self.values = supports, values
+        self._n, self._s = len(values), values.shape[1] - 1
+
+    @cached_property
+    def _dense(self) -> tuple[Floats, Floats]:
+        """Pseudo-inverse (n x n) and left null space (n x s)."""
+        n, rank = self._n, self._n - self._s
+        dense = np.zeros((n, n))
+        dense[np.arange(n)[:, None], self.supports] = self.values
+        left, singular, right = np.linalg.svd(dense)
+        inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T
+        return inverse.astype(np.float64), left[:, rank:].astype(np.float64)
+
+    @cached_property
+    def _sparse(self) -> Any:
+        from scipy.sparse import csr_array
+
+        starts = np.arange(self._n + 1) * (self._s + 1)
+        return csr_array((self.values.ravel(), self.supports.ravel(), starts), shape=(self._n, self._n))
+
+    def weights(self, lost: Indices) -> Floats:
+        """Weights without the workers ``lost`` (at most s)."""
+        solve = self._solver_dense(lost) if self._n <= _DENSE else self._solver_sparse(lost)
+        weights = solve(np.ones(self._n))
+        return weights + solve(self.error(weights))  # refinement wins back what the solve rounded away
+
+    def _solver_dense(self, lost: Indices) -> Callable[[Floats], Floats]:
+        inverse, null = self._dense
+        if not len(lost):
+            return lambda target: target @ inverse
+        fit = np.linalg.pinv(null[lost])
 
         def solve(target: Floats) -> Floats:
             weights: Floats = target @ inverse
-            if len(lost):
-                weights += null @ np.linalg.lstsq(null[lost], -weights[lost], rcond=None)[0]
-                weights[lost] = 0.0
+            weights -= null @ (fit @ weights[lost])
+            weights[lost] = 0.0
             return weights
 
-        def error(weights: Floats) -> Floats:
-            reached = np.bincount(self._supports.ravel(), (weights[:, None] * values).ravel(), minlength=self.workers)
-            return np.asarray(1.0 - reached)
+        return solve
 
-        weights = solve(np.ones(self.workers))
-        weights = weights + solve(error(weights))  # one step of refinement wins back what the solve rounded away
-        rest = error(weights)
-        gain = float(np.linalg.norm(weights))  # rows have unit norm
-        residual = float(np.linalg.norm(rest) / np.sqrt(self.workers))
-        return Decoding(weights, residual, gain, float(np.abs(rest).max()))
+    def _solver_sparse(self, lost: Indices) -> Callable[[Floats], Floats]:
+        """Any n - s coordinates determine a vector of the row space, so n - s equations of n are solved."""
+        from scipy.sparse.linalg import splu
 
-    def _solve(self, workers: Sequence[int]) -> Floats:
-        if self.workers - len(workers) > self.tolerates:
-            return super()._solve(workers)
-        lost = np.setdiff1d(np.arange(self.workers), np.asarray(workers, dtype=np.int64))
-        return self._judge_draw(self._drawn, lost).weights
+        used = np.setdiff1d(np.arange(self._n), lost)[: self._n - self._s]
+        factors = splu(self._sparse[used][:, used].T.tocsc())
 
+        def solve(target: Floats) -> Floats:
+            weights = np.zeros(self._n)
+            weights[used] = factors.solve(target[used])
+            return weights
 
-class _CountingDecoder(Decoder):
-    """Any n - s replies suffice and fewer never do, so a count decides and nothing is solved before the step."""
+        return solve
 
-    def __init__(self, code: CyclicRepetition) -> None:
-        self._code = code
-        self._replied: list[int] = []
-        self._needed = code.workers - code.tolerates
+    def error(self, weights: Floats) -> Floats:
+        """1 - a B."""
+        reached = np.bincount(self.supports.ravel(), (weights[:, None] * self.values).ravel(), minlength=self._n)
+        return np.asarray(1.0 - reached)
 
-    def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`."""
-        self._replied.append(worker)
-        self.decodable = len(self._replied) >= self._needed
-        return self.decodable
-
-    @property
-    def residual(self) -> float:
-        """See :attr:`Decoder.residual`."""
-        return 0.0 if self.decodable else self.decode().residual
-
-    def decode(self) -> Decoding:
-        """See :meth:`Decoder.decode`."""
-        return self._code.judge(self._code._solve(sorted(self._replied)))
+    def judge(self, weights: Floats) -> Decoding:
+        """Residual and gain of weights; rows have unit norm."""
+        rest = self.error(weights)
+        residual = float(np.linalg.norm(rest) / np.sqrt(self._n))
+        return Decoding(weights, residual, float(np.linalg.norm(weights)), float(np.abs(rest).max()))

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.codes.base import Code, Decoder, Decoding, Floats, Row, Selection, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, Selection, check_stragglers, check_workers
 from anyk.errors import BadInput
 
 
@@ -35,19 +35,24 @@ class RepetitionCode(Code):
         return tuple(tuple(run) for run in _cut(self.workers, self.groups))
 
     @cached_property
-    def blocks(self) -> tuple[tuple[int, ...], ...]:
+    def blocks_of(self) -> tuple[tuple[int, ...], ...]:
         """The partitions of each group."""
         return tuple(tuple(run) for run in _cut(self.partitions, self.groups))
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:
         """The group of each worker."""
-        return tuple(g for g, members in enumerate(self.members) for _ in members)
+        groups = [0] * self.workers
+        for g, members in enumerate(self.members):
+            for worker in members:
+                groups[worker] = g
+        return tuple(groups)
 
     @cached_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
-        return tuple((self.blocks[g], (1.0,) * len(self.blocks[g])) for g in self.group_of)
+        rows = [(block, (1.0,) * len(block)) for block in self.blocks_of]
+        return tuple(rows[g] for g in self.group_of)
 
     @property
     def tolerates(self) -> int:
@@ -58,20 +63,49 @@ class RepetitionCode(Code):
         """See :meth:`Code.decoder`."""
         return _GroupDecoder(self)
 
-    def expected_coefficients(self, replies: int) -> Floats:
-        """1 less the chance that a partition's whole group is missing: ``C(n - l, r) / C(n, r)`` for a group of l."""
+    @cached_property
+    def _group_array(self) -> Indices:
+        return np.array(self.group_of, dtype=np.int64)
+
+    def _solve(self, replies: Indices) -> Floats:
+        """The lowest-numbered reply of each group, once."""
+        weights = np.zeros(self.workers)
+        weights[replies[np.unique(self._group_array[replies], return_index=True)[1]]] = 1.0
+        return weights
+
+    def _lost_chance(self, replies: int) -> Floats:
+        """p: for each group, the chance that none of its members is among ``replies`` random workers."""
         n = self.workers
-        missing = {
+        by_size = {
             size: float(np.prod([max(n - replies - i, 0) / (n - i) for i in range(size)]))
             for size in {len(members) for members in self.members}
         }
-        expected = [1.0 - missing[len(self.members[g])] for g, block in enumerate(self.blocks) for _ in block]
-        return np.array(expected)
+        return np.array([by_size[len(members)] for members in self.members])
+
+    def expected_coefficients(self, replies: int) -> Floats:
+        """1 less the chance that a partition's whole group is missing: ``C(n - l, r) / C(n, r)`` for a group of l."""
+        return np.repeat(1.0 - self._lost_chance(replies), [len(block) for block in self.blocks_of])
+
+    def expected_error(self, replies: int, *, decoder: str = "own") -> float | None:
+        """See :meth:`Code.expected_error`: the partitions of each group times the chance that it is lost."""
+        if decoder not in ("own", "least-squares"):
+            return super().expected_error(replies, decoder=decoder)
+        self._check_count(replies)
+        return float(self._lost_chance(replies) @ np.array([len(block) for block in self.blocks_of]))
+
+    def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
+        """See :meth:`Code.worst_error`: the most partitions in groups that so many stragglers can silence."""
+        lost = np.zeros(stragglers + 1)  # by stragglers spent
+        for members, block in zip(self.members, self.blocks_of, strict=True):
+            if len(members) <= stragglers:
+                lost[len(members) :] = np.maximum(lost[len(members) :], lost[: -len(members)] + len(block))
+        return float(lost[-1]), True
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
         """The slowest group's fastest member; see :meth:`Code.finish_times`."""
-        times = self._arrivals(arrivals)
-        starts = [members[0] for members in self.members]
+        order = np.argsort(self._group_array, kind="stable")
+        times = self._arrivals(arrivals)[:, order]
+        starts = np.searchsorted(self._group_array[order], np.arange(self.groups))
         return np.asarray(np.minimum.reduceat(times, starts, axis=1).max(axis=1), dtype=np.float64)
 
 
@@ -104,7 +138,7 @@ class _GroupDecoder(Decoder):
         """See :attr:`Decoder.residual`."""
         if self.decodable:
             return 0.0
-        blocks = self._code.blocks
+        blocks = self._code.blocks_of
         lost = sum(len(blocks[g]) for g in range(len(blocks)) if g not in self._first)
         return float((lost / self._code.partitions) ** 0.5)
 
@@ -117,7 +151,7 @@ class _GroupDecoder(Decoder):
 
     def select(self) -> Selection:
         """See :meth:`Decoder.select`."""
-        blocks = self._code.blocks
+        blocks = self._code.blocks_of
         covered = self._code.partitions if self.decodable else sum(len(blocks[g]) for g in self._first)
         used = sorted(self._first.values())
         return Selection(used, [1.0] * len(used), self.residual, float(covered**0.5))

@@ -1,0 +1,116 @@
+"""The binary code: each of s + 1 classes of workers holds all the data once; a class that is complete is the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.decoders import LeastSquaresDecoder
+from anyk.codes.repetition import FractionalRepetition, _cut
+
+
+@dataclass(frozen=True)
+class BinaryCode(Code):
+    """The numerically stable binary code: coefficients and weights are 0 and 1, so nothing is ever rounded.
+
+    Worker i is in class ``i mod (s + 1)``, and each class cuts all partitions among its members as evenly as
+    possible. Any s stragglers touch at most s classes, so one is complete and its sum is the sum (Charalambides,
+    Mahdavifar and Hero 2020). Where s + 1 divides n it is fractional repetition with its stronger decoder. With more
+    stragglers the least-squares weights are often still exact.
+
+    ``stragglers`` left out is a tenth of the workers, at least 1.
+
+    >>> code = BinaryCode(7, stragglers=2)
+    >>> code.holdings
+    ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3), (3, 4), (4, 5, 6), (4, 5, 6), (5, 6))
+    >>> code.decode([1, 4, 5]).weights.tolist()
+    [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+    """
+
+    workers: int
+    stragglers: int | None = None
+
+    def __post_init__(self) -> None:
+        n = check_workers(self.workers)
+        s = max(1, n // 10) if self.stragglers is None and n > 1 else self.stragglers or 0
+        object.__setattr__(self, "stragglers", check_stragglers(s, n))
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        return f"binary:stragglers={self.stragglers}"
+
+    @property
+    def partitions(self) -> int:
+        """As many as workers."""
+        return self.workers
+
+    @property
+    def tolerates(self) -> int:
+        """See :attr:`Code.tolerates`."""
+        return self.stragglers or 0
+
+    @property
+    def classes(self) -> int:
+        """s + 1."""
+        return self.tolerates + 1
+
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """See :attr:`Code.rows`."""
+        rows: list[Row] = [((), ())] * self.workers
+        for c in range(self.classes):
+            members = range(c, self.workers, self.classes)
+            for worker, block in zip(members, _cut(self.partitions, len(members)), strict=True):
+                rows[worker] = tuple(block), (1.0,) * len(block)
+        return tuple(rows)
+
+    @cached_property
+    def _repetition(self) -> FractionalRepetition | None:
+        """The same code as groups, where all classes cut alike."""
+        if self.workers % self.classes:
+            return None
+        return FractionalRepetition(self.workers, stragglers=self.stragglers)
+
+    def decoder(self) -> Decoder:
+        """See :meth:`Code.decoder`."""
+        return _ClassDecoder(self) if self._repetition is None else self._repetition.decoder()
+
+    def _solve(self, replies: Indices) -> Floats:
+        """The first complete class, else least squares."""
+        if self._repetition is not None:
+            return self._repetition._solve(replies)
+        here = np.bincount(replies % self.classes, minlength=self.classes)
+        sizes = np.bincount(np.arange(self.workers) % self.classes)
+        complete = np.flatnonzero(here == sizes)
+        if not len(complete):
+            return super()._solve(replies)
+        return (np.arange(self.workers) % self.classes == complete[0]).astype(np.float64)
+
+
+class _ClassDecoder(LeastSquaresDecoder):
+    """A counter for each class; least squares see what the counters miss."""
+
+    def __init__(self, code: BinaryCode) -> None:
+        super().__init__(code)
+        self._classes = code.classes
+        self._left = np.bincount(np.arange(code.workers) % code.classes).tolist()
+
+    def add(self, worker: int) -> bool:
+        """See :meth:`Decoder.add`."""
+        group = worker % self._classes
+        self._left[group] -= 1
+        if not self._left[group]:
+            self._replied.append(worker)
+            self.decodable = True
+            return True
+        return super().add(worker)
+
+    @property
+    def residual(self) -> float:
+        """See :attr:`Decoder.residual`."""
+        return 0.0 if self.decodable else super().residual

@@ -1,0 +1,83 @@
+"""Batched coupon collector: every worker picks a batch of the data without asking anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from anyk import keyed
+from anyk.codes.base import check_workers
+from anyk.codes.repetition import RepetitionCode
+from anyk.errors import BadInput
+
+
+@dataclass(frozen=True)
+class BatchedCoupons(RepetitionCode):
+    """Batched coupon collector (BCC): each worker takes one of ``batches`` batches of the data at random.
+
+    The step is taken when every batch has been heard of: fractional repetition with random group sizes and no
+    coordination (Li, Mousavi Kalan, Avestimehr and Soltanolkotabi 2018). Of many workers about ``b H_b`` replies are
+    needed. With probability ``sum_i (-1)^(i+1) C(b, i) (1 - i/b)^n`` somebody's pick would leave a batch to nobody:
+    here one worker of the largest group then takes it.
+
+    Left out, ``batches`` is the largest b with ``b H_b`` at most three quarters of the workers. The data has as many
+    partitions as workers.
+
+    >>> code = BatchedCoupons(40, batches=10)
+    >>> code.groups, round(code.needed, 2)
+    (10, 29.29)
+    """
+
+    workers: int
+    batches: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        n = check_workers(self.workers)
+        batches = self.batches
+        if batches is None:
+            batches = 1
+            while (batches + 1) * _harmonic(batches + 1) <= 0.75 * n:
+                batches += 1
+        if not 1 <= batches <= n:
+            raise BadInput(f"bcc:batches={batches} does not exist for {n} workers; batches must be 1 to {n}")
+        object.__setattr__(self, "batches", batches)
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        return f"bcc:batches={self.batches}" + (f",seed={self.seed}" if self.seed else "")
+
+    @property
+    def partitions(self) -> int:
+        """As many as workers."""
+        return self.workers
+
+    @property
+    def groups(self) -> int:
+        """One for each batch."""
+        return int(self.batches or 1)
+
+    @property
+    def needed(self) -> float:
+        """Replies needed on average when workers are many: ``b H_b``."""
+        return self.groups * _harmonic(self.groups)
+
+    @cached_property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """See :attr:`RepetitionCode.members`."""
+        b = self.groups
+        picks = keyed.generator(self.seed, "bcc", self.workers, b).integers(b, size=self.workers)
+        counts = np.bincount(picks, minlength=b)
+        for batch in np.flatnonzero(counts == 0).tolist():
+            largest = int(counts.argmax())
+            picks[np.flatnonzero(picks == largest)[-1]] = batch
+            counts[largest] -= 1
+            counts[batch] = 1
+        return tuple(tuple(np.flatnonzero(picks == batch).tolist()) for batch in range(b))
+
+
+def _harmonic(n: int) -> float:
+    return float((1.0 / np.arange(1, n + 1)).sum())

@@ -1,0 +1,155 @@
+"""Cyclic MDS: a deterministic real code in which every worker's row is the same polynomial, shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from anyk import keyed
+from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.decoders import EXACT, CountingDecoder
+from anyk.errors import BadInput
+
+
+@dataclass(frozen=True)
+class CyclicMDS(Code):
+    """Cyclic MDS (real Reed-Solomon): any n - s replies give the exact sum, by a code without a random draw.
+
+    The rows are shifts of ``g(x) = prod (x - z)`` over s neighbouring n-th roots of unity z, symmetric about -1, so
+    that g is real with s + 1 coefficients and, by the BCH bound, any n - s rows span a space that holds the all-ones
+    vector (Raviv, Tamo, Tandon and Dimakis 2017; Halbawi, Azizan, Salehi and Hassibi 2018). Such roots exist when
+    n - s is odd; when it is even, those of ``x^n = -1`` are taken (a negacyclic code) and the columns divided by the
+    code word ``cos((q - (n - 1) / 2) pi / n)``. Decoding solves in the left null space, which is known: cosines and
+    sines at the angles of the roots.
+
+    For random stragglers no exact cyclic code amplifies rounding less. For many *neighbouring* stragglers it fails in
+    double precision (s of 9 or more among 100 workers): then a decode is not exact and says so by its residual, and a
+    round waits for one more reply. Raises :class:`~anyk.errors.BadInput` where even random sets cannot be decoded.
+
+    >>> code = CyclicMDS(5, stragglers=2)
+    >>> [round(c, 7) for c in code.rows[0][1]]
+    [1.0, 1.618034, 1.0]
+    """
+
+    workers: int
+    stragglers: int | None = None
+
+    def __post_init__(self) -> None:
+        n = check_workers(self.workers)
+        s = max(1, n // 10) if self.stragglers is None and n > 1 else self.stragglers or 0
+        object.__setattr__(self, "stragglers", check_stragglers(s, n))
+        if s:
+            self._probe()
+
+    def _probe(self) -> None:
+        """Refuse a code whose coefficients rounding has spoiled."""
+        n, s = self.workers, self.tolerates
+        random = keyed.generator(0, "mds-probe", n, s)
+        for _ in range(3):
+            replies = np.sort(random.choice(n, n - s, replace=False))
+            judged = self.judge(self._solve(replies))
+            if not judged.worst <= EXACT:
+                raise BadInput(
+                    f"mds:stragglers={s} cannot be decoded in double precision for {n} workers: random stragglers "
+                    f"leave max|a B - 1| = {judged.worst:.1e}; use cyclic:stragglers={s} or frc:stragglers={s}"
+                )
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        return f"mds:stragglers={self.stragglers}"
+
+    @property
+    def partitions(self) -> int:
+        """As many as workers."""
+        return self.workers
+
+    @property
+    def tolerates(self) -> int:
+        """See :attr:`Code.tolerates`."""
+        return self.stragglers or 0
+
+    @property
+    def negacyclic(self) -> bool:
+        """Whether shifts change sign where they wrap around: n - s is even."""
+        return self.tolerates > 0 and (self.workers - self.tolerates) % 2 == 0
+
+    @cached_property
+    def angles(self) -> Floats:
+        """Angles of the roots of g, neighbouring and symmetric about pi, shape (stragglers,)."""
+        n, s = self.workers, self.tolerates
+        if self.negacyclic:
+            return (2 * (np.arange(s) + (n - s) // 2) + 1) * np.pi / n
+        return 2 * np.pi * (np.arange(s) + (n - s + 1) // 2) / n
+
+    @cached_property
+    def polynomial(self) -> Floats:
+        """Coefficients of g, shape (stragglers + 1,): positive and palindromic, the outer ones 1."""
+        found = np.ones(1)
+        for angle in self.angles[self.angles < np.pi - 1e-9][::-1]:
+            found = np.convolve(found, [1.0, -2.0 * np.cos(angle), 1.0])
+        return np.convolve(found, [1.0, 1.0]) if self.tolerates % 2 else found
+
+    @cached_property
+    def _columns(self) -> Floats:
+        """What each column is divided by."""
+        n = self.workers
+        return np.cos((np.arange(n) - (n - 1) / 2) * np.pi / n) if self.negacyclic else np.ones(n)
+
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """See :attr:`Code.rows`."""
+        n, s = self.workers, self.tolerates
+        rows: list[Row] = []
+        for i in range(n):
+            held = np.arange(i, i + s + 1)
+            values = np.where(held >= n, -1.0 if self.negacyclic else 1.0, 1.0) * self.polynomial
+            values /= self._columns[held % n]
+            rows.append((tuple((held % n).tolist()), tuple(values.tolist())))
+        return tuple(rows)
+
+    def decoder(self) -> Decoder:
+        """See :meth:`Code.decoder`."""
+        return CountingDecoder(self)
+
+    def finish_times(self, arrivals: ArrayLike) -> Floats:
+        """The (n - s)-th arrival, where every set decodes; see :meth:`Code.finish_times`."""
+        if self.tolerates > 6:  # then unlucky sets exist, and each is looked at
+            return super().finish_times(arrivals)
+        needed = self.workers - self.tolerates
+        return np.asarray(np.partition(self._arrivals(arrivals), needed - 1, axis=1)[:, needed - 1])
+
+    @cached_property
+    def _null(self) -> Floats:
+        """Orthonormal left null space, shape (n, stragglers)."""
+        at = np.arange(self.workers)[:, None]
+        upper = self.angles[self.angles < np.pi - 1e-9]
+        parts = [np.cos(at * upper), np.sin(at * upper)]
+        if self.tolerates % 2:
+            parts.append(np.cos(at * np.pi))
+        null = np.concatenate(parts, axis=1)
+        return np.asarray(null / np.linalg.norm(null, axis=0))
+
+    @cached_property
+    def _all(self) -> Floats:
+        """Weights when all reply, in closed form; shape (n,)."""
+        n = self.workers
+        if not self.negacyclic:
+            return np.full(n, 1.0 / self.polynomial.sum())
+        half = np.exp(1j * np.pi / n)
+        phase = np.exp(-0.5j * np.pi * (n - 1) / n) / np.polyval(self.polynomial[::-1], 1.0 / half)
+        return np.asarray((phase * half ** np.arange(n)).real)
+
+    def _solve(self, replies: Indices) -> Floats:
+        lost = np.setdiff1d(np.arange(self.workers), replies)
+        if len(lost) > self.tolerates:
+            return super()._solve(replies)
+        weights = self._all.copy()
+        for _ in range(2 if len(lost) else 0):  # the second time takes back what the first rounded away
+            weights += self._null @ np.linalg.lstsq(self._null[lost], -weights[lost], rcond=None)[0]
+        weights[lost] = 0.0
+        return weights

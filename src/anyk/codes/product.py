@@ -1,0 +1,105 @@
+"""Product codes: the Kronecker product of two codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from anyk.codes.base import Code, Floats, Indices, MatrixCode
+from anyk.codes.decoders import LeastSquares
+from anyk.codes.regular import BiregularCode
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+
+@dataclass(frozen=True)
+class KroneckerCode(MatrixCode):
+    """Product of two codes: worker (i, j) holds partition (p, q) with coefficient ``B1[i, p] B2[j, q]``.
+
+    Loads, as fractions of the data, multiply. When the replies form a product of worker sets, the product of the
+    factors' optimal weights is optimal, with ``err = m1 m2 - (m1 - err1) (m2 - err2)``; any other set is decoded by
+    least squares. Where both factors have constant row and column sums, the bound of
+    :class:`~anyk.codes.BiregularCode` holds with second singular value ``max(s1 t2, t1 s2)``, t being the first one
+    (product gradient codes, Sakorikar and Wang 2021). Worker (i, j) is number ``i n2 + j``, partitions likewise.
+
+    >>> import anyk
+    >>> code = KroneckerCode(anyk.codes.BlockDesignCode(7), anyk.codes.BlockDesignCode(13))
+    >>> replies = [i * 13 + j for i in range(4) for j in range(9)]
+    >>> round(code.partitions * code.decode(replies).residual ** 2, 9)
+    19.0
+    """
+
+    left: Code
+    right: Code
+
+    @property
+    def approximate(self) -> bool:  # type: ignore[override]
+        """Whether one of the factors is."""
+        return self.left.approximate or self.right.approximate
+
+    @property
+    def workers(self) -> int:  # type: ignore[override]
+        """n1 n2."""
+        return self.left.replies * self.right.replies
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        return f"kronecker:left=({self.left.spec}),right=({self.right.spec}),split={self.left.workers}"
+
+    @property
+    def partitions(self) -> int:
+        """m1 m2."""
+        return self.left.partitions * self.right.partitions
+
+    @property
+    def tolerates(self) -> int:
+        """The sum is exact while a product of decodable sets is in: fewer than (s1 + 1) (s2 + 1) stragglers.
+
+        Stragglers that spoil a row of the grid of workers number more than s2, and more than s1 rows must be spoiled.
+        """
+        if self.approximate:
+            return 0
+        return (self.left.tolerates + 1) * (self.right.tolerates + 1) - 1
+
+    def _matrix(self) -> scipy.sparse.csr_array:
+        from scipy.sparse import csr_array, kron
+
+        return csr_array(kron(self.left.encoding, self.right.encoding, format="csr"))
+
+    def _solve(self, replies: Indices) -> Floats:
+        here = np.zeros((self.left.replies, self.right.replies), dtype=bool)
+        here.ravel()[replies] = True
+        rows, columns = here.any(axis=1), here.any(axis=0)
+        if (here == np.outer(rows, columns)).all():
+            first = self.left.decode(np.flatnonzero(rows), decoder="least-squares").weights
+            second = self.right.decode(np.flatnonzero(columns), decoder="least-squares").weights
+            return np.outer(first, second).ravel()
+        return LeastSquares().weights(self, replies)
+
+    def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
+        """See :meth:`Code.worst_error`; the bound for biregular factors."""
+        if stragglers <= self.tolerates and self.tolerates:
+            return 0.0, True
+        n = self.workers
+        factors = []
+        for code in (self.left, self.right):
+            rows, columns = (np.asarray(code.encoding.sum(axis=axis)).ravel() for axis in (1, 0))
+            if np.ptp(rows) > 1e-9 or np.ptp(columns) > 1e-9:
+                return None
+            second = code.second_singular if isinstance(code, BiregularCode) else _second(code)
+            factors.append((float(np.sqrt(rows[0] * columns[0])), second, float(columns[0])))
+        if not 0 <= stragglers < n:
+            return None
+        (t1, s1, c1), (t2, s2, c2) = factors
+        bound = (max(s1 * t2, t1 * s2) / (c1 * c2)) ** 2 * n * stragglers / (n - stragglers)
+        return min(bound, float(self.partitions)), stragglers == 0
+
+
+def _second(code: Code) -> float:
+    from anyk.codes.regular import second_singular
+
+    return second_singular(code.encoding)

@@ -1,0 +1,183 @@
+"""Regular codes: every worker holds equally many partitions and every partition has equally many holders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyk import keyed
+from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load
+from anyk.errors import BadInput
+from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+_DENSE = 600  # size up to which singular values are computed densely
+
+
+def second_singular(matrix: Any) -> float:
+    """Second largest singular value of a sparse matrix."""
+    if max(matrix.shape) <= _DENSE:
+        values = np.linalg.svd(matrix.toarray(), compute_uv=False)
+        return float(values[1]) if len(values) > 1 else 0.0
+    from scipy.sparse.linalg import svds
+
+    start = keyed.generator(0, "singular", *matrix.shape).standard_normal(min(matrix.shape))
+    return float(np.sort(svds(matrix, k=2, v0=start, return_singular_vectors=False, tol=1e-6))[0])
+
+
+class BiregularCode(MatrixCode):
+    """Rows and columns with constant sums, for which one-step decoding has a bound against any adversary.
+
+    With row sum w, column sum ``c = n w / m`` and second singular value s2, the weights ``n / ((n - f) c)`` have
+    ``err <= (s2 / c)^2 n f / (n - f)`` whoever the f stragglers are: they are 1/c plus something of squared norm
+    ``n f / ((n - f) c^2)`` orthogonal to ones. Least squares are no worse.
+    """
+
+    approximate = True
+
+    @cached_property
+    def second_singular(self) -> float:
+        """Second largest singular value of the encoding."""
+        return second_singular(self.encoding)
+
+    def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
+        """See :meth:`Code.worst_error`; the bound above."""
+        n = self.workers
+        if not 0 <= stragglers < n:
+            return None
+        column = float(self.encoding.sum()) / self.partitions
+        bound = (self.second_singular / column) ** 2 * n * stragglers / (n - stragglers)
+        return min(bound, float(self.partitions)), stragglers == 0
+
+
+@dataclass(frozen=True)
+class ExpanderCode(BiregularCode):
+    """Expander code: B is the adjacency matrix of a random regular graph, divided by the degree.
+
+    For a graph whose second eigenvalue is near Ramanujan's ``2 sqrt(d - 1)`` the error is small whoever straggles
+    (Raviv, Tamo, Tandon and Dimakis 2017). Graphs are drawn until it is below that plus 0.5.
+
+    ``load`` is the degree d, at least 2; workers x load must be even. Left out it is about log n.
+
+    >>> code = ExpanderCode(100, load=6)
+    >>> bool(code.second_singular * 6 < 2 * 5**0.5 + 0.5), code.load
+    (True, 6)
+    """
+
+    workers: int
+    load: int | None = None  # type: ignore[assignment]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        n = check_workers(self.workers)
+        if n < 3:
+            raise BadInput(f"expander needs at least 3 workers, got {n}; use frc")
+        load = self.load
+        if load is None:
+            load = min(usual_load(n), n - 1)
+            load += n * load % 2
+        if not 2 <= load < n or n * load % 2:
+            near = [d for d in (load - 1, load + 1, load - 2, load + 2, n - 1) if 2 <= d < n and n * d % 2 == 0]
+            raise BadInput(
+                f"expander:load={load} does not exist for {n} workers: load must be 2 to {n - 1} and workers x load "
+                f"even; nearest: load={' or load='.join(map(str, near[:2])) or n - 1}"
+            )
+        object.__setattr__(self, "load", load)
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        return f"expander:load={self.load}" + (f",seed={self.seed}" if self.seed else "")
+
+    def _matrix(self) -> scipy.sparse.csr_array:
+        n, d = self.workers, int(self.load or 0)
+        best: tuple[float, Any] | None = None
+        for draw in range(20):
+            matrix = adjacency(edges_of_regular(n, d, seed=self.seed, draw=draw), n)
+            second = second_eigenvalue(matrix, seed=self.seed)
+            if best is None or second < best[0]:
+                best = second, matrix
+            if second <= 2 * np.sqrt(d - 1) + 0.5:
+                break
+        assert best is not None
+        return best[1] / d
+
+
+@dataclass(frozen=True)
+class RandomBiregularCode(BiregularCode):
+    """Random biregular code ("soft BIBD"): a random 0/1 matrix with constant row and column sums.
+
+    Two workers share ``load^2 / m`` partitions on average, as in a block design, for any number of workers (after
+    Sakorikar and Wang 2021). On average over stragglers its error is far below a design's; against many adversarial
+    stragglers the design wins. Decoded by least squares.
+
+    ``load`` is the row sum, ``partitions`` (n if left out) must make ``n load / m`` whole. Load left out is about log n.
+
+    >>> code = RandomBiregularCode(57, load=8)
+    >>> set(code.encoding.sum(axis=0).tolist()) == set(code.encoding.sum(axis=1).tolist()) == {8.0}
+    True
+    """
+
+    workers: int
+    load: int | None = None  # type: ignore[assignment]
+    partitions: int | None = None  # type: ignore[assignment]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        n = check_workers(self.workers)
+        m = n if self.partitions is None else self.partitions
+        if m < 1:
+            raise BadInput(f"partitions must be at least 1, got {m}")
+        good = [w for w in range(1, m + 1) if n * w % m == 0 and n * w >= m]
+        load = self.load
+        if load is None:
+            load = min(good, key=lambda w: abs(w - usual_load(n)))
+        if check_load("biregular", load, m) not in good:
+            near = sorted(good, key=lambda w: abs(w - load))[:2]
+            raise BadInput(
+                f"biregular:load={load} does not exist for {n} workers and {m} partitions: workers x load must be a "
+                f"multiple of the partitions; nearest: load={' or load='.join(map(str, near))}"
+            )
+        object.__setattr__(self, "partitions", m)
+        object.__setattr__(self, "load", load)
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        own = f",partitions={self.partitions}" if self.partitions != self.workers else ""
+        return f"biregular:load={self.load}{own}" + (f",seed={self.seed}" if self.seed else "")
+
+    def _matrix(self) -> scipy.sparse.csr_array:
+        n, m, w = self.workers, int(self.partitions or 0), int(self.load or 0)
+        random = keyed.generator(self.seed, "biregular", n, m, w)
+        if 2 * w <= m:
+            return incidence(_biregular(n, m, w, random).tolist(), m)
+        if w == m:
+            return incidence([range(m)] * n, m)
+        missing = _biregular(n, m, m - w, random)  # of a dense matrix what is missing is drawn
+        held = np.ones((n, m), dtype=bool)
+        held[np.arange(n)[:, None], missing] = False
+        return incidence([np.flatnonzero(row) for row in held], m)
+
+
+def _biregular(rows: int, columns: int, load: int, random: np.random.Generator) -> Indices:
+    """Distinct columns for each row, every column equally often; shape (rows, load), sorted.
+
+    Column stubs are dealt out at random; a row's double ones are exchanged with random others until there are none.
+    """
+    dealt = random.permutation(np.repeat(np.arange(columns), rows * load // columns)).reshape(rows, load)
+    while True:
+        dealt.sort(axis=1)
+        double = np.argwhere(dealt[:, 1:] == dealt[:, :-1])
+        if not len(double):
+            return np.asarray(dealt, dtype=np.int64)
+        flat = dealt.ravel()
+        other = random.integers(flat.size, size=len(double)).tolist()
+        for (i, j), k in zip(double.tolist(), other, strict=True):
+            here = i * load + j
+            flat[here], flat[k] = flat[k], flat[here]
