@@ -99,7 +99,17 @@ class Alarm(NamedTuple):
     name: str
 
 
-Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm
+class Measured(NamedTuple):
+    """What a :class:`Measure` asked for: the projection of a message on the vector of a key."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    value: float
+
+
+Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm | Measured
 
 
 class Cut(NamedTuple):
@@ -139,13 +149,28 @@ class Cancel(NamedTuple):
 
 
 class Collect(NamedTuple):
-    """Ask for the message of a chunk that is sent on request: finished ``partitions`` with ``coefficients``."""
+    """Ask for the message of a chunk that is sent on request: finished ``partitions`` with ``coefficients``.
+
+    ``messages`` (task, chunk) that have arrived are added to it by the worker, with ``weights``: they go from worker to
+    worker, and only their sum to the driver.
+    """
 
     worker: int
     task: int
     chunk: int
     partitions: tuple[int, ...]
     coefficients: tuple[float, ...]
+    messages: tuple[tuple[int, int], ...] = ()
+    weights: tuple[float, ...] = ()
+
+
+class Measure(NamedTuple):
+    """Ask for the projection of a message that has arrived on the vector of ``key`` (normal draws with mean 1)."""
+
+    worker: int
+    task: int
+    chunk: int
+    key: int = 0
 
 
 class Combine(NamedTuple):
@@ -158,7 +183,7 @@ class Combine(NamedTuple):
 
     slot: str
     messages: Sequence[tuple[int, int]]  # (task, chunk)
-    weights: Sequence[float]
+    weights: Sequence[Any]  # a number each, or a sequence of ``blocks`` numbers
     divisor: Literal["all", "counted"] = "all"
     scale: float = 1.0
     residual: float = 0.0
@@ -179,7 +204,7 @@ class Stop(NamedTuple):
     failed: bool = False
 
 
-Command: TypeAlias = Dispatch | Cancel | Collect | Combine | SetAlarm | Stop
+Command: TypeAlias = Dispatch | Cancel | Collect | Combine | Measure | SetAlarm | Stop
 
 
 # ---------------------------------------------------------------------------------------------------- who speaks
@@ -196,7 +221,9 @@ class Fleet(NamedTuple):
 class Strategy(Protocol):
     """When is there enough, what is combined, what happens to the rest, who gets what next.
 
-    ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly.
+    ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly. Two further attributes are
+    optional: ``blocks`` (default 1), the number of parts of the vector of which each message is one, and ``covers``
+    (default ``holdings``), the partitions that each worker's longest message covers.
     """
 
     @property

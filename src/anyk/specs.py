@@ -30,15 +30,22 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     ('frc', {'load': '3', 'wait': '11'})
     >>> parse("trace:lambda.npz,by=round")
     ('trace', {'': 'lambda.npz', 'by': 'round'})
+
+    A spec inside a spec stands in brackets, which are taken off:
+
+    >>> parse("kronecker:left=(frc:load=2),split=4")
+    ('kronecker', {'left': 'frc:load=2', 'split': '4'})
     """
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"a spec looks like name:key=value,key=value, got {text!r}")
     name, _, rest = text.strip().partition(":")
     values: dict[str, str] = {}
-    for place, item in enumerate(part for part in rest.split(",") if rest):
+    for place, item in enumerate(_items(rest, text)):
         key, equals, value = item.partition("=")
         if not equals:
             key, value = "", item
+        if value.strip()[:1] == "(" and key.strip() != "wait":  # the brackets of a wait rule are its own
+            value = value.strip()[1:-1]
         key, value = key.strip().replace("-", "_"), value.strip()
         if (not key and (place or equals)) or not value:
             raise BadInput(f"'{item}' in '{text}' should be key=value, as in name:key=value,key=value")
@@ -46,6 +53,22 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
             raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
         values[key] = value
     return name.strip(), values
+
+
+def _items(rest: str, text: str) -> list[str]:
+    """What commas outside of brackets separate."""
+    items, depth = [""], 0
+    for character in rest:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            break
+        if character == "," and not depth:
+            items.append("")
+        else:
+            items[-1] += character
+    if depth:
+        raise BadInput(f"the brackets in '{text}' do not match")
+    return items if rest else []
 
 
 def _number(text: str, kind: type[float] | type[int], where: str) -> float | int:

@@ -14,9 +14,11 @@ register = registry.register
 
 
 @register("processes")
-def _processes(workers: int, *, delays: DelayModel | None = None, seed: int = 0) -> Cluster:
-    """Processes on this machine, one a worker, on the wall clock (default)."""
-    return Processes(workers, delays=delays, seed=seed)
+def _processes(
+    workers: int, *, delays: DelayModel | None = None, seed: int = 0, liars: tuple[int, ...] = ()
+) -> Cluster:
+    """Processes on this machine, one a worker, on the wall clock (default); liars: workers that lie, as 3/7."""
+    return Processes(workers, delays=delays, seed=seed, liars=liars)
 
 
 @register("simulated")
@@ -29,10 +31,11 @@ def _simulated(
     partition: float = 0.0,
     step: float = 0.0,
     cores: int | None = None,
+    liars: tuple[int, ...] = (),
 ) -> Cluster:
     """A virtual clock: gradients are real, time is not; task, partition, step: seconds of computing, on cores."""
     compute = None if cores is None and not (task or partition or step) else Compute(task, partition, step, cores or 1)
-    return Simulated(workers, delays=delays, seed=seed, compute=compute)
+    return Simulated(workers, delays=delays, seed=seed, compute=compute, liars=liars)
 
 
 def cluster(spec: str, *, workers: int, delays: str | DelayModel | None = None, seed: int = 0) -> Cluster:

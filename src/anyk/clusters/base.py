@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from anyk.delays import DelayModel, DelayStream, NoDelay
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
-from anyk.protocol import Cancel, Chunk, Collect, Cut, Dispatch, Event, SetAlarm, Task
+from anyk.protocol import Cancel, Chunk, Collect, Cut, Dispatch, Event, Measure, SetAlarm, Task
+from anyk.specs import show
 
-Order = Dispatch | Cancel | Collect | SetAlarm  # the commands that clusters carry out
+Order = Dispatch | Cancel | Collect | Measure | SetAlarm  # the commands that clusters carry out
 
 
 PINNED = 8  # versions of a slot that the driver may keep from being released besides those that tasks are on
@@ -43,6 +44,7 @@ class Cluster(ABC):
     """Workers that carry out commands and report events; used as a context manager, it leaves nothing behind.
 
     ``workers``: n. ``delays``, ``seed``: injected delays, drawn for the n-th task of a worker from (seed, worker, n).
+    ``liars``: workers that send -100 times what they should, to study codes against them.
     ``virtual``: whether time is simulated. Message vectors and model versions live in the cluster: the driver names
     them by (task, chunk) and (slot, version).
     """
@@ -50,9 +52,14 @@ class Cluster(ABC):
     virtual: bool = False
     name: str = ""
 
-    def __init__(self, workers: int, *, delays: DelayModel | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, workers: int, *, delays: DelayModel | None = None, seed: int = 0, liars: Sequence[int] = ()
+    ) -> None:
         if workers < 1:
             raise BadInput(f"workers must be at least 1, got {workers}")
+        self.liars = tuple(liars)
+        if not all(0 <= liar < workers for liar in self.liars):
+            raise BadInput(f"liars must be workers 0 to {workers - 1}, got {'/'.join(map(str, self.liars))}")
         self.workers = workers
         self.delays = delays or NoDelay()
         self.seed = seed
@@ -65,7 +72,7 @@ class Cluster(ABC):
     @property
     def spec(self) -> str:
         """The short form, without workers, delays and seed."""
-        return self.name
+        return show(self.name, {"liars": self.liars}, {"liars": ()})
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -74,12 +81,20 @@ class Cluster(ABC):
 
     @abstractmethod
     def open(
-        self, partitions: Partitions | None, *, total: int, slots: Sequence[str], holdings: Sequence[tuple[int, ...]]
+        self,
+        partitions: Partitions | None,
+        *,
+        total: int,
+        slots: Sequence[str],
+        holdings: Sequence[tuple[int, ...]],
+        covers: Sequence[tuple[int, ...]] | None = None,
+        blocks: int = 1,
     ) -> tuple[int, ...]:
         """Start the workers with their partitions; returns who is present.
 
         ``total`` is the number of partitions; ``partitions`` is None when only timing is asked (simulated clusters).
-        The run's clock starts at 0.
+        ``covers``: the partitions that each worker's longest message covers, if not those it holds. ``blocks``: each
+        message is one of so many parts of the vector. The run's clock starts at 0.
         """
 
     @abstractmethod
@@ -138,7 +153,7 @@ class Cluster(ABC):
         """Take in a saved message as if it had arrived."""
 
     @abstractmethod
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[float]) -> NDArray[np.float64]:
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
         """The weighted sum of messages, shape (dimension,), in the order given; overwritten by the next call."""
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """What a message is: made by a worker from partial gradients, added up by the driver. One definition for all clusters.
 
-A message covers only the coordinates that its partitions touch, an index set both sides compute alike.
+A message covers only the coordinates that its partitions touch, an index set both sides compute alike. With ``blocks``
+it is a fraction of the vector instead: of each run of so many coordinates one number, which is their weighted sum.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Partitions, Vector
 from anyk.protocol import Chunk
@@ -20,6 +22,11 @@ def digest(message: Vector) -> int:
     """Wrapping sum of a message's bits: equal for equal bits, almost never for different ones; costs one pass."""
     words: NDArray[Any] = message.view(np.uint32 if message.dtype.itemsize == 4 else np.uint64)
     return int(np.add.reduce(words, dtype=np.uint64)) & 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
+
+
+def lie(message: Vector) -> None:
+    """What a worker does that is told to lie: it sends -100 times its message (the reverse attack)."""
+    message *= -100.0
 
 
 def fault(message: Vector) -> str | None:
@@ -38,8 +45,11 @@ class WrongLength(BadInput):
 class Messages:
     """Encodes and adds up the messages of a problem's partitions."""
 
-    def __init__(self, partitions: Partitions) -> None:
+    def __init__(self, partitions: Partitions, blocks: int = 1) -> None:
         self.partitions = partitions
+        self.blocks = blocks
+        self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
+        self._directions: dict[int, NDArray[np.float64]] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
         self._total: NDArray[np.float64] | None = None
@@ -73,6 +83,13 @@ class Messages:
     def length(self, ids: tuple[int, ...]) -> int:
         """The length of a message over partitions ``ids``."""
         support = self.support(ids)
+        if self.blocks > 1:
+            if support is not None and ids:
+                raise BadInput(
+                    "codes with short replies need gradients that touch every coordinate; this data is sparse, and its "
+                    "replies are short already"
+                )
+            return -(-self.partitions.dimension // self.blocks)
         return self.partitions.dimension if support is None else int(support.size)
 
     def places(self, ids: tuple[int, ...]) -> list[Index | None]:
@@ -100,7 +117,7 @@ class Messages:
         ids = chunk.partitions
         if not ids:
             out[:] = 0.0
-        for done, (j, coefficient) in enumerate(zip(ids, chunk.coefficients, strict=True)):
+        for done, (j, coefficient) in enumerate(zip(ids, self.split(chunk.coefficients), strict=True)):
             if between is not None:
                 between(done)
             self.add(out, ids, done, coefficient, self.partial_gradient(j, w))
@@ -109,7 +126,8 @@ class Messages:
         """One partition's gradient, its length checked."""
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
             gradient = self.partitions.partial_gradient(partition, w)
-        expected = self.length((partition,))
+        support = self.support((partition,))
+        expected = self.partitions.dimension if support is None else int(support.size)
         if np.shape(gradient) != (expected,):
             raise WrongLength(
                 f"wrong length: partition {partition} gave a gradient of shape {np.shape(gradient)}, its support has "
@@ -117,8 +135,20 @@ class Messages:
             )
         return gradient
 
-    def add(self, out: Vector, ids: tuple[int, ...], item: int, coefficient: float, gradient: Vector) -> None:
+    def split(self, coefficients: Sequence[float]) -> Sequence[Any]:
+        """The coefficients of each partition: a number, or ``blocks`` of them."""
+        b = self.blocks
+        return coefficients if b == 1 else [coefficients[i : i + b] for i in range(0, len(coefficients), b)]
+
+    def add(self, out: Vector, ids: tuple[int, ...], item: int, coefficient: Any, gradient: Vector) -> None:
         """Add the ``item``-th partition's gradient to a message; the first one begins it."""
+        if self.blocks > 1:
+            if item == 0:
+                out[:] = 0.0
+            for part, factor in enumerate(coefficient):
+                some = gradient[part :: self.blocks]
+                out[: some.size] += some * gradient.dtype.type(factor)
+            return
         if coefficient != 1.0:
             gradient = gradient * gradient.dtype.type(coefficient)
         place = self.places(ids)[item]
@@ -132,8 +162,39 @@ class Messages:
         else:
             np.add.at(out, place, gradient)
 
-    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, float]]) -> NDArray[np.float64]:
+    def add_message(
+        self, out: Vector, ids: tuple[int, ...], other: tuple[int, ...], message: Vector, weight: float
+    ) -> None:
+        """Add a message over partitions ``other`` to one over ``ids``, which covers it."""
+        key = ids, other
+        if key not in self._within:
+            union, own = self.support(ids), self.support(other)
+            if own is None or union is None:
+                self._within[key] = own
+            else:
+                self._within[key] = None if own.size == union.size else np.searchsorted(union, own)
+        place = self._within[key]
+        if weight != 1.0:
+            message = message * message.dtype.type(weight)
+        if place is None:
+            out += message
+        else:
+            np.add.at(out, place, message)
+
+    def project(self, ids: tuple[int, ...], message: Vector, key: int) -> float:
+        """The product of a message with the direction of a key: normal draws with mean 1, one each coordinate."""
+        direction = self._directions.get(key)
+        if direction is None:
+            random = keyed.generator(key, "projection", self.partitions.dimension)
+            direction = self._directions[key] = 1.0 + random.standard_normal(self.partitions.dimension)
+        support = self.support(ids)
+        chosen = direction[: message.size] if support is None else direction[support]
+        return float(chosen @ message.astype(np.float64, copy=False))
+
+    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]]) -> NDArray[np.float64]:
         """The weighted sum of messages, each given as (partitions, vector, weight), in the order given; float64.
+
+        With ``blocks`` a weight is that many numbers, one for each part of the vector.
 
         The array returned is reused at the next call: fresh memory would cost more than the sums.
         """
@@ -141,6 +202,12 @@ class Messages:
             self._total = np.empty(self.partitions.dimension)
         total = self._total
         total.fill(0.0)
+        if self.blocks > 1:
+            for _, message, weights in terms:
+                for part, factor in enumerate(weights):
+                    some = total[part :: self.blocks]
+                    some += factor * message[: some.size]
+            return total
         for ids, message, weight in terms:
             support = self.support(ids)
             if weight != 1.0 or message.dtype != np.float64:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.base import Cluster, InFlight, Order
-from anyk.clusters.messages import Messages, WrongLength, digest, fault
+from anyk.clusters.messages import Messages, WrongLength, digest, fault, lie
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
@@ -28,6 +28,8 @@ from anyk.protocol import (
     Failed,
     Joined,
     Lost,
+    Measure,
+    Measured,
     Progress,
     Reply,
     Task,
@@ -86,8 +88,9 @@ class Simulated(Cluster):
         seed: int = 0,
         compute: Compute | None = None,
         outages: Sequence[Outage] = (),
+        liars: Sequence[int] = (),
     ) -> None:
-        super().__init__(workers, delays=delays, seed=seed)
+        super().__init__(workers, delays=delays, seed=seed, liars=liars)
         for outage in outages:
             if not 0 <= outage.worker < workers:
                 raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
@@ -121,23 +124,32 @@ class Simulated(Cluster):
         self._models: dict[tuple[str, int], Vector] = {}
         self._newest: dict[str, int] = {}
         self._arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}
+        self._asked: dict[tuple[int, int], Collect] = {}  # requests for messages that add up others
         self._gradients: dict[tuple[str, int], dict[int, Vector]] = {}
 
     @property
     def spec(self) -> str:
         """See :attr:`Cluster.spec`; outages have no spec."""
-        return show(self.name, vars(self.compute)) if self.compute is not None else self.name
+        costs = {} if self.compute is None else vars(self.compute)
+        return show(self.name, {**costs, "liars": self.liars}, {"liars": ()})
 
     # ------------------------------------------------------------------------------------------- life
 
     def open(
-        self, partitions: Partitions | None, *, total: int, slots: Sequence[str], holdings: Sequence[tuple[int, ...]]
+        self,
+        partitions: Partitions | None,
+        *,
+        total: int,
+        slots: Sequence[str],
+        holdings: Sequence[tuple[int, ...]],
+        covers: Sequence[tuple[int, ...]] | None = None,
+        blocks: int = 1,
     ) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         self._reset()
         self._total = total
         if partitions is not None:
-            self._messages = Messages(partitions)
+            self._messages = Messages(partitions, blocks)
             for held in holdings:
                 partitions.load(held)
         self._newest = dict.fromkeys(slots, 0)
@@ -153,7 +165,8 @@ class Simulated(Cluster):
     def state(self) -> dict[str, Any]:
         """See :meth:`Cluster.state`."""
         return super().state() | {
-            "heap": [entry for entry in sorted(self._heap) if entry[2] in self._live or entry[4] == -3],
+            "heap": [entry for entry in sorted(self._heap) if entry[2] in self._live or entry[4] <= -3],
+            "asked": [[list(key), order] for key, order in self._asked.items()],
             "live": list(self._live.items()),
             "vain": sorted(self._vain),
             "delivered": list(self._delivered.items()),
@@ -172,6 +185,12 @@ class Simulated(Cluster):
         self._live |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
         self._vain |= set(state["vain"])
         self._delivered |= dict(state["delivered"])
+        for (task, chunk), plain in state["asked"]:
+            worker, _, _, partitions, coefficients, messages, weights = plain
+            given = tuple((a, b) for a, b in messages)
+            self._asked[task, chunk] = Collect(
+                worker, task, chunk, tuple(partitions), tuple(coefficients), given, tuple(weights)
+            )
         self._free = list(state["free"])
         self._busy = True
         self._even = len(set(self._numbers)) == 1
@@ -212,7 +231,7 @@ class Simulated(Cluster):
         """See :meth:`Cluster.hold`."""
         self._arrived[task, chunk] = ids, message
 
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[float]) -> NDArray[np.float64]:
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
         """See :meth:`Cluster.combine`."""
         assert self._messages is not None
         found = [self._arrived[key] for key in messages]
@@ -222,7 +241,7 @@ class Simulated(Cluster):
         """See :meth:`Cluster.free`."""
         self._arrived.pop((task, chunk), None)
 
-    def _encode(self, task: int, index: int, chunk: Chunk, version: int) -> tuple[str | None, int]:
+    def _encode(self, task: int, index: int, chunk: Chunk, version: int, worker: int) -> tuple[str | None, int]:
         """Compute a chunk's message on arrival (a cancelled one costs nothing); (fault, digest)."""
         messages = self._messages
         if messages is None:
@@ -234,16 +253,29 @@ class Simulated(Cluster):
             for j in chunk.partitions:
                 if j not in known:
                     known[j] = np.array(messages.partial_gradient(j, w))  # its buffer may be the problem's own
-            out = np.empty(messages.length(chunk.partitions), dtype=w.dtype)
-            if not chunk.partitions:
+            asked = self._asked.pop((task, index), None)
+            ids = chunk.partitions
+            if asked is not None:
+                ids = tuple(dict.fromkeys([*ids, *(j for key in asked.messages for j in self._arrived[key][0])]))
+            out = np.empty(messages.length(ids), dtype=w.dtype)
+            if asked is not None or not ids:
                 out[:] = 0.0
-            for item, (j, coefficient) in enumerate(zip(chunk.partitions, chunk.coefficients, strict=True)):
-                messages.add(out, chunk.partitions, item, coefficient, known[j])
+            for item, (j, coefficient) in enumerate(
+                zip(chunk.partitions, messages.split(chunk.coefficients), strict=True)
+            ):
+                if asked is None:
+                    messages.add(out, ids, item, coefficient, known[j])
+                else:
+                    messages.add_message(out, ids, (j,), known[j], coefficient)
+            for key, weight in zip(asked.messages, asked.weights, strict=True) if asked is not None else ():
+                messages.add_message(out, ids, *self._arrived[key], weight)
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
             return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
+        if worker in self.liars:
+            lie(out)
         why = fault(out)
         if why is None:
-            self._arrived[task, index] = chunk.partitions, out
+            self._arrived[task, index] = ids, out
         else:
             known.clear()  # what is asked for again is computed again
         return why, digest(out)
@@ -260,19 +292,28 @@ class Simulated(Cluster):
             elif kind is Cancel:
                 self._cancel(order, cuts)  # type: ignore[arg-type]
             elif kind is Collect:
-                heappush(self._heap, (self._now, order.worker, order.task, order.chunk, -2))  # type: ignore[union-attr]
-                live = InFlight._make(self._live[order.task])  # type: ignore[union-attr]
-                chunks = list(live.chunks)
-                chunks[order.chunk] = chunks[order.chunk]._replace(  # type: ignore[union-attr]
-                    partitions=order.partitions,  # type: ignore[union-attr]
-                    coefficients=order.coefficients,  # type: ignore[union-attr]
-                )
-                self._live[order.task] = live._replace(chunks=tuple(chunks))  # type: ignore[union-attr]
+                if self._ask(order):  # type: ignore[arg-type]
+                    heappush(self._heap, (self._now, order.worker, order.task, order.chunk, -2))  # type: ignore[union-attr]
+            elif kind is Measure:
+                heappush(self._heap, (self._now, order.worker, order.task, order.chunk, -4 - order.key))  # type: ignore[union-attr]
             elif order.time is None:  # type: ignore[union-attr]
                 self._alarms.pop(order.name, None)  # type: ignore[union-attr]
             else:
                 self._alarms[order.name] = order.time  # type: ignore[union-attr]
         return cuts
+
+    def _ask(self, order: Collect) -> bool:
+        """Note what a chunk's message is to be made of; False when the task is no more."""
+        entry = self._live.get(order.task)
+        if entry is None:
+            return False
+        live = InFlight._make(entry)
+        chunks = list(live.chunks)
+        chunks[order.chunk] = chunks[order.chunk]._replace(partitions=order.partitions, coefficients=order.coefficients)
+        self._live[order.task] = live._replace(chunks=tuple(chunks))
+        if order.messages and self._messages is not None:
+            self._asked[order.task, order.chunk] = order
+        return True
 
     def step_done(self) -> None:
         """The driver has taken a step; with ``compute`` that took time."""
@@ -344,6 +385,9 @@ class Simulated(Cluster):
     def _cancel(self, order: Cancel, cuts: list[Cut]) -> None:
         now, live = self._now, self._live
         preempt = order.mode == "preempt"
+        if self._asked:
+            ended = set(order.tasks)
+            self._asked = {key: ask for key, ask in self._asked.items() if key[0] not in ended}
         if preempt and not self._slack and not self.report_cuts:
             pop = live.pop
             for task in order.tasks:
@@ -404,6 +448,10 @@ class Simulated(Cluster):
             if not heap:
                 return
             time, worker, task, chunk, done = heappop(heap)
+            if done <= -4:
+                self._now = max(self._now, time)
+                yield Measured(self._now, worker, task, chunk, self._measure(task, chunk, -4 - done))
+                continue
             entry = live.get(task)
             if computing:
                 if done == -3:
@@ -443,12 +491,18 @@ class Simulated(Cluster):
                     self._now, worker, task, chunk, Timing(entry.started, entry.started + entry.before, time, time)
                 )
                 continue
-            why, bits = self._encode(task, chunk, entry.chunks[chunk], entry.versions[chunk])
+            why, bits = self._encode(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
             if why is not None:
                 yield Failed(self._now, worker, task, chunk, why)
                 continue
             timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
             yield Reply(self._now, worker, task, chunk, timing)
+
+    def _measure(self, task: int, chunk: int, key: int) -> float:
+        """A message's projection; 0 for all when there are no messages: then nobody lies."""
+        if self._messages is None or (task, chunk) not in self._arrived:
+            return 0.0
+        return self._messages.project(*self._arrived[task, chunk], key)
 
     def _other_event(self, before: float) -> Event | None:
         """The first alarm or outage, if it comes no later than ``before``."""

@@ -1,18 +1,116 @@
 """Codes: who computes what, and how the answers of any k workers give the sum back."""
 
-from anyk.codes.base import Code, Decoder, Decoding, LeastSquaresDecoder, Selection
+from __future__ import annotations
+
+from anyk.codes.base import Code, MatrixCode
+from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
+from anyk.codes.binary import BinaryCode
+from anyk.codes.byzantine import DracoCode, locate
+from anyk.codes.communication import CommunicationEfficient
+from anyk.codes.coupon import BatchedCoupons
 from anyk.codes.cyclic import CyclicRepetition
+from anyk.codes.decoders import (
+    Algorithmic,
+    Decoder,
+    Decoding,
+    Exact,
+    LeastSquares,
+    LeastSquaresDecoder,
+    Method,
+    OneStep,
+    Own,
+    Selection,
+)
+from anyk.codes.designs import BlockDesignCode, designs_for
+from anyk.codes.edges import EdgeCode
+from anyk.codes.heterogeneous import HeterogeneousCode
+from anyk.codes.mds import CyclicMDS
 from anyk.codes.partial import PartialStragglers
+from anyk.codes.product import KroneckerCode
+from anyk.codes.progress import ChunkOrderCode, NestedCode, ProgressCode
+from anyk.codes.regular import BiregularCode, ExpanderCode, RandomBiregularCode
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded
+from anyk.codes.search import worst_stragglers
+from anyk.codes.tree import TreeCode
+from anyk.errors import BadInput
 from anyk.specs import Registry
 
 registry: Registry[Code] = Registry("code", given=("workers",))
-registry.register("uncoded")(Uncoded)
-registry.register("frc")(FractionalRepetition)
-registry.register("cyclic")(CyclicRepetition)
-registry.register("partial")(PartialStragglers)
-
 register = registry.register
+
+# exact
+register("uncoded")(Uncoded)
+register("frc")(FractionalRepetition)
+register("cyclic")(CyclicRepetition)
+register("mds")(CyclicMDS)
+register("binary")(BinaryCode)
+register("nested")(NestedCode)
+register("progress")(ChunkOrderCode)
+register("partial")(PartialStragglers)
+register("bcc")(BatchedCoupons)
+register("comm-efficient")(CommunicationEfficient)
+register("draco")(DracoCode)
+register("tree")(TreeCode)
+
+# approximate
+
+
+@register("bgc")
+def _bgc(workers: int, *, load: int | None = None, seed: int = 0) -> Code:
+    """Bernoulli gradient code: each worker holds each partition with probability load / m."""
+    return BernoulliCode(workers, expected_load=load, seed=seed)
+
+
+@register("rbgc")
+def _rbgc(workers: int, *, load: int | None = None, seed: int = 0) -> Code:
+    """Regularised Bernoulli code: as bgc, but nobody holds more than twice the expected load."""
+    return RegularisedBernoulliCode(workers, expected_load=load, seed=seed)
+
+
+@register("sbc")
+def _sbc(
+    workers: int,
+    *,
+    load: float | None = None,
+    block: int | None = None,
+    inside: float = 0.8,
+    outside: float | None = None,
+    seed: int = 0,
+) -> Code:
+    """Stochastic block code: communities of workers and partitions, dense inside, sparse across."""
+    return StochasticBlockCode(workers, expected_load=load, block=block, inside=inside, outside=outside, seed=seed)
+
+
+register("expander")(ExpanderCode)
+register("biregular")(RandomBiregularCode)
+
+
+@register("graph")
+def _graph(workers: int, *, load: int | None = None, seed: int = 0) -> Code:
+    """Graph code: workers are the edges of a random regular graph of degree load, partitions its vertices."""
+    return EdgeCode(workers, degree=load, seed=seed)
+
+
+register("bibd")(BlockDesignCode)
+
+
+@register("kronecker")
+def _kronecker(workers: int, *, left: str = "frc", right: str = "bibd", split: int | None = None) -> Code:
+    """Product of two codes, each in brackets: left=(frc:load=2), for split workers, and right=(bibd) for n / split."""
+    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [split]
+    if not splits or not 1 <= splits[0] <= workers or workers % splits[0]:
+        why = "is prime" if split is None else f"cannot be split by {split}"
+        raise BadInput(f"kronecker does not exist for {workers} workers: the number {why}; split must divide it")
+    problems = []
+    for a in sorted(splits, key=lambda a: abs(a - workers**0.5)):
+        try:
+            return KroneckerCode(code(left, workers=a), code(right, workers=workers // a))
+        except BadInput as error:
+            problems.append(f"split={a}: {error}")
+    raise BadInput(f"kronecker:left=({left}),right=({right}) does not exist for {workers} workers; {problems[0]}")
+
+
+register("hetero")(HeterogeneousCode)
 
 
 def code(spec: str, *, workers: int) -> Code:
@@ -27,17 +125,46 @@ def code(spec: str, *, workers: int) -> Code:
 
 
 __all__ = [
+    "Algorithmic",
+    "BatchedCoupons",
+    "BernoulliCode",
+    "BinaryCode",
+    "BiregularCode",
+    "BlockDesignCode",
+    "ChunkOrderCode",
     "Code",
+    "CommunicationEfficient",
+    "CyclicMDS",
     "CyclicRepetition",
     "Decoder",
     "Decoding",
+    "DracoCode",
+    "EdgeCode",
+    "Exact",
+    "ExpanderCode",
     "FractionalRepetition",
+    "HeterogeneousCode",
+    "KroneckerCode",
+    "LeastSquares",
     "LeastSquaresDecoder",
+    "MatrixCode",
+    "Method",
+    "NestedCode",
+    "OneStep",
+    "Own",
     "PartialStragglers",
+    "ProgressCode",
+    "RandomBiregularCode",
+    "RegularisedBernoulliCode",
     "RepetitionCode",
     "Selection",
+    "StochasticBlockCode",
+    "TreeCode",
     "Uncoded",
     "code",
+    "designs_for",
+    "locate",
     "register",
     "registry",
+    "worst_stragglers",
 ]

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from math import log
 from typing import TYPE_CHECKING, Any
 
@@ -273,10 +274,7 @@ class MatrixCode(Code):
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
         starts, indices, values = self.encoding.indptr.tolist(), self.encoding.indices, self.encoding.data
-        return tuple(
-            (tuple(indices[a:b].tolist()), tuple(values[a:b].tolist()))
-            for a, b in zip(starts[:-1], starts[1:], strict=True)
-        )
+        return tuple((tuple(indices[a:b].tolist()), tuple(values[a:b].tolist())) for a, b in pairwise(starts))
 
     @property
     def partitions(self) -> int:

@@ -58,7 +58,8 @@ class BernoulliCode(_RandomCode):
 
     Hard to attack for whom does not know the draw; with random stragglers fractional repetition is better (Charles,
     Papailiopoulos and Ellenberg 2017). One-step decoding has mean error ``m (m - d) / (r d)`` over draws. A partition
-    that nobody would hold is given to one random worker (that changes the law slightly: ``m (1 - d/m)^n`` are expected).
+    that nobody would hold is given to one random worker (this changes the law slightly: ``m (1 - d/m)^n`` are to be
+    expected).
 
     ``expected_load`` is the expected number of partitions a worker holds (d; s in the paper; ``load`` in a spec); left
     out about log n.

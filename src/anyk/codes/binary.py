@@ -89,7 +89,7 @@ class BinaryCode(Code):
         complete = np.flatnonzero(here == sizes)
         if not len(complete):
             return super()._solve(replies)
-        return (np.arange(self.workers) % self.classes == complete[0]).astype(np.float64)
+        return np.asarray(np.arange(self.workers) % self.classes == complete[0], dtype=np.float64)
 
 
 class _ClassDecoder(LeastSquaresDecoder):

@@ -27,7 +27,7 @@ class CommunicationEfficient(Code):
     ``A' V = [e_0 … e_(blocks-1)]`` decodes part u by column u of A.
 
     Rounding is amplified 1e4 times and more: send float64. ``stragglers`` left out is a tenth of the workers,
-    ``blocks`` left out is 2.
+    ``blocks`` left out is 2 (1 where that is all that fits).
 
     >>> code = CommunicationEfficient(6, stragglers=1, blocks=2)
     >>> code.load, code.decode([0, 1, 2, 4, 5]).weights.shape, code.decode([0, 1, 2, 4, 5]).exact
@@ -36,18 +36,18 @@ class CommunicationEfficient(Code):
 
     workers: int
     stragglers: int | None = None
-    blocks: int | None = None  # type: ignore[assignment]
+    blocks: int = 2
     seed: int = 0
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
         s = (max(1, n // 10) if n > 2 else 0) if self.stragglers is None else self.stragglers
         check_stragglers(s, n)
-        blocks = min(2, n - s) if self.blocks is None else self.blocks
+        blocks = min(self.blocks, n - s) if self.blocks == 2 else self.blocks
         if not 1 <= blocks <= n - s:
             raise BadInput(
-                f"comm-efficient:blocks={blocks} does not exist for {n} workers and stragglers={s}: a worker would hold "
-                f"stragglers + blocks partitions of {n}; blocks must be 1 to {n - s}"
+                f"comm-efficient:blocks={blocks} does not exist for {n} workers and stragglers={s}: a worker would "
+                f"hold stragglers + blocks partitions of {n}; blocks must be 1 to {n - s}"
             )
         object.__setattr__(self, "stragglers", s)
         object.__setattr__(self, "blocks", blocks)
@@ -69,7 +69,7 @@ class CommunicationEfficient(Code):
         return self.stragglers or 0
 
     @property
-    def load(self) -> int:  # type: ignore[override]
+    def load(self) -> int:
         """stragglers + blocks."""
         return self.tolerates + self.blocks
 

@@ -118,10 +118,11 @@ class Exact:
         weights = code._solve(replies)
         decoding = code.judge(weights)
         if not decoding.exact:
-            promised = f"; any {code.replies - code.tolerates} do" if code.tolerates else ""
+            enough = code.replies - code.tolerates
+            hint = f"any {enough} do" if len(replies) < enough else f"rounding is amplified {decoding.gain:.1g} times"
             raise NotDecodable(
                 f"{len(replies)} of {code.replies} replies do not give the exact sum under '{code.spec}' "
-                f"(residual {decoding.residual:.2g}, gain {decoding.gain:.2g}){promised}"
+                f"(residual {decoding.residual:.2g}); " + ("only an approximation" if code.approximate else hint)
             )
         return weights
 

@@ -96,7 +96,7 @@ class HeterogeneousCode(MatrixCode):
     @property
     def _odds(self) -> Floats:
         p = np.array(self.probabilities)
-        return (1.0 - p) / np.maximum(p, _LEAST)
+        return np.asarray((1.0 - p) / np.maximum(p, _LEAST))
 
     @cached_property
     def allocation(self) -> tuple[tuple[int, ...], ...]:

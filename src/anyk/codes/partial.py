@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.codes.base import Code, Decoder, Decoding, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.repetition import FractionalRepetition
 from anyk.errors import BadInput
@@ -98,6 +98,12 @@ class PartialStragglers(Code):
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""
         return _TwoPartDecoder(self)
+
+    def _solve(self, replies: Indices) -> Floats:
+        weights = np.zeros(self.replies)
+        weights[replies[replies % 2 == 0]] = 1.0
+        weights[1::2] = self.code._solve(replies[replies % 2 == 1] // 2)
+        return weights
 
 
 class _TwoPartDecoder(Decoder):

@@ -116,7 +116,8 @@ class RandomBiregularCode(BiregularCode):
     Sakorikar and Wang 2021). On average over stragglers its error is far below a design's; against many adversarial
     stragglers the design wins. Decoded by least squares.
 
-    ``load`` is the row sum, ``partitions`` (n if left out) must make ``n load / m`` whole. Load left out is about log n.
+    ``load`` is the row sum, ``partitions`` (n if left out) must make ``n load / m`` whole. Load left out is about
+    log n.
 
     >>> code = RandomBiregularCode(57, load=8)
     >>> set(code.encoding.sum(axis=0).tolist()) == set(code.encoding.sum(axis=1).tolist()) == {8.0}
@@ -162,7 +163,7 @@ class RandomBiregularCode(BiregularCode):
         missing = _biregular(n, m, m - w, random)  # of a dense matrix what is missing is drawn
         held = np.ones((n, m), dtype=bool)
         held[np.arange(n)[:, None], missing] = False
-        return incidence([np.flatnonzero(row) for row in held], m)
+        return incidence([np.flatnonzero(row).tolist() for row in held], m)
 
 
 def _biregular(rows: int, columns: int, load: int, random: np.random.Generator) -> Indices:

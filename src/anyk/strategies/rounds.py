@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.codes import Code, Selection
-from anyk.codes.base import EXACT
+from anyk.codes import Code, DracoCode, HeterogeneousCode, Method, Selection
+from anyk.codes.byzantine import LiarDecoder
+from anyk.codes.decoders import EXACT, METHODS, Decoder, Floats, SetDecoder, method
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
@@ -24,6 +25,8 @@ from anyk.protocol import (
     Fleet,
     Joined,
     Lost,
+    Measure,
+    Measured,
     Reply,
     SetAlarm,
     Stop,
@@ -35,16 +38,18 @@ Scaling = Literal["none", "marginal", "conditional"]
 _RETRIES = 2  # how often a worker whose reply was unusable is asked again, once nobody else is left to wait for
 
 
-def rescale(decoding: Selection, factor: float) -> Selection:
-    """A least-squares decoding with all weights times ``factor``.
+def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Selection:
+    """A decoding with all weights times ``factor``; ``mean`` is the mean coefficient ``sum(a B) / m``.
 
-    For such weights ``p = a B`` is the projection of the all-ones vector, so ``p.1 = p.p = m c`` with
-    ``c = 1 - residual^2``, and the residual after scaling by f is ``sqrt(f^2 c - 2 f c + 1)``.
+    With ``p = a B`` the residual before is ``R^2 = p.p / m - 2 mean + 1``, after scaling by f
+    ``f^2 (R^2 - 1 + 2 mean) - 2 f mean + 1``. For least squares p is the projection of the all-ones vector and the
+    mean ``1 - R^2``, which is taken where none is given.
     """
     if factor == 1.0:
         return decoding
-    c = 1.0 - decoding.residual**2
-    residual = max(factor * factor * c - 2.0 * factor * c + 1.0, 0.0) ** 0.5
+    square = decoding.residual**2
+    c = 1.0 - square if mean is None else mean
+    residual = max(factor * factor * (square - 1.0 + 2.0 * c) - 2.0 * factor * c + 1.0, 0.0) ** 0.5
     return Selection(
         decoding.replies, [weight * factor for weight in decoding.weights], residual, decoding.gain * factor
     )
@@ -60,9 +65,17 @@ class CodedRounds:
     round also ends as soon as the sum is exact. Stopped early this is ErasureHead's approximate gradient coding
     (Wang, Charles and Papailiopoulos 2019), of an uncoded sum it is K-sync SGD.
 
-    ``scaling`` corrects a sum with partitions missing: ``conditional`` divides by the covered share, given who replied
-    (unbiased when workers and groups are alike, exact when complete); ``marginal`` always divides by the expected share
-    ``1 - p`` (needs a repetition code and a number in ``wait``); ``none`` leaves it.
+    A code that is meant to be approximate waits, by default, for all but a tenth of the workers. ``decoder`` is how
+    the replies are decoded, if not in the code's ``own`` way: ``exact``, ``least-squares``, ``one-step``,
+    ``algorithmic`` or a :class:`~anyk.codes.Method`.
+
+    ``scaling`` corrects a sum with partitions missing: ``conditional`` divides by the mean coefficient (the covered
+    share, of a repetition code), given who replied (unbiased when workers and groups are alike, exact when complete);
+    ``marginal`` always divides by the expected share ``1 - p`` (needs a repetition code and a number in ``wait``);
+    ``none`` leaves it. Left out it is conditional, but none for codes and decoders that are unbiased as they are.
+
+    A code against liars has each reply measured when it comes, and counts it then; a heterogeneous code learns from
+    who was missing and gives out new coefficients now and then.
 
     A worker that joins in mid-round is given the round's work at once; one whose reply is unusable is set aside for
     the round. When nobody is left to wait for, it is asked again, twice; then the step is taken with what there is
@@ -80,11 +93,22 @@ class CodedRounds:
         code: Code,
         *,
         wait: WaitLike = None,
-        scaling: Scaling = "conditional",
+        scaling: Scaling | None = None,
         cancel: CancelMode = "preempt",
+        decoder: str | Method = "own",
     ) -> None:
         self.code = code
+        self._method = method(decoder)
+        own = self._method in (METHODS["own"], METHODS["exact"])
+        if wait is None and code.approximate:
+            wait = max(1, code.replies - max(1, code.replies // 10))
         rule = wait_rule(wait, replies=code.replies)
+        self._default_scaling: Scaling = (
+            "none" if (code.unbiased and own) or self._method == METHODS["one-step"] else "conditional"
+        )
+        scaling = scaling or self._default_scaling
+        self._liars = isinstance(code, DracoCode)
+        self.blocks = code.blocks
         self._given = str(rule)
         self.wait = rule if isinstance(rule, Decodable) else rule | Decodable()
         self.scaling = scaling
@@ -109,12 +133,22 @@ class CodedRounds:
         self._first = 0  # the round's first task
         self._present: set[int] = set()
         self._gone: set[int] = set()
+        self._missed = [0] * code.workers  # how often a worker was not in when a step was taken
+        self._learned: list[int] = []  # the same when the code last learned of it
         self._open: dict[int, int] = {}  # how many messages are still expected in this round, by worker
         self._failures: dict[int, list[int]] = {}  # tasks of this round with unusable messages, by worker
+        self._values: dict[
+            int, float
+        ] = {}  # what replies of this round were measured to be, under a code against liars
         self._task_of: dict[int, int] = {}  # reply (worker x messages + message) -> task, in order of arrival
         self._began = 0.0
         self._now = 0.0
-        self._decoder = code.decoder()
+        self._decoder = self._fresh()
+
+    def _fresh(self) -> Decoder:
+        if self._method in (METHODS["own"], METHODS["exact"]):
+            return self.code.decoder()
+        return SetDecoder(self.code, self._method)
 
     # ------------------------------------------------------------------------------------------- what it is
 
@@ -122,7 +156,9 @@ class CodedRounds:
     def spec(self) -> str:
         """The short form."""
         parts = [] if self._given == "decodable" else [f"wait={self._given}"]
-        parts += [f"scaling={self.scaling}"] * (self.scaling != "conditional")
+        parts += [f"scaling={self.scaling}"] * (self.scaling != self._default_scaling)
+        names = [name for name, known in METHODS.items() if known == self._method and name != "own"]
+        parts += [f"decoder={name}" for name in names]
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
         code = self.code.spec
         return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
@@ -185,9 +221,17 @@ class CodedRounds:
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        if type(event) is Reply:
+        if type(event) is Reply or type(event) is Measured:
             now, worker, task, chunk, _ = event
             self._now = now
+            if self._liars:
+                if type(event) is Reply:
+                    return (Measure(worker, task, chunk),)
+                if task < self._first:
+                    return ()
+                assert isinstance(self._decoder, LiarDecoder)
+                self._values[worker] = event[4]  # type: ignore[assignment]
+                self._decoder.measure(worker, self._values[worker])
             messages = self._messages
             reply = worker if messages == 1 else worker * messages + chunk
             task_of = self._task_of
@@ -243,10 +287,11 @@ class CodedRounds:
     def _begin(self) -> list[Command]:
         self._first = self._next
         self._task_of = {}
+        self._values = {}
         if self._failures:
             self._failures = {}
         self._open = {}
-        self._decoder = self.code.decoder()
+        self._decoder = self._fresh()
         self._began = self._now
         n = self.code.workers
         if len(self._gone) == n:
@@ -270,6 +315,8 @@ class CodedRounds:
             used = [(task_of[reply], reply % messages) for reply in replies]
         combine = Combine("model", used, weights, "all", 1.0, residual, gain)
         self.version += 1
+        if isinstance(self.code, HeterogeneousCode):
+            self._learn()
         return [combine, Cancel(range(self._first, self._next), self.cancel), *self._begin()]
 
     def _scaled(self, decoding: Selection) -> Selection:
@@ -282,9 +329,31 @@ class CodedRounds:
                 weights[reply] = weight * self._marginal[self.code.rows[reply][0][0]]
             judged = self.code.judge(weights)
             return Selection(decoding.replies, weights[decoding.replies].tolist(), judged.residual, judged.gain)
-        if self.scaling == "conditional" and decoding.residual > EXACT:
-            return rescale(decoding, 1.0 / (1.0 - decoding.residual**2))
+        if self.scaling == "conditional" and decoding.residual > EXACT and self.blocks == 1:
+            weights = np.array(decoding.weights)
+            mean = float(weights @ self._row_sums[decoding.replies]) / self.code.partitions
+            if mean > 0:
+                return rescale(decoding, 1.0 / mean, mean)
         return decoding
+
+    @cached_property
+    def _row_sums(self) -> Floats:
+        return np.asarray(self.code.encoding.sum(axis=1), dtype=np.float64).ravel()
+
+    def _learn(self) -> None:
+        """Count who was not in, and every so many steps give the code what that says."""
+        assert isinstance(self.code, HeterogeneousCode)
+        for worker in range(self.workers):
+            self._missed[worker] += worker not in self._task_of
+        if self.code.relearn and self.version % self.code.relearn == 0:
+            self._recode()
+
+    def _recode(self) -> None:
+        assert isinstance(self.code, HeterogeneousCode)
+        self._learned = list(self._missed)
+        self.code = self.code.relearned(self._missed, self.version)
+        for name in ("_tasks", "_row_sums"):
+            self.__dict__.pop(name, None)
 
     def _stuck(self) -> list[Command]:
         """Nobody is left to wait for in this round, and there is not enough."""
@@ -325,6 +394,9 @@ class CodedRounds:
             "replies": list(self._task_of.items()),
             "began": self._began,
             "now": self._now,
+            "missed": list(self._missed),
+            "learned": list(self._learned),
+            "values": list(self._values.items()),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -334,6 +406,11 @@ class CodedRounds:
         self._failures = dict(state["failures"])
         self._task_of = dict(state["replies"])
         self._began, self._now = state["began"], state["now"]
-        self._decoder = self.code.decoder()
+        self._missed, self._learned, self._values = list(state["missed"]), list(state["learned"]), dict(state["values"])
+        if isinstance(self.code, HeterogeneousCode) and self.code.relearn and self.version >= self.code.relearn:
+            self.code = self.code.relearned(self._learned, self.version - self.version % self.code.relearn)
+        self._decoder = self._fresh()
         for reply in self._task_of:
+            if isinstance(self._decoder, LiarDecoder):
+                self._decoder.measure(reply, self._values[reply])
             self._decoder.add(reply)

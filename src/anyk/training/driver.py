@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time as clock
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from anyk.protocol import (
     Alarm,
     Cancel,
     Chunk,
+    Collect,
     Combine,
     Command,
     Cut,
@@ -130,6 +132,7 @@ class Driver:
         self._given: dict[int, _Batch] = {}  # by task
         self._cut: dict[int, _Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
+        self._gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
         self._scratch: NDArray[np.float64] | None = None
@@ -149,7 +152,12 @@ class Driver:
             partitions = self.problem.split(strategy.partitions)
             self._sizes = partitions.sizes
         present = self.cluster.open(
-            partitions, total=strategy.partitions, slots=strategy.slots, holdings=strategy.holdings
+            partitions,
+            total=strategy.partitions,
+            slots=strategy.slots,
+            holdings=strategy.holdings,
+            covers=getattr(strategy, "covers", None),
+            blocks=getattr(strategy, "blocks", 1),
         )
         self.present = set(present)
 
@@ -276,9 +284,38 @@ class Driver:
                 self.stopped = command  # type: ignore[assignment]
                 break
             else:
+                if kind is Collect:
+                    self._collect(command)  # type: ignore[arg-type]
                 orders.append(command)  # type: ignore[arg-type]
         if orders:
             self.cluster.execute(orders)
+
+    def _collect(self, command: Collect) -> None:
+        """A chunk's message will be made of this; the books and the receipt are to say so."""
+        batch = self._given[command.task]
+        item = command.task - batch.first
+        task = list(batch.chunks[item])
+        task[command.chunk] = task[command.chunk]._replace(
+            partitions=command.partitions, coefficients=command.coefficients
+        )
+        batch.chunks = [*batch.chunks[:item], tuple(task), *batch.chunks[item + 1 :]]
+        if command.messages:
+            self._gathered[command.task, command.chunk] = list(zip(command.messages, command.weights, strict=True))
+
+    def _with_gathered(self, command: Combine) -> Combine:
+        """A combine that names the messages inside messages, too, each with the weight it comes to."""
+        messages, weights = list(command.messages), list(command.weights)
+        for place, weight in zip(messages, weights, strict=True):  # grows while it is walked through
+            for inside, share in self._gathered.pop(place, ()):
+                messages.append(inside)
+                weights.append(weight * share)
+        return command._replace(messages=messages, weights=weights)
+
+    def _ids(self, task: int, chunk: int) -> tuple[int, ...]:
+        """The partitions that a message covers."""
+        batch = self._given[task]
+        inside = [j for (t, c), _ in self._gathered.get((task, chunk), ()) for j in self._ids(t, c)]
+        return tuple(dict.fromkeys([*batch.chunks[task - batch.first][chunk].partitions, *inside]))
 
     def _dispatch(self, command: Dispatch) -> None:
         first, workers, chunks = command
@@ -353,6 +390,8 @@ class Driver:
         pop = self._given.pop
         for task in range(batch.first, batch.first + len(batch.workers)):
             pop(task, None)
+        if self._gathered:
+            self._gathered = {key: inside for key, inside in self._gathered.items() if key[0] in self._given}
         if self.problem is not None:
             for slot in batch.slots():
                 self.unpin(slot, batch.versions[slot])
@@ -370,6 +409,8 @@ class Driver:
             self.cluster.publish(slot, version + 1, w)
             bits = 0 if self.log is None else _bits(w)
         self.versions[slot] = version + 1
+        if self._gathered:
+            command = self._with_gathered(command)
         if self._bad:
             self._bad = {key: bad for key, bad in self._bad.items() if key[0] != slot}
         oldest = total = 0
@@ -393,7 +434,8 @@ class Driver:
                 if not batch.left:
                     self._close(batch)
             else:
-                self._end(batch, place, "late_counted" if staleness else "counted", version + 1, weight, slot)
+                plain = json.dumps(weight) if isinstance(weight, list) else weight
+                self._end(batch, place, "late_counted" if staleness else "counted", version + 1, plain, slot)
         if self.problem is not None and not self._pins.get((slot, version)):
             self.cluster.release(slot, version)
         self.cluster.step_done()
@@ -445,7 +487,7 @@ class Driver:
         place: int,
         ending: str,
         step: int | None = None,
-        weight: float | None = None,
+        weight: float | str | None = None,
         slot: str | None = None,
         done: int | None = None,
         due: float | None = None,
@@ -588,6 +630,7 @@ class Driver:
             "books": self.books.plain(),
             "cut": [self._plain(batch, self._cut) for batch in dict.fromkeys(self._cut.values())],
             "given": [self._plain(batch, self._given) for batch in dict.fromkeys(self._given.values())],
+            "gathered": [[list(key), inside] for key, inside in self._gathered.items()],
             "seq": self.log.seq if self.log is not None else 0,
         }
 
@@ -647,6 +690,8 @@ class Driver:
                 if _OPEN in batch.status[start : start + batch.width]:
                     self._cut[task] = batch
                     self._cut_of[worker].append(task)
+        for (task, chunk), inside in state["gathered"]:
+            self._gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
         models = sorted(
             (int(k.split("/")[2]), k.split("/")[1], v) for k, v in vectors.items() if k.startswith("model/")
         )
@@ -660,8 +705,7 @@ class Driver:
                 self.optimizer_states.setdefault(rest[0], {})[rest[1]] = value
             elif kind == "message":
                 task, chunk = int(rest[0]), int(rest[1])
-                batch = self._given[task]
-                self.cluster.hold(task, chunk, batch.chunks[task - batch.first][chunk].partitions, value)
+                self.cluster.hold(task, chunk, self._ids(task, chunk), value)
         for slot in self.versions:
             self.optimizer_states.setdefault(slot, {})
         self.strategy.restore(state["strategy"])

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anyk.clusters import Order, Simulated
+from anyk.clusters import cluster as build_cluster
 from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
-from anyk.protocol import Cut, Dispatch, Event, Progress, Reply
+from anyk.protocol import Collect, Cut, Dispatch, Event, Reply
 from anyk.strategies import strategy as build_strategy
 from anyk.training.driver import Driver
 from anyk.training.run import Run
@@ -49,8 +50,8 @@ class Replay:
 class _Recorded(Simulated):
     """A cluster that reports what a log says, and computes messages when they arrive."""
 
-    def __init__(self, log: RunLog, workers: int) -> None:
-        super().__init__(workers)
+    def __init__(self, log: RunLog, workers: int, liars: Sequence[int]) -> None:
+        super().__init__(workers, liars=liars)
         self._log = log
 
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
@@ -58,6 +59,8 @@ class _Recorded(Simulated):
             if isinstance(order, Dispatch):
                 self._dispatch(order)
                 self._heap.clear()
+            elif isinstance(order, Collect):
+                self._ask(order)
         return ()
 
     def events(self) -> Iterator[Event | Cut | None]:
@@ -68,16 +71,15 @@ class _Recorded(Simulated):
                 if entry is None:
                     raise BadInput(f"task {event.task} answered in the log, but was not dispatched in the replay")
                 _, chunks, versions, *_ = entry
-                self._encode(event.task, event.chunk, chunks[event.chunk], versions[event.chunk])
-            if not isinstance(event, Progress):
-                yield event
+                self._encode(event.task, event.chunk, chunks[event.chunk], versions[event.chunk], event.worker)
+            yield event
 
 
 def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bool = True) -> Replay:
     """Replay a run's decisions and, with ``compute``, its model.
 
-    ``problem`` is needed to compute where the run's was made in Python. A run that used mid-round requests for
-    messages, or whose strategy has no spec, cannot be replayed from its folder alone.
+    ``problem`` is needed to compute where the run's was made in Python. A run whose strategy has no spec cannot be
+    replayed from its folder alone.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -97,7 +99,7 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
     new = RunLog()
     driver = Driver(
         strategy,
-        _Recorded(run.log, config["workers"]),
+        _Recorded(run.log, config["workers"], build_cluster(config["cluster"], workers=config["workers"]).liars),
         problem=problem if why is None else None,
         optimizer=build_optimizer(config["optimizer"], lr=config["lr"]) if why is None else None,
         log=new,

@@ -210,7 +210,11 @@ class Run:
         weights = np.zeros(int(self.config.get("partitions", total)))
         for _, _, weight, _, work in used:
             partitions, coefficients = works[work]
-            np.add.at(weights, partitions, weight * np.asarray(coefficients))
+            if isinstance(weight, str):  # one a block: what a partition's coefficient is on average over the blocks
+                parts = np.asarray(coefficients).reshape(len(partitions), -1) * np.asarray(json.loads(weight))
+                np.add.at(weights, partitions, parts.mean(axis=1))
+            else:
+                np.add.at(weights, partitions, weight * np.asarray(coefficients))
         before = (
             self.log.rows("SELECT max(time) FROM updates WHERE slot = ? AND version < ?", (slot, version))[0][0] or 0.0
         )

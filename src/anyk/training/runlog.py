@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anyk.errors import BadInput, RunFailed
-from anyk.protocol import Alarm, Chunk, Event, Failed, Joined, Lost, Progress, Reply
+from anyk.protocol import Alarm, Chunk, Event, Failed, Joined, Lost, Measured, Progress, Reply
 
 _EVERY = 0.15  # seconds between commits
 _CHUNKS_KNOWN = 20_000
@@ -32,7 +32,9 @@ _TABLES = {
     "notes": "time REAL, kind TEXT, text TEXT, seq INTEGER",
     "summary": "name TEXT PRIMARY KEY, value TEXT",
 }
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Reply, Progress, Failed, Lost, Joined, Alarm)}
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Reply, Progress, Failed, Lost, Joined, Alarm, Measured)
+}
 
 
 class RunLog:

@@ -52,6 +52,8 @@ from anyk.protocol import (
     Failed,
     Joined,
     Lost,
+    Measure,
+    Measured,
     Progress,
     Reply,
     Task,
@@ -113,8 +115,10 @@ class Processes(Cluster):
 
     name = "processes"
 
-    def __init__(self, workers: int, *, delays: DelayModel | None = None, seed: int = 0) -> None:
-        super().__init__(workers, delays=delays, seed=seed)
+    def __init__(
+        self, workers: int, *, delays: DelayModel | None = None, seed: int = 0, liars: Sequence[int] = ()
+    ) -> None:
+        super().__init__(workers, delays=delays, seed=seed, liars=liars)
         if not sys.platform.startswith(("linux", "darwin")):
             raise BadInput(f"cluster 'processes' runs on Linux and macOS, not on {sys.platform}; use 'simulated'")
         self.pids: dict[int, int] = {}
@@ -155,7 +159,14 @@ class Processes(Cluster):
         self._link = ours
 
     def open(
-        self, partitions: Partitions | None, *, total: int, slots: Sequence[str], holdings: Sequence[tuple[int, ...]]
+        self,
+        partitions: Partitions | None,
+        *,
+        total: int,
+        slots: Sequence[str],
+        holdings: Sequence[tuple[int, ...]],
+        covers: Sequence[tuple[int, ...]] | None = None,
+        blocks: int = 1,
     ) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         if partitions is None:
@@ -163,7 +174,7 @@ class Processes(Cluster):
         if self._segments:
             raise BadInput("this cluster is in use already; make one for each run")
         self._total = total
-        self._messages = Messages(partitions)
+        self._messages = Messages(partitions, blocks)
         self._slot_numbers = {slot: i for i, slot in enumerate(slots)}
         self._layout = layout = Layout(
             workers=self.workers,
@@ -173,8 +184,10 @@ class Processes(Cluster):
             dimension=partitions.dimension,
             dtype=np.dtype(partitions.dtype).str,
             buffers=_BUFFERS,
-            lengths=tuple(self._messages.length(tuple(held)) for held in holdings),
+            lengths=tuple(self._messages.length(tuple(held)) for held in covers or holdings),
             box=_BOX,
+            blocks=blocks,
+            liars=self.liars,
         )
         self._free_copies = {slot: list(reversed(range(layout.copies))) for slot in slots}
         try:
@@ -321,13 +334,15 @@ class Processes(Cluster):
             (task, entry._replace(started=entry.started - self._start), sorted(self._missing[task]))
             for task, entry in self._live.items()
         ]
-        return super().state() | {"live": live, "alarms": dict(self._alarms)}
+        measures = [news for news in self._news if len(news) == 4]
+        return super().state() | {"live": live, "alarms": dict(self._alarms), "measures": measures}
 
     def restore(self, time_: float, state: dict[str, Any]) -> None:
         """See :meth:`Cluster.restore`; tasks in flight start their delays anew from where the clock was."""
         super().restore(time_, state)
         self._start = time.monotonic() - time_
         self._alarms |= state["alarms"]
+        self._news.extend(tuple(measure) for measure in state["measures"])
         for task, plain, missing in state["live"]:
             entry = InFlight.from_plain(plain)
             self._give(task, entry._replace(started=entry.started + self._start))
@@ -371,7 +386,7 @@ class Processes(Cluster):
         """See :meth:`Cluster.hold`."""
         self._arrived[task, chunk] = _Message(ids, message, -1, -1)
 
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[float]) -> NDArray[np.float64]:
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
         """See :meth:`Cluster.combine`."""
         found = [self._arrived[key] for key in messages]
         return self._messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
@@ -410,14 +425,10 @@ class Processes(Cluster):
                         if post.preempt:
                             touched[entry.worker] = None
             elif isinstance(order, Collect):
-                self._posts[order.worker].collects.append(
-                    [order.task, order.chunk, list(order.partitions), list(order.coefficients)]
-                )
-                entry = self._live[order.task]
-                asked = list(entry.chunks)
-                asked[order.chunk] = asked[order.chunk]._replace(partitions=order.partitions)
-                self._live[order.task] = entry._replace(chunks=tuple(asked))
-                touched[order.worker] = None
+                if self._ask(order):
+                    touched[order.worker] = None
+            elif isinstance(order, Measure):
+                self._news.append((order.worker, order.task, order.chunk, order.key))
             elif order.time is None:
                 self._alarms.pop(order.name, None)
             else:
@@ -425,6 +436,24 @@ class Processes(Cluster):
         for worker in touched:
             self._mail_to(worker)
         return ()
+
+    def _ask(self, order: Collect) -> bool:
+        """Have a worker make a message; False when it has nothing to make it of any more."""
+        entry = self._live.get(order.task)
+        if entry is None:
+            return False
+        found = [self._arrived[key] for key in order.messages]
+        if any(message.at < 0 for message in found):
+            raise RunFailed("a message to be added up by a worker is no longer in shared memory; too many are kept")
+        gathered = [[m.at, m.vector.size, m.ids, weight] for m, weight in zip(found, order.weights, strict=True)]
+        self._posts[order.worker].collects.append(
+            [order.task, order.chunk, order.partitions, order.coefficients, gathered]
+        )
+        asked = list(entry.chunks)
+        ids = tuple(dict.fromkeys([*order.partitions, *(j for message in found for j in message.ids)]))
+        asked[order.chunk] = asked[order.chunk]._replace(partitions=ids)
+        self._live[order.task] = entry._replace(chunks=tuple(asked))
+        return True
 
     def _give(self, task: int, entry: InFlight) -> None:
         """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
@@ -515,6 +544,11 @@ class Processes(Cluster):
 
     def _take_in(self, news: tuple[Any, ...]) -> Event | Cut | None:
         """What a piece of news means, and what it changes here; None where it is out of date."""
+        if len(news) == 4:
+            worker, task, chunk, key = news
+            message = self._arrived.get((task, chunk))
+            value = self._messages.project(message.ids, message.vector, key) if message is not None else 0.0
+            return Measured(self.now(), worker, task, chunk, value) if message is not None else None
         if len(news) == 3:
             worker, incarnation, reason = news
             return self._bury(worker, reason) if incarnation == self._posts[worker].incarnation else None

@@ -88,6 +88,8 @@ class Layout:
     buffers: int
     lengths: tuple[int, ...]  # the longest message of each worker
     box: int  # bytes of a mail box
+    blocks: int = 1  # parts of the vector of which each message is one
+    liars: tuple[int, ...] = ()  # workers that lie
 
     @property
     def itemsize(self) -> int:
@@ -134,7 +136,8 @@ class Layout:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Layout:
         """Read back what JSON made of one."""
-        return cls(**{**plain, "slots": tuple(plain["slots"]), "lengths": tuple(plain["lengths"])})
+        lists = ("slots", "lengths", "liars")
+        return cls(**plain | {name: tuple(plain[name]) for name in lists})
 
 
 HEADER = struct.Struct("=qqqq32x")  # of a reply buffer: state, task, chunk, length

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.clusters.messages import Messages, WrongLength, digest, fault
+from anyk.clusters.messages import Messages, WrongLength, digest, fault, lie
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
     FAILED,
@@ -92,7 +92,7 @@ class Worker:
         try:
             partitions = self._shared.problem()
             partitions.load(self._shared.holdings[self._worker])
-            self._messages = Messages(partitions)
+            self._messages = Messages(partitions, self._layout.blocks)
             held = tuple(self._shared.holdings[self._worker])
             self._messages.places(held)
             if held:
@@ -221,18 +221,20 @@ class Worker:
             self._tell(PROGRESS, task, chunk=index, done=done + 1)
 
     def _collect(self, order: _Order) -> None:
-        for task, index, partitions, coefficients in order.collects:
+        for task, index, partitions, coefficients, gathered in order.collects:
             kept = self._done.get((task, index))
             if kept is None or (task, index) in self._served:
                 continue
             self._served.add((task, index))
-            ids = tuple(partitions)
+            ids = tuple(dict.fromkeys([*partitions, *(j for _, _, covered, _ in gathered for j in covered)]))
             buffer, out = self._buffer(self._messages.length(ids), index)
             now = time.monotonic()
-            if not ids:
-                out[:] = 0.0
-            for item, (j, coefficient) in enumerate(zip(ids, coefficients, strict=True)):
-                self._messages.add(out, ids, item, coefficient, kept[j])
+            out[:] = 0.0
+            for j, coefficient in zip(partitions, coefficients, strict=True):
+                self._messages.add_message(out, ids, (j,), kept[j], coefficient)
+            for at, size, covered, weight in gathered:  # other workers' messages, where they lie
+                message = self._shared.replies.array(at + HEADER.size, size, np.dtype(self._layout.dtype))
+                self._messages.add_message(out, ids, tuple(covered), message, weight)
             self._send(task, index, buffer, out, now, now)
 
     # ------------------------------------------------------------------------------------------- telling
@@ -262,6 +264,8 @@ class Worker:
                 HEADER.pack_into(self._shared.replies.memory, at, FREE, -1, -1, 0)
 
     def _send(self, task: int, index: int, buffer: int, out: Vector, started: float, computing: float) -> None:
+        if self._worker in self._layout.liars:
+            lie(out)
         computed = time.monotonic()
         memory, at = self._shared.replies.memory, self._layout.buffer_at(self._worker, buffer)
         why = fault(out)

@@ -1,0 +1,246 @@
+"""Codes against liars: workers whose replies may be anything, found out by comparing numbers, not vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_workers
+from anyk.codes.decoders import METHODS, Decoding
+from anyk.codes.mds import CyclicMDS
+from anyk.codes.repetition import RepetitionCode
+from anyk.errors import BadInput
+
+Complex = NDArray[np.complex128]
+
+_SAME = 1e-9  # replicas whose projections differ by less than this fraction say the same
+_CLEAN = 1e-9  # a syndrome below this fraction of the largest projection (times n) is rounding of float64 replies
+
+
+@dataclass(frozen=True)
+class _Replicas(RepetitionCode):
+    """Groups of replicas."""
+
+    workers: int
+    size: int
+
+    @property
+    def spec(self) -> str:
+        return f"replicas:{self.size}"
+
+    @property
+    def partitions(self) -> int:
+        return self.workers
+
+    @property
+    def groups(self) -> int:
+        return self.workers // self.size
+
+
+@dataclass(frozen=True)
+class DracoCode(Code):
+    """DRACO: the exact sum although ``liars`` workers reply whatever they like and ``stragglers`` do not reply.
+
+    Each reply is projected on one secret random vector; the numbers say who lies (with probability 1: a lie that
+    matters would have to be orthogonal to the vector), and the sum is decoded from the others (Chen, Wang, Charles and
+    Papailiopoulos 2018). With t liars and f stragglers every partition has ``2 t + f + 1`` holders, the least possible.
+
+    ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group has spoken when t + 1 replies agree, since
+    one of those is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f; the projections of honest
+    replies are a code word, the syndromes of what came are a sum of exponentials, and its frequencies (found by Prony's
+    method) are the liars. Good for up to about 50 workers and float64 replies.
+
+    Replicas must compute alike to 1e-9. A reply that is not finite is set aside before, as a straggler.
+
+    >>> code = DracoCode(9, liars=1)
+    >>> code.load, code.tolerates, locate(code, range(9), [3.0] * 3 + [1.0, 7.0, 1.0] + [2.0] * 3)
+    (3, 0, (4,))
+    """
+
+    workers: int
+    liars: int = 1
+    stragglers: int = 0
+    kind: Literal["repetition", "cyclic"] = "repetition"
+
+    def __post_init__(self) -> None:
+        n = check_workers(self.workers)
+        if self.liars < 0 or self.stragglers < 0 or 2 * self.liars + self.stragglers >= n:
+            raise BadInput(
+                f"draco:liars={self.liars},stragglers={self.stragglers} needs 2 x liars + stragglers + 1 workers, and "
+                f"there are {n}; at most {max(0, (n - 1 - max(self.stragglers, 0)) // 2)} may lie"
+            )
+        if self.kind not in ("repetition", "cyclic"):
+            raise BadInput(f"kind of 'draco' must be repetition or cyclic, got {self.kind!r}")
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Code.spec`."""
+        late = f",stragglers={self.stragglers}" if self.stragglers else ""
+        return f"draco:liars={self.liars}{late}" + ("" if self.kind == "repetition" else f",kind={self.kind}")
+
+    @cached_property
+    def code(self) -> Code:
+        """The code that is sent."""
+        spare = 2 * self.liars + self.stragglers
+        if self.kind == "repetition":
+            return _Replicas(self.workers, spare + 1)
+        return CyclicMDS(self.workers, stragglers=spare)
+
+    @property
+    def partitions(self) -> int:
+        """As many as workers."""
+        return self.workers
+
+    @property
+    def tolerates(self) -> int:
+        """Stragglers, besides the liars."""
+        return self.stragglers
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """See :attr:`Code.rows`."""
+        return self.code.rows
+
+    def decoder(self) -> Decoder:
+        """One that also takes projections; without them everybody is taken to be honest."""
+        return LiarDecoder(self)
+
+    def _solve(self, replies: Indices) -> Floats:
+        return self.code._solve(replies)
+
+
+class LiarDecoder(Decoder):
+    """Sees who replied and what their projections are; decodable when liars would have been found out."""
+
+    def __init__(self, code: DracoCode) -> None:
+        self._code = code
+        self._value: dict[int, float] = {}
+        self.liars: tuple[int, ...] = ()
+
+    def measure(self, worker: int, value: float) -> None:
+        """The projection of a reply; before :meth:`add`."""
+        self._value[worker] = value
+
+    def add(self, worker: int) -> bool:
+        """See :meth:`Decoder.add`."""
+        self._value.setdefault(worker, np.nan)
+        replied = sorted(self._value)
+        code = self._code
+        if len(replied) < code.workers - code.stragglers and code.kind == "cyclic":
+            return False
+        values = [self._value[i] for i in replied]
+        if np.isnan(values).any():  # nothing was measured
+            values = [0.0] * len(replied)
+        found = locate(code, replied, values)
+        self.decodable = found is not None
+        self.liars = found or ()
+        return self.decodable
+
+    def _honest(self) -> Indices:
+        return np.array(sorted(set(self._value) - set(self.liars)), dtype=np.int64)
+
+    @property
+    def residual(self) -> float:
+        """See :attr:`Decoder.residual`; 1 until liars would have been found out: nothing can be trusted before."""
+        return self.decode().residual if self.decodable else 1.0
+
+    def decode(self) -> Decoding:
+        """See :meth:`Decoder.decode`; from those who are not known to lie."""
+        return self._code._decode(self._honest(), METHODS["own"])
+
+
+def locate(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
+    """The liars among ``replied`` (ascending), from the projection of each reply; None if it cannot be told yet.
+
+    With repetition a group is judged when ``liars + 1`` of its replies agree; all groups must be.
+    """
+    if code.kind == "repetition":
+        return _outvoted(code, replied, values)
+    return _off_the_code(code, replied, values)
+
+
+def _outvoted(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
+    inner = code.code
+    assert isinstance(inner, RepetitionCode)
+    said: list[dict[int, float]] = [{} for _ in range(inner.groups)]
+    for worker, value in zip(replied, values, strict=True):
+        said[inner.group_of[worker]][worker] = value
+    liars: list[int] = []
+    for replies in said:
+        honest: set[int] = set()
+        for value in replies.values():
+            agree = {i for i, other in replies.items() if abs(other - value) <= _SAME * max(abs(other), abs(value))}
+            if len(agree) > code.liars:
+                honest = agree
+                break
+        if not honest:
+            return None
+        liars += [i for i in replies if i not in honest]
+    return tuple(sorted(liars))
+
+
+def _off_the_code(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
+    """Liars by decoding errors and erasures; who is found out is erased, and the rest is looked at again.
+
+    A huge lie hides a small one in its rounding; once it is gone the small one shows.
+    """
+    inner = code.code
+    assert isinstance(inner, CyclicMDS)
+    n, spare = code.workers, inner.tolerates
+    at = np.arange(n)
+    nodes, first = np.exp(2j * np.pi * at / n), np.exp(1j * inner.angles[:1].sum() * at)
+    y, here = np.zeros(n), np.zeros(n, dtype=bool)
+    y[list(replied)], here[list(replied)] = values, True
+    if spare - (n - len(replied)) < 2 * code.liars:
+        return None
+    liars: list[int] = []
+    while True:
+        size = float(np.abs(y[here]).max(initial=0.0))
+        if size == 0.0:
+            return tuple(sorted(liars))
+        found = _loudest(np.where(here, y / size, 0.0) * first, nodes, np.flatnonzero(~here), spare)
+        if found is None or len(liars) + len(found) > code.liars:
+            return None
+        if not len(found):
+            return tuple(sorted(liars))
+        liars += found.tolist()
+        here[found] = False
+
+
+def _loudest(weighted: Complex, nodes: Complex, lost: Indices, spare: int) -> Indices | None:
+    """The fewest workers whose errors explain all but rounding; empty when there is nothing to explain.
+
+    With ``nodes`` z_i the syndromes are ``S_l = sum_i e_i z_i^l``; multiplied by ``prod (X - z_q)`` over the lost they
+    forget these. Their recurrence of order r, ``sum_b c_b S_(a+b) = -S_(a+r)``, has the nodes of r liars as roots.
+    """
+    syndromes = np.array([(weighted * nodes**power).sum() for power in range(spare)])
+    erased = np.ones(1, dtype=complex)  # prod (X - z_q), lowest power first
+    for q in lost.tolist():
+        erased = np.convolve(erased, [-nodes[q], 1.0])
+    clean = np.array([(erased * syndromes[a : a + len(erased)]).sum() for a in range(spare - len(lost))])
+    if not len(clean) or np.abs(clean).max() <= _CLEAN * len(nodes) * float(np.abs(erased).max()):
+        return np.empty(0, dtype=np.int64)
+    for liars in range(1, len(clean) // 2 + 1):
+        square = np.array([clean[a : a + liars] for a in range(len(clean) - liars)])
+        low = np.linalg.lstsq(square, -clean[liars:], rcond=None)[0]
+        locator = np.concatenate([low, [1.0]])
+        size_at = np.abs(np.polyval(locator[::-1], nodes))
+        size_at[lost] = np.inf
+        found = np.sort(np.argsort(size_at)[:liars])
+        if _explains(nodes, spare, np.union1d(found, lost), syndromes):
+            return found
+    return None
+
+
+def _explains(nodes: Complex, spare: int, bad: Indices, syndromes: Complex) -> bool:
+    """Whether errors at the places ``bad`` alone account for the syndromes."""
+    if len(bad) >= spare:
+        return len(bad) == spare
+    columns = np.array([nodes[bad] ** power for power in range(spare)])
+    rest = syndromes - columns @ np.linalg.lstsq(columns, syndromes, rcond=None)[0]
+    return bool(np.abs(rest).max() <= 1e-7 * max(1.0, float(np.abs(syndromes).max())))
