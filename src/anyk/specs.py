@@ -133,7 +133,7 @@ class Entry(Generic[T]):
     @property
     def summary(self) -> str:
         """The first line of the constructor's docstring."""
-        return (inspect.getdoc(self.build) or "").partition("\n")[0]
+        return (inspect.getdoc(self.build) or "").partition("\n")[0].replace("``", "")
 
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The keys a spec may give, in order, with annotations resolved."""

@@ -95,8 +95,10 @@ register("bibd")(BlockDesignCode)
 
 
 @register("kronecker")
-def _kronecker(workers: int, *, left: str = "frc", right: str = "bibd", split: int | None = None) -> Code:
-    """Product of two codes, each in brackets: left=(frc:load=2), for split workers, and right=(bibd) for n / split."""
+def _kronecker(
+    workers: int, *, left: str = "frc:stragglers=1", right: str = "biregular", split: int | None = None
+) -> Code:
+    """Product of two codes, each in brackets: left=(frc:load=2) for split workers, right=(bibd) for n / split."""
     splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [split]
     if not splits or not 1 <= splits[0] <= workers or workers % splits[0]:
         why = "is prime" if split is None else f"cannot be split by {split}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class HeterogeneousCode(MatrixCode):
     load: int | tuple[int, ...] | None = None  # type: ignore[assignment]
     partitions: int | None = None  # type: ignore[assignment]
     relearn: int = 20
-    learned: tuple[float, ...] | None = None  # probabilities that the coefficients are for, when not the given ones
+    learned: ClassVar[tuple[float, ...] | None] = None  # probabilities that coefficients are for, if not those given
     approximate = True
     unbiased = True
 
@@ -139,7 +140,9 @@ class HeterogeneousCode(MatrixCode):
     def relearned(self, missed: Sequence[int], steps: int) -> HeterogeneousCode:
         """The same allocation with coefficients for what has been seen: how often each worker ``missed`` a step."""
         learned = tuple((1.0 + count) / (2.0 + steps) for count in missed)
-        return replace(self, load=self.__dict__["_budget"], learned=learned)
+        code = replace(self, load=self.__dict__["_budget"])
+        object.__setattr__(code, "learned", learned)
+        return code
 
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""

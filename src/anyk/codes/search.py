@@ -7,49 +7,53 @@ from math import comb
 
 import numpy as np
 
-from anyk.codes.base import Code, whole
+from anyk.codes.base import Code, incidence, whole
 from anyk.codes.decoders import Decoding, Indices, Method, method
 from anyk.errors import BadInput
 
 _EXHAUSTIVE = 2_000  # sets up to which all are looked at
-_TRIED = 64  # candidates looked at for each straggler that a greedy search adds
+_TRIED = 32  # candidates looked at for each straggler that a greedy search adds
+_STARTS = 2  # greedy searches, from different workers
 
 
 def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "own") -> tuple[tuple[int, ...], Decoding]:
-    """The set of so many lost replies with the largest residual that a search finds, and the decoding without it.
+    """The set of so many workers with the largest residual that a search finds, and the decoding without them.
 
-    Up to 2,000 sets all are tried; beyond, the set is grown greedily, by the reply whose loss adds most, among those
+    Up to 2,000 sets all are tried; beyond, the set is grown greedily, by the worker whose loss adds most, among those
     that share most with what is lost. A greedy result is a lower bound of the worst.
 
     >>> import anyk
     >>> worst_stragglers(anyk.code("frc:load=3", workers=6), 3)[0]
     (0, 1, 2)
     """
-    n = code.replies
+    n, c = code.workers, code.messages
     if not 0 <= whole("stragglers", stragglers) < n:
         raise BadInput(f"stragglers must be at least 0 and below {n}, got {stragglers}")
     how = method(decoder)
-    everyone = np.arange(n)
 
     def without(lost: Indices) -> Decoding:
-        return code._decode(np.setdiff1d(everyone, lost), how)
+        here = np.setdiff1d(np.arange(n), lost)
+        return code.decode((here[:, None] * c + np.arange(c)).ravel(), decoder=how)
 
+    nobody = np.empty(0, dtype=np.int64)
+    if not stragglers:
+        return (), without(nobody)
     if comb(n, stragglers) <= _EXHAUSTIVE:
         sets = (np.array(chosen, dtype=np.int64) for chosen in combinations(range(n), stragglers))
         best = max(((lost, without(lost)) for lost in sets), key=lambda found: found[1].residual)
         return tuple(best[0].tolist()), best[1]
-    overlap = abs(code.encoding) @ abs(code.encoding).T
-    best_lost, best_found = np.empty(0, dtype=np.int64), without(np.empty(0, dtype=np.int64))
-    starts = np.unique(np.linspace(0, n - 1, 3).astype(np.int64))
-    for first in starts:
-        lost = np.array([first]) if stragglers else np.empty(0, dtype=np.int64)
+    held = incidence(code.holdings, code.partitions)
+    overlap = held @ held.T
+    best_lost, best_found = nobody, without(nobody)
+    for first in np.unique(np.linspace(0, n - 1, _STARTS).astype(np.int64)):
+        lost = np.array([first])
         while len(lost) < stragglers:
             shared = np.asarray(overlap[lost].sum(axis=0)).ravel()
             shared[lost] = -1.0
             near = np.argsort(-shared, kind="stable")[: min(_TRIED, n - len(lost))]
             tried = [(without(np.append(lost, i)).residual, -int(i)) for i in near]
             lost = np.append(lost, -max(tried)[1])
-        found = without(np.sort(lost))
+        found = without(lost)
         if found.residual > best_found.residual or not len(best_lost):
             best_lost, best_found = np.sort(lost), found
     return tuple(best_lost.tolist()), best_found

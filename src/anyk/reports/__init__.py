@@ -1,7 +1,31 @@
 """Reports: tables, pictures, progress."""
 
+from anyk.reports.codes import (
+    code_facts,
+    codes_table,
+    curves_table,
+    holders_text,
+    matrix_text,
+    plot_code,
+    plot_codes,
+    theory_text,
+)
 from anyk.reports.plots import plot
 from anyk.reports.progress import Progress
 from anyk.reports.tables import race_table, ratio_to_floor, speed_ups
 
-__all__ = ["Progress", "plot", "race_table", "ratio_to_floor", "speed_ups"]
+__all__ = [
+    "Progress",
+    "code_facts",
+    "codes_table",
+    "curves_table",
+    "holders_text",
+    "matrix_text",
+    "plot",
+    "plot_code",
+    "plot_codes",
+    "race_table",
+    "ratio_to_floor",
+    "speed_ups",
+    "theory_text",
+]

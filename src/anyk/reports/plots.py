@@ -14,7 +14,27 @@ from anyk.training.run import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b0487a", "#6b6b6b")
+COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b0487a", "#6b6b6b")
+
+
+def new_figure(size: tuple[float, float], what: str, *, columns: int = 1) -> tuple[Figure, Any]:
+    """An empty figure and its axes; without matplotlib, one sentence that says what it is needed for."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingPackage("matplotlib", "plot", what) from None
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def save(figure: Figure, path: str | Path | None) -> None:
+    """Write a picture; its ending chooses the kind."""
+    if path is None:
+        return
+    try:
+        figure.savefig(path, dpi=140)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
 
 
 def plot(runs: Run | Sequence[Run], path: str | Path | None = None) -> Figure:
@@ -23,22 +43,17 @@ def plot(runs: Run | Sequence[Run], path: str | Path | None = None) -> Figure:
     One line a run. ``path`` saves the picture; its ending chooses the kind. Raises
     :class:`~anyk.errors.MissingPackage` without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingPackage("matplotlib", "plot", "drawing a picture") from None
     chosen = [runs] if isinstance(runs, Run) else list(runs)
     if not chosen:
         raise BadInput("there is no run to draw")
-    figure = Figure(figsize=(8.6, 5.0), layout="constrained")
-    axes: Any = figure.subplots()
+    figure, axes = new_figure((8.6, 5.0), "drawing a picture")
     config = chosen[0].config
     name = chosen[0].metric_name if chosen[0].metric else "loss"
     for i, run in enumerate(chosen):
         history = run.history
         good = ~np.isnan(history[name])
         times, values = history["seconds"][good], history[name][good]
-        colour = _COLOURS[i % len(_COLOURS)]
+        colour = COLOURS[i % len(COLOURS)]
         label = f"{run.config['strategy']}  ({run.steps} steps, {run.seconds:.1f} s)"
         axes.plot(times, values, color=colour, lw=1.8, label=label, marker="o" if len(times) < 40 else None, ms=3)
         if run.time_to_target is not None:
@@ -67,9 +82,5 @@ def plot(runs: Run | Sequence[Run], path: str | Path | None = None) -> Figure:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper right" if name in ("mse", "loss") else "lower right", fontsize=9)
-    if path is not None:
-        try:
-            figure.savefig(path, dpi=140)
-        except (OSError, ValueError) as error:
-            raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
+    save(figure, path)
     return figure

@@ -1,0 +1,151 @@
+"""Codes from the command line: side by side, one in full, and residuals drawn against stragglers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from anyk.cli import main
+from anyk.cli.options import json_option, plugin_option, write_json
+
+workers_option = click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n.")
+
+
+def _print(*things: Any, json_file: str | None) -> None:
+    """Show things to people, unless standard output carries JSON."""
+    if json_file == "-":
+        return
+    import sys
+
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for thing in things:
+        console.print(thing, highlight=False, markup=False, soft_wrap=isinstance(thing, str))
+
+
+@main.group(invoke_without_command=True)
+@workers_option
+@click.option(
+    "--stragglers", type=int, help="Stragglers to build for and to judge by; a tenth of the workers if left out."
+)
+@json_option
+@plugin_option
+@click.pass_context
+def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file: str | None) -> None:
+    """Compare all gradient codes that exist for a number of workers.
+
+    load: partitions a worker computes, of so many; copies: holders of a partition; tolerates: stragglers with which the
+    sum is exact, whoever they are. residual: root mean square over random sets of that many stragglers (~: measured on
+    200 sets, else a closed form); worst: the largest (≥: found by a search, so at least that). gain: how much the
+    rounding of replies is amplified. decode ms: to find the weights for a set not seen before.
+
+    \b
+    anyk codes show SPEC --workers 12           one code: its matrix, who holds what, the theory
+    anyk codes compare SPEC SPEC --workers 30   residual against stragglers, random and adversarial
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from anyk.codes import registry
+    from anyk.planning import survey
+    from anyk.planning.codes import Missing
+    from anyk.reports import codes_table
+
+    rows = survey(workers, stragglers=stragglers)
+    judged = next((row.stragglers for row in rows if not isinstance(row, Missing)), 0)
+    head = f"{workers} workers, {judged} of them stragglers; what a spec leaves out is filled in"
+    _print(head, codes_table(rows), json_file=json_file)
+    missing = {row.name: row.why for row in rows if isinstance(row, Missing)}
+    lines = [""]
+    for entry in registry:
+        lines.append(f"{entry.usage()}\n    {entry.summary}")
+        if entry.name in missing:
+            lines.append(f"    not for these numbers: {missing[entry.name]}")
+    _print("\n".join(lines), json_file=json_file)
+    write_json([_plain(row) for row in rows], json_file)
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    if hasattr(row, "why"):
+        return {"name": row.name, "error": row.why}
+    code = row.code
+    return {
+        "name": code.spec.partition(":")[0],
+        "spec": code.spec,
+        "load": code.load,
+        "partitions": code.partitions,
+        "replication": code.replication,
+        "tolerates": code.tolerates,
+        "stragglers": row.stragglers,
+        "residual": row.expected,
+        "residual_known": row.expected_known,
+        "worst": row.worst,
+        "worst_known": row.worst_known,
+        "gain": row.gain,
+        "decode_seconds": row.decode,
+    }
+
+
+@codes.command()
+@click.argument("spec")
+@click.option("--workers", type=int, default=12, show_default=True, help="Number of workers, n.")
+@click.option("--picture", metavar="FILE", help="Draw the matrix.")
+@json_option
+@plugin_option
+def show(spec: str, workers: int, picture: str | None, json_file: str | None) -> None:
+    """Show one code: its matrix, who holds what, and how it works."""
+    from anyk.codes import code as build
+    from anyk.planning import facts
+    from anyk.reports import code_facts, holders_text, matrix_text, plot_code, theory_text
+
+    code = build(spec, workers=workers)
+    found = facts(code, stragglers=code.tolerates or None)
+    words = "\n".join(f"{word:<11}{value}" for word, value in code_facts(code))
+    judged = (
+        f"with {found.stragglers} random straggler{'s' * (found.stragglers != 1)}: residual {found.expected:.3g}, noise gain {found.gain:.3g}; "
+        f"worst residual {'' if found.worst_known else 'at least '}{found.worst:.3g}"
+    )
+    matrix = matrix_text(code)
+    parts = [words, judged, "", theory_text(code), "", "who holds what:", holders_text(code)]
+    parts += ["", "encoding matrix B, a row for each reply:", matrix] if matrix else []
+    _print("\n".join(parts), json_file=json_file)
+    if picture is not None:
+        plot_code(code, picture)
+        _print(f"picture: {picture}", json_file=json_file)
+    rows = [[list(partitions), list(coefficients)] for partitions, coefficients in code.rows]
+    write_json(_plain(found) | {"workers": workers, "rows": rows}, json_file)
+
+
+@codes.command()
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
+@workers_option
+@click.option("--stragglers", type=int, help="Most stragglers to look at; half the workers if left out.")
+@click.option("--decoder", default="own", show_default=True, metavar="NAME",
+              help="own, least-squares, one-step or algorithmic.")  # fmt: skip
+@click.option("--sets", type=int, default=200, show_default=True, help="Random straggler sets for each point.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the straggler sets.")
+@click.option("--picture", metavar="FILE", default="codes.png", show_default=True, help="Where the picture goes.")
+@json_option
+@plugin_option
+def compare(
+    specs: tuple[str, ...], workers: int, stragglers: int | None, decoder: str, sets: int, seed: int,
+    picture: str, json_file: str | None,
+) -> None:  # fmt: skip
+    """Draw the residual of codes against the number of stragglers, random and chosen to hurt."""
+    from anyk.planning import compare_codes
+    from anyk.reports import curves_table, plot_codes
+
+    curves = compare_codes(specs, workers=workers, decoder=decoder, most=stragglers, sets=sets, seed=seed)
+    _print(curves_table(curves), json_file=json_file)
+    plot_codes(curves, picture)
+    _print(f"picture: {picture}", json_file=json_file)
+    columns = ("stragglers", "random", "spread", "adversarial", "expected", "bound")
+    write_json(
+        [
+            {"spec": curve.code.spec}
+            | {name: [None if value != value else value for value in getattr(curve, name).tolist()] for name in columns}
+            for curve in curves
+        ],
+        json_file,
+    )

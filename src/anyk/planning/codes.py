@@ -1,0 +1,191 @@
+"""Codes side by side: what each costs, what it tolerates, and how far off it is when stragglers are left out."""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anyk import codes, keyed
+from anyk.codes import Code, worst_stragglers
+from anyk.codes.decoders import Floats, Indices, method
+from anyk.errors import BadInput
+from anyk.specs import Entry
+
+_SETS = 200  # random straggler sets that an average is taken over
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One code for one number of stragglers.
+
+    ``expected`` and ``worst``: root of the mean squared residual over random straggler sets and the largest residual;
+    ``expected_known``, ``worst_known``: whether by a closed form (else from 200 sets, and a search whose result is a
+    lower bound). ``gain``: noise gain, ``decode``: seconds for a set not seen before; medians over random sets.
+    """
+
+    code: Code
+    stragglers: int
+    expected: float
+    expected_known: bool
+    worst: float
+    worst_known: bool
+    gain: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A code that does not exist for these numbers, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Residuals of a code against the number of stragglers, and what theory says.
+
+    All of shape (points,): ``random`` (root of the mean squared residual) with ``spread`` (standard error of the mean
+    square, carried over), ``adversarial`` (found by search: a lower bound), ``expected`` and ``bound`` (closed forms;
+    NaN where there is none; ``bound`` is from above).
+    """
+
+    code: Code
+    stragglers: Indices
+    random: Floats
+    spread: Floats
+    adversarial: Floats
+    expected: Floats
+    bound: Floats
+
+
+def _random_sets(code: Code, stragglers: int, count: int, seed: int) -> list[Indices]:
+    """Replies that are left when random workers straggle."""
+    random = keyed.generator(seed, "straggler-sets", code.workers, stragglers)
+    c = code.messages
+    found = []
+    for _ in range(count):
+        here = np.sort(random.choice(code.workers, code.workers - stragglers, replace=False))
+        found.append((here[:, None] * c + np.arange(c)).ravel())
+    return found
+
+
+def _expected(code: Code, stragglers: int, decoder: str) -> float | None:
+    """The closed form, where it is one over uniformly random workers."""
+    if code.messages > 1 or isinstance(code, codes.HeterogeneousCode):
+        return None
+    return code.expected_error(code.workers - stragglers, decoder=decoder)
+
+
+def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed: int = 0) -> Facts:
+    """What a code is worth with so many stragglers (a tenth of the workers if left out).
+
+    >>> import anyk
+    >>> found = facts(anyk.code("frc:load=3", workers=30), stragglers=3)
+    >>> round(found.expected**2 * 30, 4), found.expected_known, round(found.worst**2 * 30, 9)
+    (0.0074, True, 3.0)
+    """
+    n = code.workers
+    f = max(1, n // 10) if stragglers is None else stragglers
+    if not 0 <= f < n:
+        raise BadInput(f"stragglers must be at least 0 and below workers ({n}), got {f}")
+    how = method("own")
+    squares, gains, times = [], [], []
+    code.decode(np.arange(code.replies))  # what is built once is not decoding
+    for replies in _random_sets(code, f, sets, seed):
+        began = clock.perf_counter()
+        decoding = code.judge(how.weights(code, replies))
+        times.append(clock.perf_counter() - began)
+        squares.append(decoding.residual**2)
+        gains.append(decoding.gain)
+        if sum(times) > 1.0:
+            break
+    known = _expected(code, f, "own")
+    mean = float(np.mean(squares)) if known is None else known / code.partitions
+    closed = code.worst_error(f) if code.messages == 1 else ((0.0, True) if f <= code.tolerates else None)
+    worst_known = closed is not None and closed[1]
+    if closed is not None and closed[1]:
+        worst = float((closed[0] / code.partitions) ** 0.5)
+    else:
+        worst = max(worst_stragglers(code, f)[1].residual, float(np.max(squares)) ** 0.5)
+    promised = f <= code.tolerates and not code.approximate
+    if promised:
+        mean = 0.0
+    return Facts(
+        code, f, max(0.0, mean) ** 0.5, promised or known is not None, worst, worst_known, float(np.median(gains)),
+        float(np.median(times)),
+    )  # fmt: skip
+
+
+def survey(workers: int, *, stragglers: int | None = None, seed: int = 0) -> list[Facts | Missing]:
+    """All codes for so many workers, each with its usual parameters; with ``stragglers``, built for that many.
+
+    >>> [type(row).__name__ for row in survey(8, stragglers=1)].count("Missing")
+    1
+    """
+    if stragglers is not None and not 0 <= stragglers < workers:
+        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
+    rows: list[Facts | Missing] = []
+    for entry in codes.registry:
+        try:
+            code = entry.build(workers=workers, **_asked(entry, stragglers))
+            rows.append(facts(code, stragglers=stragglers, seed=seed))
+        except BadInput as error:
+            rows.append(Missing(entry.name, str(error)))
+    return rows
+
+
+def _asked(entry: Entry[Code], stragglers: int | None) -> dict[str, int]:
+    if stragglers is None or "stragglers" not in entry.parameters():
+        return {}
+    return {"stragglers": stragglers}
+
+
+def compare_codes(
+    specs: Sequence[str],
+    *,
+    workers: int,
+    decoder: str = "own",
+    most: int | None = None,
+    sets: int = _SETS,
+    seed: int = 0,
+) -> list[Curve]:
+    """Residual against the number of stragglers, for several codes, random and adversarial.
+
+    ``decoder``: own, least-squares, one-step or algorithmic. ``most``: stragglers up to which is looked (half the
+    workers, if left out), at up to 25 points.
+
+    >>> curve = compare_codes(["frc:load=3"], workers=30, most=6)[0]
+    >>> curve.stragglers.tolist(), [round(30 * r * r, 9) for r in curve.adversarial]
+    ([0, 1, 2, 3, 4, 5, 6], [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 6.0])
+    """
+    top = workers // 2 if most is None else most
+    if not 0 <= top < workers:
+        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {top}")
+    points = np.unique(np.linspace(0, top, min(top + 1, 25)).round().astype(np.int64))
+    how = method(decoder)
+    curves = []
+    for spec in specs:
+        code = codes.code(spec, workers=workers)
+        columns: dict[str, list[float]] = {
+            name: [] for name in ("random", "spread", "adversarial", "expected", "bound")
+        }
+        for f in points.tolist():
+            squares = np.array([
+                code.decode(replies, decoder=how).residual ** 2 for replies in _random_sets(code, f, sets, seed)
+            ])  # fmt: skip
+            mean = float(squares.mean())
+            columns["random"].append(mean**0.5)
+            error = float(squares.std()) / len(squares) ** 0.5
+            columns["spread"].append(error / (2.0 * mean**0.5) if mean > 0 else 0.0)
+            found = worst_stragglers(code, f, decoder=how)[1].residual
+            columns["adversarial"].append(max(found, float(squares.max()) ** 0.5))
+            expected = _expected(code, f, decoder)
+            columns["expected"].append(np.nan if expected is None else max(0.0, expected / code.partitions) ** 0.5)
+            bound = code.worst_error(f) if decoder == "own" and code.messages == 1 else None
+            columns["bound"].append(np.nan if bound is None else (bound[0] / code.partitions) ** 0.5)
+        curves.append(Curve(code, points, **{name: np.array(values) for name, values in columns.items()}))
+    return curves
