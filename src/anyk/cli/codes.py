@@ -103,8 +103,8 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
     found = facts(code, stragglers=code.tolerates or None)
     words = "\n".join(f"{word:<11}{value}" for word, value in code_facts(code))
     judged = (
-        f"with {found.stragglers} random straggler{'s' * (found.stragglers != 1)}: residual {found.expected:.3g}, noise gain {found.gain:.3g}; "
-        f"worst residual {'' if found.worst_known else 'at least '}{found.worst:.3g}"
+        f"with {found.stragglers} random straggler{'s' * (found.stragglers != 1)}: residual {found.expected:.3g}, "
+        f"noise gain {found.gain:.3g}; worst residual {'' if found.worst_known else 'at least '}{found.worst:.3g}"
     )
     matrix = matrix_text(code)
     parts = [words, judged, "", theory_text(code), "", "who holds what:", holders_text(code)]

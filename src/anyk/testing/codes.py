@@ -18,8 +18,9 @@ def check_code(code: Code, *, seed: int = 0) -> None:
     """Put a code through everything the driver relies on.
 
     Rows and encoding agree; every straggler set up to ``tolerates`` (a sample, where there are more than 300) decodes
-    exactly; the incremental decoder says so at once, whatever the order; residual and gain are what they should be;
-    ``finish_times`` agrees with the decoder.
+    exactly; the incremental decoder says so at once, whatever the order; residual and gain are what they should be; no
+    way to decode beats least squares; ``finish_times`` agrees with the decoder; what the code says of its mean error
+    agrees with a sample, and what it says of the worst is not exceeded.
 
     >>> import anyk
     >>> check_code(anyk.codes.FractionalRepetition(6, load=2))
@@ -35,11 +36,35 @@ def check_code(code: Code, *, seed: int = 0) -> None:
     for _ in range(20):
         count = int(random.integers(1, code.replies + 1))
         _check_set(code, matrix, sorted(random.choice(code.replies, count, replace=False).tolist()), random, must=False)
+    if code.messages == code.blocks == 1:
+        _check_theory(code, random)
     arrivals = random.exponential(size=(20, code.replies))
     arrivals[random.random(arrivals.shape) < 0.1] = np.inf
     assert np.array_equal(code.finish_times(arrivals), Code.finish_times(code, arrivals)), (
         "finish_times differs from the incremental decoder"
     )
+
+
+def _check_theory(code: Code, random: np.random.Generator) -> None:
+    """Closed forms against random sets: a mean within 5 standard errors, a worst case never exceeded."""
+    n, m = code.replies, code.partitions
+    for count in {1, max(1, n // 2), max(1, n - 1), n}:
+        sets = [np.sort(random.choice(n, count, replace=False)) for _ in range(60)]
+        errors = np.array([m * code.decode(replies).residual ** 2 for replies in sets])
+        best = np.array([m * code.decode(replies, decoder="least-squares").residual ** 2 for replies in sets])
+        assert (best <= errors + 1e-6 * m).all(), f"own decoding of {count} replies beats least squares"
+        expected = None if code.unbiased else code.expected_error(count)
+        if expected is not None:
+            slack = 5 * errors.std() / len(errors) ** 0.5 + 1e-6 * m
+            if errors.std() > 0 or abs(errors.mean() - expected) > slack:  # rare losses may not be in a small sample
+                assert abs(errors.mean() - expected) <= max(slack, expected), (
+                    f"mean error of {count} replies is {errors.mean():.4g}, the closed form says {expected:.4g}"
+                )
+        worst = code.worst_error(n - count) if count < n else None
+        if worst is not None:
+            assert errors.max() <= worst[0] + 1e-6 * m, (
+                f"error {errors.max():.4g} with {n - count} stragglers, the worst should be {worst[0]:.4g}"
+            )
 
 
 def _straggler_sets(code: Code, random: np.random.Generator) -> list[tuple[int, ...]]:
