@@ -63,15 +63,20 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
         if entry.name in missing:
             lines.append(f"    not for these numbers: {missing[entry.name]}")
     _print("\n".join(lines), json_file=json_file)
-    write_json([_plain(row) for row in rows], json_file)
+    write_json(
+        [
+            {"name": entry.name, "usage": entry.usage(), "summary": entry.summary} | _plain(row)
+            for entry, row in zip(registry, rows, strict=True)
+        ],
+        json_file,
+    )
 
 
 def _plain(row: Any) -> dict[str, Any]:
     if hasattr(row, "why"):
-        return {"name": row.name, "error": row.why}
+        return {"error": row.why}
     code = row.code
     return {
-        "name": code.spec.partition(":")[0],
         "spec": code.spec,
         "load": code.load,
         "partitions": code.partitions,

@@ -159,7 +159,7 @@ def compare_codes(
     workers, if left out), at up to 25 points.
 
     >>> curve = compare_codes(["frc:load=3"], workers=30, most=6)[0]
-    >>> curve.stragglers.tolist(), [round(30 * r * r, 9) for r in curve.adversarial]
+    >>> curve.stragglers.tolist(), (30 * curve.adversarial**2).round(9).tolist()
     ([0, 1, 2, 3, 4, 5, 6], [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 6.0])
     """
     top = workers // 2 if most is None else most
