@@ -19,6 +19,8 @@ from anyk.protocol import (
     Dispatch,
     Event,
     Fleet,
+    Measure,
+    Measured,
     Progress,
     Reply,
     Task,
@@ -92,10 +94,14 @@ def _all(n: int) -> Task:
 
 
 def check_exact_sums(make: MakeCluster) -> None:
-    """Rounds under exact codes give the model of plain gradient descent."""
-    for spec in ("uncoded", "frc:stragglers=1", "cyclic:stragglers=1", "partial:stragglers=1,load=3"):
-        driver = _run(build(spec, workers=_N), make(_N, None), 3)
-        centre = Squares(build(spec, workers=_N).partitions).centres.mean(axis=0)
+    """Rounds under exact codes give the model of plain gradient descent, whatever their replies are made of."""
+    for spec, n in (
+        *((spec, _N) for spec in ("uncoded", "frc:stragglers=1", "cyclic:stragglers=1", "partial:stragglers=1,load=3")),
+        *((spec, _N) for spec in ("nested:stragglers=1", "progress:load=2", "comm-efficient", "draco:kind=cyclic")),
+        ("tree:children=2", 6),
+    ):
+        driver = _run(build(spec, workers=n), make(n, None), 3)
+        centre = Squares(build(spec, workers=n).partitions).centres.mean(axis=0)
         expected = centre * (1 - 0.5**3)
         got = driver.models["model"]
         assert np.allclose(got, expected, rtol=1e-9), f"'{spec}' gave {got}, not {expected}"
@@ -154,6 +160,54 @@ def check_collect(make: MakeCluster) -> None:
     assert np.allclose(driver.models["model"], expected), f"the collected message gave {driver.models['model']}"
 
 
+def check_messages_between_workers(make: MakeCluster) -> None:
+    """A worker adds the messages of others to its own; the driver gets one, and the books count all."""
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        own = (Chunk((0,), (1.0,), send="request"),)
+        return [Dispatch(0, (0, 1, 2), (own, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))]
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if isinstance(event, Reply) and event.task == 0:
+            return [Combine("model", [(0, 0)], [0.5])]
+        toy.memory["heard"] = toy.memory.get("heard", 0) + 1
+        if toy.memory["heard"] < 3:  # its own share, and the two others' messages
+            return []
+        return [Collect(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
+
+    driver = _run(Toy(_N, begin, react), make(_N, None), 1)
+    centres = Squares(_N).centres
+    expected = -0.5 * 0.5 * (-3.0 * centres[0] - centres[1] - centres[2] + 2.0 * centres[3]) / _N
+    assert np.allclose(driver.models["model"], expected), f"the gathered message gave {driver.models['model']}"
+    assert driver.log is not None
+    weights = driver.log.rows("SELECT task, weight FROM chunks WHERE step = 1 ORDER BY task")
+    assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"the books say {weights}"
+
+
+def check_measures(make: MakeCluster) -> None:
+    """A message's projection is told on request; equal messages have equal projections, others do not."""
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        whole = (Chunk((0, 1), (1.0, 1.0)),)
+        return [Dispatch(0, (0, 1, 2), (whole, whole, (Chunk((0, 1), (1.0, 2.0)),)))]
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if isinstance(event, Reply):
+            return [Measure(event.worker, event.task, event.chunk), Measure(event.worker, event.task, event.chunk, 1)]
+        measured = [seen for seen in toy.seen if isinstance(seen, Measured)]
+        return [Combine("model", [(0, 0)], [1.0])] if len(measured) == 6 else []
+
+    toy = Toy(_N, begin, react)
+    _run(toy, make(_N, None), 1)
+    values: dict[int, list[float]] = {}
+    for event in toy.seen:
+        if isinstance(event, Measured):
+            values.setdefault(event.task, []).append(event.value)
+    assert values[0] == values[1], f"replicas measure {values[0]} and {values[1]}"
+    assert values[0][0] != values[2][0], "another message measures the same"
+    assert values[0][0] != values[0][1], "two keys are one direction"
+
+
 def check_two_models(make: MakeCluster) -> None:
     """One task works on two models; each has its own versions, steps and optimiser."""
     n = _N
@@ -202,6 +256,8 @@ CHECKS = (
     check_order_of_delays,
     check_discard,
     check_collect,
+    check_messages_between_workers,
+    check_measures,
     check_two_models,
     check_equal_bits,
 )
