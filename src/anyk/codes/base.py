@@ -211,6 +211,8 @@ class Code(ABC):
         n, encoding = self.replies, self.encoding
         sums = np.asarray(encoding.sum(axis=0)).ravel()
         squares = np.asarray(encoding.multiply(encoding).sum(axis=0)).ravel()
+        if not sums.sum():
+            return None
         rho = self.partitions * n / (replies * sums.sum())
         one, two = replies / n, replies * (replies - 1) / (n * (n - 1)) if n > 1 else 0.0
         each = rho**2 * (one * squares + two * (sums**2 - squares)) - 2 * rho * one * sums + 1.0
@@ -221,7 +223,7 @@ class Code(ABC):
 
         False says that it is an upper bound; None that neither is known.
         """
-        return (0.0, True) if stragglers <= self.tolerates else None
+        return (0.0, True) if stragglers <= self.tolerates and not (self.approximate and not self.tolerates) else None
 
     def _check_count(self, replies: int) -> None:
         if not 1 <= whole("replies", replies) <= self.replies:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load
+from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load, whole
 from anyk.errors import BadInput
 from anyk.specs import show
 
@@ -29,13 +29,16 @@ def _thrown(
     return at, which if picked is None else picked[which]
 
 
-def _with_all_held(holdings: list[list[int]], partitions: int, random: np.random.Generator) -> list[list[int]]:
-    """Give each partition that nobody holds to one random worker: it could never be recovered."""
+def _with_all_held(
+    holdings: list[list[int]], partitions: int, random: np.random.Generator, most: int | None = None
+) -> list[list[int]]:
+    """Give each partition that nobody holds to one random worker with less than ``most``: else it would be lost."""
     held = np.zeros(partitions, dtype=bool)
     for own in holdings:
         held[own] = True
     for j in np.flatnonzero(~held).tolist():
-        holdings[int(random.integers(len(holdings)))].append(j)
+        able = [own for own in holdings if most is None or len(own) < most]
+        able[int(random.integers(len(able)))].append(j)
     return holdings
 
 
@@ -92,7 +95,12 @@ class BernoulliCode(_RandomCode):
         random = keyed.generator(self.seed, "bgc", n, self._d)
         at, which = _thrown(random, n, n, self._d / n)
         holdings = [part.tolist() for part in np.split(which, np.searchsorted(at, np.arange(1, n)))]
-        return incidence(_with_all_held(self._pruned(holdings, random), n, random), n)
+        return incidence(_with_all_held(self._pruned(holdings, random), n, random, self._most), n)
+
+    @property
+    def _most(self) -> int | None:
+        """How many partitions a worker may hold."""
+        return None
 
     def _pruned(self, holdings: list[list[int]], random: np.random.Generator) -> list[list[int]]:
         del random
@@ -121,22 +129,13 @@ class RegularisedBernoulliCode(BernoulliCode):
         """See :attr:`Code.spec`."""
         return "r" + super().spec
 
+    @property
+    def _most(self) -> int | None:
+        return 2 * self._d
+
     def _pruned(self, holdings: list[list[int]], random: np.random.Generator) -> list[list[int]]:
         most = 2 * self._d
         return [own if len(own) <= most else random.choice(own, most, replace=False).tolist() for own in holdings]
-
-    def _matrix(self) -> scipy.sparse.csr_array:
-        matrix = super()._matrix()
-        most = 2 * self._d
-        if np.diff(matrix.indptr).max() > most:  # a partition nobody held went to one who had enough
-            rows = [matrix.indices[a:b].tolist() for a, b in zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)]
-            holders = np.bincount(matrix.indices, minlength=self.partitions)
-            for i in [i for i, own in enumerate(rows) if len(own) > most]:
-                spare = [j for j in rows[i] if holders[j] > 1][: len(rows[i]) - most]
-                rows[i] = [j for j in rows[i] if j not in spare]
-                holders[spare] -= 1
-            return incidence(rows, self.partitions)
-        return matrix
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ class StochasticBlockCode(_RandomCode):
         load = float(usual_load(n) if self.expected_load is None else self.expected_load)
         if not 0 < load <= n:
             raise BadInput(f"sbc:load={load:g} does not exist for {n} partitions; load must be above 0 and at most {n}")
-        block = min(n, max(1, round(load))) if self.block is None else self.block
+        block = min(n, max(1, round(load))) if self.block is None else whole("block", self.block)
         if not 1 <= block <= n:
             raise BadInput(f"sbc:block={block} does not exist for {n} workers; block must be 1 to {n}")
         if not 0 < self.inside <= 1:
@@ -186,7 +185,14 @@ class StochasticBlockCode(_RandomCode):
             )
         object.__setattr__(self, "block", block)
         object.__setattr__(self, "outside", outside)
-        object.__setattr__(self, "expected_load", block * self.inside + (n - block) * outside)
+        own = sum(size * size for size in self._sizes) / n  # partitions of a worker's own community, on average
+        object.__setattr__(self, "expected_load", own * self.inside + (n - own) * outside)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Sizes of the communities; the last one may be smaller."""
+        n, block = self.workers, int(self.block or 1)
+        return [min(block, n - start) for start in range(0, n, block)]
 
     @property
     def spec(self) -> str:
@@ -222,12 +228,16 @@ class StochasticBlockCode(_RandomCode):
         """``m (m / (r d))^2 V``; see :meth:`_RandomCode.drawn_error`.
 
         ``V = q p (1 - p) + (r - q) o (1 - o) + (p - o)^2 v`` with p inside, o outside, ``q = r b / m`` and
-        ``v = q (1 - b/m) (m - r) / (m - 1)`` for communities of b (Charles and Papailiopoulos 2018).
+        ``v = q (1 - b/m) (m - r) / (m - 1)`` for communities of b (Charles and Papailiopoulos 2018). Where the last
+        community is smaller, each counts with its own b, and with the square of its bias.
         """
         self._check_count(replies)
-        m, b, d = self.partitions, int(self.block or 1), float(self.expected_load or 0.0)
+        m, d = self.partitions, float(self.expected_load or 0.0)
         p, o = self.inside, float(self.outside or 0.0)
-        own = replies * b / m
-        spread = own * (1 - b / m) * (m - replies) / (m - 1) if m > 1 else 0.0
-        variance = own * p * (1 - p) + (replies - own) * o * (1 - o) + (p - o) ** 2 * spread
-        return m * (m / (replies * d)) ** 2 * variance
+        total = 0.0
+        for b in self._sizes:
+            own = replies * b / m
+            spread = own * (1 - b / m) * (m - replies) / (m - 1) if m > 1 else 0.0
+            variance = own * p * (1 - p) + (replies - own) * o * (1 - o) + (p - o) ** 2 * spread
+            total += b * ((m / (replies * d)) ** 2 * variance + ((b * p + (m - b) * o) / d - 1.0) ** 2)
+        return total

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_workers
+from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_workers, whole
 from anyk.codes.decoders import METHODS, Decoding
 from anyk.codes.mds import CyclicMDS
 from anyk.codes.repetition import RepetitionCode
@@ -18,6 +18,7 @@ from anyk.errors import BadInput
 
 Complex = NDArray[np.complex128]
 
+_MOST_WORKERS, _MOST_LIARS = 40, 5  # of the cyclic kind
 _SAME = 1e-9  # replicas whose projections differ by less than this fraction say the same
 _CLEAN = 1e-9  # a syndrome below this fraction of the largest projection (times n) is rounding of float64 replies
 
@@ -53,7 +54,8 @@ class DracoCode(Code):
     ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group has spoken when t + 1 replies agree, since
     one of those is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f; the projections of honest
     replies are a code word, the syndromes of what came are a sum of exponentials, and its frequencies (found by Prony's
-    method) are the liars. Good for up to about 50 workers and float64 replies.
+    method) are the liars. For up to 40 workers, 5 liars and float64 replies; lies of the size of rounding (1e-6 of
+    the largest reply) may be laid at another's door, which harms the sum as little as they do.
 
     Replicas must compute alike to 1e-9. A reply that is not finite is set aside before, as a straggler.
 
@@ -69,13 +71,22 @@ class DracoCode(Code):
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
-        if self.liars < 0 or self.stragglers < 0 or 2 * self.liars + self.stragglers >= n:
+        if (
+            whole("liars", self.liars) < 0
+            or whole("stragglers", self.stragglers) < 0
+            or 2 * self.liars + self.stragglers >= n
+        ):
             raise BadInput(
                 f"draco:liars={self.liars},stragglers={self.stragglers} needs 2 x liars + stragglers + 1 workers, and "
                 f"there are {n}; at most {max(0, (n - 1 - max(self.stragglers, 0)) // 2)} may lie"
             )
         if self.kind not in ("repetition", "cyclic"):
             raise BadInput(f"kind of 'draco' must be repetition or cyclic, got {self.kind!r}")
+        if self.kind == "cyclic" and (n > _MOST_WORKERS or self.liars > _MOST_LIARS):
+            raise BadInput(
+                f"draco:kind=cyclic finds liars reliably among at most {_MOST_WORKERS} workers with at most "
+                f"{_MOST_LIARS} liars in double precision, got {n} with {self.liars}; use kind=repetition"
+            )
 
     @property
     def spec(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Method, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Floats, Indices, Method, Row, check_stragglers, check_workers, whole
 from anyk.codes.decoders import CountingDecoder, Decoding
 from anyk.errors import BadInput
 
@@ -44,7 +44,7 @@ class CommunicationEfficient(Code):
         s = (max(1, n // 10) if n > 2 else 0) if self.stragglers is None else self.stragglers
         check_stragglers(s, n)
         blocks = min(self.blocks, n - s) if self.blocks == 2 else self.blocks
-        if not 1 <= blocks <= n - s:
+        if not 1 <= whole("blocks", blocks) <= n - s:
             raise BadInput(
                 f"comm-efficient:blocks={blocks} does not exist for {n} workers and stragglers={s}: a worker would "
                 f"hold stragglers + blocks partitions of {n}; blocks must be 1 to {n - s}"

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from anyk import keyed
-from anyk.codes.base import check_workers
+from anyk.codes.base import check_workers, whole
 from anyk.codes.repetition import RepetitionCode
 from anyk.errors import BadInput
 
@@ -41,7 +41,7 @@ class BatchedCoupons(RepetitionCode):
             batches = 1
             while (batches + 1) * _harmonic(batches + 1) <= 0.75 * n:
                 batches += 1
-        if not 1 <= batches <= n:
+        if not 1 <= whole("batches", batches) <= n:
             raise BadInput(f"bcc:batches={batches} does not exist for {n} workers; batches must be 1 to {n}")
         object.__setattr__(self, "batches", batches)
 

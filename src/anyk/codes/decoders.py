@@ -186,8 +186,8 @@ class Algorithmic:
     iterations: int = 50
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise BadInput(f"iterations must be at least 1, got {self.iterations}")
+        if not isinstance(self.iterations, int) or self.iterations < 1:
+            raise BadInput(f"iterations must be a whole number of at least 1, got {self.iterations}")
 
     def weights(self, code: Code, replies: Indices) -> Floats:
         """See :class:`Method`."""
@@ -256,7 +256,7 @@ class SetDecoder(Decoder):
 
 
 class CountingDecoder(SetDecoder):
-    """Any n - s replies suffice and fewer never do, so nothing is solved before; what is solved then is checked.
+    """Any n - s replies suffice, and with fewer luck is not tried; what is solved then is checked.
 
     In rounding arithmetic "suffice" may fail for unlucky sets; then one more reply is waited for.
     """

@@ -131,7 +131,7 @@ class BlockDesignCode(MatrixCode):
         n = check_workers(self.workers)
         known = designs_for(n)
         if not known:
-            less = next((k for k in range(n - 1, 6, -1) if designs_for(k)), None)
+            less = next((k for k in range(n - 1, 3, -1) if designs_for(k)), None)
             more = next(k for k in range(n + 1, 3 * n + 16) if designs_for(k))
             near = f"{less} or {more}" if less else f"{more}"
             raise BadInput(f"no block design is known for {n} workers; nearest: {near} workers")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
-from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers, usual_load
+from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers, usual_load, whole
 from anyk.codes.decoders import SetDecoder
 from anyk.errors import BadInput
 from anyk.specs import show
 
-_LEAST = 1e-6  # probabilities are kept this far from 0: nobody has been seen to be that punctual
+_LEAST = 1e-9  # probabilities are kept this far from 0: nobody has been seen to be that punctual
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,13 @@ class HeterogeneousCode(MatrixCode):
     load: int | tuple[int, ...] | None = None  # type: ignore[assignment]
     partitions: int | None = None  # type: ignore[assignment]
     relearn: int = 20
-    learned: ClassVar[tuple[float, ...] | None] = None  # probabilities that coefficients are for, if not those given
+    learned: tuple[float, ...] | None = field(default=None, init=False)  # what the coefficients are for, if not that
     approximate = True
     unbiased = True
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
-        m = n if self.partitions is None else self.partitions
+        m = n if self.partitions is None else whole("partitions", self.partitions)
         if m < 1:
             raise BadInput(f"partitions must be at least 1, got {m}")
         object.__setattr__(self, "partitions", m)
@@ -62,7 +61,7 @@ class HeterogeneousCode(MatrixCode):
         budget = min(usual_load(n), m) if self.load is None else self.load
         _check("load", budget, n)
         object.__setattr__(self, "_budget", budget)
-        budgets = self.budgets
+        budgets = tuple(whole("load", b) for b in (budget if isinstance(budget, tuple) else (budget,) * n))
         if not all(0 <= b <= m for b in budgets):
             raise BadInput(f"load of 'hetero' must be 0 to {m} partitions, got {self.load}")
         useful = sum(b for b, p in zip(budgets, self.probabilities, strict=True) if p < 1)

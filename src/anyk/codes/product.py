@@ -10,6 +10,7 @@ import numpy as np
 from anyk.codes.base import Code, Floats, Indices, MatrixCode
 from anyk.codes.decoders import LeastSquares
 from anyk.codes.regular import BiregularCode
+from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -34,6 +35,11 @@ class KroneckerCode(MatrixCode):
 
     left: Code
     right: Code
+
+    def __post_init__(self) -> None:
+        for code in (self.left, self.right):
+            if code.messages > 1 or code.blocks > 1:
+                raise BadInput(f"kronecker takes codes whose workers send one whole message; '{code.spec}' is none")
 
     @property
     def approximate(self) -> bool:  # type: ignore[override]

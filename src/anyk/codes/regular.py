@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk import keyed
-from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load
+from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load, whole
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
 
@@ -80,12 +80,14 @@ class ExpanderCode(BiregularCode):
         load = self.load
         if load is None:
             load = min(usual_load(n), n - 1)
-            load += n * load % 2
-        if not 2 <= load < n or n * load % 2:
-            near = [d for d in (load - 1, load + 1, load - 2, load + 2, n - 1) if 2 <= d < n and n * d % 2 == 0]
+            load += n * load % 2 or (load == 2 and n % 2 == 0)
+        # a ring of even length is bipartite: its second eigenvalue is as large as the first
+        good = [d for d in range(2, n) if n * d % 2 == 0 and (d > 2 or n % 2)]
+        if whole("load", load) not in good:
+            near = sorted(good, key=lambda d: abs(d - load))[:2]
             raise BadInput(
-                f"expander:load={load} does not exist for {n} workers: load must be 2 to {n - 1} and workers x load "
-                f"even; nearest: load={' or load='.join(map(str, near[:2])) or n - 1}"
+                f"expander:load={load} does not exist for {n} workers: load must be {good[0]} to {n - 1} and workers x "
+                f"load even; nearest: load={' or load='.join(map(str, near))}"
             )
         object.__setattr__(self, "load", load)
 
@@ -102,9 +104,11 @@ class ExpanderCode(BiregularCode):
             second = second_eigenvalue(matrix, seed=self.seed)
             if best is None or second < best[0]:
                 best = second, matrix
-            if second <= 2 * np.sqrt(d - 1) + 0.5:
+            if second <= min(2 * np.sqrt(d - 1) + 0.5, d - 1e-6):
                 break
         assert best is not None
+        if best[0] > d - 1e-6:
+            raise BadInput(f"no graph of degree {d} that is not bipartite was found for {n} workers; use another load")
         return best[1] / d
 
 

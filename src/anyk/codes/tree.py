@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers, whole
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.repetition import FractionalRepetition, Uncoded
@@ -57,7 +57,7 @@ class TreeCode(Code):
         if children is None:
             deep = [c for c, depth in sizes.items() if depth > 1 and c > max(1, self.stragglers)]
             children = max(deep, default=n)
-        if children not in sizes:
+        if whole("children", children) not in sizes:
             near = sorted(sizes, key=lambda c: abs(c - children))[:2]
             raise BadInput(
                 f"tree:children={children} does not exist for {n} workers: they must number c + c^2 + … + c^L; "
