@@ -107,3 +107,24 @@ def test_an_even_ring_is_no_expander() -> None:
     with pytest.raises(BadInput, match="expander:load=2 does not exist for 6 workers.*nearest: load=3"):
         ExpanderCode(6, load=2)
     assert ExpanderCode(12).load == 3 and ExpanderCode(7, load=2).second_singular < 1.0
+
+
+def test_a_community_that_holds_more_than_the_load_is_refused() -> None:
+    with pytest.raises(BadInput, match="sbc:load=2,block=3 does not exist: with inside=0.8 a worker holds 2.4"):
+        codes.code("sbc:load=2,block=3", workers=6)
+
+
+def test_codes_with_short_replies_conform() -> None:
+    from anyk.testing import check_code
+
+    check_code(CommunicationEfficient(6, stragglers=1, blocks=2))
+    check_code(CommunicationEfficient(7, stragglers=2, blocks=3))
+
+
+def test_the_floor_knows_who_lies() -> None:
+    import anyk
+
+    for spec in ("draco:liars=1", "draco:liars=2,stragglers=1,kind=cyclic"):
+        cluster = anyk.cluster("simulated:liars=3", workers=9, delays="exp:mean=0.5", seed=1)
+        run = anyk.train(anyk.testing.Squares(9), spec, cluster, steps=10)
+        assert run.seconds == pytest.approx(run.floor_seconds, rel=1e-12)

@@ -450,7 +450,7 @@ class Simulated(Cluster):
             time, worker, task, chunk, done = heappop(heap)
             if done <= -4:
                 self._now = max(self._now, time)
-                yield Measured(self._now, worker, task, chunk, self._measure(task, chunk, -4 - done))
+                yield Measured(self._now, worker, task, chunk, self._measure(worker, task, chunk, -4 - done))
                 continue
             entry = live.get(task)
             if computing:
@@ -498,10 +498,10 @@ class Simulated(Cluster):
             timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
             yield Reply(self._now, worker, task, chunk, timing)
 
-    def _measure(self, task: int, chunk: int, key: int) -> float:
-        """A message's projection; 0 for all when there are no messages: then nobody lies."""
+    def _measure(self, worker: int, task: int, chunk: int, key: int) -> float:
+        """A message's projection; where there are none, 0 from who is honest and something else from a liar."""
         if self._messages is None or (task, chunk) not in self._arrived:
-            return 0.0
+            return -100.0 if worker in self.liars else 0.0
         return self._messages.project(*self._arrived[task, chunk], key)
 
     def _other_event(self, before: float) -> Event | None:

@@ -177,7 +177,14 @@ class StochasticBlockCode(_RandomCode):
             raise BadInput(f"sbc:inside={self.inside:g} must be above 0 and at most 1")
         outside = self.outside
         if outside is None:
-            outside = max(0.0, (load - block * self.inside) / (n - block)) if block < n else 0.0
+            outside = (load - block * self.inside) / (n - block) if block < n else 0.0
+            if -1e-12 < outside < 0 or (self.block is None and outside < 0):
+                outside = 0.0
+            elif outside < 0:
+                raise BadInput(
+                    f"sbc:load={load:g},block={block} does not exist: with inside={self.inside:g} a worker holds "
+                    f"{block * self.inside:g} of its own community alone; lower block or inside"
+                )
         if not 0 <= outside <= self.inside:
             raise BadInput(
                 f"sbc:outside={outside:.3g} must be between 0 and inside ({self.inside:g}); a block of "

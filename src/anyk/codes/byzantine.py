@@ -47,9 +47,10 @@ class _Replicas(RepetitionCode):
 class DracoCode(Code):
     """DRACO: the exact sum although ``liars`` workers reply whatever they like and ``stragglers`` do not reply.
 
-    Each reply is projected on one secret random vector; the numbers say who lies (with probability 1: a lie that
-    matters would have to be orthogonal to the vector), and the sum is decoded from the others (Chen, Wang, Charles and
-    Papailiopoulos 2018). With t liars and f stragglers every partition has ``2 t + f + 1`` holders, the least possible.
+    Each reply is projected on one random vector; the numbers say who lies (with probability 1, for lies that do not
+    know the vector: one that matters would have to be orthogonal to it), and the sum is decoded from the others (Chen,
+    Wang, Charles and Papailiopoulos 2018). The vector is a keyed draw, so that runs replay: who knows the key can lie
+    unseen. With t liars and f stragglers every partition has ``2 t + f + 1`` holders, the least possible.
 
     ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group has spoken when t + 1 replies agree, since
     one of those is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f; the projections of honest

@@ -26,8 +26,8 @@ class CommunicationEfficient(Code):
     ``C[i, j, u] = V[i] . P[:, j, u]``, P being chosen so that this is 0 for workers that do not hold j and that
     ``A' V = [e_0 … e_(blocks-1)]`` decodes part u by column u of A.
 
-    Rounding is amplified 1e4 times and more: send float64. ``stragglers`` left out is a tenth of the workers,
-    ``blocks`` left out is 2 (1 where that is all that fits).
+    Rounding is amplified hundreds to thousands of times (see ``gain``): send float64. ``stragglers`` left out is a
+    tenth of the workers, ``blocks`` left out is 2 (1 where that is all that fits).
 
     >>> code = CommunicationEfficient(6, stragglers=1, blocks=2)
     >>> code.load, code.decode([0, 1, 2, 4, 5]).weights.shape, code.decode([0, 1, 2, 4, 5]).exact

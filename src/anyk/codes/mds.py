@@ -29,9 +29,10 @@ class CyclicMDS(Code):
     code word ``cos((q - (n - 1) / 2) pi / n)``. Decoding solves in the left null space, which is known: cosines and
     sines at the angles of the roots.
 
-    For random stragglers no exact cyclic code amplifies rounding less. For many *neighbouring* stragglers it fails in
-    double precision (s of 9 or more among 100 workers): then a decode is not exact and says so by its residual, and a
-    round waits for one more reply. Raises :class:`~anyk.errors.BadInput` where even random sets cannot be decoded.
+    For few random stragglers it amplifies rounding far less than ``cyclic``. For many *neighbouring* stragglers it
+    fails in double precision (9 of 100 workers, 6 of 256, 5 of 1,000): then a decode is not exact and says so by its
+    residual, and a round waits for one more reply. Raises :class:`~anyk.errors.BadInput` where even random sets cannot
+    be decoded.
 
     >>> code = CyclicMDS(5, stragglers=2)
     >>> [round(c, 7) for c in code.rows[0][1]]

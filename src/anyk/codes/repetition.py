@@ -196,7 +196,7 @@ class FractionalRepetition(RepetitionCode):
     Give ``stragglers`` (s in Tandon et al. 2017): ``floor(n / (s + 1))`` groups, of workers and of partitions, as even
     as possible, for any n and s; every group has at least s + 1 members. Or give ``load`` (c in ErasureHead, Wang,
     Charles and Papailiopoulos 2019): partitions per worker, which must divide the number of partitions. Decoding is
-    free of rounding at any size; the gain is ``sqrt(partitions)``, the least possible. With neither, load is the
+    free of rounding at any size, and the gain is ``sqrt(partitions)``. With neither, load is the
     largest of 3, 2 or 1 that divides the number of workers.
 
     Raises :class:`~anyk.errors.BadInput` for both parameters at once or values out of range.

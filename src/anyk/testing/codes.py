@@ -27,7 +27,7 @@ def check_code(code: Code, *, seed: int = 0) -> None:
     """
     random = keyed.generator(seed, "check-code", code.workers)
     matrix = code.encoding.toarray()
-    assert matrix.shape == (code.replies, code.partitions), f"encoding has shape {matrix.shape}"
+    assert matrix.shape == (code.replies, code.partitions * code.blocks), f"encoding has shape {matrix.shape}"
     assert len(code.rows) == code.replies, f"{len(code.rows)} rows for {code.replies} replies"
     assert (np.abs(matrix).sum(axis=0) > 0).all(), "some partition is held by nobody"
     assert code.load == max(len(held) for held in code.holdings), "load is not the longest holding"
@@ -85,12 +85,14 @@ def _check_set(
     random: np.random.Generator, *, must: bool,
 ) -> None:  # fmt: skip
     decoding = code.decode(replied)
-    outside = np.delete(decoding.weights, replied)
+    outside = np.delete(decoding.weights, replied, axis=0)
     assert not outside.any(), f"weights on workers that did not reply: {replied}"
-    error = decoding.weights @ matrix - 1.0
-    residual = float(np.linalg.norm(error) / np.sqrt(code.partitions))
+    # with blocks, part u of the decoded vector must have 1 in block u of every partition and 0 in the others
+    target = np.tile(np.eye(code.blocks), (1, code.partitions)) if code.blocks > 1 else 1.0
+    error = decoding.weights.T @ matrix - target
+    residual = float(np.linalg.norm(error) / np.sqrt(code.partitions * code.blocks))
     assert abs(residual - decoding.residual) < 1e-9, f"residual {decoding.residual} should be {residual}"
-    gain = float(np.linalg.norm(decoding.weights * np.linalg.norm(matrix, axis=1)))
+    gain = float(np.linalg.norm(decoding.weights.T * np.linalg.norm(matrix, axis=1)))
     assert abs(gain - decoding.gain) <= 1e-9 * max(gain, 1), f"gain {decoding.gain} should be {gain}"
     if must:
         assert np.abs(error).max() <= EXACT, f"replies {replied} should decode exactly, residual {residual:.2g}"

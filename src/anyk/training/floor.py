@@ -21,7 +21,7 @@ def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int) -> float:
     """
     if not steps:
         return 0.0
-    virtual = Simulated(cluster.workers, delays=cluster.delays, seed=cluster.seed)
+    virtual = Simulated(cluster.workers, delays=cluster.delays, seed=cluster.seed, liars=cluster.liars)
     driver = Driver(strategy, virtual, steps=steps)
     driver.open()
     driver.begin()
