@@ -149,8 +149,8 @@ class Cluster(ABC):
         """A message that has arrived and has not been freed; read-only."""
 
     @abstractmethod
-    def hold(self, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """Take in a saved message as if it had arrived."""
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """Take in a saved message of a worker as if it had arrived."""
 
     @abstractmethod
     def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:

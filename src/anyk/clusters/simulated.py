@@ -124,6 +124,7 @@ class Simulated(Cluster):
         self._models: dict[tuple[str, int], Vector] = {}
         self._newest: dict[str, int] = {}
         self._arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}
+        self._measures: deque[Measure] = deque()
         self._asked: dict[tuple[int, int], Collect] = {}  # requests for messages that add up others
         self._gradients: dict[tuple[str, int], dict[int, Vector]] = {}
 
@@ -150,8 +151,9 @@ class Simulated(Cluster):
         self._total = total
         if partitions is not None:
             self._messages = Messages(partitions, blocks)
-            for held in holdings:
+            for held, covered in zip(holdings, covers or holdings, strict=True):
                 partitions.load(held)
+                self._messages.length(tuple(covered))  # refuses what cannot be sent
         self._newest = dict.fromkeys(slots, 0)
         return tuple(range(self.workers))
 
@@ -165,8 +167,9 @@ class Simulated(Cluster):
     def state(self) -> dict[str, Any]:
         """See :meth:`Cluster.state`."""
         return super().state() | {
-            "heap": [entry for entry in sorted(self._heap) if entry[2] in self._live or entry[4] <= -3],
+            "heap": [entry for entry in sorted(self._heap) if entry[2] in self._live or entry[4] == -3],
             "asked": [[list(key), order] for key, order in self._asked.items()],
+            "measures": list(self._measures),
             "live": list(self._live.items()),
             "vain": sorted(self._vain),
             "delivered": list(self._delivered.items()),
@@ -185,6 +188,7 @@ class Simulated(Cluster):
         self._live |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
         self._vain |= set(state["vain"])
         self._delivered |= dict(state["delivered"])
+        self._measures.extend(Measure(*plain) for plain in state["measures"])
         for (task, chunk), plain in state["asked"]:
             worker, _, _, partitions, coefficients, messages, weights = plain
             given = tuple((a, b) for a, b in messages)
@@ -227,8 +231,9 @@ class Simulated(Cluster):
         """See :meth:`Cluster.message`."""
         return self._arrived[task, chunk][1]
 
-    def hold(self, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """See :meth:`Cluster.hold`."""
+        del worker
         self._arrived[task, chunk] = ids, message
 
     def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
@@ -293,9 +298,10 @@ class Simulated(Cluster):
                 self._cancel(order, cuts)  # type: ignore[arg-type]
             elif kind is Collect:
                 if self._ask(order):  # type: ignore[arg-type]
-                    heappush(self._heap, (self._now, order.worker, order.task, order.chunk, -2))  # type: ignore[union-attr]
+                    sent = self._now + (self.compute.task if self.compute is not None else 0.0)
+                    heappush(self._heap, (sent, order.worker, order.task, order.chunk, -2))  # type: ignore[union-attr]
             elif kind is Measure:
-                heappush(self._heap, (self._now, order.worker, order.task, order.chunk, -4 - order.key))  # type: ignore[union-attr]
+                self._measures.append(order)  # type: ignore[arg-type]
             elif order.time is None:  # type: ignore[union-attr]
                 self._alarms.pop(order.name, None)  # type: ignore[union-attr]
             else:
@@ -333,7 +339,7 @@ class Simulated(Cluster):
             if len(chunks[0]) != 1:
                 return False
         elif chunks is not self._known_single:
-            if any(map((1).__ne__, map(len, chunks))):
+            if any(map((1).__ne__, map(len, chunks))) or any(task[0].send != "done" for task in chunks):
                 return False
             self._known_single = chunks
         now, numbers, free, heap = self._now, self._numbers, self._free, self._heap
@@ -375,9 +381,10 @@ class Simulated(Cluster):
         self._live[task] = InFlight(worker, chunks, versions, started, before, each)
         time = started + before
         for index, chunk in enumerate(chunks):
-            if chunk.send == "request":
+            if chunk.send == "request":  # computing is counted, but does not queue for a core
+                cost = each + (self.compute.partition if self.compute is not None else 0.0)
                 for done in range(1, len(chunk.partitions) + 1):
-                    heappush(self._heap, (time + done * each, worker, task, index, done))
+                    heappush(self._heap, (time + done * cost, worker, task, index, done))
             time += each * len(chunk.partitions)
             if chunk.send == "done":
                 heappush(self._heap, (time, worker, task, index, -1))
@@ -408,7 +415,7 @@ class Simulated(Cluster):
             if end > self._free[entry.worker]:
                 self._free[entry.worker] = end
                 self._busy = True
-            if not preempt:
+            if not preempt and end > now:
                 self._vain.add(task)  # it finishes, and its messages, which nobody computes, are dropped
                 return
         del self._live[task]
@@ -440,6 +447,11 @@ class Simulated(Cluster):
         computing = self.compute is not None
         simple = self._messages is None
         while True:
+            if self._measures:
+                measured = self._measure(self._measures.popleft())
+                if measured is not None:
+                    yield measured
+                continue
             if self._alarms or happenings:
                 other = self._other_event(heap[0][0] if heap else np.inf)
                 if other is not None:
@@ -448,10 +460,6 @@ class Simulated(Cluster):
             if not heap:
                 return
             time, worker, task, chunk, done = heappop(heap)
-            if done <= -4:
-                self._now = max(self._now, time)
-                yield Measured(self._now, worker, task, chunk, self._measure(worker, task, chunk, -4 - done))
-                continue
             entry = live.get(task)
             if computing:
                 if done == -3:
@@ -473,7 +481,11 @@ class Simulated(Cluster):
                     continue
             entry = InFlight._make(entry)
             if done >= 0:
-                yield Progress(time, worker, task, chunk, done)
+                if task not in self._vain:
+                    yield Progress(time, worker, task, chunk, done)
+                elif done == len(entry.chunks[chunk].partitions) and chunk == len(entry.chunks) - 1:
+                    del live[task]  # finished in vain; nobody will ask for its message
+                    self._vain.discard(task)
                 continue
             if len(entry.chunks) == 1:
                 del live[task]
@@ -498,11 +510,13 @@ class Simulated(Cluster):
             timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
             yield Reply(self._now, worker, task, chunk, timing)
 
-    def _measure(self, worker: int, task: int, chunk: int, key: int) -> float:
-        """A message's projection; where there are none, 0 from who is honest and something else from a liar."""
-        if self._messages is None or (task, chunk) not in self._arrived:
-            return -100.0 if worker in self.liars else 0.0
-        return self._messages.project(*self._arrived[task, chunk], key)
+    def _measure(self, order: Measure) -> Measured | None:
+        """A message's projection; without payload 0 from who is honest and something else from a liar."""
+        worker, task, chunk, key = order
+        if self._messages is None:
+            return Measured(self._now, worker, task, chunk, -100.0 if worker in self.liars else 0.0)
+        found = self._arrived.get((task, chunk))
+        return None if found is None else Measured(self._now, worker, task, chunk, self._messages.project(*found, key))
 
     def _other_event(self, before: float) -> Event | None:
         """The first alarm or outage, if it comes no later than ``before``."""

@@ -131,26 +131,28 @@ class LiarDecoder(Decoder):
 
     def __init__(self, code: DracoCode) -> None:
         self._code = code
-        self._value: dict[int, float] = {}
+        self._value: dict[int, float] = {}  # of workers that may be honest; 0 where nothing was measured
+        self._known: set[int] = set()  # workers whose reply no honest one could have sent: it is not finite
         self.liars: tuple[int, ...] = ()
 
     def measure(self, worker: int, value: float) -> None:
-        """The projection of a reply; before :meth:`add`."""
-        self._value[worker] = value
+        """The projection of a reply, before :meth:`add`; not finite for a reply that is not."""
+        if np.isfinite(value):
+            self._value[worker] = value
+        else:
+            self._known.add(worker)
 
     def add(self, worker: int) -> bool:
         """See :meth:`Decoder.add`."""
-        self._value.setdefault(worker, np.nan)
-        replied = sorted(self._value)
-        code = self._code
-        if len(replied) < code.workers - code.stragglers and code.kind == "cyclic":
-            return False
-        values = [self._value[i] for i in replied]
-        if np.isnan(values).any():  # nothing was measured
-            values = [0.0] * len(replied)
-        found = locate(code, replied, values)
+        if worker not in self._known:
+            self._value.setdefault(worker, 0.0)
+        code, replied = self._code, sorted(self._value)
+        found: tuple[int, ...] | None = None
+        enough = code.kind == "repetition" or len(replied) + len(self._known) >= code.workers - code.stragglers
+        if enough and len(self._known) <= code.liars:
+            found = locate(code, replied, [self._value[i] for i in replied], known=len(self._known))
         self.decodable = found is not None
-        self.liars = found or ()
+        self.liars = tuple(sorted([*self._known, *(found or ())]))
         return self.decodable
 
     def _honest(self) -> Indices:
@@ -166,14 +168,17 @@ class LiarDecoder(Decoder):
         return self._code._decode(self._honest(), METHODS["own"])
 
 
-def locate(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
+def locate(
+    code: DracoCode, replied: Sequence[int], values: Sequence[float], *, known: int = 0
+) -> tuple[int, ...] | None:
     """The liars among ``replied`` (ascending), from the projection of each reply; None if it cannot be told yet.
 
-    With repetition a group is judged when ``liars + 1`` of its replies agree; all groups must be.
+    With repetition a group is judged when ``liars + 1`` of its replies agree; all groups must be. ``known`` liars have
+    been found out already and are not among the replies.
     """
     if code.kind == "repetition":
         return _outvoted(code, replied, values)
-    return _off_the_code(code, replied, values)
+    return _off_the_code(code, replied, values, code.liars - known)
 
 
 def _outvoted(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
@@ -196,7 +201,9 @@ def _outvoted(code: DracoCode, replied: Sequence[int], values: Sequence[float]) 
     return tuple(sorted(liars))
 
 
-def _off_the_code(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
+def _off_the_code(
+    code: DracoCode, replied: Sequence[int], values: Sequence[float], most: int
+) -> tuple[int, ...] | None:
     """Liars by decoding errors and erasures; who is found out is erased, and the rest is looked at again.
 
     A huge lie hides a small one in its rounding; once it is gone the small one shows.
@@ -208,7 +215,7 @@ def _off_the_code(code: DracoCode, replied: Sequence[int], values: Sequence[floa
     nodes, first = np.exp(2j * np.pi * at / n), np.exp(1j * inner.angles[:1].sum() * at)
     y, here = np.zeros(n), np.zeros(n, dtype=bool)
     y[list(replied)], here[list(replied)] = values, True
-    if spare - (n - len(replied)) < 2 * code.liars:
+    if spare - (n - len(replied)) < 2 * most:
         return None
     liars: list[int] = []
     while True:
@@ -216,7 +223,7 @@ def _off_the_code(code: DracoCode, replied: Sequence[int], values: Sequence[floa
         if size == 0.0:
             return tuple(sorted(liars))
         found = _loudest(np.where(here, y / size, 0.0) * first, nodes, np.flatnonzero(~here), spare)
-        if found is None or len(liars) + len(found) > code.liars:
+        if found is None or len(liars) + len(found) > most:
             return None
         if not len(found):
             return tuple(sorted(liars))

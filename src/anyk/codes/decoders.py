@@ -282,8 +282,8 @@ class LeastSquaresDecoder(SetDecoder):
     of the replies.
     """
 
-    def __init__(self, code: Code) -> None:
-        super().__init__(code)
+    def __init__(self, code: Code, how: Method | None = None) -> None:
+        super().__init__(code, how)
         self._covered = np.zeros(code.partitions, dtype=bool)
         self._missing = code.partitions
         self._small = code.replies * code.partitions <= _GROWING

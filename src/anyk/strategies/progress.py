@@ -69,7 +69,7 @@ class ProgressRounds:
         self._failures: dict[int, int] = {}  # unusable messages in this round, by worker
         self._task_of: dict[int, int] = {}  # the newest task of each worker in this round
         self._done: dict[int, int] = {}  # partitions finished in it
-        self._asked: dict[int, float] = {}  # workers asked for a message, and with which weight it counts
+        self._asked: dict[int, tuple[int, float]] = {}  # workers asked for a message: of which task, and its weight
         self._got: set[int] = set()
         self._missing = 0.0  # residual of what was asked for
         self._began = self._now = 0.0
@@ -147,11 +147,15 @@ class ProgressRounds:
             worker = event.worker
             if self._asked or self._task_of.get(worker) != event.task:
                 return ()
-            self._done[worker] = event.done
-            self._watch.saw(worker, event.done)
+            if event.done < self._done.get(worker, 0):  # the worker of a resumed run begins anew
+                self._done[worker] = event.done
+                self._watch = self._watched()
+            else:
+                self._done[worker] = event.done
+                self._watch.saw(worker, event.done)
             return self._ask() if self.wait.enough(self) else self._stuck()
         if isinstance(event, Reply):
-            if self._task_of.get(event.worker) != event.task or event.worker not in self._asked:
+            if self._asked.get(event.worker, (-1, 0.0))[0] != event.task:
                 return ()
             self._got.add(event.worker)
             return self._step() if len(self._got) == len(self._asked) else ()
@@ -165,7 +169,7 @@ class ProgressRounds:
         if isinstance(event, Joined):
             self._present.add(event.worker)
             self._gone.discard(event.worker)
-            return [] if self._asked else self._dispatch((event.worker,))
+            return [] if self._asked else [*self._dispatch((event.worker,)), *self._stuck()]
         if isinstance(event, Alarm) and not self._asked and self.wait.enough(self):
             return self._ask()
         return ()
@@ -179,10 +183,15 @@ class ProgressRounds:
         if worker in self._asked and worker not in self._got:
             return self._again()
         if not self._asked and self._done.pop(worker, 0):
-            self._watch = self.code.watch()
-            for other, done in self._done.items():
-                self._watch.saw(other, done)
+            self._watch = self._watched()
         return [] if self._asked else self._stuck()
+
+    def _watched(self) -> Watch:
+        """A watch that has seen all that is known of this round."""
+        watch = self.code.watch()
+        for worker, done in self._done.items():
+            watch.saw(worker, done)
+        return watch
 
     def _begin(self) -> list[Command]:
         self._failures = {}
@@ -201,7 +210,7 @@ class ProgressRounds:
         self._watch = self.code.watch()
         self._began = self._now
         able = sorted(w for w in self._present if self._failures.get(w, 0) <= _RETRIES)
-        if not able and (len(self._gone) == self.workers or self._failures):
+        if not able and len(self._present) + len(self._gone) == self.workers:
             why = "every worker has been given up" if not self._failures else "no usable messages"
             return [Stop(f"step {self.version} cannot be taken under '{self.spec}': {why}", failed=True)]
         commands = self._dispatch(able) if able else []
@@ -219,7 +228,7 @@ class ProgressRounds:
         if not asks:
             return []
         self._missing = 0.0 if self._watch.ready else self._watch.residual
-        self._asked = {ask.worker: ask.weight for ask in asks}
+        self._asked = {ask.worker: (self._task_of[ask.worker], ask.weight) for ask in asks}
         others = tuple(task for worker, task in self._task_of.items() if worker not in self._asked)
         commands: list[Command] = [Cancel(others, self.cancel)] if others else []
         for ask in asks:
@@ -229,10 +238,10 @@ class ProgressRounds:
 
     def _step(self) -> list[Command]:
         covered = 1.0 - self._missing**2
-        used = sorted(self._asked.items())
+        used = [self._asked[worker] for worker in sorted(self._asked)]
         # the share that is missing is made up for; what is left is the spread of the coefficients around 1
         residual = (1.0 / covered - 1.0) ** 0.5 if covered < 1.0 else 0.0
-        messages = [(self._task_of[worker], 0) for worker, _ in used]
+        messages = [(task, 0) for task, _ in used]
         weights = [weight / covered for _, weight in used]
         combine = Combine("model", messages, weights, "all", 1.0, residual, self._gain / covered)
         self.version += 1
@@ -267,7 +276,7 @@ class ProgressRounds:
             "failures": sorted(self._failures.items()),
             "tasks": list(self._task_of.items()),
             "done": list(self._done.items()),
-            "asked": list(self._asked.items()),
+            "asked": [[worker, *ask] for worker, ask in self._asked.items()],
             "got": sorted(self._got),
             "missing": self._missing,
             "gain": self._gain if self._asked else 0.0,
@@ -280,9 +289,8 @@ class ProgressRounds:
         self.version, self._next, self._first = state["version"], state["next"], state["first"]
         self._present, self._gone = set(state["present"]), set(state["gone"])
         self._failures, self._task_of = dict(state["failures"]), dict(state["tasks"])
-        self._done, self._asked, self._got = dict(state["done"]), dict(state["asked"]), set(state["got"])
+        self._done, self._got = dict(state["done"]), set(state["got"])
+        self._asked = {worker: (task, weight) for worker, task, weight in state["asked"]}
         self._missing, self._gain = state["missing"], state["gain"]
         self._began, self._now = state["began"], state["now"]
-        self._watch = self.code.watch()
-        for worker, done in self._done.items():
-            self._watch.saw(worker, done)
+        self._watch = self._watched()

@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk.codes import Code, DracoCode, HeterogeneousCode, Method, Selection
 from anyk.codes.byzantine import LiarDecoder
-from anyk.codes.decoders import EXACT, METHODS, Decoder, Floats, SetDecoder, method
+from anyk.codes.decoders import EXACT, METHODS, Decoder, Floats, LeastSquaresDecoder, SetDecoder, method
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
@@ -108,6 +108,14 @@ class CodedRounds:
         )
         scaling = scaling or self._default_scaling
         self._liars = isinstance(code, DracoCode)
+        if self._liars and not (isinstance(rule, Decodable) and own):
+            raise BadInput(
+                f"'{code.spec}' finds liars by its own decoder and waits until it has; leave out wait and decoder"
+            )
+        if code.blocks > 1 and not own:
+            raise BadInput(f"'{code.spec}' has a decoder of its own only; leave out decoder")
+        if self._method == METHODS["exact"] and rule.approximate:
+            raise BadInput(f"decoder=exact takes no approximation, and wait={rule} may; leave out one of them")
         self.blocks = code.blocks
         self._given = str(rule)
         self.wait = rule if isinstance(rule, Decodable) else rule | Decodable()
@@ -148,6 +156,8 @@ class CodedRounds:
     def _fresh(self) -> Decoder:
         if self._method in (METHODS["own"], METHODS["exact"]):
             return self.code.decoder()
+        if self._method == METHODS["least-squares"]:
+            return LeastSquaresDecoder(self.code, self._method)
         return SetDecoder(self.code, self._method)
 
     # ------------------------------------------------------------------------------------------- what it is
@@ -252,6 +262,12 @@ class CodedRounds:
             tasks = self._failures.setdefault(event.worker, [])
             if event.task not in tasks:  # two messages of one task are one failure
                 tasks.append(event.task)
+            if self._liars and event.reason.startswith("not finite"):  # no honest worker says that
+                assert isinstance(self._decoder, LiarDecoder)
+                self._values[event.worker] = float("nan")
+                self._decoder.measure(event.worker, float("nan"))
+                if self._decoder.add(event.worker):
+                    return self._step()
         elif isinstance(event, Lost):
             self._present.discard(event.worker)
             self._open.pop(event.worker, None)
@@ -368,13 +384,15 @@ class CodedRounds:
         why = []
         if self._failures:
             why.append("unusable replies from " + ", ".join(f"worker {w}" for w in sorted(self._failures)))
+        if self._liars and not self._failures:
+            why.append("more workers lie than the code finds out, or replies are less exact than float64")
         if self._gone:
             why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(self._gone)))
+        reasons = f" ({'; '.join(why)})" if why else ""
         return [
             Stop(
                 f"step {self.version} cannot be taken under '{self.spec}': {self.replies} of {self.code.replies} "
-                f"replies do not give the sum ({'; '.join(why)}); a code that tolerates more stragglers, or wait=…, "
-                "goes on",
+                f"replies do not give the sum{reasons}; a code that tolerates more stragglers, or wait=…, goes on",
                 failed=True,
             )
         ]
@@ -410,7 +428,10 @@ class CodedRounds:
         if isinstance(self.code, HeterogeneousCode) and self.code.relearn and self.version >= self.code.relearn:
             self.code = self.code.relearned(self._learned, self.version - self.version % self.code.relearn)
         self._decoder = self._fresh()
+        if isinstance(self._decoder, LiarDecoder):
+            for worker, value in self._values.items():
+                self._decoder.measure(worker, value)
+                self._decoder.add(worker)
+            return
         for reply in self._task_of:
-            if isinstance(self._decoder, LiarDecoder):
-                self._decoder.measure(reply, self._values[reply])
             self._decoder.add(reply)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from anyk.codes.tree import ROOT, TreeCode
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -56,6 +58,9 @@ class TreeRounds:
         self._finished: set[int] = set()  # parents whose own share is done
         self._asked: set[int] = set()
         self._ready: dict[int, int] = {}  # workers whose message is in, and the task that gave it
+        self._inside: dict[
+            int, dict[int, float]
+        ] = {}  # of an asked parent, the children in its message and their weights
 
     # ------------------------------------------------------------------------------------------- what it is
 
@@ -110,7 +115,8 @@ class TreeRounds:
         if isinstance(event, Joined):
             self._present.add(event.worker)
             self._gone.discard(event.worker)
-            return [] if event.worker in self._ready else self._dispatch((event.worker,))
+            given = [] if event.worker in self._ready else self._dispatch((event.worker,))
+            return given + self._stuck()
         if not isinstance(event, (Progress, Reply, Failed)) or self._task_of.get(event.worker) != event.task:
             return ()
         worker = event.worker
@@ -135,6 +141,7 @@ class TreeRounds:
         self._finished.discard(worker)
         if worker not in self._ready:
             self._asked.discard(worker)
+            self._inside.pop(worker, None)
 
     def _below(self, node: int) -> list[int]:
         return [child for child in self.code.children_of(node) if child in self._ready]
@@ -147,6 +154,7 @@ class TreeRounds:
         if weights is None:
             return []
         self._asked.add(node)
+        self._inside[node] = weights
         share = self.code.shares[node]
         messages = tuple((self._ready[child], 0) for child in weights)
         task = self._task_of[node]
@@ -156,17 +164,26 @@ class TreeRounds:
         weights = self.code.weights_below(ROOT, self._below(ROOT))
         if weights is None:
             return []
-        gain = sum(weight * weight for weight in weights.values()) ** 0.5
-        combine = Combine("model", [(self._ready[child], 0) for child in weights], list(weights.values()), gain=gain)
+        total, left = np.zeros(self.workers), dict(weights)
+        while left:
+            node, weight = left.popitem()
+            total[node] = weight
+            left |= {child: weight * share for child, share in self._inside.get(node, {}).items()}
+        judged = self.code.judge(total)
+        messages = [(self._ready[child], 0) for child in weights]
+        combine = Combine("model", messages, list(weights.values()), residual=judged.residual, gain=judged.gain)
         self.version += 1
         return [combine, Cancel(range(self._first, self._next), self.cancel), *self._begin()]
 
     def _begin(self) -> list[Command]:
         self._first = self._next
         self._failures, self._task_of, self._ready = {}, {}, {}
-        self._finished, self._asked = set(), set()
+        self._finished, self._asked, self._inside = set(), set(), {}
         if len(self._gone) == self.workers:
             return [self._stop("every worker has been given up")]
+        hopeless = self._stuck()
+        if hopeless:
+            return hopeless
         return self._dispatch(sorted(self._present)) if self._present else []
 
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
@@ -207,6 +224,7 @@ class TreeRounds:
             "finished": sorted(self._finished),
             "asked": sorted(self._asked),
             "ready": list(self._ready.items()),
+            "inside": [[node, list(weights.items())] for node, weights in self._inside.items()],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -215,3 +233,4 @@ class TreeRounds:
         self._present, self._gone = set(state["present"]), set(state["gone"])
         self._failures, self._task_of = dict(state["failures"]), dict(state["tasks"])
         self._finished, self._asked, self._ready = set(state["finished"]), set(state["asked"]), dict(state["ready"])
+        self._inside = {node: dict(weights) for node, weights in state["inside"]}

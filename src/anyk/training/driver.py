@@ -434,7 +434,7 @@ class Driver:
                 if not batch.left:
                     self._close(batch)
             else:
-                plain = json.dumps(weight) if isinstance(weight, list) else weight
+                plain = weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
                 self._end(batch, place, "late_counted" if staleness else "counted", version + 1, plain, slot)
         if self.problem is not None and not self._pins.get((slot, version)):
             self.cluster.release(slot, version)
@@ -475,8 +475,7 @@ class Driver:
     def _covered(self, messages: Sequence[tuple[int, int]]) -> int:
         total = 0
         for task, chunk in messages:
-            batch = self._given[task]
-            total += sum(self._sizes[j] for j in batch.chunks[task - batch.first][chunk].partitions)
+            total += sum(self._sizes[j] for j in self._ids(task, chunk))
         return total
 
     # ------------------------------------------------------------------------------------------- how chunks end
@@ -705,7 +704,8 @@ class Driver:
                 self.optimizer_states.setdefault(rest[0], {})[rest[1]] = value
             elif kind == "message":
                 task, chunk = int(rest[0]), int(rest[1])
-                self.cluster.hold(task, chunk, self._ids(task, chunk), value)
+                batch = self._given[task]
+                self.cluster.hold(batch.workers[task - batch.first], task, chunk, self._ids(task, chunk), value)
         for slot in self.versions:
             self.optimizer_states.setdefault(slot, {})
         self.strategy.restore(state["strategy"])

@@ -130,6 +130,7 @@ class Processes(Cluster):
         self._news: deque[tuple[Any, ...]] = deque()  # records and deaths, taken in when the driver comes to them
         self._alarms: dict[str, float] = {}
         self._live: dict[int, InFlight] = {}
+        self._asked: dict[tuple[int, int], Collect] = {}  # requests that have not been answered
         self._missing: dict[int, set[int]] = {}  # chunks of a live task that have neither arrived nor failed
         self._arrived: dict[tuple[int, int], _Message] = {}
         self._newest: dict[str, int] = {}
@@ -335,7 +336,8 @@ class Processes(Cluster):
             for task, entry in self._live.items()
         ]
         measures = [news for news in self._news if len(news) == 4]
-        return super().state() | {"live": live, "alarms": dict(self._alarms), "measures": measures}
+        asked = list(self._asked.values())
+        return super().state() | {"live": live, "alarms": dict(self._alarms), "measures": measures, "asked": asked}
 
     def restore(self, time_: float, state: dict[str, Any]) -> None:
         """See :meth:`Cluster.restore`; tasks in flight start their delays anew from where the clock was."""
@@ -347,6 +349,9 @@ class Processes(Cluster):
             entry = InFlight.from_plain(plain)
             self._give(task, entry._replace(started=entry.started + self._start))
             self._missing[task] = set(missing)
+        for worker, task, chunk, partitions, coefficients, messages, weights in state["asked"]:
+            inside = tuple((a, b) for a, b in messages)
+            self._ask(Collect(worker, task, chunk, tuple(partitions), tuple(coefficients), inside, tuple(weights)))
         for worker in range(self.workers):
             self._mail_to(worker)
 
@@ -382,9 +387,20 @@ class Processes(Cluster):
         """See :meth:`Cluster.message`."""
         return self._arrived[task, chunk].vector
 
-    def hold(self, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """See :meth:`Cluster.hold`."""
-        self._arrived[task, chunk] = _Message(ids, message, -1, -1)
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """See :meth:`Cluster.hold`; where its sender would have left it, so that other workers can read it."""
+        post, layout = self._posts[worker], self._layout
+        if post.held >= _BUFFERS - 1:
+            self._arrived[task, chunk] = _Message(ids, message, worker, -1)
+            return
+        at = layout.buffer_at(worker, post.held)
+        self._replies.reserve(at, layout.buffer_bytes(worker))
+        vector = self._replies.array(at + HEADER.size, message.size, np.dtype(layout.dtype))
+        vector[:] = message
+        vector.flags.writeable = False
+        HEADER.pack_into(self._replies.memory, at, FULL, task, chunk, message.size)
+        post.held += 1
+        self._arrived[task, chunk] = _Message(ids, vector, worker, at)
 
     def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
         """See :meth:`Cluster.combine`."""
@@ -417,6 +433,8 @@ class Processes(Cluster):
                     self._missing.pop(task, None)
                     if entry is None:
                         continue
+                    if self._asked:
+                        self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
                     post = self._posts[entry.worker]
                     post.preempt = order.mode == "preempt"
                     if post.head[0] == task:
@@ -449,11 +467,16 @@ class Processes(Cluster):
         self._posts[order.worker].collects.append(
             [order.task, order.chunk, order.partitions, order.coefficients, gathered]
         )
-        asked = list(entry.chunks)
-        ids = tuple(dict.fromkeys([*order.partitions, *(j for message in found for j in message.ids)]))
-        asked[order.chunk] = asked[order.chunk]._replace(partitions=ids)
-        self._live[order.task] = entry._replace(chunks=tuple(asked))
+        self._asked[order.task, order.chunk] = order
         return True
+
+    def _ids(self, entry: InFlight, task: int, chunk: int) -> tuple[int, ...]:
+        """The partitions that a message covers."""
+        order = self._asked.get((task, chunk))
+        if order is None:
+            return entry.chunks[chunk].partitions
+        inside = [j for key in order.messages for j in self._arrived[key].ids]
+        return tuple(dict.fromkeys([*order.partitions, *inside]))
 
     def _give(self, task: int, entry: InFlight) -> None:
         """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
@@ -562,6 +585,7 @@ class Processes(Cluster):
         if kind == STOPPED:
             return Cut(now, worker, task, chunk, done, None)
         if kind == PROGRESS:
+            self._posts[worker].deaths = 0
             return Progress(now, worker, task, chunk, done) if task in self._live else None
         if kind == FAILED:
             self._settle(task, chunk)
@@ -575,6 +599,7 @@ class Processes(Cluster):
     def _settle(self, task: int, chunk: int) -> None:
         """A chunk has arrived or failed; a task of which none is missing is live no more."""
         missing = self._missing.get(task)
+        self._asked.pop((task, chunk), None)
         if missing is not None:
             missing.discard(chunk)
             if not missing:
@@ -593,7 +618,7 @@ class Processes(Cluster):
             HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
             # of a cancelled task: nobody will use it, but the books want to know; of a resumed one: it is in already
             return Reply(now, worker, task, chunk, timing) if entry is None else None
-        ids = entry.chunks[chunk].partitions
+        ids = self._ids(entry, task, chunk)
         expected = self._messages.length(ids)
         if (state, task_there, chunk_there) != (FULL, task, chunk) or length != expected:
             HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
@@ -620,6 +645,7 @@ class Processes(Cluster):
         self.pids.pop(worker, None)
         for task in [task for task, entry in self._live.items() if entry.worker == worker]:
             del self._live[task], self._missing[task]
+            self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
         post.head, post.chunks, post.body, post.positions, post.collects = (-1, 0.0, 0.0, 0.0), (), b"[]", [], []
         kept = {message.at for message in self._arrived.values() if message.worker == worker}
         for buffer in range(_BUFFERS):

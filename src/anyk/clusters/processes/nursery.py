@@ -58,6 +58,8 @@ class Nursery:
 
     def _receive_start(self) -> tuple[dict[str, Any], list[int]]:
         size, fds, _, _ = socket.recv_fds(self._link, 8, 16)
+        if not size:
+            sys.exit(0)  # the driver found that it cannot begin
         data, length = bytearray(), int.from_bytes(size, "little")
         while len(data) < length:
             more = self._link.recv(length - len(data))  # and no byte of what follows, which has a descriptor with it

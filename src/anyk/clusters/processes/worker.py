@@ -84,6 +84,7 @@ class Worker:
         self._next: _Order | None = None
         self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
         self._served: set[tuple[int, int]] = set()
+        self._pending: list[Any] = []  # requests for partitions that are not finished yet
         self._reserved: set[int] = set()
         self._known: tuple[bytes, list[Chunk]] = (b"", [])
 
@@ -117,6 +118,8 @@ class Worker:
             last = order.task
             self._order = order
             self._done.clear()
+            self._served.clear()
+            self._pending = [ask for ask in order.collects if ask[0] == order.task]
             try:
                 self._work(order)
             except _Stop:
@@ -217,13 +220,26 @@ class Worker:
         kept = self._done.setdefault((task, index), {})
         for done, j in enumerate(chunk.partitions):
             between(done)
+            if (task, index) in self._served:
+                return  # its message has been sent: nobody needs the rest
             kept[j] = self._messages.partial_gradient(j, w)
             self._tell(PROGRESS, task, chunk=index, done=done + 1)
+            if self._pending:
+                asks, self._pending = self._pending, []
+                self._serve(asks)
 
     def _collect(self, order: _Order) -> None:
-        for task, index, partitions, coefficients, gathered in order.collects:
+        self._serve(order.collects)
+
+    def _serve(self, asks: list[Any]) -> None:
+        """Send the messages asked for; what is not finished (a resumed run began anew) is served when it is."""
+        for ask in asks:
+            task, index, partitions, coefficients, gathered = ask
             kept = self._done.get((task, index))
             if kept is None or (task, index) in self._served:
+                continue
+            if any(j not in kept for j in partitions):
+                self._pending.append(ask)
                 continue
             self._served.add((task, index))
             ids = tuple(dict.fromkeys([*partitions, *(j for _, _, covered, _ in gathered for j in covered)]))
