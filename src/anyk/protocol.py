@@ -21,13 +21,22 @@ class Chunk(NamedTuple):
 
     The model version is the slot's newest when the task is dispatched. ``send="done"``: the message is sent when the
     last partition is finished. ``send="request"``: finished partial gradients stay with the worker, which reports
-    progress after each, until a :class:`Collect` asks for one message made of them.
+    progress after each, until a :class:`Collect` asks for one message made of them. ``batch``: that many samples of
+    each partition, drawn by (seed, model version, partition, ``repeat``), stand for all of them, scaled up; 0: all.
     """
 
     partitions: tuple[int, ...]
     coefficients: tuple[float, ...]
     slot: str = "model"
     send: Literal["done", "request"] = "done"
+    batch: int = 0
+    repeat: int = 0
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> Chunk:
+        """Read back what JSON made of one."""
+        partitions, coefficients, *rest = plain
+        return cls(tuple(partitions), tuple(coefficients), *rest)
 
 
 Task: TypeAlias = tuple[Chunk, ...]  # what a worker is given: an ordered list of chunks
@@ -197,6 +206,12 @@ class SetAlarm(NamedTuple):
     time: float | None
 
 
+class Note(NamedTuple):
+    """Something a reader of the log should know of what the strategy does."""
+
+    text: str
+
+
 class Stop(NamedTuple):
     """End the run; ``failed`` when it could not go on."""
 
@@ -204,7 +219,7 @@ class Stop(NamedTuple):
     failed: bool = False
 
 
-Command: TypeAlias = Dispatch | Cancel | Collect | Combine | Measure | SetAlarm | Stop
+Command: TypeAlias = Dispatch | Cancel | Collect | Combine | Measure | Note | SetAlarm | Stop
 
 
 # ---------------------------------------------------------------------------------------------------- who speaks

@@ -36,8 +36,7 @@ class InFlight(NamedTuple):
     def from_plain(cls, plain: Sequence[Any]) -> InFlight:
         """Read back what JSON made of one."""
         worker, chunks, versions, started, before, each = plain
-        task = tuple(Chunk(tuple(c[0]), tuple(c[1]), c[2], c[3]) for c in chunks)
-        return cls(worker, task, tuple(versions), started, before, each)
+        return cls(worker, tuple(map(Chunk.from_plain, chunks)), tuple(versions), started, before, each)
 
 
 class Cluster(ABC):

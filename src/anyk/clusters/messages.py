@@ -45,9 +45,10 @@ class WrongLength(BadInput):
 class Messages:
     """Encodes and adds up the messages of a problem's partitions."""
 
-    def __init__(self, partitions: Partitions, blocks: int = 1) -> None:
+    def __init__(self, partitions: Partitions, blocks: int = 1, seed: int = 0) -> None:
         self.partitions = partitions
         self.blocks = blocks
+        self._seed = seed  # of mini-batches
         self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         self._directions: dict[int, NDArray[np.float64]] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
@@ -112,20 +113,44 @@ class Messages:
             self._places[ids] = found
         return self._places[ids]
 
-    def encode(self, chunk: Chunk, w: Vector, out: Vector, between: Callable[[int], None] | None = None) -> None:
-        """Write a chunk's message to ``out``; ``between(done)``, called before each partition, stops it by raising."""
+    def encode(
+        self,
+        chunk: Chunk,
+        w: Vector,
+        out: Vector,
+        between: Callable[[int], None] | None = None,
+        *,
+        version: int = 0,
+    ) -> None:
+        """Write a chunk's message to ``out``; ``between(done)``, called before each partition, stops it by raising.
+
+        ``version`` is that of the model ``w``; mini-batches are drawn by it.
+        """
         ids = chunk.partitions
         if not ids:
             out[:] = 0.0
         for done, (j, coefficient) in enumerate(zip(ids, self.split(chunk.coefficients), strict=True)):
             if between is not None:
                 between(done)
-            self.add(out, ids, done, coefficient, self.partial_gradient(j, w))
+            self.add(out, ids, done, coefficient, self.partial_gradient(j, w, chunk, version))
 
-    def partial_gradient(self, partition: int, w: Vector) -> Vector:
-        """One partition's gradient, its length checked."""
+    def rows(self, partition: int, chunk: Chunk, version: int) -> Index | None:
+        """The samples of a partition's mini-batch, sorted, drawn without replacement; None: all of them."""
+        size = self.partitions.sizes[partition]
+        if not 0 < chunk.batch < size:
+            return None
+        random = keyed.generator(self._seed, "batch", version, partition, chunk.repeat)
+        return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
+
+    def partial_gradient(self, partition: int, w: Vector, chunk: Chunk | None = None, version: int = 0) -> Vector:
+        """One partition's gradient, or its chunk's mini-batch scaled up to the partition; its length is checked."""
+        rows = None if chunk is None else self.rows(partition, chunk, version)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
-            gradient = self.partitions.partial_gradient(partition, w)
+            if rows is None:
+                gradient = self.partitions.partial_gradient(partition, w)
+            else:
+                gradient = self.partitions.partial_gradient(partition, w, rows)
+                gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))
         support = self.support((partition,))
         expected = self.partitions.dimension if support is None else int(support.size)
         if np.shape(gradient) != (expected,):

@@ -126,7 +126,7 @@ class Simulated(Cluster):
         self._arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}
         self._measures: deque[Measure] = deque()
         self._asked: dict[tuple[int, int], Collect] = {}  # requests for messages that add up others
-        self._gradients: dict[tuple[str, int], dict[int, Vector]] = {}
+        self._gradients: dict[tuple[str, int], dict[tuple[int, int, int], Vector]] = {}
 
     @property
     def spec(self) -> str:
@@ -150,7 +150,7 @@ class Simulated(Cluster):
         self._reset()
         self._total = total
         if partitions is not None:
-            self._messages = Messages(partitions, blocks)
+            self._messages = Messages(partitions, blocks, self.seed)
             for held, covered in zip(holdings, covers or holdings, strict=True):
                 partitions.load(held)
                 self._messages.length(tuple(covered))  # refuses what cannot be sent
@@ -255,25 +255,24 @@ class Simulated(Cluster):
         w = self._models[chunk.slot, version].view()
         w.flags.writeable = False
         try:
-            for j in chunk.partitions:
-                if j not in known:
-                    known[j] = np.array(messages.partial_gradient(j, w))  # its buffer may be the problem's own
+            keys = [(j, chunk.batch, chunk.repeat) for j in chunk.partitions]
+            for key in keys:
+                if key not in known:  # a copy: its buffer may be the problem's own
+                    known[key] = np.array(messages.partial_gradient(key[0], w, chunk, version))
             asked = self._asked.pop((task, index), None)
             ids = chunk.partitions
             if asked is not None:
-                ids = tuple(dict.fromkeys([*ids, *(j for key in asked.messages for j in self._arrived[key][0])]))
+                ids = tuple(dict.fromkeys([*ids, *(j for place in asked.messages for j in self._arrived[place][0])]))
             out = np.empty(messages.length(ids), dtype=w.dtype)
             if asked is not None or not ids:
                 out[:] = 0.0
-            for item, (j, coefficient) in enumerate(
-                zip(chunk.partitions, messages.split(chunk.coefficients), strict=True)
-            ):
+            for item, (key, coefficient) in enumerate(zip(keys, messages.split(chunk.coefficients), strict=True)):
                 if asked is None:
-                    messages.add(out, ids, item, coefficient, known[j])
+                    messages.add(out, ids, item, coefficient, known[key])
                 else:
-                    messages.add_message(out, ids, (j,), known[j], coefficient)
-            for key, weight in zip(asked.messages, asked.weights, strict=True) if asked is not None else ():
-                messages.add_message(out, ids, *self._arrived[key], weight)
+                    messages.add_message(out, ids, key[:1], known[key], coefficient)
+            for place, weight in zip(asked.messages, asked.weights, strict=True) if asked is not None else ():
+                messages.add_message(out, ids, *self._arrived[place], weight)
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
             return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
         if worker in self.liars:

@@ -36,8 +36,11 @@ class Partitions(Protocol):
         """Sorted coordinates that the partition's gradient can touch; None: all of them."""
         ...
 
-    def partial_gradient(self, partition: int, w: Vector) -> Vector:
-        """Gradient at ``w`` (length d) of the sum of the partition's sample losses, on its support."""
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """Gradient at ``w`` (length d) of the sum of the partition's sample losses, on its support.
+
+        ``rows``: of these samples only, sorted numbers within the partition; given for mini-batches alone.
+        """
         ...
 
 

@@ -89,9 +89,11 @@ class LinearPartitions:
             return columns
         return np.asarray(columns[:, None] * self.outputs + np.arange(self.outputs)).reshape(-1)
 
-    def partial_gradient(self, partition: int, w: Vector) -> Vector:
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """See :class:`~anyk.problems.base.Partitions`."""
         X, y, columns = self._X[partition], self._y[partition], self._columns[partition]
+        if rows is not None:
+            X, y = X[rows], y[rows]
         if self.outputs > 1:
             W = w.reshape(self.features, self.outputs)
             slope = softmax_slope(X @ (W if columns is None else W[columns]), y)

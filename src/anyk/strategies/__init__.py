@@ -6,7 +6,7 @@ from typing import Any
 from anyk import codes, specs
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
-from anyk.strategies.asynchronous import Asynchronous
+from anyk.strategies.kfamily import KFamily, Stale
 from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import CodedRounds, Scaling
 from anyk.strategies.tree import TreeRounds
@@ -26,10 +26,68 @@ registry: specs.Registry[Strategy] = specs.Registry("strategy", given=("workers"
 register = registry.register
 
 
+@register("sync")
+def _sync(workers: int, *, batch: int = 0) -> Strategy:
+    """Synchronous SGD: every worker's gradient, every step (the same as uncoded)."""
+    return CodedRounds(codes.Uncoded(workers), batch=batch)
+
+
+@register("k-sync")
+def _k_sync(workers: int, *, k: int | None = None, batch: int = 0, cancel: CancelMode = "preempt") -> Strategy:
+    """K-sync SGD: the k gradients that come first, the others are cut off (the same as uncoded:wait=k)."""
+    return CodedRounds(codes.Uncoded(workers), wait=_usual_k(workers, k), batch=batch, cancel=cancel)
+
+
+@register("k-batch-sync")
+def _k_batch_sync(
+    workers: int, *, k: int | None = None, step: float = 1.0, batch: int = 0, cancel: CancelMode = "preempt"
+) -> Strategy:
+    """K-batch-sync SGD: the k mini-batches that come first, a worker may give several; the others are cut off."""
+    k = _usual_k(workers, k)
+    return KFamily(workers, kind="k-batch-sync", k=k, step=step, batch=batch, cancel=cancel)
+
+
 @register("async")
-def _asynchronous(workers: int, *, step: float = 1.0) -> Strategy:
+def _asynchronous(
+    workers: int, *, step: float = 1.0, batch: int = 0, stale: Stale = "constant", cutoff: int = 0
+) -> Strategy:
     """Asynchronous SGD: each reply steps the model at once; its worker goes on from the newest version."""
-    return Asynchronous(workers, step=step)
+    return KFamily(workers, kind="async", step=step, batch=batch, stale=stale, cutoff=cutoff)
+
+
+@register("k-async")
+def _k_async(
+    workers: int,
+    *,
+    k: int | None = None,
+    step: float = 1.0,
+    batch: int = 0,
+    stale: Stale = "constant",
+    cutoff: int = 0,
+) -> Strategy:
+    """K-async SGD: a step for every k gradients; their workers wait for it, the others go on."""
+    k = _usual_k(workers, k)
+    return KFamily(workers, kind="k-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff)
+
+
+@register("k-batch-async")
+def _k_batch_async(
+    workers: int,
+    *,
+    k: int | None = None,
+    step: float = 1.0,
+    batch: int = 0,
+    stale: Stale = "constant",
+    cutoff: int = 0,
+) -> Strategy:
+    """K-batch-async SGD: a step for every k gradients; nobody waits."""
+    k = _usual_k(workers, k)
+    return KFamily(workers, kind="k-batch-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff)
+
+
+def _usual_k(workers: int, k: int | None) -> int:
+    """k, or half the workers."""
+    return max(1, workers // 2) if k is None else k
 
 
 @register("agc")
@@ -47,7 +105,7 @@ def _approximate(
 
 
 # the keys that a code's spec gains as a strategy
-_ROUNDS = {"wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str}
+_ROUNDS = {"wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int}
 
 
 def rounds(code: codes.Code, **keys: Any) -> Strategy:
@@ -95,11 +153,11 @@ def strategy(spec: str, *, workers: int) -> Strategy:
 __all__ = [
     "AllOf",
     "AnyOf",
-    "Asynchronous",
     "CodedRounds",
     "Count",
     "Deadline",
     "Decodable",
+    "KFamily",
     "Predicate",
     "ProgressRounds",
     "ResidualBelow",

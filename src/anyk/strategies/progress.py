@@ -58,6 +58,8 @@ class ProgressRounds:
             raise BadInput(
                 f"'{code.spec}' waits for progress, not for a number of replies; give a residual or a deadline"
             )
+        if rule.remembers:
+            raise BadInput(f"'{code.spec}' waits for progress; give a residual or a deadline in seconds")
         self._given = str(rule)
         self.wait = rule if isinstance(rule, Decodable) else rule | Decodable()
         if cancel not in ("preempt", "discard"):
@@ -214,7 +216,7 @@ class ProgressRounds:
             why = "every worker has been given up" if not self._failures else "no usable messages"
             return [Stop(f"step {self.version} cannot be taken under '{self.spec}': {why}", failed=True)]
         commands = self._dispatch(able) if able else []
-        for number, seconds in enumerate(self.wait.deadlines()):
+        for number, seconds in enumerate(self.wait.deadlines(self)):
             commands.append(SetAlarm(f"wait {number}", self._now + seconds))
         return commands
 

@@ -27,6 +27,7 @@ from anyk.protocol import (
     Lost,
     Measure,
     Measured,
+    Note,
     Reply,
     SetAlarm,
     Stop,
@@ -35,6 +36,7 @@ from anyk.protocol import (
 from anyk.strategies.wait import Count, Decodable, WaitLike, wait_rule
 
 Scaling = Literal["none", "marginal", "conditional"]
+_ROUNDS_SEEN = 10  # rounds that an adapting deadline looks back on
 _RETRIES = 2  # how often a worker whose reply was unusable is asked again, once nobody else is left to wait for
 
 
@@ -74,6 +76,8 @@ class CodedRounds:
     ``marginal`` always divides by the expected share ``1 - p`` (needs a repetition code and a number in ``wait``);
     ``none`` leaves it. Left out it is conditional, but none for codes and decoders that are unbiased as they are.
 
+    ``batch``: of each partition a mini-batch of so many samples stands for all (0: all); replicas draw the same.
+
     A code against liars has each reply measured when it comes, and counts it then; a heterogeneous code learns from
     who was missing and gives out new coefficients now and then.
 
@@ -96,8 +100,12 @@ class CodedRounds:
         scaling: Scaling | None = None,
         cancel: CancelMode = "preempt",
         decoder: str | Method = "own",
+        batch: int = 0,
     ) -> None:
         self.code = code
+        if batch < 0:
+            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")
+        self.batch = batch
         self._method = method(decoder)
         own = self._method in (METHODS["own"], METHODS["exact"])
         if wait is None and code.approximate:
@@ -141,6 +149,9 @@ class CodedRounds:
         self._first = 0  # the round's first task
         self._present: set[int] = set()
         self._gone: set[int] = set()
+        self._arrivals: list[float] = []  # of this round
+        self._recent: list[float] = []  # seconds of the last rounds' replies, where the wait rule looks at them
+        self._told = ""  # what the log has been told of an adapting deadline
         self._missed = [0] * code.workers  # how often a worker was not in when a step was taken
         self._learned: list[int] = []  # the same when the code last learned of it
         self._open: dict[int, int] = {}  # how many messages are still expected in this round, by worker
@@ -169,6 +180,7 @@ class CodedRounds:
         parts += [f"scaling={self.scaling}"] * (self.scaling != self._default_scaling)
         names = [name for name, known in METHODS.items() if known == self._method and name != "own"]
         parts += [f"decoder={name}" for name in names]
+        parts += [f"batch={self.batch}"] * (self.batch > 0)
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
         code = self.code.spec
         return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
@@ -191,7 +203,9 @@ class CodedRounds:
     @cached_property
     def _tasks(self) -> tuple[Task, ...]:
         c, rows = self.code.messages, self.code.rows
-        return tuple(tuple(Chunk(p, w) for p, w in rows[i * c : i * c + c]) for i in range(self.workers))
+        return tuple(
+            tuple(Chunk(p, w, batch=self.batch) for p, w in rows[i * c : i * c + c]) for i in range(self.workers)
+        )
 
     # ------------------------------------------------------------------------------------------- waiting
 
@@ -252,6 +266,8 @@ class CodedRounds:
             if reply in task_of:  # asked again for a sister message; this one is in already
                 return () if self._open else self._stuck()
             task_of[reply] = task
+            if self.wait.remembers:
+                self._arrivals.append(now - self._began)
             count = self._count
             if self._decoder.add(reply) or (len(task_of) >= count if count else self.wait.enough(self)):
                 return self._step()
@@ -318,9 +334,25 @@ class CodedRounds:
             commands = self._dispatch(range(n) if len(self._present) == n else tuple(sorted(self._present)))
         if self._count is not None:
             return commands
-        for number, seconds in enumerate(self.wait.deadlines()):
+        if self.wait.remembers:
+            self._arrivals = []
+            commands += self._tell()
+        for number, seconds in enumerate(self.wait.deadlines(self)):
             commands.append(SetAlarm(f"wait {number}", self._now + seconds))
         return commands
+
+    def _tell(self) -> list[Command]:
+        """Say in the log whether an adapting deadline is in force."""
+        what = "adapts" if self.wait.deadlines(self) else "waits for all until enough arrivals have been seen"
+        if what == self._told:
+            return []
+        self._told = what
+        return [Note(f"wait={self._given} {what}")]
+
+    @property
+    def recent(self) -> Sequence[float]:
+        """Seconds from a round's start to each reply, of the last rounds."""
+        return self._recent
 
     def _step(self) -> list[Command]:
         replies, weights, residual, gain = self._scaled(self._decoder.select())
@@ -330,6 +362,9 @@ class CodedRounds:
         else:
             used = [(task_of[reply], reply % messages) for reply in replies]
         combine = Combine("model", used, weights, "all", 1.0, residual, gain)
+        if self.wait.remembers:  # who was cut off took at least as long as the round
+            late = [self._now - self._began] * (self.code.replies - len(self._arrivals))
+            self._recent = [*self._recent, *self._arrivals, *late][-_ROUNDS_SEEN * self.code.replies :]
         self.version += 1
         if isinstance(self.code, HeterogeneousCode):
             self._learn()
@@ -412,6 +447,9 @@ class CodedRounds:
             "replies": list(self._task_of.items()),
             "began": self._began,
             "now": self._now,
+            "arrivals": list(self._arrivals),
+            "recent": list(self._recent),
+            "told": self._told,
             "missed": list(self._missed),
             "learned": list(self._learned),
             "values": list(self._values.items()),
@@ -424,6 +462,7 @@ class CodedRounds:
         self._failures = dict(state["failures"])
         self._task_of = dict(state["replies"])
         self._began, self._now = state["began"], state["now"]
+        self._arrivals, self._recent, self._told = list(state["arrivals"]), list(state["recent"]), state["told"]
         self._missed, self._learned, self._values = list(state["missed"]), list(state["learned"]), dict(state["values"])
         if isinstance(self.code, HeterogeneousCode) and self.code.relearn and self.version >= self.code.relearn:
             self.code = self.code.relearned(self._learned, self.version - self.version % self.code.relearn)

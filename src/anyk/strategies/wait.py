@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol, TypeAlias
 
 from anyk.errors import BadInput
+
+_SEEN = 30  # arrivals without which a deadline that adapts would be a guess
 
 
 def _digits(value: float) -> str:
@@ -44,6 +47,15 @@ class Waiting(Protocol):
         ...
 
 
+class Recent(Waiting, Protocol):
+    """A round that also remembers how long replies took in the rounds before."""
+
+    @property
+    def recent(self) -> Sequence[float]:
+        """Seconds from a round's start to each reply, of the last rounds; at least so many for who was cut off."""
+        ...
+
+
 class Wait:
     """A rule; ``a | b`` ends the round when either says so, ``a & b`` when both do."""
 
@@ -53,8 +65,11 @@ class Wait:
         """Whether the round may end."""
         raise NotImplementedError("a wait rule says when there is enough")
 
-    def deadlines(self) -> tuple[float, ...]:
-        """Seconds after the round's start at which the rule wants to be asked again."""
+    remembers = False  # whether it looks at :attr:`Recent.recent`
+
+    def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
+        """Seconds after the start of this round at which the rule wants to be asked again."""
+        del waiting
         return ()
 
     def counts(self) -> tuple[int, ...]:
@@ -125,12 +140,45 @@ class Deadline(Wait):
         # to a microsecond: now - began is rounded, and the alarm rings at began + seconds only once
         return waiting.replies > 0 and waiting.elapsed >= self.seconds - 1e-6
 
-    def deadlines(self) -> tuple[float, ...]:
+    def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
         """See :meth:`Wait.deadlines`."""
         return (self.seconds,)
 
     def __str__(self) -> str:
         return f"{_digits(self.seconds)}s"
+
+
+@dataclass(frozen=True)
+class Adaptive(Wait):
+    """Until ``times`` median absolute deviations past the median of recent arrivals, and at least one reply.
+
+    A deadline that nobody has to guess (``3mad`` in a spec; ``15&3mad`` waits for 15 replies in any case). Until 30
+    arrivals of earlier rounds have been seen it waits for all.
+    """
+
+    times: float
+    remembers = True
+
+    def bound(self, waiting: Waiting) -> float | None:
+        """The deadline of this round, in seconds; None while too little has been seen."""
+        recent = getattr(waiting, "recent", ())
+        if len(recent) < _SEEN:
+            return None
+        middle = median(recent)
+        return float(middle + self.times * median([abs(value - middle) for value in recent]))
+
+    def enough(self, waiting: Waiting) -> bool:
+        """See :meth:`Wait.enough`."""
+        bound = self.bound(waiting)
+        return bound is not None and waiting.replies > 0 and waiting.elapsed >= bound - 1e-6
+
+    def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
+        """See :meth:`Wait.deadlines`."""
+        bound = self.bound(waiting)
+        return () if bound is None else (bound,)
+
+    def __str__(self) -> str:
+        return f"{_digits(self.times)}mad"
 
 
 @dataclass(frozen=True)
@@ -153,14 +201,15 @@ class AnyOf(Wait):
     def __init__(self, *rules: Wait) -> None:
         self.rules = rules
         self.approximate = any(rule.approximate for rule in rules)
+        self.remembers = any(rule.remembers for rule in rules)
 
     def enough(self, waiting: Waiting) -> bool:
         """See :meth:`Wait.enough`."""
         return any(rule.enough(waiting) for rule in self.rules)
 
-    def deadlines(self) -> tuple[float, ...]:
+    def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
         """See :meth:`Wait.deadlines`."""
-        return tuple(t for rule in self.rules for t in rule.deadlines())
+        return tuple(t for rule in self.rules for t in rule.deadlines(waiting))
 
     def counts(self) -> tuple[int, ...]:
         """See :meth:`Wait.counts`."""
@@ -186,7 +235,9 @@ class AllOf(AnyOf):
 
 
 WaitLike: TypeAlias = Wait | int | str | Callable[[Waiting], bool] | None
-_FORMS = "a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s, joined by | or &"
+_FORMS = (
+    "a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s or 3mad, joined by | or &"
+)
 
 
 def _rule(text: str, replies: int) -> Wait:
@@ -200,6 +251,11 @@ def _rule(text: str, replies: int) -> Wait:
             if not 0 < bound <= 1:
                 raise BadInput(f"a residual to wait for must be above 0% and at most 100%, got '{text}'")
             return ResidualBelow(bound)
+        if text.endswith("mad"):
+            times = float(text[:-3])
+            if not 0 <= times < float("inf"):
+                raise BadInput(f"a deadline in median absolute deviations must be at least 0mad, got '{text}'")
+            return Adaptive(times)
         if text.endswith("s"):
             seconds = float(text[:-1])
             if not 0 < seconds < float("inf"):

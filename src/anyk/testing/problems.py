@@ -25,7 +25,8 @@ class _Pieces:
         del partition
         return None
 
-    def partial_gradient(self, partition: int, w: Vector) -> Vector:
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        del rows  # a partition has one sample
         gradient: Vector = (w - self.centres[partition]).astype(self.dtype)
         worker = int(os.environ.get("ANYK_WORKER", "-1"))
         if not w.any():

@@ -29,6 +29,7 @@ from anyk.protocol import (
     Fleet,
     Joined,
     Lost,
+    Note,
     Reply,
     SetAlarm,
     Stop,
@@ -283,6 +284,9 @@ class Driver:
             elif kind is Stop:
                 self.stopped = command  # type: ignore[assignment]
                 break
+            elif kind is Note:
+                if self.log is not None:
+                    self.log.note(self._now, "strategy", command.text)  # type: ignore[union-attr]
             else:
                 if kind is Collect:
                     self._collect(command)  # type: ignore[arg-type]
@@ -646,7 +650,7 @@ class Driver:
 
     def _read_batch(self, plain: Sequence[Any]) -> _Batch:
         first, workers, chunks, versions, at, status, timing, cancelled = plain
-        tasks = [tuple(Chunk(tuple(c[0]), tuple(c[1]), c[2], c[3]) for c in task) for task in chunks]
+        tasks = [tuple(map(Chunk.from_plain, task)) for task in chunks]
         batch = _Batch(first, workers, tasks, versions, at)
         batch.status, batch.left = bytearray(status), sum(s != _ENDED for s in status)
         batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}

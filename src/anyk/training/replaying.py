@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anyk.clusters import Order, Simulated
 from anyk.clusters import cluster as build_cluster
@@ -50,8 +51,8 @@ class Replay:
 class _Recorded(Simulated):
     """A cluster that reports what a log says, and computes messages when they arrive."""
 
-    def __init__(self, log: RunLog, workers: int, liars: Sequence[int]) -> None:
-        super().__init__(workers, liars=liars)
+    def __init__(self, log: RunLog, workers: int, seed: int, liars: Sequence[int]) -> None:
+        super().__init__(workers, seed=seed, liars=liars)
         self._log = log
 
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
@@ -99,7 +100,7 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
     new = RunLog()
     driver = Driver(
         strategy,
-        _Recorded(run.log, config["workers"], build_cluster(config["cluster"], workers=config["workers"]).liars),
+        _Recorded(run.log, config["workers"], config["seed"], _liars(config)),
         problem=problem if why is None else None,
         optimizer=build_optimizer(config["optimizer"], lr=config["lr"]) if why is None else None,
         log=new,
@@ -126,6 +127,11 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
         if old_row != new_row:
             return Replay(events, updates, True, False, f"first at version {(old_row or new_row or (0, 0))[1]}")
     return Replay(events, updates, True, True, None)
+
+
+def _liars(config: dict[str, Any]) -> tuple[int, ...]:
+    """The workers that were told to lie."""
+    return build_cluster(config["cluster"], workers=config["workers"]).liars
 
 
 def _pairs(

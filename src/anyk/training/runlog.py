@@ -22,7 +22,8 @@ _MOST = 5000  # rows gathered before they are written even earlier
 
 _TABLES = {
     "events": "seq INTEGER PRIMARY KEY, time REAL, kind TEXT, worker INTEGER, task INTEGER, chunk INTEGER, info TEXT",
-    "works": "id INTEGER PRIMARY KEY, partitions TEXT, coefficients TEXT, slot TEXT, send TEXT",
+    "works": "id INTEGER PRIMARY KEY, partitions TEXT, coefficients TEXT, slot TEXT, send TEXT, batch INTEGER, "
+    "repeat INTEGER",
     "chunks": "task INTEGER, chunk INTEGER, worker INTEGER, version INTEGER, work INTEGER, dispatched REAL, "
     "started REAL, computing REAL, computed REAL, sent REAL, received REAL, cancelled REAL, done INTEGER, due REAL, "
     "ending TEXT, slot TEXT, step INTEGER, weight REAL, digest INTEGER, seq INTEGER",
@@ -89,7 +90,7 @@ class RunLog:
         number = self._works.get(chunk)
         if number is None:
             number = self._works[chunk] = len(self._works)
-            row = (number, json.dumps(chunk.partitions), json.dumps(chunk.coefficients), chunk.slot, chunk.send)
+            row = (number, json.dumps(chunk.partitions), json.dumps(chunk.coefficients), *chunk[2:])
             self._rows["works"].append(row)
         if len(self._by_identity) < _CHUNKS_KNOWN:
             self._by_identity[id(chunk)] = number, chunk  # kept alive, so that its identity stays its own
@@ -167,9 +168,8 @@ class RunLog:
                 "DELETE FROM evaluations WHERE version > "
                 "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)"
             )
-        for number, partitions, coefficients, slot, send in self._db.execute("SELECT * FROM works"):
-            chunk = Chunk(tuple(json.loads(partitions)), tuple(json.loads(coefficients)), slot, send)
-            self._works[chunk] = number
+        for number, partitions, coefficients, *rest in self._db.execute("SELECT * FROM works"):
+            self._works[Chunk.from_plain([json.loads(partitions), json.loads(coefficients), *rest])] = number
         self.seq = seq
 
     # ------------------------------------------------------------------------------------------- reading

@@ -175,7 +175,7 @@ class Processes(Cluster):
         if self._segments:
             raise BadInput("this cluster is in use already; make one for each run")
         self._total = total
-        self._messages = Messages(partitions, blocks)
+        self._messages = Messages(partitions, blocks, self.seed)
         self._slot_numbers = {slot: i for i, slot in enumerate(slots)}
         self._layout = layout = Layout(
             workers=self.workers,
@@ -189,6 +189,7 @@ class Processes(Cluster):
             box=_BOX,
             blocks=blocks,
             liars=self.liars,
+            seed=self.seed,
         )
         self._free_copies = {slot: list(reversed(range(layout.copies))) for slot in slots}
         try:
@@ -493,6 +494,7 @@ class Processes(Cluster):
         post.positions = [
             self._copies[chunk.slot, version] for chunk, version in zip(chunks, entry.versions, strict=True)
         ]
+        post.positions += entry.versions
 
     def _mail_to(self, worker: int) -> None:
         post = self._posts[worker]

@@ -90,6 +90,7 @@ class Layout:
     box: int  # bytes of a mail box
     blocks: int = 1  # parts of the vector of which each message is one
     liars: tuple[int, ...] = ()  # workers that lie
+    seed: int = 0  # of mini-batches
 
     @property
     def itemsize(self) -> int:
@@ -150,7 +151,7 @@ RECORD = struct.Struct("=iiqiiiiddddq")
 READY, REPLY, PROGRESS, STOPPED, FAILED = range(5)
 
 # The head of what the driver tells a worker: task (-1: none), flags, start, delay before, delay each, lengths of the
-# work, positions and collect parts that follow.
+# work, positions (of models, then their versions) and collect parts that follow.
 ORDER = struct.Struct("=qqdddqqq")
 PREEMPT, UNINTERRUPTIBLE = 1, 2
 

@@ -64,6 +64,7 @@ class _Order(NamedTuple):
     each: float
     chunks: list[Chunk]
     copies: list[int]  # which copy of its slot each chunk reads
+    versions: list[int]  # and which version that is
     collects: list[Any]
 
 
@@ -93,7 +94,7 @@ class Worker:
         try:
             partitions = self._shared.problem()
             partitions.load(self._shared.holdings[self._worker])
-            self._messages = Messages(partitions, self._layout.blocks)
+            self._messages = Messages(partitions, self._layout.blocks, self._layout.seed)
             held = tuple(self._shared.holdings[self._worker])
             self._messages.places(held)
             if held:
@@ -136,12 +137,13 @@ class Worker:
         task, flags, start, before, each, work, copies, collects = ORDER.unpack_from(mail)
         body = mail[ORDER.size : ORDER.size + work]
         if body != self._known[0]:
-            chunks = [Chunk(tuple(p), tuple(c), slot, send) for p, c, slot, send in json.loads(body or b"[]")]
+            chunks = list(map(Chunk.from_plain, json.loads(body or b"[]")))
             self._known = body, chunks
         at = ORDER.size + work
         positions = np.frombuffer(mail, dtype=np.int64, count=copies, offset=at).tolist()
         asked = json.loads(mail[at + 8 * copies :]) if collects else []
-        return _Order(task, flags, start, before, each, self._known[1], positions, asked)
+        half = copies // 2
+        return _Order(task, flags, start, before, each, self._known[1], positions[:half], positions[half:], asked)
 
     def _listen(self, until: float | None) -> bool:
         """Wait for the doorbell, at most until a time; False when the driver has hung up."""
@@ -183,7 +185,7 @@ class Worker:
         due = started + order.before
         if order.before:
             self._hold(due, 0, 0)
-        for index, (chunk, copy) in enumerate(zip(order.chunks, order.copies, strict=True)):
+        for index, (chunk, copy, version) in enumerate(zip(order.chunks, order.copies, order.versions, strict=True)):
             w = model_view(self._shared.models, self._layout, self._slots[chunk.slot], copy)
             w.flags.writeable = False  # it is everybody's
 
@@ -198,12 +200,12 @@ class Worker:
             due += order.each * len(chunk.partitions)
             try:
                 if chunk.send == "request":
-                    self._keep(order.task, index, chunk, w, between)
+                    self._keep(order.task, index, chunk, w, between, version)
                     continue
                 length = self._messages.length(chunk.partitions)
                 buffer, out = self._buffer(length, index)
                 computing = time.monotonic()
-                self._messages.encode(chunk, w, out, between)
+                self._messages.encode(chunk, w, out, between, version=version)
             except BaseException as error:
                 if chunk.send == "done":
                     self._give_back()
@@ -215,14 +217,14 @@ class Worker:
             self._send(order.task, index, buffer, out, started, computing)
         self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
 
-    def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any) -> None:
+    def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any, version: int) -> None:
         """Finish partitions one by one, keep them, and report each."""
         kept = self._done.setdefault((task, index), {})
         for done, j in enumerate(chunk.partitions):
             between(done)
             if (task, index) in self._served:
                 return  # its message has been sent: nobody needs the rest
-            kept[j] = self._messages.partial_gradient(j, w)
+            kept[j] = self._messages.partial_gradient(j, w, chunk, version)
             self._tell(PROGRESS, task, chunk=index, done=done + 1)
             if self._pending:
                 asks, self._pending = self._pending, []
