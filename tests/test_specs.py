@@ -313,6 +313,9 @@ STRATEGIES = (
     [*CODES, "async", "async:step=0.25", "agc", "agc:load=2,wait=3,scaling=marginal,cancel=discard", "uncoded:wait=4"]
     + ["frc:load=2,wait=3,scaling=none", "frc:wait=5%|0.5s", "cyclic:stragglers=2,wait=5&2s", "uncoded:cancel=discard"]
     + ["frc:load=2,wait=4,scaling=marginal,cancel=discard", "partial:wait=all", "frc:wait=decodable"]
+    + ["sync", "sync:batch=8", "k-sync", "k-sync:k=3,batch=4", "k-batch-sync", "k-batch-sync:k=9,cancel=discard"]
+    + ["k-async", "k-async:k=2,batch=4,stale=sqrt,cutoff=3", "k-batch-async", "k-batch-async:k=12,step=0.5"]
+    + ["frc:batch=5", "bgc:decoder=one-step", "uncoded:wait=4&3mad", "frc:load=2,wait=2.5mad|5"]
 )
 
 
@@ -375,8 +378,9 @@ def test_a_strategy_is_built_again_from_its_spec(spec: str) -> None:
     if isinstance(made, strategies.CodedRounds):
         assert (again.code, again.scaling, again.cancel) == (made.code, made.scaling, made.cancel)
         assert str(again.wait) == str(made.wait)
-    elif isinstance(made, strategies.Asynchronous):
-        assert again.step == made.step
+    elif isinstance(made, strategies.KFamily):
+        assert (again.kind, again.k, again.step, again.batch) == (made.kind, made.k, made.step, made.batch)
+        assert (again.stale, again.cutoff, again.cancel) == (made.stale, made.cutoff, made.cancel)
     else:
         assert (again.code, again.cancel) == (made.code, made.cancel)
 
@@ -412,7 +416,7 @@ def test_numbers_keep_every_digit_in_the_specs_of_schedules(start: float, decay:
 @settings(deadline=None, max_examples=100)
 @given(st.floats(1e-9, 1e6))
 def test_numbers_keep_every_digit_in_the_spec_of_asynchronous(step: float) -> None:
-    made: Any = strategies.strategy(strategies.Asynchronous(4, step=step).spec, workers=4)
+    made: Any = strategies.strategy(strategies.KFamily(4, step=step).spec, workers=4)
     assert made.step == step
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk.errors import BadInput
-from anyk.strategies import AllOf, AnyOf, Count, Deadline, Decodable, Predicate, ResidualBelow, Wait
+from anyk.strategies import Adaptive, AllOf, AnyOf, Count, Deadline, Decodable, Predicate, ResidualBelow, Wait
 from anyk.strategies.wait import wait_rule
 
 
@@ -132,8 +132,9 @@ def test_a_residual_must_be_below_its_bound() -> None:
 def test_what_rules_tell_the_round() -> None:
     """The deadlines it must set alarms for, the counts named, and whether it may end without the exact sum."""
     rule = (Count(3) | Deadline(0.5)) & (Deadline(2.0) | ResidualBelow(0.1))
-    assert sorted(rule.deadlines()) == [0.5, 2.0] and rule.counts() == (3,)
-    assert Decodable().deadlines() == () and Decodable().counts() == ()
+    moment = Moment(0, False, 1.0, 0.0, ())
+    assert sorted(rule.deadlines(moment)) == [0.5, 2.0] and rule.counts() == (3,)
+    assert Decodable().deadlines(moment) == () and Decodable().counts() == ()
     for exact in (Decodable(), Decodable() & Deadline(0.5), Decodable() | Decodable() & Count(3)):
         assert not exact.approximate
     for loose in (Count(3), Decodable() | Deadline(0.5), Count(3) & Deadline(0.5), ResidualBelow(0.1)):
@@ -147,6 +148,7 @@ leaves = st.one_of(
     st.just(Decodable()),
     st.sampled_from([0.03, 0.05, 0.1, 0.29, 0.3, 0.57, 0.58, 1.0]).map(ResidualBelow),
     st.sampled_from([0.25, 0.5, 0.7, 2.0, 2.5, 30.0]).map(Deadline),
+    st.sampled_from([0.0, 1.5, 3.0]).map(Adaptive),
 )
 flat = st.lists(st.lists(leaves, min_size=1, max_size=3), min_size=1, max_size=3)
 
@@ -183,7 +185,7 @@ def test_rules_are_written_with_every_digit(seconds: float, bound: float) -> Non
 # ------------------------------------------------------------------------------------------- complaints
 
 FORMS = (
-    "wait should be a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s, joined by"
+    "wait should be a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s or 3mad, joined by"
 )
 
 
@@ -213,3 +215,45 @@ def test_what_cannot_be_waited_for(wait: Any, sentence: str) -> None:
     with pytest.raises(BadInput) as caught:
         wait_rule(wait, replies=8)
     assert str(caught.value) == sentence
+
+
+# ------------------------------------------------------------------------------------------- a deadline that adapts
+
+
+class Remembering(NamedTuple):
+    """A round that knows how long replies took before."""
+
+    replies: int
+    decodable: bool
+    residual: float
+    elapsed: float
+    replied: tuple[int, ...]
+    recent: tuple[float, ...] = ()
+
+
+def test_an_adapting_deadline_is_median_plus_deviations_of_what_was_seen() -> None:
+    rule = Adaptive(3.0)
+    seen = tuple(
+        1.0 + 0.1 * (i % 5) for i in range(40)
+    )  # median 1.2, absolute deviations 0.2 0.1 0 0.1 0.2: median 0.1
+    assert rule.bound(Remembering(1, False, 1.0, 0.0, (0,), seen)) == pytest.approx(1.5)
+    assert not rule.enough(Remembering(1, False, 1.0, 1.49, (0,), seen))
+    assert rule.enough(Remembering(1, False, 1.0, 1.5, (0,), seen))
+    assert not rule.enough(Remembering(0, False, 1.0, 1.5, (), seen))  # and a reply
+    assert rule.deadlines(Remembering(1, False, 1.0, 0.0, (0,), seen)) == pytest.approx((1.5,))
+    assert rule.bound(Remembering(1, False, 1.0, 9.0, (0,), seen[:29])) is None  # too few to say
+    assert not rule.enough(Remembering(1, False, 1.0, 9.0, (0,), seen[:29]))
+    assert str(wait_rule("15&3mad", replies=30)) == "15&3mad"
+    with pytest.raises(BadInput, match="median absolute deviations must be at least 0mad, got '-1mad'"):
+        wait_rule("-1mad", replies=30)
+
+
+def test_a_run_with_an_adapting_deadline_says_so_and_leaves_the_slow_behind() -> None:
+    import anyk
+
+    cluster = anyk.cluster("simulated", workers=10, delays="bimodal:fast=0.1,slow=5,probability=0.1", seed=1)
+    run = anyk.train(anyk.testing.Squares(10), "uncoded:wait=5&3mad", cluster, steps=40)
+    said = [note["text"] for note in run.notes if note["kind"] == "strategy"]
+    assert said == ["wait=5&3mad waits for all until enough arrivals have been seen", "wait=5&3mad adapts"]
+    assert run.history["replies"][1:4].tolist() == [10, 10, 10] and run.history["replies"][4:].max() < 10
+    assert str(anyk.replay(run, problem=anyk.testing.Squares(10))).endswith("the same bits of model")

@@ -11,6 +11,7 @@ from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import CodedRounds, Scaling
 from anyk.strategies.tree import TreeRounds
 from anyk.strategies.wait import (
+    Adaptive,
     AllOf,
     AnyOf,
     Count,
@@ -151,6 +152,7 @@ def strategy(spec: str, *, workers: int) -> Strategy:
 
 
 __all__ = [
+    "Adaptive",
     "AllOf",
     "AnyOf",
     "CodedRounds",

@@ -148,6 +148,8 @@ class KFamily:
         if isinstance(event, Joined):
             self._present.add(event.worker)
             self._gone.discard(event.worker)
+            if self.kind == "k-async" and any(worker == event.worker for worker, _, _ in self._buffer):
+                return self._short_of()  # its gradient is in already: it waits for the step like the others
             return self._dispatch([event.worker])
         if isinstance(event, Lost):
             self._present.discard(event.worker)

@@ -1,0 +1,334 @@
+"""The K family, fed by hand and on the virtual clock: who works on what, what is used once, how stale it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import anyk
+from anyk.errors import BadInput
+from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Reply, Stop
+from anyk.strategies import KFamily, strategy
+
+
+def begun(workers: int, present: Sequence[int] | None = None, step: float = 1.0) -> KFamily:
+    made = KFamily(workers, step=step)
+    made.start(Fleet(workers, tuple(range(workers) if present is None else present), 0.0))
+    return made
+
+
+def test_the_commands() -> None:
+    made = KFamily(3, step=0.25)
+    (first,) = made.start(Fleet(3, (0, 1, 2), 0.0))
+    assert isinstance(first, Dispatch) and (first.task, list(first.workers)) == (0, [0, 1, 2])
+    assert [task[0].partitions for task in first.chunks] == [(0,), (1,), (2,)]
+    combine, dispatch = made.on(Reply(0.1, 1, 1, 0))
+    assert isinstance(combine, Combine) and isinstance(dispatch, Dispatch)  # first apply, then dispatch
+    assert list(combine.messages) == [(1, 0)] and list(combine.weights) == [1.0]
+    assert (combine.slot, combine.divisor, combine.scale) == ("model", "counted", 0.25)
+    assert (dispatch.task, list(dispatch.workers), dispatch.chunks[0][0].partitions) == (3, [1], (1,))
+    assert made.version == 1
+
+
+def test_the_residual_is_that_of_the_coefficients() -> None:
+    """A step of one of n partitions counts it n times and the others not at all."""
+    for n in (1, 2, 7):
+        combine = begun(n).on(Reply(0.1, n - 1, n - 1, 0))[0]
+        assert isinstance(combine, Combine)
+        assert combine.residual == pytest.approx(((n - 1) ** 2 / n + (n - 1) / n) ** 0.5, abs=1e-12)
+
+
+def test_each_worker_holds_its_own_partition() -> None:
+    made = KFamily(4)
+    assert (made.workers, made.partitions, made.slots) == (4, 4, ("model",))
+    assert list(made.holdings) == [(0,), (1,), (2,), (3,)]
+
+
+def test_who_fails_or_joins_is_given_the_newest_version() -> None:
+    made = begun(3, present=(0, 2))
+    for event, task in ((Failed(0.1, 0, 0, 0, "not finite"), 2), (Joined(0.2, 1), 3)):
+        (dispatch,) = made.on(event)
+        assert isinstance(dispatch, Dispatch)
+        assert (dispatch.task, list(dispatch.workers)) == (task, [event.worker]) and made.version == 0
+
+
+def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
+    made = begun(2)
+    assert not made.on(Lost(0.1, 0, "preempted"))
+    assert not made.on(Lost(0.1, 1, "preempted"))
+    assert list(made.on(Joined(0.2, 1))[0].workers) == [1]  # type: ignore[union-attr]
+    assert not made.on(Lost(0.3, 0, "could not be started", gone=True))
+    (stop,) = made.on(Lost(0.4, 1, "died", gone=True))
+    assert stop == Stop("every worker has been given up", failed=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"workers": 3, "step": 0.0}, r"step \(a factor on the learning rate\) must be above 0, got 0"),
+        ({"workers": 3, "step": -1.0}, r"step \(a factor on the learning rate\) must be above 0, got -1"),
+        ({"workers": 3, "step": float("nan")}, r"step .* must be above 0, got nan"),
+        ({"workers": 3, "step": float("inf")}, r"step .* must be above 0, got inf"),
+        ({"workers": 3, "k": 0}, "k of 'async' must be 1 or more, got 0"),
+        ({"workers": 3, "k": 4, "kind": "k-async"}, "k of 'k-async' must be 1 to 3; k-batch-async takes more .* got 4"),
+        ({"workers": 3, "batch": -1}, r"batch must be at least 1 sample \(0: all of them\), got -1"),
+        ({"workers": 3, "stale": "never"}, "stale must be constant, inverse, sqrt, got 'never'"),
+        ({"workers": 3, "cutoff": -2}, r"cutoff must be at least 1 version \(0: none\), got -2"),
+        ({"workers": 3, "cancel": "no"}, "cancel must be preempt or discard, got 'no'"),
+    ],
+)
+def test_parameters_out_of_range(options: Any, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        KFamily(**options)
+
+
+def test_its_spec() -> None:
+    assert strategy("async", workers=3).spec == "async"
+    assert strategy("async:step=0.25", workers=3).spec == strategy("async:0.25", workers=3).spec == "async:step=0.25"
+
+
+# ------------------------------------------------------------------------------------------- any events at all
+
+KINDS = ("async", "k-async", "k-batch-async", "k-batch-sync")
+
+
+class World:
+    """Which worker has which task, since which version, and what has become of every message."""
+
+    def __init__(self, strategy: KFamily, present: Sequence[int]) -> None:
+        self.strategy = strategy
+        self.workers, self.present, self.gone = strategy.workers, set(present), set[int]()
+        self.given: dict[int, tuple[int, int]] = {}  # worker -> (task, version)
+        self.arrived: dict[int, int] = {}  # task -> version, not used yet
+        self.used: dict[int, int] = {}  # task -> staleness
+        self.dropped: set[int] = set()
+        self.next = self.version = 0
+        self.stopped = False
+        self.obey(strategy.start(Fleet(self.workers, tuple(sorted(present)), 0.0)))
+
+    def obey(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Dispatch):
+                assert command.task == self.next
+                for worker, chunks in zip(command.workers, command.chunks, strict=True):
+                    assert worker in self.present and worker not in self.given
+                    assert [chunk.partitions for chunk in chunks] == [(worker,)]
+                    self.given[worker] = (self.next, self.version)
+                    self.next += 1
+            elif isinstance(command, Cancel):
+                for task in command.tasks:
+                    if task in self.arrived:
+                        del self.arrived[task]
+                        self.dropped.add(task)
+                    self.given = {worker: at for worker, at in self.given.items() if at[0] != task}
+            elif isinstance(command, Combine):
+                for task, _ in command.messages:
+                    self.used[task] = self.version - self.arrived.pop(task)  # a KeyError is a double count
+                self.version += 1
+            else:
+                assert isinstance(command, Stop) and command.failed and len(self.gone) == self.workers
+                self.stopped = True
+
+    def tell(self, event: Event) -> None:
+        twin = strategy(self.strategy.spec, workers=self.workers)
+        twin.restore(json.loads(json.dumps(self.strategy.state())))
+        commands = self.strategy.on(event)
+        assert list(twin.on(event)) == list(commands)
+        assert json.dumps(twin.state()) == json.dumps(self.strategy.state())
+        self.obey(commands)
+        assert self.stopped == (len(self.gone) == self.workers)
+        if not self.stopped:
+            assert self.strategy.version == self.version
+            assert self.given or len(self.present) + len(self.gone) < self.workers, "nothing can happen any more"
+            if self.strategy.kind != "k-async":
+                assert set(self.given) == self.present  # all have work, always
+
+    def do(self, kind: str, pick: int) -> None:
+        time = float(self.next)
+        absent = sorted(set(range(self.workers)) - self.present - self.gone)
+        here, busy = sorted(self.present), sorted(self.given)
+        if kind in ("lost", "gone") and here:
+            worker = here[pick % len(here)]
+            self.present.discard(worker)
+            self.given.pop(worker, None)
+            self.gone |= {worker} if kind == "gone" else set()
+            self.tell(Lost(time, worker, "preempted", kind == "gone"))
+        elif kind == "joined" and absent:
+            self.present.add(absent[pick % len(absent)])
+            self.tell(Joined(time, absent[pick % len(absent)]))
+        elif busy:
+            worker = busy[pick % len(busy)]
+            task, version = self.given.pop(worker)
+            if kind == "fail":
+                self.tell(Failed(time, worker, task, 0, "not finite"))
+            else:
+                self.arrived[task] = version
+                self.tell(Reply(time, worker, task, 0))
+
+
+EVENTS = ["reply"] * 7 + ["fail", "lost", "joined", "joined", "gone"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=500)
+@given(
+    st.sets(st.integers(0, 3), min_size=1),
+    st.integers(1, 6),
+    st.sampled_from([0, 0, 2]),
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 11)), max_size=40),
+)
+def test_under_any_events_nothing_stops_and_nothing_counts_twice(
+    kind: Any, present: set[int], k: int, cutoff: int, actions: list[tuple[str, int]]
+) -> None:
+    k = 1 if kind == "async" else min(k, 4) if kind == "k-async" else k
+    cutoff = 0 if kind == "k-batch-sync" else cutoff
+    world = World(KFamily(4, kind=kind, k=k, cutoff=cutoff), sorted(present))
+    for action in actions:
+        if not world.stopped:
+            world.do(*action)
+    if cutoff:
+        assert all(staleness < cutoff for staleness in world.used.values())
+    if kind == "k-batch-sync":
+        assert not any(world.used.values())  # everything is fresh
+
+
+@pytest.mark.parametrize("kind", ["k-async", "k-batch-async"])
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 9), st.integers(1, 9), st.lists(st.integers(0, 1000), min_size=1, max_size=80))
+def test_staleness_is_conserved(kind: Any, workers: int, k: int, picks: list[int]) -> None:
+    """At each step exactly n - k (k-batch-async: n - 1) unfinished tasks grow one version older, whatever the order."""
+    k = min(k, workers)
+    world = World(KFamily(workers, kind=kind, k=k), range(workers))
+    for pick in picks:
+        world.do("reply", pick)
+    ages = [world.version - version for _, version in world.given.values()]
+    ages += [world.version - version for version in world.arrived.values()]
+    older = workers - k if kind == "k-async" else workers - 1
+    if kind == "k-async":  # who waits in the buffer has finished: it grows no older until the step
+        assert sum(world.used.values()) + sum(ages) == world.version * older
+    else:
+        assert sum(world.used.values()) + sum(ages) == world.version * (older)
+
+
+def test_round_robin_is_stale_by_all_the_others() -> None:
+    """0, 1, …, P - 1 while warming up, P - 1 from then on."""
+    world = World(KFamily(4), range(4))
+    for turn in range(20):
+        world.do("reply", turn % 4)
+    assert [world.used[task] for task in sorted(world.used)] == [0, 1, 2] + [3] * 17
+
+
+# ------------------------------------------------------------------------------------------- equalities, closed forms
+
+P = 8
+
+
+def trained(spec: str, *, steps: int = 12, delays: str = "exp:mean=0.3", seed: int = 3) -> Any:
+    problem = anyk.problems.from_data("synthetic:rows=400,features=12")
+    cluster = anyk.cluster("simulated", workers=P, delays=delays, seed=seed)
+    return anyk.train(problem, spec, cluster, steps=steps, optimizer=anyk.optimizers.GD(lr=0.2))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ("sync:batch=9", "k-sync:k=8,batch=9", "k-async:k=8,batch=9", "uncoded:batch=9"),
+        ("k-sync:k=1,batch=9", "k-batch-sync:k=1,batch=9"),
+        ("async:batch=9", "k-async:k=1,batch=9", "k-batch-async:k=1,batch=9"),
+        ("k-sync:k=5", "uncoded:wait=5"),
+    ],
+)
+def test_what_is_the_same_by_two_names_gives_the_same_bits_and_times(same: tuple[str, ...]) -> None:
+    runs = [trained(spec) for spec in same]
+    assert len({run.model.tobytes() for run in runs}) == 1
+    assert len({tuple(run.history["seconds"]) for run in runs}) == 1
+
+
+def test_k_batch_sync_of_all_is_not_synchronous() -> None:
+    assert trained("k-batch-sync:k=8").model.tobytes() != trained("sync").model.tobytes()  # a fast worker counts twice
+
+
+@pytest.mark.parametrize(
+    "delays", ["exp:mean=1", "shifted-exp:shift=1,mean=1", "pareto:minimum=1,alpha=3", "bimodal:fast=1,slow=7"]
+)
+@pytest.mark.parametrize(("spec", "mean"), [("async", 7.0), ("k-async:k=3", 5 / 3), ("k-batch-async:k=3", 7 / 3)])
+def test_mean_staleness_under_any_law(delays: str, spec: str, mean: float) -> None:
+    """(P - K) / K and (P - 1) / K: conservation, so the mean over a long run is off by at most the warm-up's share."""
+    run = trained(spec, steps=1500, delays=delays)
+    assert np.mean(run.history["staleness"][1:]) == pytest.approx(mean, abs=P * mean / 1500 * 3)
+
+
+def harmonic(n: int) -> float:
+    return sum(1.0 / i for i in range(1, n + 1))
+
+
+@pytest.mark.parametrize(
+    ("spec", "seconds"),
+    [
+        ("sync", harmonic(P)),
+        ("k-sync:k=4", harmonic(P) - harmonic(P - 4)),
+        ("k-batch-sync:k=4", 4 / P),
+        ("async", 1 / P),
+        ("k-async:k=4", harmonic(P) - harmonic(P - 4)),
+        ("k-batch-async:k=4", 4 / P),
+    ],
+)
+def test_expected_seconds_of_an_update_under_exponential_delays(spec: str, seconds: float) -> None:
+    """Dutta et al. 2018, section 3; 4 standard errors of the measured mean."""
+    times = np.diff(trained(spec, steps=4000, delays="exp:mean=1").history["seconds"])
+    batches = times[: len(times) // 40 * 40].reshape(-1, 40).mean(axis=1)  # neighbouring updates are not independent
+    assert abs(times.mean() - seconds) < 4 * batches.std(ddof=1) / len(batches) ** 0.5
+
+
+def test_without_preemption_k_sync_and_k_batch_sync_are_slower() -> None:
+    """From a small Markov chain, P = 8, K = 4, rate 1: 1.0343494 and 1.0756072 in place of 0.6345238 and 0.5."""
+    for spec, seconds in (("k-sync:k=4,cancel=discard", 1.0343494), ("k-batch-sync:k=4,cancel=discard", 1.0756072)):
+        times = np.diff(trained(spec, steps=4000, delays="exp:mean=1").history["seconds"])
+        batches = times[: len(times) // 40 * 40].reshape(-1, 40).mean(axis=1)
+        assert abs(times.mean() - seconds) < 4 * batches.std(ddof=1) / len(batches) ** 0.5
+
+
+def test_stale_gradients_count_less() -> None:
+    for rule, weight in (("inverse", lambda s: 1 / max(1, s)), ("sqrt", lambda s: (1 + s) ** -0.5)):
+        run = trained(f"async:stale={rule}", steps=60)
+        rows = run.log.rows("SELECT step - 1 - version, weight FROM chunks WHERE step IS NOT NULL")
+        assert {staleness for staleness, _ in rows} > {0, 5}
+        for staleness, got in rows:
+            assert got == pytest.approx(weight(staleness))
+
+
+# ------------------------------------------------------------------------------------------- mini-batches
+
+
+def test_mini_batches_are_right_on_average_and_agree_between_replicas() -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=5")
+    from anyk.clusters import Messages
+    from anyk.protocol import Chunk
+
+    messages = Messages(problem.split(4), seed=7)
+    w = np.linspace(-1, 1, 5)
+    full = messages.partial_gradient(2, w)
+    draws = np.array([messages.partial_gradient(2, w, Chunk((2,), (1.0,), batch=4), v) for v in range(3000)])
+    error = draws.std(axis=0) / 3000**0.5
+    assert (np.abs(draws.mean(axis=0) - full) < 4.5 * error).all()
+    again = Messages(problem.split(4), seed=7).partial_gradient(2, w, Chunk((1, 2), (1.0, 1.0), batch=4), 11)
+    assert np.array_equal(again, draws[11])  # whoever holds it, in whatever message
+    other = messages.partial_gradient(2, w, Chunk((2,), (1.0,), batch=4, repeat=1), 11)
+    assert not np.array_equal(other, draws[11])
+    whole = messages.partial_gradient(2, w, Chunk((2,), (1.0,), batch=99), 0)
+    assert np.array_equal(whole, full)
+
+
+@pytest.mark.parametrize("spec", ["frc:load=2,batch=6", "async:batch=6", "k-batch-sync:k=3,batch=6"])
+def test_mini_batches_replay(spec: str) -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=5")
+    for name in ("simulated", "processes"):
+        run = anyk.train(problem, spec, anyk.cluster(name, workers=4, delays="exp:mean=0.01", seed=9), steps=6)
+        assert str(anyk.replay(run, problem=problem)).endswith("the same bits of model")
