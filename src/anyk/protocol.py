@@ -118,7 +118,16 @@ class Measured(NamedTuple):
     value: float
 
 
-Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm | Measured
+class Assessed(NamedTuple):
+    """What an :class:`Assess` asked for: the objective at the slot's version."""
+
+    time: float
+    slot: str
+    version: int
+    loss: float
+
+
+Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm | Measured | Assessed
 
 
 class Cut(NamedTuple):
@@ -206,6 +215,12 @@ class SetAlarm(NamedTuple):
     time: float | None
 
 
+class Assess(NamedTuple):
+    """Ask for the objective at a slot's newest version; without a problem there is no answer."""
+
+    slot: str
+
+
 class Note(NamedTuple):
     """Something a reader of the log should know of what the strategy does."""
 
@@ -219,7 +234,7 @@ class Stop(NamedTuple):
     failed: bool = False
 
 
-Command: TypeAlias = Dispatch | Cancel | Collect | Combine | Measure | Note | SetAlarm | Stop
+Command: TypeAlias = Assess | Dispatch | Cancel | Collect | Combine | Measure | Note | SetAlarm | Stop
 
 
 # ---------------------------------------------------------------------------------------------------- who speaks

@@ -49,6 +49,7 @@ class Cluster(ABC):
     """
 
     virtual: bool = False
+    recorded: bool = False  # whether its events come from a log
     name: str = ""
 
     def __init__(

@@ -6,6 +6,7 @@ from typing import Any
 from anyk import codes, specs
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
+from anyk.strategies.adasync import AdaSync, adapted_k
 from anyk.strategies.kfamily import KFamily, Stale
 from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import CodedRounds, Scaling
@@ -86,6 +87,9 @@ def _k_batch_async(
     return KFamily(workers, kind="k-batch-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff)
 
 
+register("adasync")(AdaSync)
+
+
 def _usual_k(workers: int, k: int | None) -> int:
     """k, or half the workers."""
     return max(1, workers // 2) if k is None else k
@@ -152,6 +156,7 @@ def strategy(spec: str, *, workers: int) -> Strategy:
 
 
 __all__ = [
+    "AdaSync",
     "Adaptive",
     "AllOf",
     "AnyOf",
@@ -166,6 +171,7 @@ __all__ = [
     "TreeRounds",
     "Wait",
     "Waiting",
+    "adapted_k",
     "register",
     "registry",
     "rounds",

@@ -17,6 +17,8 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.protocol import (
     Alarm,
+    Assess,
+    Assessed,
     Cancel,
     Chunk,
     Collect,
@@ -133,6 +135,7 @@ class Driver:
         self._given: dict[int, _Batch] = {}  # by task
         self._cut: dict[int, _Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
+        self._answers: deque[Event] = deque()  # to what the strategy asked the driver itself
         self._gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
@@ -172,6 +175,7 @@ class Driver:
                 self.cluster.publish(slot, 0, w)
         self._now = self.cluster.now()
         self._obey(self.strategy.start(Fleet(self.strategy.workers, tuple(sorted(self.present)), self._now)))
+        self._answer()
 
     def run(self) -> None:
         """Go on until a limit is reached or the strategy stops; raises :class:`~anyk.errors.RunFailed` if it failed."""
@@ -217,6 +221,8 @@ class Driver:
             commands = on(event)
             if commands or self.interrupted:
                 self._obey(commands)
+                if self._answers and not self.finished():
+                    self._answer()
                 if self.finished():
                     break
             if self.save is not None and clock.monotonic() >= self.save_at:
@@ -229,6 +235,15 @@ class Driver:
             )
         if self.stopped is not None and self.stopped.failed:
             raise RunFailed(self.stopped.reason)
+
+    def _answer(self) -> None:
+        """Tell the strategy what it asked the driver, and do what it says to that."""
+        while self._answers:
+            event = self._answers.popleft()
+            self._now = event.time
+            if self.log is not None:
+                self.log.event(event)
+            self._obey(self.strategy.on(event))
 
     @property
     def step(self) -> int:
@@ -284,6 +299,8 @@ class Driver:
             elif kind is Stop:
                 self.stopped = command  # type: ignore[assignment]
                 break
+            elif kind is Assess:
+                self._assess(command.slot)  # type: ignore[union-attr]
             elif kind is Note:
                 if self.log is not None:
                     self.log.note(self._now, "strategy", command.text)  # type: ignore[union-attr]
@@ -293,6 +310,14 @@ class Driver:
                 orders.append(command)  # type: ignore[arg-type]
         if orders:
             self.cluster.execute(orders)
+
+    def _assess(self, slot: str) -> None:
+        """The objective at the newest version, for the strategy; a log that is replayed tells it itself."""
+        if self.problem is None or self.cluster.recorded:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss = self.problem.loss(self.models[slot])
+        self._answers.append(Assessed(self.cluster.now(), slot, self.versions[slot], loss))
 
     def _collect(self, command: Collect) -> None:
         """A chunk's message will be made of this; the books and the receipt are to say so."""

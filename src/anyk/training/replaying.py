@@ -51,6 +51,8 @@ class Replay:
 class _Recorded(Simulated):
     """A cluster that reports what a log says, and computes messages when they arrive."""
 
+    recorded = True
+
     def __init__(self, log: RunLog, workers: int, seed: int, liars: Sequence[int]) -> None:
         super().__init__(workers, seed=seed, liars=liars)
         self._log = log
