@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import anyk
 from anyk.errors import BadInput
 from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Reply, Stop
-from anyk.strategies import KFamily, strategy
+from anyk.strategies import AdaSync, KFamily, adapted_k, strategy
 
 
 def begun(workers: int, present: Sequence[int] | None = None, step: float = 1.0) -> KFamily:
@@ -77,7 +77,10 @@ def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
         ({"workers": 3, "step": float("nan")}, r"step .* must be above 0, got nan"),
         ({"workers": 3, "step": float("inf")}, r"step .* must be above 0, got inf"),
         ({"workers": 3, "k": 0}, "k of 'async' must be 1 or more, got 0"),
-        ({"workers": 3, "k": 4, "kind": "k-async"}, "k of 'k-async' must be 1 to 3; k-batch-async takes more .* got 4"),
+        (
+            {"workers": 3, "k": 4, "kind": "k-async"},
+            "k of 'k-async' must be 1 to 3; the batch kinds take more gradients than workers, got 4",
+        ),
         ({"workers": 3, "batch": -1}, r"batch must be at least 1 sample \(0: all of them\), got -1"),
         ({"workers": 3, "stale": "never"}, "stale must be constant, inverse, sqrt, got 'never'"),
         ({"workers": 3, "cutoff": -2}, r"cutoff must be at least 1 version \(0: none\), got -2"),
@@ -96,7 +99,7 @@ def test_its_spec() -> None:
 
 # ------------------------------------------------------------------------------------------- any events at all
 
-KINDS = ("async", "k-async", "k-batch-async", "k-batch-sync")
+KINDS = ("async", "k-sync", "k-async", "k-batch-async", "k-batch-sync")
 
 
 class World:
@@ -137,7 +140,7 @@ class World:
                 self.stopped = True
 
     def tell(self, event: Event) -> None:
-        twin = strategy(self.strategy.spec, workers=self.workers)
+        twin = KFamily(self.workers, kind=self.strategy.kind, k=self.strategy.k, cutoff=self.strategy.cutoff)
         twin.restore(json.loads(json.dumps(self.strategy.state())))
         commands = self.strategy.on(event)
         assert list(twin.on(event)) == list(commands)
@@ -147,7 +150,7 @@ class World:
         if not self.stopped:
             assert self.strategy.version == self.version
             assert self.given or len(self.present) + len(self.gone) < self.workers, "nothing can happen any more"
-            if self.strategy.kind != "k-async":
+            if self.strategy.kind not in ("k-sync", "k-async"):
                 assert set(self.given) == self.present  # all have work, always
 
     def do(self, kind: str, pick: int) -> None:
@@ -187,15 +190,15 @@ EVENTS = ["reply"] * 7 + ["fail", "lost", "joined", "joined", "gone"]
 def test_under_any_events_nothing_stops_and_nothing_counts_twice(
     kind: Any, present: set[int], k: int, cutoff: int, actions: list[tuple[str, int]]
 ) -> None:
-    k = 1 if kind == "async" else min(k, 4) if kind == "k-async" else k
-    cutoff = 0 if kind == "k-batch-sync" else cutoff
+    k = 1 if kind == "async" else min(k, 4) if kind in ("k-sync", "k-async") else k
+    cutoff = 0 if kind in ("k-sync", "k-batch-sync") else cutoff
     world = World(KFamily(4, kind=kind, k=k, cutoff=cutoff), sorted(present))
     for action in actions:
         if not world.stopped:
             world.do(*action)
     if cutoff:
         assert all(staleness < cutoff for staleness in world.used.values())
-    if kind == "k-batch-sync":
+    if kind in ("k-sync", "k-batch-sync"):
         assert not any(world.used.values())  # everything is fresh
 
 
@@ -332,3 +335,65 @@ def test_mini_batches_replay(spec: str) -> None:
     for name in ("simulated", "processes"):
         run = anyk.train(problem, spec, anyk.cluster(name, workers=4, delays="exp:mean=0.01", seed=9), steps=6)
         assert str(anyk.replay(run, problem=problem)).endswith("the same bits of model")
+
+
+# ------------------------------------------------------------------------------------------- AdaSync
+
+
+def test_k_for_a_loss() -> None:
+    """K_0 sqrt(F_0 / F) where a step takes time proportional to K; the root of K^2 = C (P - K) elsewhere."""
+    assert adapted_k(2, 1.0, 0.25, 8, linear=True) == 4.0
+    assert adapted_k(2, 1.0, 0.25, 8, linear=True, rate=0.5) == 2.0
+    for loss in (1.0, 0.3, 0.01, 1e-5):
+        k = adapted_k(2, 1.0, loss, 8, linear=False)
+        assert k**2 / (8 - k) == pytest.approx(2**2 / (8 - 2) / loss, rel=1e-6)
+        assert 2.0 - 1e-9 <= k < 8.0 + 1e-9
+    assert adapted_k(8, 1.0, 0.1, 8, linear=False) == 8.0  # nowhere to go
+    assert adapted_k(1, 1.0, 0.0, 8, linear=True) == 8.0
+
+
+@pytest.mark.parametrize("base", ["k-sync", "k-async", "k-batch-sync", "k-batch-async"])
+def test_adasync_grows_k_as_the_loss_falls_and_says_so(base: str) -> None:
+    linear = "batch" in base
+    problem = anyk.problems.from_data("synthetic:rows=400,features=12,noise=0")
+    cluster = anyk.cluster("simulated", workers=P, delays="exp:mean=0.3", seed=3)
+    run = anyk.train(
+        problem, f"adasync:base={base},k=2,interval=3", cluster, steps=300, optimizer=anyk.optimizers.GD(lr=2.0)
+    )
+    told = [(note["time"], note["text"]) for note in run.notes if note["kind"] == "strategy"]
+    grown = [int(text.split()[2]) for _, text in told]
+    assert grown == sorted(set(grown)) and grown[-1] > 2
+    first = problem.loss(problem.initial())
+    for (_, text), k in zip(told, grown, strict=True):
+        loss = float(text.rsplit(" ", 1)[1])
+        assert k == min(P, int(adapted_k(2, first, loss, P, linear=linear) + 0.5))
+    counts = run.history["replies"][1:]
+    assert counts[0] == 2 and counts[-1] == grown[-1]
+    assert str(anyk.replay(run, problem=problem)).endswith("the same bits of model")
+    assert "same decisions" in str(anyk.replay(run, compute=False))  # the log tells the losses
+
+
+def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
+    problem = anyk.problems.from_data("synthetic:rows=400,features=12")
+    spec = "adasync:base=k-async,k=1,interval=1,batch=5"
+    setting = {"workers": P, "delays": "exp:mean=0.3", "seed": 3}
+    optimizer = anyk.optimizers.GD(lr=1.0)
+    whole = anyk.train(problem, spec, anyk.cluster("simulated", **setting), steps=120, optimizer=optimizer)
+    cut = anyk.cluster("simulated", **setting)
+    anyk.train(problem, spec, cut, steps=50, optimizer=optimizer, out=tmp_path / "run").close()
+    resumed = anyk.resume(tmp_path / "run", steps=120)
+    assert resumed.model.tobytes() == whole.model.tobytes()
+    resumed.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"base": "async"}, "base of 'adasync' must be k-sync, k-async, k-batch-sync or k-batch-async, got 'async'"),
+        ({"interval": 0.0}, "interval of 'adasync' must be above 0 s, got 0"),
+        ({"k": 9}, "k of 'k-async' must be 1 to 8"),
+    ],
+)
+def test_adasync_out_of_range(options: Any, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        AdaSync(8, **options)

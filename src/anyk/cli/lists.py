@@ -23,20 +23,53 @@ def _list(registry: Registry[Any], json_file: str | None, *, also: str = "") -> 
     write_json([{"name": e.name, "usage": e.usage(), "summary": e.summary} for e in entries], json_file)
 
 
-@main.command()
+@main.group(invoke_without_command=True)
 @json_option
 @plugin_option
-def strategies(json_file: str | None) -> None:
-    """List the strategies; every code is one, too."""
+@click.pass_context
+def strategies(ctx: click.Context, /, json_file: str | None) -> None:
+    """List the strategies; every code is one, too. 'anyk strategies show SPEC' explains one."""
+    if ctx.invoked_subcommand is not None:
+        return
     from anyk.codes import registry as codes_registry
     from anyk.strategies import registry
 
     names = ", ".join(entry.name for entry in codes_registry)
     _list(registry, json_file, also=(
         f"CODE:…,wait=…,scaling=conditional,cancel=preempt\n    Rounds of any code ({names}).\n"
-        "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s, "
+        "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s or 3mad, "
         "joined by | or &\nscaling: none, marginal or conditional      cancel: preempt or discard"
     ))  # fmt: skip
+
+
+@strategies.command()
+@click.argument("spec")
+@click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n.")
+@click.option("--delays", metavar="SPEC", default="exp:mean=1", show_default=True, help="Delays; see 'anyk delays'.")
+@json_option
+@plugin_option
+def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
+    """Explain a strategy: what it is short for, how it works, how long an update takes and how stale it is."""
+    import inspect
+    import re
+
+    from anyk.delays import parse
+    from anyk.planning import pace
+    from anyk.strategies import strategy
+
+    found = strategy(spec, workers=workers)
+    law = parse(delays)
+    expected = pace(found, law)
+    text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", (inspect.getdoc(type(found)) or "").split("\n>>>")[0])
+    if json_file != "-":
+        click.echo(spec if found.spec == spec else f"{spec}, that is {found.spec}")
+        seconds = "no closed form" if expected.seconds is None else f"{expected.seconds:.6g} s"
+        click.echo(f"an update with {workers} workers and {law.spec}: {seconds}  ({expected.why})")
+        stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
+        click.echo(f"staleness: {stale}\n")
+        click.echo(text.replace("``", "").strip())
+    plain = {"spec": found.spec, "workers": workers, "delays": law.spec, "seconds": expected.seconds}
+    write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
 
 
 @main.command()

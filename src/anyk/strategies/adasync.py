@@ -33,7 +33,7 @@ def adapted_k(first_k: int, first_loss: float, loss: float, workers: int, *, lin
     if first_k >= workers:
         return float(first_k)
     c = first_k**2 / (workers - first_k) * rate**2 * first_loss / loss
-    return (-c + sqrt(c * c + 4.0 * c * workers)) / 2.0
+    return 2.0 * workers / (1.0 + sqrt(1.0 + 4.0 * workers / c))  # the same root, without a difference of large numbers
 
 
 class AdaSync(KFamily):
@@ -70,7 +70,7 @@ class AdaSync(KFamily):
     @property
     def spec(self) -> str:
         """The short form."""
-        values = {"base": self.kind, "k": self.first_k, "interval": self.interval, "floor": self.floor}
+        values: dict[str, Any] = {"base": self.kind, "k": self.first_k, "interval": self.interval, "floor": self.floor}
         values |= {"step": self.step, "batch": self.batch, "cancel": self.cancel}
         return show("adasync", values, {"floor": 0.0, "step": 1.0, "batch": 0, "cancel": "preempt"})
 

@@ -24,7 +24,7 @@ from anyk.protocol import (
 )
 from anyk.specs import show
 
-Kind = Literal["async", "k-async", "k-batch-async", "k-batch-sync"]
+Kind = Literal["async", "k-sync", "k-async", "k-batch-async", "k-batch-sync"]
 Stale = Literal["constant", "inverse", "sqrt"]
 
 _WEIGHT: dict[str, Callable[[int], float]] = {
@@ -82,10 +82,9 @@ class KFamily:
             raise BadInput(f"workers must be at least 1, got {workers}")
         if not 0.0 < step < float("inf"):
             raise BadInput(f"step (a factor on the learning rate) must be above 0, got {step:g}")
-        if k < 1 or (kind == "k-async" and k > workers):
-            most = (
-                f" to {workers}; k-batch-async takes more gradients than workers" if kind == "k-async" else " or more"
-            )
+        single = kind in ("k-async", "k-sync")
+        if k < 1 or (single and k > workers):
+            most = f" to {workers}; the batch kinds take more gradients than workers" if single else " or more"
             raise BadInput(f"k of '{kind}' must be 1{most}, got {k}")
         if batch < 0:
             raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")
@@ -148,7 +147,7 @@ class KFamily:
         if isinstance(event, Joined):
             self._present.add(event.worker)
             self._gone.discard(event.worker)
-            if self.kind == "k-async" and any(worker == event.worker for worker, _, _ in self._buffer):
+            if self.kind in ("k-sync", "k-async") and any(worker == event.worker for worker, _, _ in self._buffer):
                 return self._short_of()  # its gradient is in already: it waits for the step like the others
             return self._dispatch([event.worker])
         if isinstance(event, Lost):
@@ -178,13 +177,14 @@ class KFamily:
         residual = (sum((c - 1.0) ** 2 for c in coefficients) / m) ** 0.5
         gain = sum((weight * m / count) ** 2 for weight in weights) ** 0.5
         messages = [(task, 0) for _, task, _ in used]
-        if self.kind == "k-batch-sync":  # as rounds do: an estimate of the whole sum
+        synchronous = self.kind in ("k-sync", "k-batch-sync")
+        if synchronous:  # as rounds do: an estimate of the whole sum
             share = count / m
             combine = Combine("model", messages, [w * (1.0 / share) for w in weights], "all", self.step, residual, gain)
         else:
             combine = Combine("model", messages, weights, "counted", self.step, residual, gain)
         self.version += 1
-        if self.kind == "k-batch-sync":
+        if synchronous:
             cut = tuple(self._under_way)
             self._under_way = {}
             commands: list[Command] = [combine, Cancel(cut, self.cancel)] if cut else [combine]

@@ -1,0 +1,67 @@
+"""Closed forms of how fast the K family steps, against golden values and the strategies themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk.delays import parse
+from anyk.planning import order_statistic, pace
+from anyk.training import Driver
+
+P = 8
+LAWS = [
+    "constant:2", "exp:mean=0.7", "shifted-exp:shift=1,mean=1", "pareto:minimum=1,alpha=2.5",
+    "bimodal:fast=1,slow=10,probability=0.2", "hetero:means=0.5/1/3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("k", [1, 4, 7, 8])
+def test_the_kth_of_n_delays_against_monte_carlo(law: str, k: int) -> None:
+    model = parse(law)
+    draws = np.array([model.draws(5, worker, 0, 20_000) for worker in range(P)])
+    kth = np.sort(draws, axis=0)[k - 1]
+    expected = order_statistic(model, k, P)
+    assert expected is not None
+    assert abs(kth.mean() - expected) <= 4.5 * kth.std(ddof=1) / 20_000**0.5 + 1e-4  # what is rarer than that
+
+
+def test_golden_values() -> None:
+    """H_8 - H_4; a shift adds; Pareto's largest has a mean only for alpha above 1, its smallest for alpha above 1/n."""
+    assert order_statistic(parse("exp:mean=1"), 4, 8) == pytest.approx(0.6345238, abs=5e-8)
+    assert order_statistic(parse("shifted-exp:shift=1,mean=1"), 4, 8) == pytest.approx(1.6345238, abs=5e-8)
+    assert order_statistic(parse("pareto:minimum=1,alpha=1"), 8, 8) == float("inf")
+    assert order_statistic(parse("pareto:minimum=1,alpha=1"), 1, 8) == pytest.approx(8 / 7)
+    assert order_statistic(parse("exp:mean=2"), 8, 8) == pytest.approx(2 * 2.7178571428571425)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(
+    "spec", ["sync", "k-sync:k=3", "k-batch-sync:k=3", "async", "k-async:k=3", "k-batch-async:k=12"]
+)
+def test_the_pace_of_a_strategy_is_what_the_simulator_finds(spec: str, law: str) -> None:
+    strategy, model = anyk.strategy(spec, workers=P), parse(law)
+    expected = pace(strategy, model)
+    driver = Driver(strategy, anyk.clusters.Simulated(P, delays=model, seed=11), steps=3000)
+    driver.open()
+    times = []
+    driver.watch = lambda driver: times.append(driver.time)
+    driver.begin()
+    driver.run()
+    waits = np.diff([0.0, *times])[200:]
+    batches = waits[: len(waits) // 100 * 100].reshape(-1, 100).mean(axis=1)
+    if expected.seconds is None:
+        assert "simulate" in expected.why
+        return
+    assert (
+        abs(waits.mean() - expected.seconds) <= 5 * batches.std(ddof=1) / len(batches) ** 0.5 + 1e-3 * expected.seconds
+    )
+
+
+def test_what_has_no_closed_form_says_so() -> None:
+    assert pace(anyk.strategy("adasync", workers=8), parse("exp:mean=1")).why == "k changes with the loss"
+    assert pace(anyk.strategy("k-async:k=3", workers=8), parse("pareto:minimum=1,alpha=3")).seconds is None
+    assert pace(anyk.strategy("k-sync:k=3,cancel=discard", workers=8), parse("exp:mean=1")).seconds is None
+    assert pace(anyk.strategy("async:cutoff=3", workers=8), parse("exp:mean=1")).staleness is None
