@@ -81,6 +81,64 @@ def test_lists_say_what_there_is(command):
     }
 
 
+def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
+    shown = run("codes", "--workers", "12", "--stragglers", "2")
+    assert "12 workers, 2 of them stragglers" in shown.output
+    assert "no block design is known for 12 workers; nearest: 11 or 13 workers" in shown.output
+    rows = {
+        row["name"]: row
+        for row in json.loads(run("codes", "--workers", "12", "--stragglers", "2", "--json", "-").stdout)
+    }
+    assert set(rows) == {entry.name for entry in anyk.codes.registry}
+    assert rows["bibd"]["error"].startswith("no block design")
+    frc = rows["frc"]
+    assert (frc["spec"], frc["load"], frc["tolerates"], frc["worst"]) == ("frc:stragglers=2", 3, 2, 0.0)
+    assert rows["uncoded"]["residual"] == pytest.approx((2 / 12) ** 0.5) and rows["uncoded"]["worst_known"]
+    assert not rows["bgc"]["worst_known"]
+    for bad, why in ((["--workers", "0"], "workers must be"), (["--stragglers", "30"], "below workers (30), got 30")):
+        failed = run("codes", *bad)
+        assert failed.exit_code == 2 and why in failed.output
+
+
+def test_one_code_is_shown_with_its_matrix_and_its_theory(tmp_path):
+    shown = run("codes", "show", "bibd", "--workers", "7", "--picture", str(tmp_path / "fano.png"))
+    assert shown.exit_code == 0, shown.output
+    for part in (
+        "bibd:family=projective",
+        "worker   0: 4 5 6",
+        "    6  1 . 1 . 1 . .",
+        "Kadhe, Koyluoglu",
+        "residual 0.189",
+    ):
+        assert part in shown.output
+    assert (tmp_path / "fano.png").stat().st_size > 5000
+    plain = json.loads(run("codes", "show", "bibd", "--workers", "7", "--json", "-").stdout)
+    assert plain["rows"][0] == [[4, 5, 6], [1.0, 1.0, 1.0]] and plain["worst"] ** 2 * 7 == pytest.approx(0.25)
+    assert "nearest: 27 or 31 workers" in run("codes", "show", "bibd", "--workers", "30").output
+
+
+def test_codes_are_compared_in_numbers_and_a_picture(tmp_path):
+    picture = tmp_path / "codes.png"
+    words = ["codes", "compare", "frc:load=3", "bibd", "--workers", "21", "--stragglers", "6", "--sets", "50"]
+    shown = run(*words, "--picture", str(picture))
+    assert shown.exit_code == 0 and "chosen to hurt" in shown.output and picture.stat().st_size > 5000
+    frc, bibd = json.loads(run(*words, "--picture", str(picture), "--json", "-").stdout)
+    assert frc["stragglers"] == [0, 1, 2, 3, 4, 5, 6]
+    assert [round(21 * r * r) for r in frc["adversarial"]] == [0, 0, 0, 3, 3, 3, 6]
+    assert bibd["random"] == pytest.approx(bibd["expected"], abs=1e-9)  # all sets are alike
+    assert bibd["bound"] == pytest.approx(bibd["adversarial"], abs=1e-9)
+    assert "no code 'fcr'; did you mean 'frc'?" in run("codes", "compare", "fcr").output
+
+
+def test_a_strategy_is_explained():
+    shown = run("strategies", "show", "k-sync:k=4", "--workers", "8", "--delays", "exp:mean=1")
+    for part in ("k-sync:k=4, that is uncoded:wait=4", "0.634524 s", "mean of the 4-th of 8 delays", "0 versions"):
+        assert part in shown.output
+    plain = json.loads(run("strategies", "show", "async", "--workers", "8", "--json", "-").stdout)
+    assert (plain["seconds"], plain["staleness"]) == (0.125, 7.0)
+    assert "did you mean 'k-sync'" in run("strategies", "show", "k-snyc").output
+
+
 def test_a_config_file_gives_defaults_and_arguments_win(tmp_path):
     config = tmp_path / "race.toml"
     config.write_text('data = "synthetic:rows=120,features=5"\nworkers = 4\nsteps = 3\ncluster = "simulated"\n'

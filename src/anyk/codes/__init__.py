@@ -101,8 +101,8 @@ def _kronecker(
     """Product of two codes, each in brackets: left=(frc:load=2) for split workers, right=(bibd) for n / split."""
     splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [split]
     if not splits or not 1 <= splits[0] <= workers or workers % splits[0]:
-        why = "is prime" if split is None else f"cannot be split by {split}"
-        raise BadInput(f"kronecker does not exist for {workers} workers: the number {why}; split must divide it")
+        why = "no two numbers above 1 multiply to that" if split is None else f"split={split} does not divide them"
+        raise BadInput(f"kronecker does not exist for {workers} workers: {why}")
     problems = []
     for a in sorted(splits, key=lambda a: abs(a - workers**0.5)):
         try:

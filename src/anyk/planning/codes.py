@@ -10,6 +10,7 @@ import numpy as np
 
 from anyk import codes, keyed
 from anyk.codes import Code, worst_stragglers
+from anyk.codes.base import check_workers
 from anyk.codes.decoders import Floats, Indices, method
 from anyk.errors import BadInput
 from anyk.specs import Entry
@@ -89,7 +90,7 @@ def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed:
     (0.0074, True, 3.0)
     """
     n = code.workers
-    f = max(1, n // 10) if stragglers is None else stragglers
+    f = min(n - 1, max(1, n // 10)) if stragglers is None else stragglers
     if not 0 <= f < n:
         raise BadInput(f"stragglers must be at least 0 and below workers ({n}), got {f}")
     how = method("own")
@@ -126,6 +127,7 @@ def survey(workers: int, *, stragglers: int | None = None, seed: int = 0) -> lis
     >>> [type(row).__name__ for row in survey(8, stragglers=1)].count("Missing")
     1
     """
+    check_workers(workers)
     if stragglers is not None and not 0 <= stragglers < workers:
         raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
     rows: list[Facts | Missing] = []
