@@ -24,7 +24,7 @@ def adapted_k(first_k: int, first_loss: float, loss: float, workers: int, *, lin
     over that at the beginning. (AdaSync, Dutta, Wang and Joshi 2021; the constants cancel.)
 
     >>> adapted_k(2, 1.0, 0.25, 8, linear=True), round(adapted_k(2, 1.0, 0.25, 8, linear=False), 4)
-    (4.0, 3.4403)
+    (4.0, 3.4741)
     """
     if loss <= 0.0:
         return float(workers)
