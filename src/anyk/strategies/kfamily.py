@@ -34,6 +34,14 @@ _WEIGHT: dict[str, Callable[[int], float]] = {
 }
 
 
+_ONE = (1.0,)
+
+
+def synchronous(kind: str) -> bool:
+    """Whether a step cuts off what is still under way."""
+    return kind in ("k-sync", "k-batch-sync")
+
+
 class KFamily:
     """K-async, K-batch-async and K-batch-sync SGD (Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018); K = 1 is ``async``.
 
@@ -99,6 +107,10 @@ class KFamily:
         self.stale, self.cutoff, self.cancel = stale, cutoff, cancel
         self.holdings = tuple((i,) for i in range(workers))
         self._known: dict[tuple[int, int], Task] = {}
+        # one gradient a step of the whole partition is what asynchronous runs are mostly made of, and therefore fast
+        self._one = k == 1 and not synchronous(kind) and not batch and stale == "constant"
+        self._given: list[tuple[Task]] = [((Chunk((i,), (1.0,)),),) for i in range(workers)]
+        self._far = (workers - 1.0) ** 0.5  # residual of such a step
         # what changes:
         self.version = 0
         self._next = 0
@@ -134,6 +146,12 @@ class KFamily:
             worker, version = found
             if self.cutoff and self.version - version >= self.cutoff:
                 return [Cancel((event.task,), self.cancel), *self._dispatch([worker])]
+            if self._one:
+                task, self._next = self._next, self._next + 1
+                self.version += 1
+                self._under_way[task] = worker, self.version
+                combine = Combine("model", ((event.task, 0),), _ONE, "counted", self.step, self._far, self.partitions)
+                return (combine, Dispatch(task, (worker,), self._given[worker]))
             self._buffer.append((worker, event.task, version))
             if len(self._buffer) >= self.k:
                 return self._step(worker)
@@ -177,14 +195,13 @@ class KFamily:
         residual = (sum((c - 1.0) ** 2 for c in coefficients) / m) ** 0.5
         gain = sum((weight * m / count) ** 2 for weight in weights) ** 0.5
         messages = [(task, 0) for _, task, _ in used]
-        synchronous = self.kind in ("k-sync", "k-batch-sync")
-        if synchronous:  # as rounds do: an estimate of the whole sum
+        if synchronous(self.kind):  # as rounds do: an estimate of the whole sum
             share = count / m
             combine = Combine("model", messages, [w * (1.0 / share) for w in weights], "all", self.step, residual, gain)
         else:
             combine = Combine("model", messages, weights, "counted", self.step, residual, gain)
         self.version += 1
-        if synchronous:
+        if synchronous(self.kind):
             cut = tuple(self._under_way)
             self._under_way = {}
             commands: list[Command] = [combine, Cancel(cut, self.cancel)] if cut else [combine]
@@ -198,14 +215,16 @@ class KFamily:
         first, self._next = self._next, self._next + len(workers)
         tasks = []
         for task, worker in enumerate(workers, first):
+            self._under_way[task] = worker, self.version
+            if not self.batch:
+                tasks.append(self._given[worker][0])
+                continue
             version, count = self._repeats.get(worker, (-1, 0))
             repeat = count if version == self.version else 0
             self._repeats[worker] = self.version, repeat + 1
-            self._under_way[task] = worker, self.version
-            known = self._known.get((worker, repeat if self.batch else 0))
+            known = self._known.get((worker, repeat))
             if known is None:
-                known = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat if self.batch else 0),)
-                self._known[worker, known[0].repeat] = known
+                known = self._known[worker, repeat] = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat),)
             tasks.append(known)
         return [Dispatch(first, tuple(workers), tasks)]
 
