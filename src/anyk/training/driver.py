@@ -20,7 +20,6 @@ from anyk.protocol import (
     Assess,
     Assessed,
     Cancel,
-    Chunk,
     Collect,
     Combine,
     Command,
@@ -36,65 +35,17 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
     Strategy,
-    Task,
     Timing,
 )
+from anyk.training.batches import ARRIVED, ENDED, OPEN, Batch
 from anyk.training.books import Books
 from anyk.training.runlog import RunLog
 
-_OPEN, _ARRIVED, _ENDED = 0, 1, 2
 _LIMIT = "the run's limit"  # the alarm that ends a run
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
 _NO_TIMES = (None, None, None, None, None)
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is written down as never begun
-
-
-class _Batch:
-    """Tasks dispatched together: one record for all, so that a round of many workers costs little more than of few.
-
-    ``status`` has ``width`` places for each task's chunks; places without a chunk count as ended.
-    """
-
-    __slots__ = (
-        "at",
-        "cancelled",
-        "chunks",
-        "closed",
-        "first",
-        "left",
-        "status",
-        "timing",
-        "versions",
-        "width",
-        "workers",
-    )
-
-    def __init__(
-        self, first: int, workers: Sequence[int], chunks: Sequence[Task], versions: dict[str, int], at: float
-    ) -> None:
-        self.first, self.workers, self.chunks, self.versions, self.at = first, workers, chunks, versions, at
-        count = len(workers)
-        self.width = width = len(chunks[0]) if count == 1 else max(map(len, chunks), default=1)
-        self.status = bytearray(count * width)
-        self.left = count * width
-        if width > 1:
-            self.left = sum(map(len, chunks))
-            for i, task in enumerate(chunks):
-                self.status[i * width + len(task) : (i + 1) * width] = bytes([_ENDED]) * (width - len(task))
-        self.closed = False
-        self.cancelled: float | None = None
-        self.timing: dict[int, tuple[Timing | None, float]] = {}
-
-    def chunk(self, place: int) -> Chunk:
-        """The chunk of a place."""
-        return self.chunks[place // self.width][place % self.width]
-
-    def slots(self) -> set[str]:
-        """The slots that the chunks work on."""
-        if self.width == 1 and self.chunks[0][0].slot == self.chunks[-1][0].slot and len(self.versions) == 1:
-            return {self.chunks[0][0].slot}
-        return {chunk.slot for task in self.chunks for chunk in task}
 
 
 class Driver:
@@ -132,8 +83,8 @@ class Driver:
         self.reached = False
         self.last_update: Combine | None = None
         self.on_time = 0  # messages used in the last step
-        self._given: dict[int, _Batch] = {}  # by task
-        self._cut: dict[int, _Batch] = {}  # cancelled tasks whose end is not known yet
+        self._given: dict[int, Batch] = {}  # by task
+        self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
         self._answers: deque[Event] = deque()  # to what the strategy asked the driver itself
         self._gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
@@ -198,7 +149,7 @@ class Driver:
                     self._late(event)
                     continue
                 place = (event.task - batch.first) * batch.width + event.chunk
-                batch.status[place] = _ARRIVED
+                batch.status[place] = ARRIVED
                 if log is not None:
                     batch.timing[place] = (event.timing, event.time)
             elif isinstance(event, Cut):
@@ -267,8 +218,8 @@ class Driver:
         for batch in dict.fromkeys(self._given.values()):
             batch.cancelled = now
             for place, status in enumerate(batch.status):
-                if status != _ENDED:
-                    self._end(batch, place, "discarded" if status == _ARRIVED else "cancelled")
+                if status != ENDED:
+                    self._end(batch, place, "discarded" if status == ARRIVED else "cancelled")
             self._close(batch)
         for task in list(self._cut):
             self._forget(task)
@@ -348,7 +299,7 @@ class Driver:
 
     def _dispatch(self, command: Dispatch) -> None:
         first, workers, chunks = command
-        batch = _Batch(first, workers, chunks, self.versions.copy(), self._now)
+        batch = Batch(first, workers, chunks, self.versions.copy(), self._now)
         if len(workers) == 1:
             self._given[first] = batch
         else:
@@ -368,7 +319,7 @@ class Driver:
             batch = given[cut.task]
             batch.cancelled = self._now
             place = (cut.task - batch.first) * batch.width + cut.chunk
-            if batch.status[place] == _OPEN:
+            if batch.status[place] == OPEN:
                 self._end(batch, place, "cancelled", done=cut.done, due=cut.due)
         while tasks:
             batch_or_none = given.get(tasks[0])
@@ -382,8 +333,8 @@ class Driver:
             tasks = tasks[len(mine) :]
             batch.cancelled = self._now
             if whole and self.log is None and self.problem is None and not later:
-                books.discarded += batch.status.count(_ARRIVED)
-                books.cancelled += batch.status.count(_OPEN)
+                books.discarded += batch.status.count(ARRIVED)
+                books.cancelled += batch.status.count(OPEN)
                 batch.left = 0
             else:
                 for task in mine:
@@ -391,14 +342,14 @@ class Driver:
             if whole:
                 self._close(batch)
 
-    def _cancel_task(self, task: int, batch: _Batch, later: bool) -> None:
+    def _cancel_task(self, task: int, batch: Batch, later: bool) -> None:
         start = (task - batch.first) * batch.width
         cut = False
         for place in range(start, start + batch.width):
             status = batch.status[place]
-            if status == _ARRIVED:
+            if status == ARRIVED:
                 self._end(batch, place, "discarded")
-            elif status == _OPEN:
+            elif status == OPEN:
                 if later:
                     cut = True
                 else:
@@ -411,7 +362,7 @@ class Driver:
             if len(queue) > _CUTS_KEPT:
                 self._forget(queue.popleft())
 
-    def _close(self, batch: _Batch) -> None:
+    def _close(self, batch: Batch) -> None:
         """Nobody is on the batch any more (or nobody whose work will be used): forget it."""
         if batch.closed:
             return
@@ -454,7 +405,7 @@ class Driver:
                 if staleness > oldest:
                     oldest = staleness
             if quick:
-                batch.status[place] = _ENDED
+                batch.status[place] = ENDED
                 batch.left -= 1
                 if staleness:
                     books.late_counted += 1
@@ -511,7 +462,7 @@ class Driver:
 
     def _end(
         self,
-        batch: _Batch,
+        batch: Batch,
         place: int,
         ending: str,
         step: int | None = None,
@@ -523,8 +474,8 @@ class Driver:
         """Close a chunk in the books and the log, and give back what it held."""
         width = batch.width
         self.books.end(ending)
-        arrived = batch.status[place] == _ARRIVED
-        batch.status[place] = _ENDED
+        arrived = batch.status[place] == ARRIVED
+        batch.status[place] = ENDED
         batch.left -= 1
         item, index = divmod(place, width) if width > 1 else (place, 0)
         log = self.log
@@ -562,11 +513,11 @@ class Driver:
         """A message of a cancelled task came all the same."""
         batch = self._cut.get(event.task)
         place = (event.task - batch.first) * batch.width + event.chunk if batch is not None else 0
-        if batch is None or batch.status[place] != _OPEN:
+        if batch is None or batch.status[place] != OPEN:
             self.cluster.free(event.task, event.chunk)
             return
         batch.timing[place] = (event.timing, event.time)
-        batch.status[place] = _ARRIVED
+        batch.status[place] = ARRIVED
         self._end(batch, place, "discarded", due=event.time)
         self._overtake(event.worker, event.task)
 
@@ -575,7 +526,7 @@ class Driver:
         batch = self._cut.get(event.task)
         if batch is not None:
             place = (event.task - batch.first) * batch.width + event.chunk
-            if batch.status[place] == _OPEN:
+            if batch.status[place] == OPEN:
                 self._end(batch, place, "cancelled", done=event.done, due=event.due)
         self._overtake(event.worker, event.task)
 
@@ -591,7 +542,7 @@ class Driver:
         """The places of a cut task's chunks whose end is not known."""
         batch = self._cut[task]
         start = (task - batch.first) * batch.width
-        return [place for place in range(start, start + batch.width) if batch.status[place] == _OPEN]
+        return [place for place in range(start, start + batch.width) if batch.status[place] == OPEN]
 
     def _forget(self, task: int) -> None:
         """Nothing more will be heard of a cut task."""
@@ -605,7 +556,7 @@ class Driver:
         batch = self._cut.get(event.task)
         if batch is not None:
             place = (event.task - batch.first) * batch.width + event.chunk
-            if batch.status[place] == _OPEN:
+            if batch.status[place] == OPEN:
                 self._end(batch, place, "discarded", due=event.time)
 
     def _unusable(self, event: Failed) -> None:
@@ -616,7 +567,7 @@ class Driver:
         self.books.unusable += 1
         if self.log is not None:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
-        if batch.status[place] == _OPEN:
+        if batch.status[place] == OPEN:
             self._end(batch, place, "lost")
         if event.reason.startswith("not finite"):
             bad = self._bad.setdefault((chunk.slot, batch.versions[chunk.slot]), set())
@@ -638,7 +589,7 @@ class Driver:
                     continue
                 start = (task - batch.first) * batch.width
                 for place in range(start, start + batch.width):
-                    if batch.status[place] == _OPEN:
+                    if batch.status[place] == OPEN:
                         self._end(batch, place, "lost")
                 if tasks is self._cut:
                     del self._cut[task]
@@ -656,31 +607,11 @@ class Driver:
             "versions": dict(self.versions),
             "present": sorted(self.present),
             "books": self.books.plain(),
-            "cut": [self._plain(batch, self._cut) for batch in dict.fromkeys(self._cut.values())],
-            "given": [self._plain(batch, self._given) for batch in dict.fromkeys(self._given.values())],
+            "cut": [batch.plain(self._cut) for batch in dict.fromkeys(self._cut.values())],
+            "given": [batch.plain(self._given) for batch in dict.fromkeys(self._given.values())],
             "gathered": [[list(key), inside] for key, inside in self._gathered.items()],
             "seq": self.log.seq if self.log is not None else 0,
         }
-
-    def _plain(self, batch: _Batch, tasks: dict[int, _Batch]) -> list[Any]:
-        """A batch as plain data, as far as it is among ``tasks``."""
-        status = list(batch.status)
-        for task in range(batch.first, batch.first + len(batch.workers)):
-            if task not in tasks:
-                start = (task - batch.first) * batch.width
-                status[start : start + batch.width] = [_ENDED] * batch.width
-        timing = list(batch.timing.items())
-        plain = [batch.first, list(batch.workers), batch.chunks, batch.versions, batch.at, status, timing]
-        return [*plain, batch.cancelled]
-
-    def _read_batch(self, plain: Sequence[Any]) -> _Batch:
-        first, workers, chunks, versions, at, status, timing, cancelled = plain
-        tasks = [tuple(map(Chunk.from_plain, task)) for task in chunks]
-        batch = _Batch(first, workers, tasks, versions, at)
-        batch.status, batch.left = bytearray(status), sum(s != _ENDED for s in status)
-        batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
-        batch.cancelled = cancelled
-        return batch
 
     def vectors(self) -> dict[str, Vector]:
         """The vectors a resumed run needs: models in use, optimiser states, messages that wait to be used."""
@@ -694,7 +625,7 @@ class Driver:
                 version = batch.versions[slot]
                 vectors[f"model/{slot}/{version}"] = self.cluster.model(slot, version)
             for place, status in enumerate(batch.status):
-                if status == _ARRIVED:
+                if status == ARRIVED:
                     task, chunk = batch.first + place // batch.width, place % batch.width
                     vectors[f"message/{task}/{chunk}"] = self.cluster.message(task, chunk)
         return vectors
@@ -706,16 +637,16 @@ class Driver:
         self.versions = dict(state["versions"])
         here, self.present = self.present, set(state["present"])
         for plain in state["given"]:
-            batch = self._read_batch(plain)
+            batch = Batch.from_plain(plain)
             self._given.update(dict.fromkeys(range(batch.first, batch.first + len(batch.workers)), batch))
             for slot in batch.slots():
                 self.pin(slot, batch.versions[slot])
         for plain in state["cut"]:
-            batch = self._read_batch(plain)
+            batch = Batch.from_plain(plain)
             batch.closed = True
             for task, worker in enumerate(batch.workers, batch.first):
                 start = (task - batch.first) * batch.width
-                if _OPEN in batch.status[start : start + batch.width]:
+                if OPEN in batch.status[start : start + batch.width]:
                     self._cut[task] = batch
                     self._cut_of[worker].append(task)
         for (task, chunk), inside in state["gathered"]:

@@ -1,0 +1,79 @@
+"""What the driver remembers of tasks that were dispatched together."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+from anyk.protocol import Chunk, Task, Timing
+
+OPEN, ARRIVED, ENDED = 0, 1, 2  # what has become of a chunk
+
+
+class Batch:
+    """Tasks dispatched together: one record for all, so that a round of many workers costs little more than of few.
+
+    ``status`` has ``width`` places for each task's chunks; places without a chunk count as ended.
+    """
+
+    __slots__ = (
+        "at",
+        "cancelled",
+        "chunks",
+        "closed",
+        "first",
+        "left",
+        "status",
+        "timing",
+        "versions",
+        "width",
+        "workers",
+    )
+
+    def __init__(
+        self, first: int, workers: Sequence[int], chunks: Sequence[Task], versions: dict[str, int], at: float
+    ) -> None:
+        self.first, self.workers, self.chunks, self.versions, self.at = first, workers, chunks, versions, at
+        count = len(workers)
+        self.width = width = len(chunks[0]) if count == 1 else max(map(len, chunks), default=1)
+        self.status = bytearray(count * width)
+        self.left = count * width
+        if width > 1:
+            self.left = sum(map(len, chunks))
+            for i, task in enumerate(chunks):
+                self.status[i * width + len(task) : (i + 1) * width] = bytes([ENDED]) * (width - len(task))
+        self.closed = False
+        self.cancelled: float | None = None
+        self.timing: dict[int, tuple[Timing | None, float]] = {}
+
+    def chunk(self, place: int) -> Chunk:
+        """The chunk of a place."""
+        return self.chunks[place // self.width][place % self.width]
+
+    def slots(self) -> set[str]:
+        """The slots that the chunks work on."""
+        if self.width == 1 and self.chunks[0][0].slot == self.chunks[-1][0].slot and len(self.versions) == 1:
+            return {self.chunks[0][0].slot}
+        return {chunk.slot for task in self.chunks for chunk in task}
+
+    def plain(self, among: Container[int]) -> list[Any]:
+        """As plain data; tasks that are not ``among`` those count as ended."""
+        status = list(self.status)
+        for task in range(self.first, self.first + len(self.workers)):
+            if task not in among:
+                start = (task - self.first) * self.width
+                status[start : start + self.width] = [ENDED] * self.width
+        timing = list(self.timing.items())
+        return [
+            self.first, list(self.workers), self.chunks, self.versions, self.at, status, timing, self.cancelled
+        ]  # fmt: skip
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> Batch:
+        """Read back what JSON made of one."""
+        first, workers, chunks, versions, at, status, timing, cancelled = plain
+        batch = cls(first, workers, [tuple(map(Chunk.from_plain, task)) for task in chunks], versions, at)
+        batch.status, batch.left = bytearray(status), sum(s != ENDED for s in status)
+        batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
+        batch.cancelled = cancelled
+        return batch
