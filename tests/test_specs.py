@@ -314,7 +314,13 @@ STRATEGIES = (
     + ["frc:load=2,wait=3,scaling=none", "frc:wait=5%|0.5s", "cyclic:stragglers=2,wait=5&2s", "uncoded:cancel=discard"]
     + ["frc:load=2,wait=4,scaling=marginal,cancel=discard", "partial:wait=all", "frc:wait=decodable"]
     + ["sync", "sync:batch=8", "k-sync", "k-sync:k=3,batch=4", "k-batch-sync", "k-batch-sync:k=9,cancel=discard"]
-    + ["k-async", "k-async:k=2,batch=4,stale=sqrt,cutoff=3", "k-batch-async", "k-batch-async:k=12,step=0.5"]
+    + [
+        "k-async",
+        "k-async:k=2,batch=4,stale=sqrt,cutoff=3",
+        "async:stale=distance,bound=0.5",
+        "k-batch-async",
+        "k-batch-async:k=12,step=0.5",
+    ]
     + ["adasync", "adasync:base=k-batch-sync,k=2,interval=5,floor=0.1,batch=3"]
     + ["frc:batch=5", "bgc:decoder=one-step", "uncoded:wait=4&3mad", "frc:load=2,wait=2.5mad|5"]
 )

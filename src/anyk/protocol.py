@@ -127,7 +127,17 @@ class Assessed(NamedTuple):
     loss: float
 
 
-Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm | Measured | Assessed
+class Compared(NamedTuple):
+    """What a :class:`Compare` asked for: a squared distance; 0 where there are no models."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    value: float
+
+
+Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm | Measured | Assessed | Compared
 
 
 class Cut(NamedTuple):
@@ -221,6 +231,14 @@ class Assess(NamedTuple):
     slot: str
 
 
+class Compare(NamedTuple):
+    """Ask for the squared distance between a slot's newest version and the one that a task's chunk was given."""
+
+    worker: int
+    task: int
+    chunk: int
+
+
 class Note(NamedTuple):
     """Something a reader of the log should know of what the strategy does."""
 
@@ -234,7 +252,7 @@ class Stop(NamedTuple):
     failed: bool = False
 
 
-Command: TypeAlias = Assess | Dispatch | Cancel | Collect | Combine | Measure | Note | SetAlarm | Stop
+Command: TypeAlias = Assess | Compare | Dispatch | Cancel | Collect | Combine | Measure | Note | SetAlarm | Stop
 
 
 # ---------------------------------------------------------------------------------------------------- who speaks

@@ -82,8 +82,10 @@ def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
             "k of 'k-async' must be 1 to 3; the batch kinds take more gradients than workers, got 4",
         ),
         ({"workers": 3, "batch": -1}, r"batch must be at least 1 sample \(0: all of them\), got -1"),
-        ({"workers": 3, "stale": "never"}, "stale must be constant, inverse, sqrt, got 'never'"),
+        ({"workers": 3, "stale": "never"}, "stale must be constant, inverse, sqrt, distance, got 'never'"),
         ({"workers": 3, "cutoff": -2}, r"cutoff must be at least 1 version \(0: none\), got -2"),
+        ({"workers": 3, "stale": "distance"}, "stale=distance needs bound=.*got stale=distance, bound=None"),
+        ({"workers": 3, "bound": 1.0}, "stale=distance needs bound=.*got stale=constant, bound=1.0"),
         ({"workers": 3, "cancel": "no"}, "cancel must be preempt or discard, got 'no'"),
     ],
 )
@@ -305,6 +307,38 @@ def test_stale_gradients_count_less() -> None:
         assert {staleness for staleness, _ in rows} > {0, 5}
         for staleness, got in rows:
             assert got == pytest.approx(weight(staleness))
+
+
+def test_gradients_of_a_model_that_has_moved_far_count_less() -> None:
+    """min(1, bound / d^2), d from a trajectory computed here: w <- w - lr a (w_tau - c_i)."""
+    bound, lr = 4.0, 0.4
+    cluster = anyk.cluster("simulated", workers=P, delays="exp:mean=0.3", seed=3)
+    problem = anyk.testing.Squares(P)
+    optimizer = anyk.optimizers.GD(lr=lr)
+    run = anyk.train(problem, f"async:stale=distance,bound={bound}", cluster, steps=60, optimizer=optimizer)
+    rows = run.log.rows("SELECT step, version, worker, weight FROM chunks WHERE step IS NOT NULL ORDER BY step")
+    models = [problem.initial()]
+    for step, version, worker, weight in rows:
+        moved = models[-1] - models[version]
+        expected = min(1.0, bound / float(moved @ moved)) if moved.any() else 1.0
+        assert weight == pytest.approx(expected, rel=1e-9), step
+        models.append(models[-1] - lr * weight * (models[version] - problem.centres[worker]))
+    assert run.model == pytest.approx(models[-1], abs=1e-9)
+    assert 0 < sum(weight < 1 for *_, weight in rows) < 60  # the rule has worked, and not always
+    assert str(anyk.replay(run, problem=problem)).endswith("the same bits of model")
+    assert "same decisions" in str(anyk.replay(run, compute=False))  # the log tells the distances
+
+
+@pytest.mark.parametrize(
+    "spec", ["k-async:k=3,stale=distance,bound=1", "k-batch-async:k=4,batch=2,cutoff=5", "adasync:interval=1"]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_they_survive_outages(spec: str, seed: int) -> None:
+    anyk.testing.check_strategy(strategy(spec, workers=6), steps=30, outages=5, seed=seed)
+
+
+def test_an_endless_bound_is_plain_async() -> None:
+    assert trained("async:stale=distance,bound=1e300").model.tobytes() == trained("async").model.tobytes()
 
 
 # ------------------------------------------------------------------------------------------- mini-batches

@@ -51,10 +51,16 @@ def _k_batch_sync(
 
 @register("async")
 def _asynchronous(
-    workers: int, *, step: float = 1.0, batch: int = 0, stale: Stale = "constant", cutoff: int = 0
+    workers: int,
+    *,
+    step: float = 1.0,
+    batch: int = 0,
+    stale: Stale = "constant",
+    cutoff: int = 0,
+    bound: float | None = None,
 ) -> Strategy:
     """Asynchronous SGD: each reply steps the model at once; its worker goes on from the newest version."""
-    return KFamily(workers, kind="async", step=step, batch=batch, stale=stale, cutoff=cutoff)
+    return KFamily(workers, kind="async", step=step, batch=batch, stale=stale, cutoff=cutoff, bound=bound)
 
 
 @register("k-async")
@@ -66,10 +72,11 @@ def _k_async(
     batch: int = 0,
     stale: Stale = "constant",
     cutoff: int = 0,
+    bound: float | None = None,
 ) -> Strategy:
     """K-async SGD: a step for every k gradients; their workers wait for it, the others go on."""
     k = _usual_k(workers, k)
-    return KFamily(workers, kind="k-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff)
+    return KFamily(workers, kind="k-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff, bound=bound)
 
 
 @register("k-batch-async")
@@ -81,10 +88,11 @@ def _k_batch_async(
     batch: int = 0,
     stale: Stale = "constant",
     cutoff: int = 0,
+    bound: float | None = None,
 ) -> Strategy:
     """K-batch-async SGD: a step for every k gradients; nobody waits."""
     k = _usual_k(workers, k)
-    return KFamily(workers, kind="k-batch-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff)
+    return KFamily(workers, kind="k-batch-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff, bound=bound)
 
 
 register("adasync")(AdaSync)

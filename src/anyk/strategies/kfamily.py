@@ -12,6 +12,8 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Compare,
+    Compared,
     Dispatch,
     Event,
     Failed,
@@ -25,12 +27,13 @@ from anyk.protocol import (
 from anyk.specs import show
 
 Kind = Literal["async", "k-sync", "k-async", "k-batch-async", "k-batch-sync"]
-Stale = Literal["constant", "inverse", "sqrt"]
+Stale = Literal["constant", "inverse", "sqrt", "distance"]
 
 _WEIGHT: dict[str, Callable[[int], float]] = {
     "constant": lambda staleness: 1.0,
     "inverse": lambda staleness: 1.0 / max(1, staleness),
     "sqrt": lambda staleness: (1.0 + staleness) ** -0.5,
+    "distance": lambda staleness: 1.0,
 }
 
 
@@ -63,8 +66,10 @@ class KFamily:
 
     ``batch``: samples of a mini-batch, drawn by (version, worker, how often on that version); 0: the whole partition.
     ``stale``: the weight of a gradient that is s versions old, ``constant`` 1, ``inverse`` 1 / max(1, s) (Zhang, Gupta,
-    Lian and Liu 2016) or ``sqrt`` (1 + s)^-1/2 (as FedBuff does). ``cutoff``: a gradient that old or older is dropped,
-    and its worker starts on the newest version (0: none is; Maranjyan, Tyurin and Richtarik 2025).
+    Lian and Liu 2016) or ``sqrt`` (1 + s)^-1/2 (as FedBuff does); or ``distance``: min(1, ``bound`` / d^2) for a model
+    that has moved by d since the gradient's version, so that far moves make small steps (Dutta et al. 2018, with bound =
+    C / eta_max). ``cutoff``: a gradient that old or older is dropped, and its worker starts on the newest version (0:
+    none is; Maranjyan, Tyurin and Richtarik 2025).
 
     When nobody is left to wait for, because workers have been given up, a step is taken with fewer than k.
 
@@ -84,6 +89,7 @@ class KFamily:
         batch: int = 0,
         stale: Stale = "constant",
         cutoff: int = 0,
+        bound: float | None = None,
         cancel: CancelMode = "preempt",
     ) -> None:
         if workers < 1:
@@ -100,8 +106,14 @@ class KFamily:
             raise BadInput(f"stale must be {', '.join(_WEIGHT)}, got {stale!r}")
         if cutoff < 0:
             raise BadInput(f"cutoff must be at least 1 version (0: none), got {cutoff}")
+        if (stale == "distance") != (bound is not None) or (bound is not None and not 0.0 < bound < float("inf")):
+            raise BadInput(
+                "stale=distance needs bound=…, the squared distance up to which a gradient counts fully, above 0; "
+                f"got stale={stale}, bound={bound}"
+            )
         if cancel not in ("preempt", "discard"):
             raise BadInput(f"cancel must be preempt or discard, got {cancel!r}")
+        self.bound = bound
         self.workers = self.partitions = workers
         self.kind, self.k, self.step, self.batch = kind, k, step, batch
         self.stale, self.cutoff, self.cancel = stale, cutoff, cancel
@@ -118,13 +130,21 @@ class KFamily:
         self._gone: set[int] = set()
         self._under_way: dict[int, tuple[int, int]] = {}  # task -> worker, version
         self._repeats: dict[int, tuple[int, int]] = {}  # worker -> version, its tasks on it so far
+        self._weights: dict[int, float] = {}  # of gradients in the buffer, by how far the model has moved
         self._buffer: list[tuple[int, int, int]] = []  # worker, task, version of gradients not used yet
 
     @property
     def spec(self) -> str:
         """The short form."""
-        values = {"k": self.k, "step": self.step, "batch": self.batch, "stale": self.stale, "cutoff": self.cutoff}
-        defaults = {"step": 1.0, "batch": 0, "stale": "constant", "cutoff": 0, "cancel": "preempt"}
+        values: dict[str, Any] = {
+            "k": self.k,
+            "step": self.step,
+            "batch": self.batch,
+            "stale": self.stale,
+            "cutoff": self.cutoff,
+        }
+        values |= {"bound": self.bound}
+        defaults = {"step": 1.0, "batch": 0, "stale": "constant", "cutoff": 0, "bound": None, "cancel": "preempt"}
         if self.kind == "async":
             del values["k"]
         return show(self.kind, values | {"cancel": self.cancel}, defaults)
@@ -139,12 +159,17 @@ class KFamily:
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        if type(event) is Reply:
+        if type(event) is Reply and self.bound is not None:
+            return (Compare(event.worker, event.task, event.chunk),) if event.task in self._under_way else ()
+        if type(event) is Reply or type(event) is Compared:
+            if type(event) is Compared and self.bound is not None:
+                self._weights[event.task] = min(1.0, self.bound / event.value) if event.value > 0.0 else 1.0
             found = self._under_way.pop(event.task, None)
             if found is None:
                 return ()
             worker, version = found
             if self.cutoff and self.version - version >= self.cutoff:
+                self._weights.pop(event.task, None)
                 return [Cancel((event.task,), self.cancel), *self._dispatch([worker])]
             if self._one:
                 task, self._next = self._next, self._next + 1
@@ -188,7 +213,8 @@ class KFamily:
         used = sorted(self._buffer)
         self._buffer = []
         m, count = self.partitions, len(used)
-        weights = [_WEIGHT[self.stale](self.version - version) for _, _, version in used]
+        rule = _WEIGHT[self.stale]
+        weights = [self._weights.pop(task, rule(self.version - version)) for _, task, version in used]
         coefficients = [0.0] * m
         for (worker, _, _), weight in zip(used, weights, strict=True):
             coefficients[worker] += weight * m / count
@@ -240,6 +266,7 @@ class KFamily:
             "under_way": [[task, *at] for task, at in self._under_way.items()],
             "repeats": [[worker, *at] for worker, at in self._repeats.items()],
             "buffer": [list(entry) for entry in self._buffer],
+            "weights": list(self._weights.items()),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -249,3 +276,4 @@ class KFamily:
         self._under_way = {task: (worker, version) for task, worker, version in state["under_way"]}
         self._repeats = {worker: (version, count) for worker, version, count in state["repeats"]}
         self._buffer = [(worker, task, version) for worker, task, version in state["buffer"]]
+        self._weights = dict(state["weights"])

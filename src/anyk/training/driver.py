@@ -23,6 +23,8 @@ from anyk.protocol import (
     Collect,
     Combine,
     Command,
+    Compare,
+    Compared,
     Cut,
     Dispatch,
     Event,
@@ -252,6 +254,8 @@ class Driver:
                 break
             elif kind is Assess:
                 self._assess(command.slot)  # type: ignore[union-attr]
+            elif kind is Compare:
+                self._compare(command)  # type: ignore[arg-type]
             elif kind is Note:
                 if self.log is not None:
                     self.log.note(self._now, "strategy", command.text)  # type: ignore[union-attr]
@@ -269,6 +273,19 @@ class Driver:
         with np.errstate(over="ignore", invalid="ignore"):
             loss = self.problem.loss(self.models[slot])
         self._answers.append(Assessed(self.cluster.now(), slot, self.versions[slot], loss))
+
+    def _compare(self, command: Compare) -> None:
+        """How far the model has moved since a task was given it."""
+        if self.cluster.recorded:
+            return
+        value = 0.0
+        batch = self._given.get(command.task)
+        if self.problem is not None and batch is not None:
+            slot = batch.chunks[command.task - batch.first][command.chunk].slot
+            then, now = self.cluster.model(slot, batch.versions[slot]), self.models[slot]
+            moved = np.subtract(now, then, dtype=np.float64)
+            value = float(moved @ moved)
+        self._answers.append(Compared(self.cluster.now(), *command, value))
 
     def _collect(self, command: Collect) -> None:
         """A chunk's message will be made of this; the books and the receipt are to say so."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anyk.errors import BadInput, RunFailed
-from anyk.protocol import Alarm, Assessed, Chunk, Event, Failed, Joined, Lost, Measured, Progress, Reply
+from anyk.protocol import Alarm, Assessed, Chunk, Compared, Event, Failed, Joined, Lost, Measured, Progress, Reply
 
 _EVERY = 0.15  # seconds between commits
 _CHUNKS_KNOWN = 20_000
@@ -34,7 +34,7 @@ _TABLES = {
     "summary": "name TEXT PRIMARY KEY, value TEXT",
 }
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Reply, Progress, Failed, Lost, Joined, Alarm, Measured, Assessed)
+    kind.__name__: kind for kind in (Reply, Progress, Failed, Lost, Joined, Alarm, Measured, Assessed, Compared)
 }
 
 
