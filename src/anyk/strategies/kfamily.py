@@ -67,9 +67,9 @@ class KFamily:
     ``batch``: samples of a mini-batch, drawn by (version, worker, how often on that version); 0: the whole partition.
     ``stale``: the weight of a gradient that is s versions old, ``constant`` 1, ``inverse`` 1 / max(1, s) (Zhang, Gupta,
     Lian and Liu 2016) or ``sqrt`` (1 + s)^-1/2 (as FedBuff does); or ``distance``: min(1, ``bound`` / d^2) for a model
-    that has moved by d since the gradient's version, so that far moves make small steps (Dutta et al. 2018, with bound =
-    C / eta_max). ``cutoff``: a gradient that old or older is dropped, and its worker starts on the newest version (0:
-    none is; Maranjyan, Tyurin and Richtarik 2025).
+    that has moved by d since the gradient's version, so that far moves make small steps (Dutta et al. 2018, with bound
+    = C / eta_max). ``cutoff``: a gradient that old or older is dropped, and its worker starts on the newest version
+    (0: none is; Maranjyan, Tyurin and Richtarik 2025).
 
     When nobody is left to wait for, because workers have been given up, a step is taken with fewer than k.
 

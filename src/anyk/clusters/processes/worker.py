@@ -85,6 +85,7 @@ class Worker:
         self._next: _Order | None = None
         self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
         self._served: set[tuple[int, int]] = set()
+        self._since = 0.0, 0.0  # when the task was taken, and when its delay was over
         self._pending: list[Any] = []  # requests for partitions that are not finished yet
         self._reserved: set[int] = set()
         self._known: tuple[bytes, list[Chunk]] = (b"", [])
@@ -183,6 +184,7 @@ class Worker:
     def _work(self, order: _Order) -> None:
         started = max(order.start, self._free)
         due = started + order.before
+        self._since = started, due
         if order.before:
             self._hold(due, 0, 0)
         for index, (chunk, copy, version) in enumerate(zip(order.chunks, order.copies, order.versions, strict=True)):
@@ -246,14 +248,13 @@ class Worker:
             self._served.add((task, index))
             ids = tuple(dict.fromkeys([*partitions, *(j for _, _, covered, _ in gathered for j in covered)]))
             buffer, out = self._buffer(self._messages.length(ids), index)
-            now = time.monotonic()
             out[:] = 0.0
             for j, coefficient in zip(partitions, coefficients, strict=True):
                 self._messages.add_message(out, ids, (j,), kept[j], coefficient)
             for at, size, covered, weight in gathered:  # other workers' messages, where they lie
                 message = self._shared.replies.array(at + HEADER.size, size, np.dtype(self._layout.dtype))
                 self._messages.add_message(out, ids, tuple(covered), message, weight)
-            self._send(task, index, buffer, out, now, now)
+            self._send(task, index, buffer, out, *self._since)
 
     # ------------------------------------------------------------------------------------------- telling
 
