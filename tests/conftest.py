@@ -7,7 +7,14 @@ import os
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# the same examples in every run, so that a failure is the change's and not luck's; HYPOTHESIS_PROFILE=explore draws
+# new ones each time, and prints how to repeat a failure
+hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.register_profile("explore", print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
