@@ -52,24 +52,21 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
 @plugin_option
 def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
     """Explain a strategy: what it is short for, how it works, how long an update takes and how stale it is."""
-    import inspect
-    import re
-
     from anyk.delays import parse
     from anyk.planning import pace
+    from anyk.reports import theory_text
     from anyk.strategies import strategy
 
     found = strategy(spec, workers=workers)
     law = parse(delays)
     expected = pace(found, law)
-    text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", (inspect.getdoc(type(found)) or "").split("\n>>>")[0])
     if json_file != "-":
         click.echo(spec if found.spec == spec else f"{spec}, that is {found.spec}")
         seconds = "no closed form" if expected.seconds is None else f"{expected.seconds:.6g} s"
         click.echo(f"an update with {workers} workers and {law.spec}: {seconds}  ({expected.why})")
         stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
         click.echo(f"staleness: {stale}\n")
-        click.echo(text.replace("``", "").strip())
+        click.echo(theory_text(found))
     plain = {"spec": found.spec, "workers": workers, "delays": law.spec, "seconds": expected.seconds}
     write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from anyk import keyed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Method, Row, check_stragglers, check_workers, whole
-from anyk.codes.decoders import CountingDecoder, Decoding
+from anyk.codes.decoders import CountingDecoder, Decoding, Exact, Own
 from anyk.errors import BadInput
 
 
@@ -156,7 +156,7 @@ class CommunicationEfficient(Code):
         return self._weights(V, N, replies)
 
     def _decode(self, replies: Indices, how: Method) -> Decoding:
-        if how.__class__.__name__ not in ("Own", "Exact"):
+        if not isinstance(how, (Own, Exact)):
             raise BadInput(f"'{self.spec}' has a decoder of its own only: each reply is a part of the vector")
         return super()._decode(replies, how)
 

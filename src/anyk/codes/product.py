@@ -9,7 +9,7 @@ import numpy as np
 
 from anyk.codes.base import Code, Floats, Indices, MatrixCode
 from anyk.codes.decoders import LeastSquares
-from anyk.codes.regular import BiregularCode
+from anyk.codes.regular import second_singular
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -96,16 +96,10 @@ class KroneckerCode(MatrixCode):
             rows, columns = (np.asarray(code.encoding.sum(axis=axis)).ravel() for axis in (1, 0))
             if np.ptp(rows) > 1e-9 or np.ptp(columns) > 1e-9:
                 return None
-            second = code.second_singular if isinstance(code, BiregularCode) else _second(code)
-            factors.append((float(np.sqrt(rows[0] * columns[0])), second, float(columns[0])))
+            largest = float(np.sqrt(rows[0] * columns[0]))
+            factors.append((largest, second_singular(code.encoding), float(columns[0])))
         if not 0 <= stragglers < n:
             return None
         (t1, s1, c1), (t2, s2, c2) = factors
         bound = (max(s1 * t2, t1 * s2) / (c1 * c2)) ** 2 * n * stragglers / (n - stragglers)
         return min(bound, float(self.partitions)), stragglers == 0
-
-
-def _second(code: Code) -> float:
-    from anyk.codes.regular import second_singular
-
-    return second_singular(code.encoding)

@@ -86,9 +86,9 @@ def holders_text(code: Code) -> str:
     return "\n".join(f"worker {i:>3}: {' '.join(map(str, held))}" for i, held in enumerate(code.holdings))
 
 
-def theory_text(code: Code) -> str:
-    """What the code's documentation says of how it works and where it comes from."""
-    text = inspect.getdoc(type(code)) or ""
+def theory_text(thing: object) -> str:
+    """What the documentation of a code or strategy says of how it works and where it comes from."""
+    text = inspect.getdoc(type(thing)) or ""
     return re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", text.split("\n>>>")[0]).replace("``", "").strip()
 
 

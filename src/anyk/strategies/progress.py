@@ -28,12 +28,13 @@ from anyk.protocol import (
     Stop,
     Task,
 )
+from anyk.strategies.coded import OfCode
 from anyk.strategies.wait import Count, Decodable, WaitLike, wait_rule
 
 _RETRIES = 2  # how often a worker whose message was unusable may be tried again in a round
 
 
-class ProgressRounds:
+class ProgressRounds(OfCode):
     """Synchronous rounds under a code whose workers report how much they have finished.
 
     All workers compute their partitions in order; when what is finished gives the exact sum (or ``wait``, a residual
@@ -49,10 +50,8 @@ class ProgressRounds:
     'nested:stragglers=3,kind=binary'
     """
 
-    slots = ("model",)
-
     def __init__(self, code: ProgressCode, *, wait: WaitLike = None, cancel: CancelMode = "preempt") -> None:
-        self.code = code
+        self.code: ProgressCode = code
         rule = wait_rule(wait, replies=code.workers)
         if rule.counts() or isinstance(rule, Count):
             raise BadInput(
@@ -84,23 +83,7 @@ class ProgressRounds:
         """The short form."""
         parts = [] if self._given == "decodable" else [f"wait={self._given}"]
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
-        code = self.code.spec
-        return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
-
-    @property
-    def workers(self) -> int:
-        """n."""
-        return self.code.workers
-
-    @property
-    def partitions(self) -> int:
-        """m."""
-        return self.code.partitions
-
-    @property
-    def holdings(self) -> Sequence[tuple[int, ...]]:
-        """The partitions of each worker."""
-        return self.code.holdings
+        return self._spec(parts)
 
     @cached_property
     def _tasks(self) -> tuple[Task, ...]:

@@ -33,6 +33,7 @@ from anyk.protocol import (
     Stop,
     Task,
 )
+from anyk.strategies.coded import OfCode
 from anyk.strategies.wait import Count, Decodable, WaitLike, wait_rule
 
 Scaling = Literal["none", "marginal", "conditional"]
@@ -57,7 +58,7 @@ def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Se
     )
 
 
-class CodedRounds:
+class CodedRounds(OfCode):
     """Synchronous rounds under any code, ended by any wait rule.
 
     Each round all workers get the newest version. When ``wait`` is met the replies are decoded, the model steps, the
@@ -89,8 +90,6 @@ class CodedRounds:
     >>> CodedRounds(anyk.codes.FractionalRepetition(workers=30, load=3), wait=11).spec
     'frc:load=3,wait=11'
     """
-
-    slots = ("model",)
 
     def __init__(
         self,
@@ -150,15 +149,13 @@ class CodedRounds:
         self._present: set[int] = set()
         self._gone: set[int] = set()
         self._arrivals: list[float] = []  # of this round
-        self._recent: list[float] = []  # seconds of the last rounds' replies, where the wait rule looks at them
+        self._recent: tuple[float, ...] = ()  # seconds of the last rounds' replies, where the wait rule looks at them
         self._told = ""  # what the log has been told of an adapting deadline
         self._missed = [0] * code.workers  # how often a worker was not in when a step was taken
         self._learned: list[int] = []  # the same when the code last learned of it
         self._open: dict[int, int] = {}  # how many messages are still expected in this round, by worker
         self._failures: dict[int, list[int]] = {}  # tasks of this round with unusable messages, by worker
-        self._values: dict[
-            int, float
-        ] = {}  # what replies of this round were measured to be, under a code against liars
+        self._values: dict[int, float] = {}  # what replies were measured to be, under a code against liars
         self._task_of: dict[int, int] = {}  # reply (worker x messages + message) -> task, in order of arrival
         self._began = 0.0
         self._now = 0.0
@@ -182,23 +179,7 @@ class CodedRounds:
         parts += [f"decoder={name}" for name in names]
         parts += [f"batch={self.batch}"] * (self.batch > 0)
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
-        code = self.code.spec
-        return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
-
-    @property
-    def workers(self) -> int:
-        """n."""
-        return self.code.workers
-
-    @property
-    def partitions(self) -> int:
-        """m."""
-        return self.code.partitions
-
-    @property
-    def holdings(self) -> Sequence[tuple[int, ...]]:
-        """The partitions of each worker."""
-        return self.code.holdings
+        return self._spec(parts)
 
     @cached_property
     def _tasks(self) -> tuple[Task, ...]:
@@ -364,7 +345,7 @@ class CodedRounds:
         combine = Combine("model", used, weights, "all", 1.0, residual, gain)
         if self.wait.remembers:  # who was cut off took at least as long as the round
             late = [self._now - self._began] * (self.code.replies - len(self._arrivals))
-            self._recent = [*self._recent, *self._arrivals, *late][-_ROUNDS_SEEN * self.code.replies :]
+            self._recent = (*self._recent, *self._arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
         self.version += 1
         if isinstance(self.code, HeterogeneousCode):
             self._learn()
@@ -462,7 +443,7 @@ class CodedRounds:
         self._failures = dict(state["failures"])
         self._task_of = dict(state["replies"])
         self._began, self._now = state["began"], state["now"]
-        self._arrivals, self._recent, self._told = list(state["arrivals"]), list(state["recent"]), state["told"]
+        self._arrivals, self._recent, self._told = list(state["arrivals"]), tuple(state["recent"]), state["told"]
         self._missed, self._learned, self._values = list(state["missed"]), list(state["learned"]), dict(state["values"])
         if isinstance(self.code, HeterogeneousCode) and self.code.relearn and self.version >= self.code.relearn:
             self.code = self.code.relearned(self._learned, self.version - self.version % self.code.relearn)

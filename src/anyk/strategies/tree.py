@@ -28,11 +28,12 @@ from anyk.protocol import (
     Stop,
     Task,
 )
+from anyk.strategies.coded import OfCode
 
 _RETRIES = 2
 
 
-class TreeRounds:
+class TreeRounds(OfCode):
     """Synchronous rounds under a tree code: a step needs the driver's children only (CodedReduce).
 
     Leaves send what they computed. A parent that has finished its own share and whose children's messages decode is
@@ -44,12 +45,11 @@ class TreeRounds:
     'tree:children=5,stragglers=1'
     """
 
-    slots = ("model",)
-
     def __init__(self, code: TreeCode, *, cancel: CancelMode = "preempt") -> None:
         if cancel not in ("preempt", "discard"):
             raise BadInput(f"cancel must be preempt or discard, got {cancel!r}")
-        self.code, self.cancel = code, cancel
+        self.code: TreeCode = code
+        self.cancel = cancel
         self.version = self._next = self._first = 0
         self._present: set[int] = set()
         self._gone: set[int] = set()
@@ -58,31 +58,14 @@ class TreeRounds:
         self._finished: set[int] = set()  # parents whose own share is done
         self._asked: set[int] = set()
         self._ready: dict[int, int] = {}  # workers whose message is in, and the task that gave it
-        self._inside: dict[
-            int, dict[int, float]
-        ] = {}  # of an asked parent, the children in its message and their weights
+        self._inside: dict[int, dict[int, float]] = {}  # of an asked parent, the children in its message, weighted
 
     # ------------------------------------------------------------------------------------------- what it is
 
     @property
     def spec(self) -> str:
         """The short form."""
-        return self.code.spec + ("" if self.cancel == "preempt" else f",cancel={self.cancel}")
-
-    @property
-    def workers(self) -> int:
-        """n."""
-        return self.code.workers
-
-    @property
-    def partitions(self) -> int:
-        """m."""
-        return self.code.partitions
-
-    @property
-    def holdings(self) -> Sequence[tuple[int, ...]]:
-        """The partitions of each worker."""
-        return self.code.holdings
+        return self._spec([f"cancel={self.cancel}"] * (self.cancel != "preempt"))
 
     @property
     def covers(self) -> Sequence[tuple[int, ...]]:

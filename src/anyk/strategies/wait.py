@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import Protocol, TypeAlias
 
@@ -47,15 +48,6 @@ class Waiting(Protocol):
         ...
 
 
-class Recent(Waiting, Protocol):
-    """A round that also remembers how long replies took in the rounds before."""
-
-    @property
-    def recent(self) -> Sequence[float]:
-        """Seconds from a round's start to each reply, of the last rounds; at least so many for who was cut off."""
-        ...
-
-
 class Wait:
     """A rule; ``a | b`` ends the round when either says so, ``a & b`` when both do."""
 
@@ -65,7 +57,7 @@ class Wait:
         """Whether the round may end."""
         raise NotImplementedError("a wait rule says when there is enough")
 
-    remembers = False  # whether it looks at :attr:`Recent.recent`
+    remembers = False  # whether it looks at a round's ``recent``: seconds to each reply of the rounds before
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
         """Seconds after the start of this round at which the rule wants to be asked again."""
@@ -148,6 +140,13 @@ class Deadline(Wait):
         return f"{_digits(self.seconds)}s"
 
 
+@lru_cache(maxsize=64)  # a round asks at every reply, and what it remembers changes once a round
+def _past_median(recent: tuple[float, ...], times: float) -> float:
+    """So many median absolute deviations past the median."""
+    middle = median(recent)
+    return float(middle + times * median([abs(value - middle) for value in recent]))
+
+
 @dataclass(frozen=True)
 class Adaptive(Wait):
     """Until ``times`` median absolute deviations past the median of recent arrivals, and at least one reply.
@@ -162,10 +161,7 @@ class Adaptive(Wait):
     def bound(self, waiting: Waiting) -> float | None:
         """The deadline of this round, in seconds; None while too little has been seen."""
         recent = getattr(waiting, "recent", ())
-        if len(recent) < _SEEN:
-            return None
-        middle = median(recent)
-        return float(middle + self.times * median([abs(value - middle) for value in recent]))
+        return None if len(recent) < _SEEN else _past_median(tuple(recent), self.times)
 
     def enough(self, waiting: Waiting) -> bool:
         """See :meth:`Wait.enough`."""

@@ -114,7 +114,7 @@ class Worker:
                 if not self._listen(None):
                     return
                 continue
-            self._collect(order)
+            self._serve(order.collects)
             if order.task <= last:
                 continue
             last = order.task
@@ -159,7 +159,7 @@ class Worker:
         order = self._take()
         assert order is not None
         assert self._order is not None
-        self._collect(order)
+        self._serve(order.collects)
         if order.task != self._order.task:
             self._next = order
             if order.flags & PREEMPT:
@@ -231,9 +231,6 @@ class Worker:
             if self._pending:
                 asks, self._pending = self._pending, []
                 self._serve(asks)
-
-    def _collect(self, order: _Order) -> None:
-        self._serve(order.collects)
 
     def _serve(self, asks: list[Any]) -> None:
         """Send the messages asked for; what is not finished (a resumed run began anew) is served when it is."""
