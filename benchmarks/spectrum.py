@@ -1,6 +1,7 @@
 """From synchronous to asynchronous: loss against virtual seconds for fixed K and for adasync, over several seeds.
 
-Mini-batch SGD on digits, exponential delays, the same learning rate for all, as in the figures of the papers: a small
+Mini-batch SGD on digits (or --data, --model), exponential delays (or --delays), the same learning rate for all, as in
+the figures of the papers: a small
 K begins fast and ends noisy, a large one the reverse. Printed is the loss at some times, and how far adasync is above
 the best fixed K of that time, on average over time. With --picture the curves are drawn.
 """
@@ -20,9 +21,13 @@ parser.add_argument("--delays", default="exp:mean=0.5")
 parser.add_argument("--lr", type=float, default=0.2)
 parser.add_argument("--batch", type=int, default=2)
 parser.add_argument("--family", default="k-batch-async", choices=["k-sync", "k-async", "k-batch-sync", "k-batch-async"])
+parser.add_argument("--data", default="digits")
+parser.add_argument("--data-file")
+parser.add_argument("--model", default="linear")
+parser.add_argument("--rule", default="loss", choices=["loss", "delays", "noise"])
 parser.add_argument("--picture")
 arguments = parser.parse_args()
-problem = anyk.problems.from_data("digits")
+problem = anyk.problems.from_data(arguments.data, file=arguments.data_file, model=arguments.model)
 P, T = arguments.workers, arguments.seconds
 times = np.linspace(T / 60, T, 60)
 
@@ -42,7 +47,10 @@ def curve(spec):
 
 fixed = sorted({1, 2, P // 2, P})
 curves = {f"{arguments.family}:k={k}": curve(f"{arguments.family}:k={k},batch={arguments.batch}") for k in fixed}
-adaptive = f"adasync:base={arguments.family},k=1,interval={T / 20:g},batch={arguments.batch}"
+first = 2 if arguments.rule == "noise" else 1
+adaptive = (
+    f"adasync:base={arguments.family},k={first},interval={T / 20:g},batch={arguments.batch},rule={arguments.rule}"
+)
 curves["adasync"] = curve(adaptive)
 at = [0, 4, 14, 29, 59]
 print(f"{'loss at':<24}" + "".join(f"{times[i]:>9.3g} s" for i in at))
@@ -60,7 +68,11 @@ if arguments.picture:
         axes.semilogy(times, losses, color=colour, lw=2.4 if name == "adasync" else 1.4, label=name)
     axes.set_xlabel("virtual seconds")
     axes.set_ylabel(f"loss, mean of {arguments.seeds} seeds")
-    axes.set_title(f"digits, {P} workers, delays {arguments.delays}, batch {arguments.batch}", loc="left", fontsize=11)
+    axes.set_title(
+        f"{arguments.data}, {arguments.model}, {P} workers, delays {arguments.delays}, batch {arguments.batch}",
+        loc="left",
+        fontsize=11,
+    )
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     save(figure, arguments.picture)

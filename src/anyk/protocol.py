@@ -119,12 +119,13 @@ class Measured(NamedTuple):
 
 
 class Assessed(NamedTuple):
-    """What an :class:`Assess` asked for: the objective at the slot's version."""
+    """What an :class:`Assess` asked for: the objective at the slot's version, and the learning rate it has come to."""
 
     time: float
     slot: str
     version: int
     loss: float
+    rate: float = 1.0
 
 
 class Compared(NamedTuple):
@@ -137,7 +138,16 @@ class Compared(NamedTuple):
     value: float
 
 
-Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm | Measured | Assessed | Compared
+class Scattered(NamedTuple):
+    """What a :class:`Scatter` asked for: of mean gradients, the mean squared norm and the squared norm of the mean."""
+
+    time: float
+    replies: int
+    mean_square: float
+    square_of_mean: float
+
+
+Event: TypeAlias = Reply | Progress | Failed | Lost | Joined | Alarm | Measured | Assessed | Compared | Scattered
 
 
 class Cut(NamedTuple):
@@ -206,7 +216,8 @@ class Combine(NamedTuple):
 
     ``divisor``: ``all`` divides by the number of samples N (rounds that estimate the whole sum), ``counted`` by the
     samples that the messages cover. ``scale`` multiplies the learning rate. ``residual`` and ``gain`` of the decode
-    are for the receipt.
+    are for the receipt. ``compensation``: a message g (a mean over its samples) that was computed on an older model
+    counts as ``g + compensation * g * g * (w - w_old)``, elementwise.
     """
 
     slot: str
@@ -216,6 +227,7 @@ class Combine(NamedTuple):
     scale: float = 1.0
     residual: float = 0.0
     gain: float = 1.0
+    compensation: float = 0.0
 
 
 class SetAlarm(NamedTuple):
@@ -239,6 +251,12 @@ class Compare(NamedTuple):
     chunk: int
 
 
+class Scatter(NamedTuple):
+    """Ask how far apart messages that have arrived are; asked before the combine that uses them up."""
+
+    messages: Sequence[tuple[int, int]]
+
+
 class Note(NamedTuple):
     """Something a reader of the log should know of what the strategy does."""
 
@@ -252,7 +270,9 @@ class Stop(NamedTuple):
     failed: bool = False
 
 
-Command: TypeAlias = Assess | Compare | Dispatch | Cancel | Collect | Combine | Measure | Note | SetAlarm | Stop
+Command: TypeAlias = (
+    Assess | Compare | Dispatch | Cancel | Collect | Combine | Measure | Note | Scatter | SetAlarm | Stop
+)
 
 
 # ---------------------------------------------------------------------------------------------------- who speaks

@@ -257,3 +257,33 @@ def test_the_amazon_race_in_the_simulator(data_folder, tmp_path):
     assert uncoded["loss"] == pytest.approx(coded["loss"], rel=1e-9)
     assert approximate["metric"]["value"] > uncoded["metric"]["value"] - 0.01
     assert uncoded["seconds"] > 3.5 * coded["seconds"] > 7 * approximate["seconds"]
+
+
+def test_a_network_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["race", "--model", "two-layer:hidden=8", "--workers", "4", "--cluster", "simulated", "--steps", "5"]
+    arguments += ["--delays", "exp:mean=1", "--strategy", "k-sync:k=3", "--strategy", "async:step=0.1", "--quiet"]
+    done = run(*arguments, "--curve", "loss", "--picture", "a.png")
+    assert done.exit_code == 0, done.output
+    assert "digits, two-layer:hidden=8: 1,437 rows, 618 parameters" in done.output
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    resumed = run("resume", "runs/race-1/k-sync-k=3", "--steps", "7", "--quiet")
+    assert resumed.exit_code == 0, resumed.output
+
+
+def test_a_strategy_is_checked_and_a_failing_seed_is_a_command(tmp_path):
+    good = run("strategies", "check", "k-async:k=2", "--workers", "4", "--schedules", "5")
+    assert good.exit_code == 0 and "k-async:k=2, 4 workers: 5 schedules passed" in good.output
+    (tmp_path / "mine.py").write_text(
+        "from anyk.strategies import KFamily, register\n"
+        "class Mine(KFamily):\n"
+        "    spec = 'mine'\n"
+        "    def __init__(self, workers: int) -> None:\n"
+        "        super().__init__(workers)\n"
+        "    def on(self, event):\n"
+        "        return super().on(event) if self.version < 3 else ()\n"
+        "register('mine')(Mine)\n"
+    )
+    bad = run("strategies", "check", "mine", "--plugin", str(tmp_path / "mine.py"), "--seed", "7")
+    assert bad.exit_code == 1
+    assert "anyk strategies check 'mine' --workers 6 --steps 20 --outages 3 --seed 7 --schedules 1" in bad.output

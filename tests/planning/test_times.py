@@ -14,6 +14,7 @@ P = 8
 LAWS = [
     "constant:2", "exp:mean=0.7", "shifted-exp:shift=1,mean=1", "pareto:minimum=1,alpha=2.5",
     "bimodal:fast=1,slow=10,probability=0.2", "hetero:means=0.5/1/3",
+    "uniform:low=0.5,high=2",
 ]  # fmt: skip
 
 
@@ -63,5 +64,8 @@ def test_the_pace_of_a_strategy_is_what_the_simulator_finds(spec: str, law: str)
 def test_what_has_no_closed_form_says_so() -> None:
     assert pace(anyk.strategy("adasync", workers=8), parse("exp:mean=1")).why == "k changes with the loss"
     assert pace(anyk.strategy("k-async:k=3", workers=8), parse("pareto:minimum=1,alpha=3")).seconds is None
-    assert pace(anyk.strategy("k-sync:k=3,cancel=discard", workers=8), parse("exp:mean=1")).seconds is None
+    assert (
+        pace(anyk.strategy("k-sync:k=3,cancel=discard", workers=8), parse("pareto:minimum=1,alpha=3")).seconds is None
+    )
+    assert pace(anyk.strategy("gradual", workers=8), parse("exp:mean=1")).seconds is None
     assert pace(anyk.strategy("async:cutoff=3", workers=8), parse("exp:mean=1")).staleness is None

@@ -270,36 +270,6 @@ def test_mean_staleness_under_any_law(delays: str, spec: str, mean: float) -> No
     assert np.mean(run.history["staleness"][1:]) == pytest.approx(mean, abs=P * mean / 1500 * 3)
 
 
-def harmonic(n: int) -> float:
-    return sum(1.0 / i for i in range(1, n + 1))
-
-
-@pytest.mark.parametrize(
-    ("spec", "seconds"),
-    [
-        ("sync", harmonic(P)),
-        ("k-sync:k=4", harmonic(P) - harmonic(P - 4)),
-        ("k-batch-sync:k=4", 4 / P),
-        ("async", 1 / P),
-        ("k-async:k=4", harmonic(P) - harmonic(P - 4)),
-        ("k-batch-async:k=4", 4 / P),
-    ],
-)
-def test_expected_seconds_of_an_update_under_exponential_delays(spec: str, seconds: float) -> None:
-    """Dutta et al. 2018, section 3; 4 standard errors of the measured mean."""
-    times = np.diff(trained(spec, steps=4000, delays="exp:mean=1").history["seconds"])
-    batches = times[: len(times) // 40 * 40].reshape(-1, 40).mean(axis=1)  # neighbouring updates are not independent
-    assert abs(times.mean() - seconds) < 4 * batches.std(ddof=1) / len(batches) ** 0.5
-
-
-def test_without_preemption_k_sync_and_k_batch_sync_are_slower() -> None:
-    """From a small Markov chain, P = 8, K = 4, rate 1: 1.0343494 and 1.0756072 in place of 0.6345238 and 0.5."""
-    for spec, seconds in (("k-sync:k=4,cancel=discard", 1.0343494), ("k-batch-sync:k=4,cancel=discard", 1.0756072)):
-        times = np.diff(trained(spec, steps=4000, delays="exp:mean=1").history["seconds"])
-        batches = times[: len(times) // 40 * 40].reshape(-1, 40).mean(axis=1)
-        assert abs(times.mean() - seconds) < 4 * batches.std(ddof=1) / len(batches) ** 0.5
-
-
 def test_stale_gradients_count_less() -> None:
     for rule, weight in (("inverse", lambda s: 1 / max(1, s)), ("sqrt", lambda s: (1 + s) ** -0.5)):
         run = trained(f"async:stale={rule}", steps=60)
@@ -431,3 +401,131 @@ def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
 def test_adasync_out_of_range(options: Any, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         AdaSync(8, **options)
+
+
+@pytest.mark.parametrize("spec", ["adasync:interval=1", "gradual:every=10,by=2,last=6"])
+def test_growing_from_one_gradient_a_step_it_takes_more(spec: str) -> None:
+    """A step of one gradient has a path of its own in the strategy, which is to be left when k grows."""
+    run = trained(spec, steps=120)
+    counts = run.history["replies"][1:]
+    assert counts[0] == 1 and counts[-1] > 1 and list(counts) == sorted(counts)
+
+
+# ------------------------------------------------------------------------------------------- delay compensation
+
+
+@pytest.mark.parametrize(
+    "spec", ["async:compensate=0.3", "k-async:k=3,compensate=0.3", "k-batch-async:k=3,compensate=0.3"]
+)
+def test_delay_compensation_follows_its_formula(spec: str) -> None:
+    """g + lambda g g (w - w_old) for each stale mean gradient, on a trajectory computed here from the log."""
+    lr, lam = 0.2, 0.3
+    problem = anyk.testing.Squares(P)
+    cluster = anyk.cluster("simulated", workers=P, delays="exp:mean=0.3", seed=3)
+    run = anyk.train(problem, spec, cluster, steps=40, optimizer=anyk.optimizers.GD(lr=lr))
+    models = [problem.initial()]
+    corrected = 0
+    for step in range(1, 41):
+        w, total = models[-1], np.zeros_like(models[-1])
+        rows = run.log.rows("SELECT version, worker FROM chunks WHERE step = ?", (step,))
+        for version, worker in rows:
+            g = models[version] - problem.centres[worker]
+            total += g + lam * g * g * (w - models[version])
+            corrected += version < step - 1
+        models.append(w - lr * total / len(rows))
+    assert corrected > 20
+    assert run.model == pytest.approx(models[-1], rel=1e-9)
+    assert str(anyk.replay(run, problem=problem)).endswith("the same bits of model")
+    plain = anyk.cluster("simulated", workers=P, delays="exp:mean=0.3", seed=3)
+    without = anyk.train(problem, spec.replace("0.3", "0"), plain, steps=40, optimizer=anyk.optimizers.GD(lr=lr))
+    assert np.abs(without.model - run.model).max() > 1e-3
+
+
+def test_compensation_of_sparse_replies_is_that_of_dense_ones() -> None:
+    rng = np.random.default_rng(0)
+    X = np.where(rng.random((60, 40)) < 0.1, rng.standard_normal((60, 40)), 0.0)
+    y = np.where(rng.random(60) < 0.5, -1, 1)
+    from scipy import sparse
+
+    models = []
+    for design in (X, sparse.csr_array(X)):
+        cluster = anyk.cluster("simulated", workers=6, delays="exp:mean=0.3", seed=3)
+        problem = anyk.problems.LogisticRegression(design, y)
+        models.append(anyk.train(problem, "async:compensate=2", cluster, steps=50).model)
+    assert models[0] == pytest.approx(models[1], abs=1e-12)
+
+
+# ------------------------------------------------------------------------------------------- AdaSync's other rules
+
+
+@pytest.mark.parametrize("base", ["k-sync", "k-async", "k-batch-sync", "k-batch-async"])
+@pytest.mark.parametrize("rule", ["delays", "noise"])
+def test_the_other_rules_grow_k_and_replay(base: str, rule: str) -> None:
+    problem = anyk.problems.from_data("synthetic:rows=400,features=12")
+    cluster = anyk.cluster("simulated", workers=P, delays="shifted-exp:shift=0.1,mean=0.3", seed=3)
+    spec = f"adasync:base={base},rule={rule},k=2,interval=3,batch=4"
+    run = anyk.train(problem, spec, cluster, steps=300, optimizer=anyk.optimizers.GD(lr=2.0))
+    told = [note["text"] for note in run.notes if note["kind"] == "strategy"]
+    grown = [int(text.split()[2]) for text in told]
+    assert grown and grown == sorted(set(grown)) and all(2 < k <= P for k in grown)
+    assert all(("loss" in text) == (rule == "delays") for text in told)
+    assert str(anyk.replay(run, problem=problem)).endswith("the same bits of model")
+    anyk.testing.check_strategy(strategy(spec, workers=P), steps=30, seed=1)
+
+
+def test_durations_of_tasks_that_were_cut_off_still_count() -> None:
+    """Of exponential delays seen only up to the 3rd of 8: product limit and tail give back the mean and the k-th of 8."""
+    seen = anyk.strategies.Durations(keep=100_000)
+    rng = np.random.default_rng(1)
+    for _ in range(4000):
+        row = np.sort(rng.exponential(2.0, P))
+        for i, seconds in enumerate(row):
+            seen.add(min(seconds, row[2]), ended=i < 3)
+    assert seen.mean() == pytest.approx(2.0, rel=0.03)
+    exact = [2.0 * sum(1 / i for i in range(P - k + 1, P + 1)) for k in range(1, P + 1)]
+    assert seen.means(P) == pytest.approx(exact, rel=0.05)
+    again = anyk.strategies.Durations(keep=100_000)
+    again.restore(json.loads(json.dumps(seen.plain())))
+    assert again.mean() == seen.mean() and len(again) == len(seen) == 12_000
+
+
+def test_a_learning_rate_that_falls_holds_k_back() -> None:
+    """K_0 r sqrt(F_0 / F): with the rate a hundredth after a while, no growth from then on."""
+    problem = anyk.problems.from_data("synthetic:rows=400,features=12")
+    last = {}
+    for lr in ("2.0", "exponential:start=2.0,decay=0.97"):
+        cluster = anyk.cluster("simulated", workers=P, delays="exp:mean=0.3", seed=3)
+        run = anyk.train(
+            problem, "adasync:base=k-batch-async,k=2,interval=3,batch=4", cluster, steps=400,
+            optimizer=anyk.optimizers.optimizer("gd", lr=lr),
+        )  # fmt: skip
+        last[lr] = run.history["replies"][-1]
+    assert last["exponential:start=2.0,decay=0.97"] < last["2.0"]
+
+
+def test_a_k_that_grows_by_plan() -> None:
+    run = trained("gradual:base=k-sync,k=2,every=5,by=2,last=7", steps=25)
+    counts = [int(count) for count in run.history["replies"][1:]]
+    assert counts == [2] * 5 + [4] * 5 + [6] * 5 + [7] * 10
+    assert next(note["text"] for note in run.notes if note["kind"] == "strategy") == "k = 4 of 8 from step 5 on"
+    anyk.testing.check_strategy(strategy("gradual:k=2,every=4", workers=P), steps=30, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("adasync:rule=never", "rule in 'adasync:rule=never' should be one of loss, delays, noise, got 'never'"),
+        (
+            "adasync:rule=noise,k=1",
+            "rule=noise of 'adasync' measures how gradients of a step differ; k must be at least 2",
+        ),
+        ("gradual:every=0", "every and by of 'gradual' must be at least 1, got every=0, by=1"),
+        ("gradual:last=9", "last of 'gradual' must be k = 1 to 8 workers, got 9"),
+        ("gradual:base=async", "base in 'gradual:base=async' should be one of k-sync, .*"),
+        ("async:compensate=-1", r"compensate \(lambda of delay compensation\) must be at least 0, got -1"),
+        ("k-batch-sync:compensate=1", "strategy 'k-batch-sync' has no key 'compensate'"),
+    ],
+)
+def test_specs_that_mean_nothing(spec: str, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        strategy(spec, workers=P)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from anyk.cli import main
 from anyk.cli.options import json_option, plugin_option, write_json
+from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     from anyk.specs import Registry
@@ -53,7 +55,7 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
 def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
     """Explain a strategy: what it is short for, how it works, how long an update takes and how stale it is."""
     from anyk.delays import parse
-    from anyk.planning import pace
+    from anyk.planning import pace, stability_limit
     from anyk.reports import theory_text
     from anyk.strategies import strategy
 
@@ -65,10 +67,44 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
         seconds = "no closed form" if expected.seconds is None else f"{expected.seconds:.6g} s"
         click.echo(f"an update with {workers} workers and {law.spec}: {seconds}  ({expected.why})")
         stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
-        click.echo(f"staleness: {stale}\n")
+        click.echo(f"staleness: {stale}")
+        if expected.staleness:
+            factor = 0.5 * stability_limit(expected.staleness)
+            click.echo(f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
+        click.echo("")
         click.echo(theory_text(found))
     plain = {"spec": found.spec, "workers": workers, "delays": law.spec, "seconds": expected.seconds}
     write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
+
+
+@strategies.command()
+@click.argument("spec")
+@click.option("--workers", type=int, default=6, show_default=True, help="Number of workers, n.")
+@click.option("--schedules", type=int, default=100, show_default=True, help="How many random schedules.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first; the others count up.")
+@click.option("--steps", type=int, default=20, show_default=True, help="Steps of each run.")
+@click.option("--outages", type=int, default=3, show_default=True, help="Workers lost and found in each.")
+@plugin_option
+def check(spec: str, workers: int, schedules: int, seed: int, steps: int, outages: int) -> None:
+    """Run a strategy, of anyk or your own, on random schedules of delays, losses and returns.
+
+    Each is run thrice and resumed from the middle: no deadlock, nothing counts twice, the books balance, the same
+    decisions. The first that fails is printed as a command.
+    """
+    from anyk.errors import RunFailed
+    from anyk.strategies import strategy
+    from anyk.testing import check_strategy
+
+    if min(schedules, steps, outages + 1) < 1:
+        raise BadInput("schedules and steps must be at least 1, outages at least 0")
+    found = strategy(spec, workers=workers)
+    with click.progressbar(range(seed, seed + schedules), label=found.spec, file=sys.stderr) as seeds:
+        for number in seeds:
+            try:
+                check_strategy(found, steps=steps, outages=outages, seed=number)
+            except AssertionError as error:
+                raise RunFailed(str(error)) from None
+    click.echo(f"{found.spec}, {workers} workers: {schedules} schedules passed")
 
 
 @main.command()

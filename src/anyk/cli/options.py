@@ -94,6 +94,8 @@ def common(command: Command) -> Command:
         plugin_option,
         click.option("--data", default="digits", show_default=True, metavar="SPEC", help="Data set; see 'anyk data'."),
         click.option("--data-file", metavar="PATH", help="Local file for the data set."),
+        click.option("--model", default="linear", show_default=True, metavar="SPEC",
+                     help="linear (what suits the data) or two-layer:hidden=32."),
         click.option("--l2", type=float, help="Regulariser; 1 / training rows if left out."),
         click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
         click.option("--delays", metavar="SPEC", default="none", show_default=True,
@@ -119,11 +121,11 @@ def common(command: Command) -> Command:
     return command
 
 
-def make_problem(data: str, data_file: str | None, l2: float | None) -> LinearProblem:
+def make_problem(data: str, data_file: str | None, l2: float | None, model: str) -> LinearProblem:
     """The problem that the options ask for."""
     from anyk.problems import from_data
 
-    return from_data(data, file=data_file, l2=l2, progress=lambda text: click.echo(text, err=True))
+    return from_data(data, file=data_file, l2=l2, model=model, progress=lambda text: click.echo(text, err=True))
 
 
 def make_optimizer(problem: LinearProblem, data: str, optimizer: str | None, lr: str | None) -> Optimizer:

@@ -30,6 +30,12 @@ _RACERS = ("uncoded", "frc:load=3", "agc:load=3,wait=11", "async:step=0.05")
 _RACE = {"delays": "exp:mean=0.2", "target": 0.93, "seconds": 40.0}
 
 
+_curve = click.option(
+    "--curve", type=click.Choice(["metric", "loss"]), default="metric", show_default=True,
+    help="What the picture shows against seconds.",
+)  # fmt: skip
+
+
 def _console(json_file: str | None) -> Console:
     """Where people read; standard error when standard output carries JSON."""
     from rich.console import Console
@@ -64,7 +70,7 @@ def train(ctx: click.Context, /, strategy: str, **given: Any) -> None:
     build(strategy, workers=given["workers"])  # complain before anything is loaded
     delays = parse(given["delays"])
     fleet = cluster(given["cluster"], workers=given["workers"], delays=delays, seed=given["seed"])
-    problem = make_problem(given["data"], given["data_file"], given["l2"])
+    problem = make_problem(given["data"], given["data_file"], given["l2"], given["model"])
     optimizer = make_optimizer(problem, given["data"], given["optimizer"], given["lr"])
     folder = Path(given["out"]) if given["out"] else new_folder("train")
     console = _console(given["json_file"])
@@ -92,9 +98,10 @@ def train(ctx: click.Context, /, strategy: str, **given: Any) -> None:
 @click.option("--strategy", "strategies", multiple=True, metavar="SPEC",
               help=f"A strategy; repeat for each.  [default: {', '.join(_RACERS)}]")  # fmt: skip
 @click.option("--picture", metavar="FILE", help="Picture of the race; race.png in the run's folder if left out.")
+@_curve
 @common
 @click.pass_context
-def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None, **given: Any) -> None:
+def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None, curve: Any, **given: Any) -> None:
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
@@ -120,11 +127,11 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
     console = _console(given["json_file"])
     file = Path(picture) if picture else folder / "race.png"
     _check_picture()
-    problem = make_problem(given["data"], given["data_file"], given["l2"])
+    problem = make_problem(given["data"], given["data_file"], given["l2"], given["model"])
     optimizer = make_optimizer(problem, given["data"], given["optimizer"], given["lr"])
     console.print(
-        f"{given['data']}: {problem.samples:,} rows, {problem.dimension:,} parameters; {given['workers']} workers, "
-        f"delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}",
+        f"{given['data']}, {given['model']}: {problem.samples:,} rows, {problem.dimension:,} parameters; "
+        f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}",
         highlight=False,
     )
     try:
@@ -147,7 +154,7 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
     except KeyboardInterrupt:
         _interrupted(folder / "…")
     console.print(race_table(result.runs))
-    plot(result.runs, file)
+    plot(result.runs, file, of=curve)
     console.print(f"picture: {file}", highlight=False)
     write_json(result.report(), given["json_file"])
 
@@ -191,8 +198,9 @@ def resume(
 @click.argument("run")
 @click.option("--step", type=int, help="Show the receipt of this step.")
 @click.option("--picture", metavar="FILE", help="Draw the metric against seconds.")
+@_curve
 @json_option
-def show(run: str, step: int | None, picture: str | None, json_file: str | None) -> None:
+def show(run: str, step: int | None, picture: str | None, curve: Any, json_file: str | None) -> None:
     """Show a run: what it was, what it came to, how its chunks ended, and the receipt of a step."""
     from anyk.reports import plot, race_table
     from anyk.training import Run
@@ -216,7 +224,7 @@ def show(run: str, step: int | None, picture: str | None, json_file: str | None)
         for note in found.notes:
             console.print(f"{note['time']:9.3f} s  {note['kind']}: {note['text']}", highlight=False)
     if picture is not None:
-        plot(found, picture)
+        plot(found, picture, of=curve)
         console.print(f"picture: {picture}", highlight=False)
     write_json(found.report(), json_file)
 

@@ -9,13 +9,14 @@ from anyk.delays.models import (
     NoDelay,
     Pareto,
     ShiftedExponential,
+    Uniform,
 )
 from anyk.delays.stream import DelayStream
 from anyk.delays.trace import Trace
 from anyk.specs import Registry
 
 registry: Registry[DelayModel] = Registry("delay model")
-for _model in (NoDelay, Constant, Exponential, ShiftedExponential, Pareto, Bimodal, Heterogeneous, Trace):
+for _model in (NoDelay, Constant, Uniform, Exponential, ShiftedExponential, Pareto, Bimodal, Heterogeneous, Trace):
     registry.register(_model.name)(_model)
 
 register = registry.register
@@ -43,6 +44,7 @@ __all__ = [
     "Pareto",
     "ShiftedExponential",
     "Trace",
+    "Uniform",
     "parse",
     "register",
     "registry",

@@ -111,6 +111,27 @@ class Constant(DelayModel):
 
 
 @dataclass(frozen=True)
+class Uniform(DelayModel):
+    """Anything from ``low`` to ``high``, all equally likely."""
+
+    low: float
+    high: float
+    name: ClassVar[str] = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("'low' of 'uniform'", self.low, strictly=False)
+        _check("'high' of 'uniform'", self.high)
+        if self.high <= self.low:
+            raise BadInput(f"'high' of 'uniform' must be above 'low' ({self.low:g}), got {self.high:g}")
+
+    def seconds(self, uniforms: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.seconds`."""
+        del worker
+        return self.low + (self.high - self.low) * uniforms
+
+
+@dataclass(frozen=True)
 class Exponential(DelayModel):
     """Exponential delays with the given mean.
 

@@ -95,6 +95,11 @@ class Trace(DelayModel):
         """The relative load that the table was measured at."""
         return self.load if self.load is not None else self._loaded[1]
 
+    @property
+    def times(self) -> Floats:
+        """The table, seconds, rounds x workers."""
+        return self._loaded[0]
+
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
         column = np.sort(self._loaded[0][:, worker])

@@ -16,9 +16,11 @@ from anyk.delays import (
     NoDelay,
     Pareto,
     ShiftedExponential,
+    Trace,
+    Uniform,
 )
 from anyk.protocol import Strategy
-from anyk.strategies import AdaSync, CodedRounds, Count, KFamily
+from anyk.strategies import AdaSync, CodedRounds, Count, Gradual, KFamily
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ def mean_delay(delays: DelayModel) -> float | None:
         return 0.0
     if isinstance(delays, Constant):
         return delays.value
+    if isinstance(delays, Uniform):
+        return 0.5 * (delays.low + delays.high)
     if isinstance(delays, ShiftedExponential):
         return delays.shift + delays.mean
     if isinstance(delays, Exponential):
@@ -51,6 +55,8 @@ def mean_delay(delays: DelayModel) -> float | None:
         return delays.minimum * delays.alpha / (delays.alpha - 1.0) if delays.alpha > 1.0 else float("inf")
     if isinstance(delays, Bimodal):
         return delays.fast + (delays.slow - delays.fast) * delays.probability
+    if isinstance(delays, Trace):
+        return float(delays.times.mean())
     return None
 
 
@@ -58,8 +64,9 @@ def order_statistic(delays: DelayModel, k: int, workers: int) -> float | None:
     """Mean of the k-th smallest of ``workers`` independent delays, in seconds; None without a closed form.
 
     Exponential ``mean (H_n - H_(n-k))``; Pareto ``x Gamma(n+1) Gamma(n-k+1-1/a) / (Gamma(n-k+1) Gamma(n+1-1/a))``;
-    two-valued ``slow - (slow - fast) P(Binomial(n, 1 - p) >= k)``; heterogeneous exponentials by integrating the chance
-    that fewer than k have replied.
+    two-valued ``slow - (slow - fast) P(Binomial(n, 1 - p) >= k)``; uniform ``low + (high - low) k / (n + 1)``; of
+    a trace the mean of the k-th of each row's first ``workers`` (delays of a row belong together); heterogeneous
+    exponentials by integrating the chance that fewer than k have replied.
 
     >>> round(order_statistic(Exponential(mean=1.0), 4, 8) or 0, 7)
     0.6345238
@@ -70,6 +77,10 @@ def order_statistic(delays: DelayModel, k: int, workers: int) -> float | None:
     if isinstance(delays, (Exponential, ShiftedExponential)):
         shift = delays.shift if isinstance(delays, ShiftedExponential) else 0.0
         return shift + delays.mean * float((1.0 / np.arange(n - k + 1, n + 1)).sum())
+    if isinstance(delays, Uniform):
+        return delays.low + (delays.high - delays.low) * k / (n + 1)
+    if isinstance(delays, Trace):
+        return float(np.sort(delays.times[:, :n], axis=1)[:, k - 1].mean())
     if isinstance(delays, Pareto):
         from scipy.special import gammaln
 
@@ -101,6 +112,28 @@ def order_statistic(delays: DelayModel, k: int, workers: int) -> float | None:
     return None
 
 
+def discard_seconds(k: int, workers: int, mean: float, *, batch: bool = False) -> float:
+    """Expected seconds of a step when workers finish in vain (``cancel=discard``), exponential delays.
+
+    Of the chain whose state is (workers on the current version, gradients collected): after a step of K-sync the k
+    workers that made it begin at once, after one of K-batch-sync (``batch``) the last of them; the others follow as
+    they finish.
+
+    >>> round(discard_seconds(4, 8, 1.0), 7), round(discard_seconds(4, 8, 1.0, batch=True), 7)
+    (1.0343494, 1.0756072)
+    """
+    n = workers
+    after = np.zeros(n + 2)  # expected time left with c + 1 collected, by workers on the current version
+    for c in reversed(range(k)):
+        busy = n if batch else n - c
+        now = np.zeros(n + 2)
+        for f in reversed(range(busy + 1)):
+            left = 1.0 / busy + (busy - f) / busy * now[f + 1]
+            now[f] = left + f / busy * (after[f] if batch else after[f - 1]) if f else left
+        after = now
+    return float(mean * after[1 if batch else k])
+
+
 def pace(strategy: Strategy, delays: DelayModel) -> Pace:
     """Expected seconds of an update and mean staleness under a delay law, without computing and communication.
 
@@ -111,22 +144,26 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
     Pace(seconds=0.5, staleness=1.75, why='k E[X] / n, whatever the law')
     """
     n = strategy.workers
-    if isinstance(strategy, AdaSync):
-        return Pace(None, None, "k changes with the loss")
+    if isinstance(strategy, (AdaSync, Gradual)):
+        return Pace(None, None, "k changes with the loss" if isinstance(strategy, AdaSync) else "k changes by plan")
     if isinstance(strategy, CodedRounds):
-        if strategy.cancel == "discard":
-            return Pace(None, 0.0, "no closed form when workers finish in vain")
         if isinstance(strategy.code, Uncoded):
             rules = getattr(strategy.wait, "rules", ())
             k = next((rule.number for rule in rules if isinstance(rule, Count)), n)
+            if strategy.cancel == "discard":
+                return _discard(k, n, delays, batch=False)
             return Pace(order_statistic(delays, k, n), 0.0, f"mean of the {k}-th of {n} delays")
+        if strategy.cancel == "discard":
+            return Pace(None, 0.0, "no closed form when workers finish in vain")
         return Pace(None, 0.0, "see finish_times of the code")
     if not isinstance(strategy, KFamily):
         return Pace(None, 0.0, "no closed form; simulate")
     k, mean = strategy.k, mean_delay(delays)
     exponential = isinstance(delays, Exponential)
+    if strategy.kind == "k-batch-sync" and strategy.cancel == "discard":
+        return _discard(k, n, delays, batch=True)
     if strategy.kind == "k-batch-sync":
-        seconds = k * delays.mean / n if isinstance(delays, Exponential) and strategy.cancel == "preempt" else None
+        seconds = k * delays.mean / n if isinstance(delays, Exponential) else None
         return Pace(seconds, 0.0, "k E[X] / n for exponential delays, else simulate")
     if strategy.cutoff:
         return Pace(None, None, "no closed form with a cut-off; simulate")
@@ -135,7 +172,14 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
         if k == 1 and mean is not None:
             seconds = mean / n
         return Pace(seconds, (n - k) / k, "mean of the k-th of n delays for exponential delays, else simulate")
-    if isinstance(delays, Heterogeneous):
-        rate = sum(1.0 / delays.means[i % len(delays.means)] for i in range(n))
+    if isinstance(delays, (Heterogeneous, Trace)):
+        means = delays.times[:, :n].mean(axis=0) if isinstance(delays, Trace) else np.resize(delays.means, n)
+        rate = float((1.0 / means).sum())
         return Pace(k / rate, (n - 1) / k, "k over the sum of the workers' rates")
     return Pace(None if mean is None else k * mean / n, (n - 1) / k, "k E[X] / n, whatever the law")
+
+
+def _discard(k: int, workers: int, delays: DelayModel, *, batch: bool) -> Pace:
+    """The pace of steps whose stragglers finish in vain."""
+    seconds = discard_seconds(k, workers, delays.mean, batch=batch) if isinstance(delays, Exponential) else None
+    return Pace(seconds, 0.0, "a Markov chain for exponential delays, else simulate; workers finish in vain")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem
 from anyk.problems.data import Dataset, load, sources
@@ -16,12 +18,36 @@ from anyk.problems.linear import (
     LogisticRegression,
     SoftmaxRegression,
 )
+from anyk.problems.network import TwoLayerNetwork
+from anyk.specs import Registry
 
-_MODELS: dict[str, type[LinearProblem]] = {
+_LINEAR: dict[str, type[LinearProblem]] = {
     "binary": LogisticRegression,
     "multiclass": SoftmaxRegression,
     "regression": LeastSquares,
 }
+
+models: Registry[Callable[..., LinearProblem]] = Registry("model", given=("data",))
+
+
+@models.register("linear")
+def _linear(data: Dataset) -> Callable[..., LinearProblem]:
+    """The linear model that suits the data: logistic, softmax or least-squares regression."""
+    return _LINEAR[data.task]
+
+
+@models.register("two-layer")
+def _two_layer(data: Dataset, *, hidden: int = 32, seed: int = 0) -> Callable[..., LinearProblem]:
+    """A network with one hidden layer of tanh units, for classes."""
+    if data.task == "regression":
+        raise BadInput("model 'two-layer' is for classes, and this data has numbers to predict; use linear")
+
+    def make(X: Any, y: Any, *, y_test: Any = None, **rest: Any) -> TwoLayerNetwork:
+        classes = np.unique(y)  # a two-class data set may name its classes -1 and 1
+        test = None if y_test is None else np.searchsorted(classes, y_test)
+        return TwoLayerNetwork(X, np.searchsorted(classes, y), y_test=test, hidden=hidden, seed=seed, **rest)
+
+    return make
 
 
 def from_data(
@@ -29,12 +55,14 @@ def from_data(
     *,
     file: str | Path | None = None,
     l2: float | None = None,
+    model: str = "linear",
     progress: Callable[[str], None] | None = None,
 ) -> LinearProblem:
-    """The linear model that suits a data set: logistic, softmax or least-squares regression.
+    """A model of a data set, by default the linear one that suits it: logistic, softmax or least-squares regression.
 
     ``data`` is a source's spec (``anyk data`` lists them), ``file`` a local file for it, ``l2`` the regulariser,
-    1 / training rows if left out. Raises :class:`~anyk.errors.BadInput` when the data is not usable.
+    1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. Raises
+    :class:`~anyk.errors.BadInput` when the data is not usable.
 
     >>> from_data("synthetic:rows=100,features=5").metric
     'auc'
@@ -45,7 +73,9 @@ def from_data(
         recipe["file"] = str(Path(file).resolve())
     if l2 is not None:
         recipe["l2"] = float(l2)
-    return _MODELS[made.task](
+    if model != "linear":
+        recipe["model"] = model
+    return models.build(model, data=made)(
         made.X_train,
         made.y_train,
         X_test=made.X_test,
@@ -57,10 +87,10 @@ def from_data(
 
 def from_recipe(recipe: dict[str, Any]) -> LinearProblem:
     """Make a problem again from what its ``recipe()`` said."""
-    unknown = set(recipe) - {"data", "file", "l2"}
+    unknown = set(recipe) - {"data", "file", "l2", "model"}
     if unknown or "data" not in recipe:
-        raise BadInput(f"a problem's recipe has data and perhaps file and l2, got {sorted(recipe)}")
-    return from_data(recipe["data"], file=recipe.get("file"), l2=recipe.get("l2"))
+        raise BadInput(f"a problem's recipe has data and perhaps file, l2 and model, got {sorted(recipe)}")
+    return from_data(recipe["data"], file=recipe.get("file"), l2=recipe.get("l2"), model=recipe.get("model", "linear"))
 
 
 __all__ = [
@@ -72,8 +102,10 @@ __all__ = [
     "Partitions",
     "Problem",
     "SoftmaxRegression",
+    "TwoLayerNetwork",
     "from_data",
     "from_recipe",
     "load",
+    "models",
     "sources",
 ]

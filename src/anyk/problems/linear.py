@@ -165,12 +165,15 @@ class LinearProblem:
 
     def split(self, partitions: int) -> LinearPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        self._check_rows(partitions)
+        return LinearPartitions(self.kind, self.outputs, self.X, self.y, partitions)
+
+    def _check_rows(self, partitions: int) -> None:
         if partitions < 1 or self.samples < partitions:
             raise BadInput(
                 f"{self.samples} rows cannot be cut into {partitions} partitions of at least one row; "
                 f"use at most {self.samples}"
             )
-        return LinearPartitions(self.kind, self.outputs, self.X, self.y, partitions)
 
     def initial(self) -> Vector:
         """Zeros."""

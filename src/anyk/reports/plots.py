@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -37,8 +37,10 @@ def save(figure: Figure, path: str | Path | None) -> None:
         raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
 
 
-def plot(runs: Run | Sequence[Run], path: str | Path | None = None) -> Figure:
-    """Draw metric (or loss, without held-out data) against the seconds at which each version was made.
+def plot(
+    runs: Run | Sequence[Run], path: str | Path | None = None, *, of: Literal["metric", "loss"] = "metric"
+) -> Figure:
+    """Draw metric (or loss: asked for, or without held-out data) against the seconds at which each version was made.
 
     One line a run. ``path`` saves the picture; its ending chooses the kind. Raises
     :class:`~anyk.errors.MissingPackage` without matplotlib.
@@ -48,7 +50,7 @@ def plot(runs: Run | Sequence[Run], path: str | Path | None = None) -> Figure:
         raise BadInput("there is no run to draw")
     figure, axes = new_figure((8.6, 5.0), "drawing a picture")
     config = chosen[0].config
-    name = chosen[0].metric_name if chosen[0].metric else "loss"
+    name = chosen[0].metric_name if chosen[0].metric and of == "metric" else "loss"
     for i, run in enumerate(chosen):
         history = run.history
         good = ~np.isnan(history[name])
@@ -56,17 +58,18 @@ def plot(runs: Run | Sequence[Run], path: str | Path | None = None) -> Figure:
         colour = COLOURS[i % len(COLOURS)]
         label = f"{run.config['strategy']}  ({run.steps} steps, {run.seconds:.1f} s)"
         axes.plot(times, values, color=colour, lw=1.8, label=label, marker="o" if len(times) < 40 else None, ms=3)
-        if run.time_to_target is not None:
+        if run.time_to_target is not None and of == "metric":
             reached = values[np.searchsorted(times, run.time_to_target)]
             axes.plot(run.time_to_target, reached, marker="o", ms=9, mfc="none", mec=colour, mew=2)
     target = config.get("target")
-    if target is not None:
+    if target is not None and of == "metric":
         axes.axhline(target, color="0.5", lw=0.9, ls="--")
         axes.annotate(
             f"target {target:g}", (1.0, target), xycoords=("axes fraction", "data"), xytext=(-4, 3),
             textcoords="offset points", ha="right", va="bottom", color="0.4", fontsize=9,
         )  # fmt: skip
-    data = (config.get("problem") or {}).get("data", "data")
+    made = config.get("problem") or {}
+    data = ", ".join(part for part in (made.get("data", "data"), made.get("model")) if part)
     clock = "virtual seconds" if str(config.get("cluster", "")).startswith("simulated") else "wall-clock seconds"
     axes.set_xlabel(clock)
     axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))

@@ -1,13 +1,15 @@
 """Strategies: when to wait, when to step."""
 
 import inspect
+import typing
 from typing import Any
 
 from anyk import codes, specs
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
-from anyk.strategies.adasync import AdaSync, adapted_k
-from anyk.strategies.kfamily import KFamily, Stale
+from anyk.strategies.growing import AdaSync, Gradual, adapted_k, k_for_delays, k_for_noise
+from anyk.strategies.kfamily import KFamily, Kind
+from anyk.strategies.observed import Durations, order_means
 from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import CodedRounds, Scaling
 from anyk.strategies.tree import TreeRounds
@@ -40,62 +42,47 @@ def _k_sync(workers: int, *, k: int | None = None, batch: int = 0, cancel: Cance
     return CodedRounds(codes.Uncoded(workers), wait=_usual_k(workers, k), batch=batch, cancel=cancel)
 
 
-@register("k-batch-sync")
-def _k_batch_sync(
-    workers: int, *, k: int | None = None, step: float = 1.0, batch: int = 0, cancel: CancelMode = "preempt"
-) -> Strategy:
-    """K-batch-sync SGD: the k mini-batches that come first, a worker may give several; the others are cut off."""
-    k = _usual_k(workers, k)
-    return KFamily(workers, kind="k-batch-sync", k=k, step=step, batch=batch, cancel=cancel)
+_STALENESS = ("stale", "cutoff", "bound", "compensate")
 
 
-@register("async")
-def _asynchronous(
-    workers: int,
-    *,
-    step: float = 1.0,
-    batch: int = 0,
-    stale: Stale = "constant",
-    cutoff: int = 0,
-    bound: float | None = None,
-) -> Strategy:
-    """Asynchronous SGD: each reply steps the model at once; its worker goes on from the newest version."""
-    return KFamily(workers, kind="async", step=step, batch=batch, stale=stale, cutoff=cutoff, bound=bound)
+def _member(kind: Kind, summary: str, *, without: tuple[str, ...]) -> None:
+    """Register one of the K family: the parameters of :class:`KFamily` that mean something for its kind."""
+
+    def build(workers: int, **keys: Any) -> Strategy:
+        if "k" not in without:
+            keys["k"] = _usual_k(workers, keys.get("k"))
+        return KFamily(workers, kind=kind, **keys)
+
+    known = inspect.signature(KFamily).parameters.values()
+    kept = [p.replace(default=None) if p.name == "k" else p for p in known if p.name not in ("kind", *without)]
+    build.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    build.__annotations__ = typing.get_type_hints(KFamily.__init__)
+    build.__doc__ = summary
+    register(kind)(build)
 
 
-@register("k-async")
-def _k_async(
-    workers: int,
-    *,
-    k: int | None = None,
-    step: float = 1.0,
-    batch: int = 0,
-    stale: Stale = "constant",
-    cutoff: int = 0,
-    bound: float | None = None,
-) -> Strategy:
-    """K-async SGD: a step for every k gradients; their workers wait for it, the others go on."""
-    k = _usual_k(workers, k)
-    return KFamily(workers, kind="k-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff, bound=bound)
-
-
-@register("k-batch-async")
-def _k_batch_async(
-    workers: int,
-    *,
-    k: int | None = None,
-    step: float = 1.0,
-    batch: int = 0,
-    stale: Stale = "constant",
-    cutoff: int = 0,
-    bound: float | None = None,
-) -> Strategy:
-    """K-batch-async SGD: a step for every k gradients; nobody waits."""
-    k = _usual_k(workers, k)
-    return KFamily(workers, kind="k-batch-async", k=k, step=step, batch=batch, stale=stale, cutoff=cutoff, bound=bound)
-
-
+_member(
+    "k-batch-sync",
+    "K-batch-sync SGD: the k mini-batches that come first, a worker may give several; the others are cut off.",
+    without=_STALENESS,
+)
+_member(
+    "async",
+    "Asynchronous SGD: each reply steps the model at once; its worker goes on from the newest version.",
+    without=("k", "cancel"),
+)
+_member(
+    "k-async",
+    "K-async SGD: a step for every k gradients; their workers wait for it, the others go on.",
+    without=("cancel",),
+)
+_member(
+    "k-batch-async",
+    "K-batch-async SGD: a step for every k gradients; nobody waits.",
+    without=("cancel",),
+)
 register("adasync")(AdaSync)
+register("gradual")(Gradual)
 
 
 def _usual_k(workers: int, k: int | None) -> int:
@@ -172,6 +159,8 @@ __all__ = [
     "Count",
     "Deadline",
     "Decodable",
+    "Durations",
+    "Gradual",
     "KFamily",
     "Predicate",
     "ProgressRounds",
@@ -180,6 +169,9 @@ __all__ = [
     "Wait",
     "Waiting",
     "adapted_k",
+    "k_for_delays",
+    "k_for_noise",
+    "order_means",
     "register",
     "registry",
     "rounds",

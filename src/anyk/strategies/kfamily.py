@@ -37,6 +37,9 @@ _WEIGHT: dict[str, Callable[[int], float]] = {
 }
 
 
+_DEFAULTS = {
+    "step": 1.0, "batch": 0, "stale": "constant", "cutoff": 0, "bound": None, "compensate": 0.0, "cancel": "preempt",
+}  # fmt: skip
 _ONE = (1.0,)
 
 
@@ -69,7 +72,9 @@ class KFamily:
     Lian and Liu 2016) or ``sqrt`` (1 + s)^-1/2 (as FedBuff does); or ``distance``: min(1, ``bound`` / d^2) for a model
     that has moved by d since the gradient's version, so that far moves make small steps (Dutta et al. 2018, with bound
     = C / eta_max). ``cutoff``: a gradient that old or older is dropped, and its worker starts on the newest version
-    (0: none is; Maranjyan, Tyurin and Richtarik 2025).
+    (0: none is; Maranjyan, Tyurin and Richtarik 2025). ``compensate``: lambda of delay compensation; a stale gradient g
+    counts as ``g + lambda g g (w - w_old)``, elementwise, its value at the newest model to first order with the
+    squared gradient for the curvature (DC-ASGD-c, Zheng et al. 2017).
 
     When nobody is left to wait for, because workers have been given up, a step is taken with fewer than k.
 
@@ -90,6 +95,7 @@ class KFamily:
         stale: Stale = "constant",
         cutoff: int = 0,
         bound: float | None = None,
+        compensate: float = 0.0,
         cancel: CancelMode = "preempt",
     ) -> None:
         if workers < 1:
@@ -111,16 +117,18 @@ class KFamily:
                 "stale=distance needs bound=…, the squared distance up to which a gradient counts fully, above 0; "
                 f"got stale={stale}, bound={bound}"
             )
+        if not 0.0 <= compensate < float("inf"):
+            raise BadInput(f"compensate (lambda of delay compensation) must be at least 0, got {compensate:g}")
         if cancel not in ("preempt", "discard"):
             raise BadInput(f"cancel must be preempt or discard, got {cancel!r}")
-        self.bound = bound
+        self.bound, self.compensate = bound, compensate
         self.workers = self.partitions = workers
         self.kind, self.k, self.step, self.batch = kind, k, step, batch
         self.stale, self.cutoff, self.cancel = stale, cutoff, cancel
         self.holdings = tuple((i,) for i in range(workers))
         self._known: dict[tuple[int, int], Task] = {}
         # one gradient a step of the whole partition is what asynchronous runs are mostly made of, and therefore fast
-        self._one = k == 1 and not synchronous(kind) and not batch and stale == "constant"
+        self._one = k == 1 and not synchronous(kind) and not batch and stale == "constant" and not compensate
         self._given: list[tuple[Task]] = [((Chunk((i,), (1.0,)),),) for i in range(workers)]
         self._far = (workers - 1.0) ** 0.5  # residual of such a step
         # what changes:
@@ -143,11 +151,10 @@ class KFamily:
             "stale": self.stale,
             "cutoff": self.cutoff,
         }
-        values |= {"bound": self.bound}
-        defaults = {"step": 1.0, "batch": 0, "stale": "constant", "cutoff": 0, "bound": None, "cancel": "preempt"}
+        values |= {"bound": self.bound, "compensate": self.compensate, "cancel": self.cancel}
         if self.kind == "async":
             del values["k"]
-        return show(self.kind, values | {"cancel": self.cancel}, defaults)
+        return show(self.kind, values, _DEFAULTS)
 
     # ------------------------------------------------------------------------------------------- events
 
@@ -225,7 +232,7 @@ class KFamily:
             share = count / m
             combine = Combine("model", messages, [w * (1.0 / share) for w in weights], "all", self.step, residual, gain)
         else:
-            combine = Combine("model", messages, weights, "counted", self.step, residual, gain)
+            combine = Combine("model", messages, weights, "counted", self.step, residual, gain, self.compensate)
         self.version += 1
         if synchronous(self.kind):
             cut = tuple(self._under_way)

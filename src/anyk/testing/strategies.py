@@ -8,6 +8,7 @@ import json
 from anyk import keyed
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
+from anyk.errors import RunFailed
 from anyk.protocol import Strategy
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
@@ -22,14 +23,22 @@ def check_strategy(strategy: Strategy, *, steps: int = 20, outages: int = 3, see
     >>> import anyk
     >>> check_strategy(anyk.strategy("frc:load=2", workers=4))
     """
-    where = f"check_strategy(anyk.strategy({strategy.spec!r}, workers={strategy.workers}), steps={steps}, "
-    where += f"outages={outages}, seed={seed})"
+    again = f"anyk strategies check '{strategy.spec}' --workers {strategy.workers} --steps {steps} --outages {outages}"
+    try:
+        _check(strategy, steps, outages, seed)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; again: {again} --seed {seed} --schedules 1") from error
+    except RunFailed as error:
+        raise AssertionError(f"the run failed: {error}; again: {again} --seed {seed} --schedules 1") from error
+
+
+def _check(strategy: Strategy, steps: int, outages: int, seed: int) -> None:
     whole = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
     again = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
-    assert whole == again, f"two runs with one seed differ: {where}"
+    assert whole == again, "two runs with one seed differ"
     for interrupted in {1, max(1, steps // 2), steps - 1}:
         resumed = _drive(copy.deepcopy(strategy), steps, outages, seed, interrupted)
-        assert resumed == whole, f"resumed at step {interrupted} it decides otherwise: {where}"
+        assert resumed == whole, f"resumed at step {interrupted} it decides otherwise"
 
 
 def _cluster(strategy: Strategy, outages: int, seed: int) -> Simulated:

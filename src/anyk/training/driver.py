@@ -34,6 +34,8 @@ from anyk.protocol import (
     Lost,
     Note,
     Reply,
+    Scatter,
+    Scattered,
     SetAlarm,
     Stop,
     Strategy,
@@ -256,6 +258,8 @@ class Driver:
                 self._assess(command.slot)  # type: ignore[union-attr]
             elif kind is Compare:
                 self._compare(command)  # type: ignore[arg-type]
+            elif kind is Scatter:
+                self._scatter(command.messages)  # type: ignore[union-attr]
             elif kind is Note:
                 if self.log is not None:
                     self.log.note(self._now, "strategy", command.text)  # type: ignore[union-attr]
@@ -272,7 +276,24 @@ class Driver:
             return
         with np.errstate(over="ignore", invalid="ignore"):
             loss = self.problem.loss(self.models[slot])
-        self._answers.append(Assessed(self.cluster.now(), slot, self.versions[slot], loss))
+        version = self.versions[slot]
+        rate = 1.0 if self.optimizer is None else self.optimizer.rate.at(version)
+        self._answers.append(Assessed(self.cluster.now(), slot, version, loss, rate))
+
+    def _scatter(self, messages: Sequence[tuple[int, int]]) -> None:
+        """How far apart gradients are: what tells the noise in them from what they agree on."""
+        if self.problem is None or self.cluster.recorded:
+            return
+        squares, total = 0.0, np.zeros(self.problem.dimension)
+        for message in messages:
+            mean = self.cluster.combine([message], [1.0])
+            mean /= self._covered([message])
+            squares += float(mean @ mean)
+            total += mean
+        total /= len(messages)
+        self._answers.append(
+            Scattered(self.cluster.now(), len(messages), squares / len(messages), float(total @ total))
+        )
 
     def _compare(self, command: Compare) -> None:
         """How far the model has moved since a task was given it."""
@@ -454,7 +475,10 @@ class Driver:
                 f"decoding step {version} would amplify the rounding of {problem.dtype} replies {command.gain:.1e} "
                 f"times; use {'float64 data or ' if problem.dtype == np.float32 else ''}a repetition code"
             )
+        extra = self._compensation(command, version) if command.compensation else None
         gradient = self.cluster.combine(command.messages, command.weights)
+        if extra is not None:
+            gradient += extra
         w = self.models[slot]
         samples = problem.samples if command.divisor == "all" else self._covered(command.messages)
         gradient /= samples
@@ -468,6 +492,18 @@ class Driver:
         if not np.isfinite(np.add.reduce(stepped)) and not np.isfinite(stepped).all():
             raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
         return stepped
+
+    def _compensation(self, command: Combine, version: int) -> NDArray[np.float64]:
+        """What delay compensation adds to the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
+        slot, total = command.slot, np.zeros(self.models[command.slot].size)
+        for message, weight in zip(command.messages, command.weights, strict=True):
+            base = self._given[message[0]].versions[slot]
+            if base != version:
+                g = self.cluster.combine([message], [1.0])
+                g *= g
+                g *= self.models[slot] - self.cluster.model(slot, base)
+                total += g * (weight * command.compensation / self._covered([message]))
+        return total
 
     def _covered(self, messages: Sequence[tuple[int, int]]) -> int:
         total = 0

@@ -14,7 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from anyk.errors import BadInput, RunFailed
-from anyk.protocol import Alarm, Assessed, Chunk, Compared, Event, Failed, Joined, Lost, Measured, Progress, Reply
+from anyk.protocol import (
+    Alarm,
+    Assessed,
+    Chunk,
+    Compared,
+    Event,
+    Failed,
+    Joined,
+    Lost,
+    Measured,
+    Progress,
+    Reply,
+    Scattered,
+)
 
 _EVERY = 0.15  # seconds between commits
 _CHUNKS_KNOWN = 20_000
@@ -34,7 +47,8 @@ _TABLES = {
     "summary": "name TEXT PRIMARY KEY, value TEXT",
 }
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Reply, Progress, Failed, Lost, Joined, Alarm, Measured, Assessed, Compared)
+    kind.__name__: kind
+    for kind in (Reply, Progress, Failed, Lost, Joined, Alarm, Measured, Assessed, Compared, Scattered)
 }
 
 
@@ -73,7 +87,7 @@ class RunLog:
         plain: tuple[Any, ...] = event
         if kind is Reply:
             row = (self.seq, plain[0], "Reply", plain[1], plain[2], plain[3], None)
-        elif kind in (Alarm, Assessed):
+        elif kind in (Alarm, Assessed, Scattered):
             row = (self.seq, plain[0], kind.__name__, None, None, None, json.dumps(plain[1:]))
         elif kind in (Lost, Joined):
             row = (self.seq, plain[0], kind.__name__, plain[1], None, None, json.dumps(plain[2:]))
@@ -198,7 +212,7 @@ class RunLog:
             rest = json.loads(info) if info else []
             if kind == "Reply":
                 yield Reply(time, worker, task, chunk)
-            elif kind in ("Alarm", "Assessed"):
+            elif kind in ("Alarm", "Assessed", "Scattered"):
                 yield _KINDS[kind](time, *rest)
             elif kind in ("Lost", "Joined"):
                 yield _KINDS[kind](time, worker, *rest)

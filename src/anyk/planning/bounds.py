@@ -1,0 +1,78 @@
+"""How small the error of the K family can get, in closed form, and which learning rates are stable.
+
+``rate`` is the learning rate, ``smoothness`` L, ``convexity`` c (strong convexity or Polyak-Lojasiewicz), ``noise``
+the variance of one gradient (of a whole mini-batch), ``k`` gradients a step.
+"""
+
+from __future__ import annotations
+
+from math import pi, sin
+
+from anyk.errors import BadInput
+
+
+def error_floor(
+    rate: float, smoothness: float, convexity: float, noise: float, k: int, *, slowdown: float = 1.0
+) -> float:
+    """Bound on the excess loss that remains: ``rate L noise / (2 c slowdown k)``.
+
+    ``slowdown`` is 1 for synchronous steps and :func:`async_factor` for asynchronous ones; it also divides the rate
+    of decay, ``1 - rate c slowdown`` a step (Dutta et al. 2018, Theorems 1 to 3).
+
+    >>> error_floor(0.1, 1.0, 0.2, 0.25, 4)
+    0.015625
+    """
+    return rate * smoothness * noise / (2.0 * convexity * slowdown * k)
+
+
+def async_factor(gamma: float, fresh: float) -> float:
+    """``1 - gamma + fresh / 2``: by how much stale gradients slow convergence down in the bounds.
+
+    ``gamma`` bounds the squared distance of a stale gradient over its squared norm, ``fresh`` is the least chance
+    that a gradient is not stale (see :func:`fresh_share`).
+
+    >>> async_factor(0.5, 1 / 8)
+    0.5625
+    """
+    return 1.0 - gamma + 0.5 * fresh
+
+
+def fresh_share(kind: str, k: int, workers: int) -> float:
+    """Share of gradients that are not stale, under exponential delays that are alike for all workers.
+
+    ``async`` 1/n, ``k-async`` k/n; ``k-batch-async``, whose r-th gradient of a step is fresh with chance
+    ``1 - (1 - 1/n)^r``, their mean over r = 1, …, k.
+
+    >>> fresh_share("async", 1, 8), fresh_share("k-batch-async", 4, 8)
+    (0.125, 0.27581787109375)
+    """
+    if kind in ("async", "k-async"):
+        return k / workers
+    if kind == "k-batch-async":
+        return 1.0 - sum((1.0 - 1.0 / workers) ** r for r in range(1, k + 1)) / k
+    return 1.0
+
+
+def stationary_error(rate: float, curvature: float, noise: float, k: int) -> float:
+    """Exact excess loss of ``(c/2) |w|^2`` that synchronous steps end at: ``rate noise / (2 k (2 - rate c))``.
+
+    About half of what :func:`error_floor` allows. Raises :class:`~anyk.errors.BadInput` for rates that diverge.
+
+    >>> round(stationary_error(0.1, 1.0, 1.0, 4), 10)
+    0.0065789474
+    """
+    if not 0.0 < rate * curvature < 2.0:
+        raise BadInput(f"steps of {rate:g} diverge at curvature {curvature:g}: it must be below {2.0 / curvature:g}")
+    return rate * noise / (2.0 * k * (2.0 - rate * curvature))
+
+
+def stability_limit(staleness: float) -> float:
+    """Largest stable learning rate times curvature when every gradient is ``staleness`` versions old.
+
+    ``2 sin(pi / (2 (2 d + 1)))``, exact for a constant integer d; 2 without staleness, about ``pi / (2 d)`` for a
+    large one.
+
+    >>> stability_limit(0), round(stability_limit(1), 12), round(stability_limit(7), 10)
+    (2.0, 1.0, 0.2090569265)
+    """
+    return 2.0 * sin(pi / (2.0 * (2.0 * staleness + 1.0)))

@@ -1,0 +1,130 @@
+"""A network with one hidden layer, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anyk import keyed
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Vector
+from anyk.problems.linear import SoftmaxRegression, softmax_slope
+
+
+class TwoLayerPartitions:
+    """A network's training rows in partitions; see :class:`~anyk.problems.base.Partitions`."""
+
+    def __init__(self, X: Any, y: Vector, m: int, hidden: int, outputs: int) -> None:
+        rows = np.array_split(np.arange(X.shape[0]), m)
+        self.sizes = tuple(part.size for part in rows)
+        self.dtype = np.dtype(X.dtype)
+        self._shape = X.shape[1], hidden, outputs
+        self.dimension = dimension(*self._shape)
+        self._X = [X[part[0] : part[-1] + 1] for part in rows]
+        self._y = [np.ascontiguousarray(y[part[0] : part[-1] + 1], dtype=self.dtype) for part in rows]
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""
+
+    def support(self, partition: int) -> Index | None:
+        """All coordinates."""
+        del partition
+        return None  # as opposed to an index of some
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        X, y = self._X[partition], self._y[partition]
+        if rows is not None:
+            X, y = X[rows], y[rows]
+        gradient = np.empty_like(w)
+        first, bias, second, offset = layers(w, *self._shape)
+        first_out, bias_out, second_out, offset_out = layers(gradient, *self._shape)
+        active = np.tanh(X @ first + bias)
+        slope = softmax_slope(active @ second + offset, y)
+        np.matmul(active.T, slope, out=second_out)
+        slope.sum(axis=0, out=offset_out)
+        back = slope @ second.T
+        back *= 1.0 - active * active
+        first_out[:] = X.T @ back
+        back.sum(axis=0, out=bias_out)
+        return gradient
+
+
+def dimension(features: int, hidden: int, outputs: int) -> int:
+    """Number of weights."""
+    return (features + 1) * hidden + (hidden + 1) * outputs
+
+
+def layers(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector, Vector, Vector, Vector]:
+    """Views of a flat model: weights (features x hidden), bias, weights (hidden x outputs), bias."""
+    a = features * hidden
+    b = a + hidden
+    c = b + hidden * outputs
+    return w[:a].reshape(features, hidden), w[a:b], w[b:c].reshape(hidden, outputs), w[c:]
+
+
+class TwoLayerNetwork(SoftmaxRegression):
+    """Classification by a network with one hidden layer: ``softmax(tanh(X A + a) B + b)``, cross-entropy; not convex.
+
+    ``hidden`` is the width; the initial weights are normal draws of (``seed``) with standard deviation
+    1/sqrt(inputs of the layer), biases zero. The model is A, a, B, b, row by row, as one flat vector. Raises
+    :class:`~anyk.errors.BadInput` for what softmax regression refuses.
+
+    >>> import numpy as np
+    >>> problem = TwoLayerNetwork(np.eye(4), [0, 1, 2, 1], hidden=3)
+    >>> problem.dimension, round(problem.loss(np.zeros(problem.dimension)), 6)
+    (27, 1.098612)
+    """
+
+    kind = "two-layer"
+
+    def __init__(
+        self,
+        X: Any,
+        y: ArrayLike,
+        *,
+        hidden: int = 32,
+        seed: int = 0,
+        l2: float = 0.0,
+        X_test: Any = None,
+        y_test: ArrayLike | None = None,
+        recipe: dict[str, Any] | None = None,
+    ) -> None:
+        if hidden < 1:
+            raise BadInput(f"hidden must be at least 1 unit, got {hidden}")
+        super().__init__(X, y, l2=l2, X_test=X_test, y_test=y_test, recipe=recipe)
+        self.hidden, self.seed = hidden, seed
+        self.dimension = dimension(*self._shape)
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return int(self.X.shape[1]), self.hidden, self.outputs
+
+    def split(self, partitions: int) -> TwoLayerPartitions:  # type: ignore[override]
+        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        self._check_rows(partitions)
+        return TwoLayerPartitions(self.X, self.y, partitions, self.hidden, self.outputs)
+
+    def initial(self) -> Vector:
+        """Small random weights, the same for the same seed; zeros would make all hidden units alike."""
+        w: Vector = np.zeros(self.dimension, dtype=self.dtype)
+        random = keyed.generator(self.seed, "two-layer")
+        first, _, second, _ = layers(w, *self._shape)
+        first[:] = random.standard_normal(first.shape) / max(1, first.shape[0]) ** 0.5
+        second[:] = random.standard_normal(second.shape) / second.shape[0] ** 0.5
+        return w
+
+    def smoothness(self) -> float:
+        """A guess at L from the linear problem's: the objective has no constant one.
+
+        Exact bounds of networks are useless; that of softmax regression on the hidden layer, whose activations are at
+        most 1, is ``(hidden + 1) / 2``, and the first layer adds the data's.
+        """
+        return 0.5 * (self.hidden + 1) + super().smoothness()
+
+    def _scores(self, X: Any, w: Vector) -> NDArray[np.float64]:
+        first, bias, second, offset = layers(w, *self._shape)
+        return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
