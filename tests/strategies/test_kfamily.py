@@ -529,3 +529,11 @@ def test_a_k_that_grows_by_plan() -> None:
 def test_specs_that_mean_nothing(spec: str, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         strategy(spec, workers=P)
+
+
+@pytest.mark.parametrize("rule", ["loss", "noise"])
+def test_the_floor_of_adasync_grows_k_as_the_run_did(rule: str) -> None:
+    """On the virtual clock without computing a run is its own floor, also where decisions depend on losses."""
+    run = trained(f"adasync:base=k-sync,k=2,interval=1,rule={rule},batch=4", steps=80)
+    assert run.history["replies"][-1] > 2
+    assert run.seconds == run.floor_seconds

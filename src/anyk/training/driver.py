@@ -55,8 +55,9 @@ _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is
 class Driver:
     """Drives one run; :func:`anyk.train` is how it is used.
 
-    Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters). ``watch`` is
-    called after every step with the driver.
+    Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and what a strategy
+    asks of losses and gradients is answered from ``told``, in that order. ``watch`` is called after every step with
+    the driver.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Driver:
         steps: int | None = None,
         seconds: float | None = None,
         watch: Callable[[Driver], None] | None = None,
+        told: Sequence[Assessed | Scattered] = (),
     ) -> None:
         self.strategy, self.cluster, self.problem, self.optimizer, self.log = strategy, cluster, problem, optimizer, log
         self.steps, self.seconds = steps, seconds
@@ -91,6 +93,7 @@ class Driver:
         self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
         self._answers: deque[Event] = deque()  # to what the strategy asked the driver itself
+        self._told = {kind: deque(event for event in told if type(event) is kind) for kind in (Assessed, Scattered)}
         self._gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
@@ -273,6 +276,7 @@ class Driver:
     def _assess(self, slot: str) -> None:
         """The objective at the newest version, for the strategy; a log that is replayed tells it itself."""
         if self.problem is None or self.cluster.recorded:
+            self._tell_again(Assessed)
             return
         with np.errstate(over="ignore", invalid="ignore"):
             loss = self.problem.loss(self.models[slot])
@@ -280,9 +284,15 @@ class Driver:
         rate = 1.0 if self.optimizer is None else self.optimizer.rate.at(version)
         self._answers.append(Assessed(self.cluster.now(), slot, version, loss, rate))
 
+    def _tell_again(self, kind: type[Assessed | Scattered]) -> None:
+        """Nothing is computed here: the next answer of the run that it was."""
+        if not self.cluster.recorded and self._told[kind]:
+            self._answers.append(self._told[kind].popleft()._replace(time=self.cluster.now()))
+
     def _scatter(self, messages: Sequence[tuple[int, int]]) -> None:
         """How far apart gradients are: what tells the noise in them from what they agree on."""
         if self.problem is None or self.cluster.recorded:
+            self._tell_again(Scattered)
             return
         squares, total = 0.0, np.zeros(self.problem.dimension)
         for message in messages:

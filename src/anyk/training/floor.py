@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from anyk.clusters import Cluster, Simulated
-from anyk.protocol import Strategy
+from anyk.protocol import Assessed, Scattered, Strategy
 from anyk.training.driver import Driver
+from anyk.training.runlog import RunLog
 
+TOLD = ("Assessed", "Scattered")  # what the driver works out from models and messages
 SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
 
 
-def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int) -> float:
+def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int, log: RunLog | None = None) -> float:
     """Seconds that ``strategy`` takes for ``steps`` steps on the virtual clock with the delays of ``cluster``.
 
-    ``strategy`` must be fresh; computing and communication count as nothing.
+    ``strategy`` must be fresh; computing and communication count as nothing. What the strategy was told of losses and
+    gradients in the run is told again, in the same order, from its ``log``.
 
     >>> import anyk
     >>> strategy = anyk.strategy("uncoded", workers=3)
@@ -22,7 +25,8 @@ def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int) -> float:
     if not steps:
         return 0.0
     virtual = Simulated(cluster.workers, delays=cluster.delays, seed=cluster.seed, liars=cluster.liars)
-    driver = Driver(strategy, virtual, steps=steps)
+    told = None if log is None else [event for event in log.events(TOLD) if isinstance(event, (Assessed, Scattered))]
+    driver = Driver(strategy, virtual, steps=steps, told=told or ())
     driver.open()
     driver.begin()
     driver.run()

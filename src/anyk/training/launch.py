@@ -232,7 +232,7 @@ def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, conf
     driver.log.flush()
     driver.log.summarise(
         {
-            "floor_seconds": floor_seconds(fresh, driver.cluster, driver.step),
+            "floor_seconds": floor_seconds(fresh, driver.cluster, driver.step, driver.log),
             "loss": last.loss if last else None,
             "metric": {"name": config["metric"], "value": last.metric} if last and last.metric is not None else None,
             "time_to_target": reached.time if reached else None,

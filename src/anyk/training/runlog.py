@@ -204,10 +204,11 @@ class RunLog:
         except sqlite3.Error as error:
             raise BadInput(f"the log '{self.path}' cannot be read ({error}); it is damaged") from None
 
-    def events(self) -> Iterator[Event]:
-        """The events, in the order in which the strategy was told."""
+    def events(self, kinds: Sequence[str] = ()) -> Iterator[Event]:
+        """The events (of some kinds), in the order in which the strategy was told."""
+        which = f"WHERE kind IN ({','.join('?' * len(kinds))})" if kinds else ""
         for time, kind, worker, task, chunk, info in self.rows(
-            "SELECT time, kind, worker, task, chunk, info FROM events ORDER BY seq"
+            f"SELECT time, kind, worker, task, chunk, info FROM events {which} ORDER BY seq", tuple(kinds)
         ):
             rest = json.loads(info) if info else []
             if kind == "Reply":
