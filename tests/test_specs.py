@@ -301,12 +301,23 @@ def fleet(spec: str) -> int:
 
 
 DELAYS = (
-    ["none", "constant:value=0.25", "exp:mean=0.5", "shifted-exp:shift=0.1,mean=2", "pareto:minimum=0.3,alpha=2.5"]
+    [
+        "none",
+        "constant:value=0.25",
+        "uniform:low=0,high=2",
+        "exp:mean=0.5",
+        "shifted-exp:shift=0.1,mean=2",
+        "pareto:minimum=0.3,alpha=2.5",
+    ]
     + ["bimodal:fast=1,slow=10", "bimodal:fast=0,slow=10,probability=0.3", "hetero:means=0.1/0.25/3"]
     + ["trace:file=t.csv", "trace:file=t.csv,slope=1.5,load=0.25"]
 )
 OPTIMIZERS = ["gd", "momentum", "momentum:momentum=0.5", "nesterov", "nesterov:momentum=0.8", "accelerated", "adam"] + [
-    "adam:beta1=0.8,beta2=0.99,epsilon=1e-06"
+    "adam:beta1=0.8,beta2=0.99,epsilon=1e-06",
+    "adamw",
+    "adamw:weight_decay=0.1",
+    "slowmo",
+    "slowmo:momentum=0.7",
 ]
 SCHEDULES = ["0.1", "constant:start=0.1", "exponential:start=0.1,decay=0.99", "inverse:start=0.1,decay=0.01"]
 STRATEGIES = (
@@ -321,6 +332,7 @@ STRATEGIES = (
         "k-batch-async",
         "k-batch-async:k=12,step=0.5",
     ]
+    + ["gradual", "gradual:base=k-sync,k=2,every=5,by=2,last=3", "async:compensate=0.5", "adasync:rule=noise,k=3"]
     + ["adasync", "adasync:base=k-batch-sync,k=2,interval=5,floor=0.1,batch=3"]
     + ["frc:batch=5", "bgc:decoder=one-step", "uncoded:wait=4&3mad", "frc:load=2,wait=2.5mad|5"]
 )

@@ -23,6 +23,12 @@ class Chunk(NamedTuple):
     last partition is finished. ``send="request"``: finished partial gradients stay with the worker, which reports
     progress after each, until a :class:`Collect` asks for one message made of them. ``batch``: that many samples of
     each partition, drawn by (seed, model version, partition, ``repeat``), stand for all of them, scaled up; 0: all.
+
+    With ``steps`` it is local work instead: so many steps of the run's optimiser on the partitions' mean gradient, and
+    the message is the model they end at. They begin at ``share`` times the slot's version plus the weighted sum of
+    the messages (worker, task, chunk, weight) in ``mix``, read where they lie, and are numbered from ``repeat`` on,
+    which draws their mini-batches and sets their learning rates. ``state`` is the worker's task whose optimiser state
+    they go on with (-1: a fresh one; so is that of a worker that has died since).
     """
 
     partitions: tuple[int, ...]
@@ -31,12 +37,22 @@ class Chunk(NamedTuple):
     send: Literal["done", "request"] = "done"
     batch: int = 0
     repeat: int = 0
+    steps: int = 0
+    mix: tuple[tuple[int, int, int, float], ...] = ()
+    share: float = 1.0
+    state: int = -1
+
+    @property
+    def covers(self) -> tuple[int, ...]:
+        """The partitions whose coordinates the message has; of a model, which has all, none need be named."""
+        return () if self.steps else self.partitions
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Chunk:
         """Read back what JSON made of one."""
-        partitions, coefficients, *rest = plain
-        return cls(tuple(partitions), tuple(coefficients), *rest)
+        chunk = cls(*plain)
+        mix = tuple((i, task, index, weight) for i, task, index, weight in chunk.mix)
+        return chunk._replace(partitions=tuple(chunk.partitions), coefficients=tuple(chunk.coefficients), mix=mix)
 
 
 Task: TypeAlias = tuple[Chunk, ...]  # what a worker is given: an ordered list of chunks
@@ -230,6 +246,25 @@ class Combine(NamedTuple):
     compensation: float = 0.0
 
 
+class Mix(NamedTuple):
+    """Take a slot to its next version without a gradient: ``share`` times itself plus a weighted sum of models.
+
+    Messages are those of local work. ``relative``: instead of a model its change since the version it began from is
+    added to the slot. ``by_samples``: weights are multiplied by the samples that a message covers, and add up to what
+    they did before. ``outer``: an optimiser's spec and learning rate; it then steps by the difference, as if that were
+    a gradient, to the point that it makes of it.
+    """
+
+    slot: str
+    messages: Sequence[tuple[int, int]]
+    weights: Sequence[float]
+    share: float = 0.0
+    relative: bool = False
+    by_samples: bool = False
+    outer: tuple[str, float] | None = None
+    number: int = 0  # local steps before it, by which learning rates go
+
+
 class SetAlarm(NamedTuple):
     """Ring ``name`` at ``time``; an alarm already set under that name is moved, a time of None takes it back."""
 
@@ -238,9 +273,13 @@ class SetAlarm(NamedTuple):
 
 
 class Assess(NamedTuple):
-    """Ask for the objective at a slot's newest version; without a problem there is no answer."""
+    """Ask for the objective at a slot's newest version; without a problem there is no answer.
+
+    ``number``: of the step whose learning rate is told with it, if that is not the version's.
+    """
 
     slot: str
+    number: int | None = None
 
 
 class Compare(NamedTuple):
@@ -271,7 +310,7 @@ class Stop(NamedTuple):
 
 
 Command: TypeAlias = (
-    Assess | Compare | Dispatch | Cancel | Collect | Combine | Measure | Note | Scatter | SetAlarm | Stop
+    Assess | Compare | Dispatch | Cancel | Collect | Combine | Measure | Mix | Note | Scatter | SetAlarm | Stop
 )
 
 
@@ -291,7 +330,8 @@ class Strategy(Protocol):
 
     ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly. Two further attributes are
     optional: ``blocks`` (default 1), the number of parts of the vector of which each message is one, and ``covers``
-    (default ``holdings``), the partitions that each worker's longest message covers.
+    (default ``holdings``), the partitions that each worker's longest message covers. ``inner``, where it is there, says
+    that workers take local steps: with that optimiser, or, where it is empty, with the run's.
     """
 
     @property

@@ -100,6 +100,8 @@ def common(command: Command) -> Command:
         click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
         click.option("--delays", metavar="SPEC", default="none", show_default=True,
                      help="Injected delays; see 'anyk delays'."),
+        click.option("--communication", metavar="SPEC", default="none", show_default=True,
+                     help="How long vectors are under way: a law as for delays, or link:latency=…,bandwidth=…."),
         click.option("--cluster", metavar="SPEC", default="processes", show_default=True,
                      help="processes or simulated."),
         click.option("--optimizer", metavar="SPEC",

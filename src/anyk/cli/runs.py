@@ -69,7 +69,13 @@ def train(ctx: click.Context, /, strategy: str, **given: Any) -> None:
 
     build(strategy, workers=given["workers"])  # complain before anything is loaded
     delays = parse(given["delays"])
-    fleet = cluster(given["cluster"], workers=given["workers"], delays=delays, seed=given["seed"])
+    fleet = cluster(
+        given["cluster"],
+        workers=given["workers"],
+        delays=delays,
+        seed=given["seed"],
+        communication=given["communication"],
+    )
     problem = make_problem(given["data"], given["data_file"], given["l2"], given["model"])
     optimizer = make_optimizer(problem, given["data"], given["optimizer"], given["lr"])
     folder = Path(given["out"]) if given["out"] else new_folder("train")
@@ -142,6 +148,7 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
                 workers=given["workers"],
                 cluster=given["cluster"],
                 delays=given["delays"],
+                communication=given["communication"],
                 seed=given["seed"],
                 optimizer=optimizer,
                 steps=given["steps"],
@@ -210,7 +217,19 @@ def show(run: str, step: int | None, picture: str | None, curve: Any, json_file:
     if step is not None:
         _show_receipt(console, found, step)
     else:
-        keys = ("strategy", "cluster", "workers", "delays", "seed", "optimizer", "lr", "steps", "seconds", "target")
+        keys = (
+            "strategy",
+            "cluster",
+            "workers",
+            "delays",
+            "communication",
+            "seed",
+            "optimizer",
+            "lr",
+            "steps",
+            "seconds",
+            "target",
+        )
         for key in keys:
             if key == "strategy":
                 console.print(f"{key:<10} {_expanded(found)}", highlight=False)

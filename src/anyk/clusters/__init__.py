@@ -6,19 +6,25 @@ from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes import Processes
 from anyk.clusters.simulated import Compute, Outage, Simulated
-from anyk.delays import DelayModel, parse
+from anyk.delays import Communication, DelayModel, parse
+from anyk.delays import communication as parse_communication
 from anyk.specs import Registry
 
-registry: Registry[Cluster] = Registry("cluster", given=("workers", "delays", "seed"))
+registry: Registry[Cluster] = Registry("cluster", given=("workers", "delays", "seed", "communication"))
 register = registry.register
 
 
 @register("processes")
 def _processes(
-    workers: int, *, delays: DelayModel | None = None, seed: int = 0, liars: tuple[int, ...] = ()
+    workers: int,
+    *,
+    delays: DelayModel | None = None,
+    seed: int = 0,
+    communication: Communication | None = None,
+    liars: tuple[int, ...] = (),
 ) -> Cluster:
     """Processes on this machine, one a worker, on the wall clock (default); liars: workers that lie, as 3/7."""
-    return Processes(workers, delays=delays, seed=seed, liars=liars)
+    return Processes(workers, delays=delays, seed=seed, liars=liars, communication=communication)
 
 
 @register("simulated")
@@ -27,6 +33,7 @@ def _simulated(
     *,
     delays: DelayModel | None = None,
     seed: int = 0,
+    communication: Communication | None = None,
     task: float = 0.0,
     partition: float = 0.0,
     step: float = 0.0,
@@ -35,17 +42,25 @@ def _simulated(
 ) -> Cluster:
     """A virtual clock: gradients are real, time is not; task, partition, step: seconds of computing, on cores."""
     compute = None if cores is None and not (task or partition or step) else Compute(task, partition, step, cores or 1)
-    return Simulated(workers, delays=delays, seed=seed, compute=compute, liars=liars)
+    return Simulated(workers, delays=delays, seed=seed, compute=compute, liars=liars, communication=communication)
 
 
-def cluster(spec: str, *, workers: int, delays: str | DelayModel | None = None, seed: int = 0) -> Cluster:
-    """Build a cluster from its spec.
+def cluster(
+    spec: str,
+    *,
+    workers: int,
+    delays: str | DelayModel | None = None,
+    seed: int = 0,
+    communication: str | Communication | None = None,
+) -> Cluster:
+    """Build a cluster from its spec; so may ``delays`` and ``communication`` be.
 
     >>> cluster("simulated", workers=4, delays="exp:mean=0.5", seed=1).workers
     4
     """
     model = parse(delays) if isinstance(delays, str) else delays
-    return registry.build(spec, workers=workers, delays=model, seed=seed)
+    lines = parse_communication(communication) if isinstance(communication, str) else communication
+    return registry.build(spec, workers=workers, delays=model, seed=seed, communication=lines)
 
 
 __all__ = [

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.delays import DelayModel, DelayStream, NoDelay
+from anyk.clusters.local import Local
+from anyk.delays import Communication, DelayModel, DelayStream, NoDelay
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Cancel, Chunk, Collect, Cut, Dispatch, Event, Measure, SetAlarm, Task
@@ -43,7 +44,8 @@ class Cluster(ABC):
     """Workers that carry out commands and report events; used as a context manager, it leaves nothing behind.
 
     ``workers``: n. ``delays``, ``seed``: injected delays, drawn for the n-th task of a worker from (seed, worker, n).
-    ``liars``: workers that send -100 times what they should, to study codes against them.
+    ``communication``: how long vectors are under way besides. ``liars``: workers that send -100 times what they should,
+    to study codes against them.
     ``virtual``: whether time is simulated. Message vectors and model versions live in the cluster: the driver names
     them by (task, chunk) and (slot, version).
     """
@@ -53,7 +55,13 @@ class Cluster(ABC):
     name: str = ""
 
     def __init__(
-        self, workers: int, *, delays: DelayModel | None = None, seed: int = 0, liars: Sequence[int] = ()
+        self,
+        workers: int,
+        *,
+        delays: DelayModel | None = None,
+        seed: int = 0,
+        liars: Sequence[int] = (),
+        communication: Communication | None = None,
     ) -> None:
         if workers < 1:
             raise BadInput(f"workers must be at least 1, got {workers}")
@@ -64,7 +72,13 @@ class Cluster(ABC):
         self.delays = delays or NoDelay()
         self.seed = seed
         self.report_cuts = True  # whether events() should tell what became of cancelled chunks
+        self.communication = communication or Communication(NoDelay())
         self._stream = DelayStream(self.delays, seed, workers)
+        self._lines = None if self.communication.silent else self.communication.stream(seed, workers)
+        self.sized_like: Cluster = self  # whose vectors say what is under way, where there is no problem here
+        self._bytes = 0, 0  # of a model, of a number
+        self._readers: dict[tuple[int, int], int] = {}  # messages that tasks begin from, and how many do
+        self._spent: set[tuple[int, int]] = set()  # those of them that nobody else needs any more
         self._numbers = [0] * workers  # tasks dispatched to each worker so far
         self._repeats: list[tuple[int, int]] = [(-1, 0)] * workers  # (version, tasks dispatched on it)
         self._total = 1  # partitions of the data
@@ -89,12 +103,14 @@ class Cluster(ABC):
         holdings: Sequence[tuple[int, ...]],
         covers: Sequence[tuple[int, ...]] | None = None,
         blocks: int = 1,
+        local: Local | None = None,
     ) -> tuple[int, ...]:
         """Start the workers with their partitions; returns who is present.
 
         ``total`` is the number of partitions; ``partitions`` is None when only timing is asked (simulated clusters).
         ``covers``: the partitions that each worker's longest message covers, if not those it holds. ``blocks``: each
-        message is one of so many parts of the vector. The run's clock starts at 0.
+        message is one of so many parts of the vector. ``local``: how workers take local steps, where they do. The
+        run's clock starts at 0.
         """
 
     @abstractmethod
@@ -156,9 +172,46 @@ class Cluster(ABC):
     def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
         """The weighted sum of messages, shape (dimension,), in the order given; overwritten by the next call."""
 
-    @abstractmethod
     def free(self, task: int, chunk: int) -> None:
-        """A message that arrived is needed no more."""
+        """A message that arrived is needed no more, or only until the tasks that begin from it have ended."""
+        if self._readers and (task, chunk) in self._readers:
+            self._spent.add((task, chunk))
+        else:
+            self._drop(task, chunk)
+
+    @abstractmethod
+    def _drop(self, task: int, chunk: int) -> None:
+        """Forget a message."""
+
+    def _begins(self, chunks: Task) -> None:
+        """A task is under way that begins from messages."""
+        for chunk in chunks:
+            for _, task, index, _ in chunk.mix:
+                self._readers[task, index] = self._readers.get((task, index), 0) + 1
+
+    def _ended(self, chunks: Task) -> None:
+        """It is no more."""
+        for chunk in chunks if self._readers else ():
+            for _, task, index, _ in chunk.mix:
+                left = self._readers.get((task, index), 0) - 1
+                if left > 0:
+                    self._readers[task, index] = left
+                elif self._readers.pop((task, index), None) is not None and (task, index) in self._spent:
+                    self._spent.discard((task, index))
+                    self._drop(task, index)
+
+    def vectors(self) -> dict[str, Vector]:
+        """What :meth:`state` cannot hold: messages that only tasks under way need, and the workers' own state."""
+        return {f"read/{task}/{chunk}": self.message(task, chunk) for task, chunk in sorted(self._spent)}
+
+    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+        """Take in what :meth:`vectors` gave, before :meth:`restore`; ``workers`` says whose task is whose."""
+        for key, vector in vectors.items():
+            kind, *rest = key.split("/")
+            if kind == "read":
+                task, chunk = map(int, rest)
+                self.hold(workers.get(task, 0), task, chunk, (), vector)
+                self._spent.add((task, chunk))
 
     # ------------------------------------------------------------------------------------------- commands and events
 
@@ -180,13 +233,19 @@ class Cluster(ABC):
         number = self._numbers[worker]
         self._numbers[worker] = number + 1
         stream = self._stream
+        away = 0.0
+        if self._lines is not None:
+            links, size = self._traffic(worker, chunks)
+            away = self._lines.seconds(worker, number, links, size)
         if stream.silent:
-            return 0.0, 0.0
+            return away, 0.0
+        if chunks[0].steps:
+            return away + self._hold_local(worker, chunks), 0.0
         known, count = self._repeats[worker]
         repeat = count if known == version else 0
         self._repeats[worker] = (version, repeat + 1)
         partitions = sum(len(chunk.partitions) for chunk in chunks)
-        return stream.for_task(
+        before, each = stream.for_task(
             worker,
             number=number,
             version=version,
@@ -194,3 +253,35 @@ class Cluster(ABC):
             partitions=partitions,
             relative_load=partitions / self._total,
         )
+        return away + before, each
+
+    def _hold_local(self, worker: int, chunks: Task) -> float:
+        """Local steps are held up one by one, by the delays of their numbers: as many draws as there are gradients."""
+        total = 0.0
+        for chunk in chunks:
+            share = len(chunk.partitions) if self.delays.per == "load" else 1
+            for step in range(chunk.repeat, chunk.repeat + chunk.steps):
+                if self.delays.by == "item":
+                    seconds = self.delays.item_draw(self.seed, worker, step, 0)
+                else:
+                    seconds = self._stream.at(worker, step)
+                total += share * self.delays.at_load(seconds, len(chunk.partitions) / self._total)
+        return total
+
+    def _traffic(self, worker: int, chunks: Task) -> tuple[int, int]:
+        """Links that a task uses, and the bytes that go over them: models to the worker and messages from it."""
+        model, number = self.sized_like._bytes
+        links = size = 0
+        for chunk in chunks:
+            if chunk.mix:  # from its neighbours; its own model is there already
+                read = sum(other != worker for other, *_ in chunk.mix) + (chunk.share != 0.0)
+                links += read
+                size += read * model
+            else:
+                links += 1
+                size += model + number * self.sized_like._length(chunk)
+        return links, size
+
+    @abstractmethod
+    def _length(self, chunk: Chunk) -> int:
+        """Numbers in a chunk's message; 0 where there is no problem."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import repeat
@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.local import Local, LocalSteps, State, mixed
 from anyk.clusters.messages import Messages, WrongLength, digest, fault, lie
-from anyk.delays import DelayModel
+from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import (
@@ -89,14 +90,16 @@ class Simulated(Cluster):
         compute: Compute | None = None,
         outages: Sequence[Outage] = (),
         liars: Sequence[int] = (),
+        communication: Communication | None = None,
     ) -> None:
-        super().__init__(workers, delays=delays, seed=seed, liars=liars)
+        super().__init__(workers, delays=delays, seed=seed, liars=liars, communication=communication)
         for outage in outages:
             if not 0 <= outage.worker < workers:
                 raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
         self.compute = compute
         self._outages = tuple(outages)
         self._simple = self.delays.by == "task" and self.delays.per == "task" and not getattr(self.delays, "slope", 0)
+        self._simple &= self.communication.silent
         self._reset()
 
     def _reset(self) -> None:
@@ -127,6 +130,9 @@ class Simulated(Cluster):
         self._measures: deque[Measure] = deque()
         self._asked: dict[tuple[int, int], Collect] = {}  # requests for messages that add up others
         self._gradients: dict[tuple[str, int], dict[tuple[int, int, int], Vector]] = {}
+        self._local: LocalSteps | None = None
+        self._states: list[dict[int, State]] = [{} for _ in range(n)]  # of optimisers, by the task that left them
+        self._readers, self._spent = {}, set()
 
     @property
     def spec(self) -> str:
@@ -145,12 +151,16 @@ class Simulated(Cluster):
         holdings: Sequence[tuple[int, ...]],
         covers: Sequence[tuple[int, ...]] | None = None,
         blocks: int = 1,
+        local: Local | None = None,
     ) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         self._reset()
         self._total = total
         if partitions is not None:
             self._messages = Messages(partitions, blocks, self.seed)
+            size = np.dtype(partitions.dtype).itemsize
+            self._bytes = partitions.dimension * size, size
+            self._local = None if local is None else LocalSteps(self._messages, local)
             for held, covered in zip(holdings, covers or holdings, strict=True):
                 partitions.load(held)
                 self._messages.length(tuple(covered))  # refuses what cannot be sent
@@ -186,6 +196,8 @@ class Simulated(Cluster):
         self._now = time
         self._heap[:] = [(t, worker, task, chunk, done) for t, worker, task, chunk, done in state["heap"]]
         self._live |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
+        for entry in self._live.values():
+            self._begins(entry.chunks)
         self._vain |= set(state["vain"])
         self._delivered |= dict(state["delivered"])
         self._measures.extend(Measure(*plain) for plain in state["measures"])
@@ -242,15 +254,50 @@ class Simulated(Cluster):
         found = [self._arrived[key] for key in messages]
         return self._messages.add_up([(ids, m, weight) for (ids, m), weight in zip(found, weights, strict=True)])
 
-    def free(self, task: int, chunk: int) -> None:
-        """See :meth:`Cluster.free`."""
+    def _drop(self, task: int, chunk: int) -> None:
         self._arrived.pop((task, chunk), None)
+
+    def _length(self, chunk: Chunk) -> int:
+        return 0 if self._messages is None else self._messages.length(chunk.covers)
+
+    def vectors(self) -> dict[str, Vector]:
+        """See :meth:`Cluster.vectors`."""
+        return super().vectors() | {
+            f"state/{worker}/{task}/{name}": vector
+            for worker, states in enumerate(self._states)
+            for task, state in states.items()
+            for name, vector in state.items()
+        }
+
+    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+        """See :meth:`Cluster.take_back`."""
+        super().take_back(vectors, workers)
+        for key, vector in vectors.items():
+            kind, *rest = key.split("/")
+            if kind == "state":
+                self._states[int(rest[0])].setdefault(int(rest[1]), {})[rest[2]] = vector
+
+    def _work_locally(self, task: int, chunk: Chunk, version: int, worker: int) -> Vector:
+        """A chunk's local steps; the state they leave is kept for the worker's next task."""
+        assert self._local is not None
+        states = self._states[worker]
+        models = [self._arrived[other, index][1] for _, other, index, _ in chunk.mix]
+        start = mixed(chunk, self._models[chunk.slot, version], models)
+        model, left = self._local.run(chunk, start, states.get(chunk.state))
+        self._states[worker] = {t: state for t, state in states.items() if t == chunk.state} | {task: left}
+        return np.array(model)
 
     def _encode(self, task: int, index: int, chunk: Chunk, version: int, worker: int) -> tuple[str | None, int]:
         """Compute a chunk's message on arrival (a cancelled one costs nothing); (fault, digest)."""
         messages = self._messages
         if messages is None:
             return None, 0
+        if chunk.steps:
+            try:
+                out = self._work_locally(task, chunk, version, worker)
+            except Exception as error:  # as below
+                return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
+            return self._arrive(task, index, chunk.covers, out, worker)
         known = self._gradients.setdefault((chunk.slot, version), {})  # replicas share what they compute
         w = self._models[chunk.slot, version].view()
         w.flags.writeable = False
@@ -275,13 +322,18 @@ class Simulated(Cluster):
                 messages.add_message(out, ids, *self._arrived[place], weight)
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
             return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
+        why, bits = self._arrive(task, index, ids, out, worker)
+        if why is not None:
+            known.clear()  # what is asked for again is computed again
+        return why, bits
+
+    def _arrive(self, task: int, index: int, ids: tuple[int, ...], out: Vector, worker: int) -> tuple[str | None, int]:
+        """A message is made: (fault, digest)."""
         if worker in self.liars:
             lie(out)
         why = fault(out)
         if why is None:
             self._arrived[task, index] = ids, out
-        else:
-            known.clear()  # what is asked for again is computed again
         return why, digest(out)
 
     # ------------------------------------------------------------------------------------------- commands
@@ -341,6 +393,8 @@ class Simulated(Cluster):
             if any(map((1).__ne__, map(len, chunks))) or any(task[0].send != "done" for task in chunks):
                 return False
             self._known_single = chunks
+        if chunks[0][0].steps:
+            return False
         now, numbers, free, heap = self._now, self._numbers, self._free, self._heap
         version = (self._newest[chunks[0][0].slot],)
         if len(self._newest) > 1 or chunks[0][0].send != "done" or (self._busy and max(free) > now):
@@ -378,6 +432,7 @@ class Simulated(Cluster):
         before, each = self._hold(worker, chunks, versions[0])
         started = max(self._now, self._free[worker])
         self._live[task] = InFlight(worker, chunks, versions, started, before, each)
+        self._begins(chunks)
         time = started + before
         for index, chunk in enumerate(chunks):
             if chunk.send == "request":  # computing is counted, but does not queue for a core
@@ -394,7 +449,7 @@ class Simulated(Cluster):
         if self._asked:
             ended = set(order.tasks)
             self._asked = {key: ask for key, ask in self._asked.items() if key[0] not in ended}
-        if preempt and not self._slack and not self.report_cuts:
+        if preempt and not self._slack and not self.report_cuts and not self._readers:
             pop = live.pop
             for task in order.tasks:
                 pop(task, None)
@@ -418,6 +473,7 @@ class Simulated(Cluster):
                 self._vain.add(task)  # it finishes, and its messages, which nobody computes, are dropped
                 return
         del self._live[task]
+        self._ended(entry.chunks)
         self._delivered.pop(task, None)
         if not self.report_cuts:
             return
@@ -498,11 +554,14 @@ class Simulated(Cluster):
             if task in self._vain:
                 if task not in live:
                     self._vain.discard(task)
+                    self._ended(entry.chunks)
                 yield Reply(
                     self._now, worker, task, chunk, Timing(entry.started, entry.started + entry.before, time, time)
                 )
                 continue
             why, bits = self._encode(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
+            if task not in live:
+                self._ended(entry.chunks)
             if why is not None:
                 yield Failed(self._now, worker, task, chunk, why)
                 continue
@@ -534,7 +593,8 @@ class Simulated(Cluster):
             return Joined(self._now, worker)
         self._free[worker] = 0.0
         for task in [task for task, entry in self._live.items() if entry[0] == worker]:
-            del self._live[task]
+            self._ended(self._live.pop(task)[1])
+        self._states[worker] = {}
         if back != np.inf:
             heappush(self._happenings, (max(back, self._now), 1, worker, np.inf))
         return Lost(self._now, worker, "simulated outage", gone=back == np.inf)
@@ -547,7 +607,8 @@ class Simulated(Cluster):
         if len(self._on_core) >= self.compute.cores:
             self._waiting_for_core.append((task, chunk))
             return
-        cost = self.compute.task + self.compute.partition * len(entry.chunks[chunk].partitions)
+        work = entry.chunks[chunk]
+        cost = self.compute.task + self.compute.partition * len(work.partitions) * max(1, work.steps)
         self._on_core[task, chunk] = time
         heappush(self._heap, (max(time, self._now) + cost, entry.worker, task, chunk, -3))
 

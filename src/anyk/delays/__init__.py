@@ -1,5 +1,6 @@
 """Delays: how long workers take, as laws or as measured traces."""
 
+from anyk.delays.communication import Communication
 from anyk.delays.models import (
     Bimodal,
     Constant,
@@ -13,7 +14,9 @@ from anyk.delays.models import (
 )
 from anyk.delays.stream import DelayStream
 from anyk.delays.trace import Trace
-from anyk.specs import Registry
+from anyk.errors import BadInput
+from anyk.specs import Registry, read
+from anyk.specs import parse as split
 
 registry: Registry[DelayModel] = Registry("delay model")
 for _model in (NoDelay, Constant, Uniform, Exponential, ShiftedExponential, Pareto, Bimodal, Heterogeneous, Trace):
@@ -33,8 +36,28 @@ def parse(spec: str) -> DelayModel:
     return registry.build(spec)
 
 
+def communication(spec: str) -> Communication:
+    """Build a communication delay: a law for the latency, or ``link:latency=0.01,bandwidth=1e8`` (bytes a second).
+
+    ``latency`` may be a law in brackets, ``link:latency=(exp:mean=0.1),bandwidth=1e8``. Raises
+    :class:`~anyk.errors.BadInput` when the spec is wrong.
+
+    >>> communication("constant:0.5").spec, communication("link:latency=0.5,bandwidth=1e6").spec
+    ('constant:value=0.5', 'link:latency=(constant:value=0.5),bandwidth=1000000')
+    """
+    name, values = split(spec)
+    if name != "link":
+        return Communication(parse(spec))
+    if not values or not set(values) <= {"latency", "bandwidth"}:
+        raise BadInput(f"'{spec}' should be link:latency=SECONDS,bandwidth=BYTES, one of them or both")
+    latency = values.get("latency", "none").strip("()")
+    law = parse(f"constant:{latency}" if latency[:1].isdigit() or latency[:1] == "." else latency)
+    return Communication(law, read(values.get("bandwidth", "0"), float, f"bandwidth in '{spec}'"))
+
+
 __all__ = [
     "Bimodal",
+    "Communication",
     "Constant",
     "DelayModel",
     "DelayStream",
@@ -45,6 +68,7 @@ __all__ = [
     "ShiftedExponential",
     "Trace",
     "Uniform",
+    "communication",
     "parse",
     "register",
     "registry",

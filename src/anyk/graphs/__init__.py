@@ -1,5 +1,37 @@
-"""Graphs as arrays of edges, for codes whose workers sit on vertices or edges and for averaging among neighbours."""
+"""Graphs: for codes whose workers sit on vertices or edges, and for averaging among neighbours."""
 
+from anyk.graphs.mixing import (
+    Matcha,
+    Mixing,
+    best_constant,
+    edges_of,
+    elastic,
+    graph,
+    laplacian,
+    matcha,
+    matchings,
+    metropolis,
+    register,
+    registry,
+    zeta,
+)
 from anyk.graphs.regular import adjacency, edges_of_regular, second_eigenvalue
 
-__all__ = ["adjacency", "edges_of_regular", "second_eigenvalue"]
+__all__ = [
+    "Matcha",
+    "Mixing",
+    "adjacency",
+    "best_constant",
+    "edges_of",
+    "edges_of_regular",
+    "elastic",
+    "graph",
+    "laplacian",
+    "matcha",
+    "matchings",
+    "metropolis",
+    "register",
+    "registry",
+    "second_eigenvalue",
+    "zeta",
+]

@@ -8,11 +8,11 @@ from anyk.optimizers.schedules import (
     learning_rate,
 )
 from anyk.optimizers.schedules import registry as schedules
-from anyk.optimizers.steps import GD, Accelerated, Adam, Momentum, Nesterov, Optimizer
+from anyk.optimizers.steps import GD, Accelerated, Adam, AdamW, Momentum, Nesterov, Optimizer, SlowMo
 from anyk.specs import Registry
 
 registry: Registry[Optimizer] = Registry("optimizer", given=("lr",))
-for _optimizer in (GD, Momentum, Nesterov, Accelerated, Adam):
+for _optimizer in (GD, Momentum, Nesterov, Accelerated, Adam, AdamW, SlowMo):
     registry.register(_optimizer.name)(_optimizer)
 
 register = registry.register
@@ -31,6 +31,7 @@ __all__ = [
     "GD",
     "Accelerated",
     "Adam",
+    "AdamW",
     "ConstantRate",
     "ExponentialRate",
     "InverseTimeRate",
@@ -38,6 +39,7 @@ __all__ = [
     "Nesterov",
     "Optimizer",
     "Schedule",
+    "SlowMo",
     "learning_rate",
     "optimizer",
     "register",

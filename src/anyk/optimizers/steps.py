@@ -186,3 +186,51 @@ class Adam(Optimizer):
         out /= size
         out += w
         return out
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: the model also shrinks by ``lr weight_decay`` (Loshchilov and Hutter 2019)."""
+
+    weight_decay: float = 0.01
+    name: ClassVar[str] = "adamw"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.weight_decay < float("inf"):
+            raise BadInput(f"weight_decay of 'adamw' must be a finite number of at least 0, got {self.weight_decay:g}")
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        out = super().step(w, gradient, state, t, scale, out)
+        out -= self._lr(t, scale) * self.weight_decay * w
+        return out
+
+
+@dataclass(frozen=True)
+class SlowMo(Optimizer):
+    """Slow momentum for what local work has changed: ``u = momentum u + d / r``, ``w - lr r u`` (Wang et al. 2020).
+
+    ``d`` is the change and r the learning rate of the local steps (``scale``), so that u is in units of gradients and
+    a learning rate that falls does not leave old momentum too large.
+    """
+
+    momentum: float = 0.5
+    name: ClassVar[str] = "slowmo"
+
+    def start(self, w: Vector) -> State:
+        """See :meth:`Optimizer.start`."""
+        return {"velocity": np.zeros_like(w)}
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        velocity = state["velocity"]
+        velocity *= self.momentum
+        velocity += gradient / scale
+        out = np.multiply(velocity, -self._lr(t, scale), out=out)
+        out += w
+        return out

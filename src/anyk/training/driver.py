@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time as clock
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.base import Cluster, Order
+from anyk.clusters.local import Local
 from anyk.errors import RunFailed
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Optimizer, SlowMo, optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.protocol import (
     Alarm,
@@ -32,6 +33,7 @@ from anyk.protocol import (
     Fleet,
     Joined,
     Lost,
+    Mix,
     Note,
     Reply,
     Scatter,
@@ -87,7 +89,7 @@ class Driver:
         self.stopped: Stop | None = None
         self.interrupted = False  # set from outside, as is ``reached``; the run ends after the event at hand
         self.reached = False
-        self.last_update: Combine | None = None
+        self.last_update: Combine | Mix | None = None
         self.on_time = 0  # messages used in the last step
         self._given: dict[int, Batch] = {}  # by task
         self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
@@ -120,8 +122,16 @@ class Driver:
             holdings=strategy.holdings,
             covers=getattr(strategy, "covers", None),
             blocks=getattr(strategy, "blocks", 1),
+            local=self._local(),
         )
         self.present = set(present)
+
+    def _local(self) -> Local | None:
+        """How workers take local steps, if the strategy has them do so."""
+        inner: str | None = getattr(self.strategy, "inner", None)
+        if inner is None or self.problem is None or self.optimizer is None:
+            return None
+        return Local(inner or self.optimizer.spec, self.optimizer.rate.spec, self.problem.l2)
 
     def begin(self) -> None:
         """Publish the first versions and ask the strategy for its first commands."""
@@ -249,7 +259,7 @@ class Driver:
                     orders = []
                 else:
                     self._cancel(command, ())  # type: ignore[arg-type]
-            elif kind is Combine:
+            elif kind is Combine or kind is Mix:
                 if orders:
                     self.cluster.execute(orders)
                     orders = []
@@ -258,7 +268,7 @@ class Driver:
                 self.stopped = command  # type: ignore[assignment]
                 break
             elif kind is Assess:
-                self._assess(command.slot)  # type: ignore[union-attr]
+                self._assess(command)  # type: ignore[arg-type]
             elif kind is Compare:
                 self._compare(command)  # type: ignore[arg-type]
             elif kind is Scatter:
@@ -273,15 +283,17 @@ class Driver:
         if orders:
             self.cluster.execute(orders)
 
-    def _assess(self, slot: str) -> None:
+    def _assess(self, command: Assess) -> None:
         """The objective at the newest version, for the strategy; a log that is replayed tells it itself."""
         if self.problem is None or self.cluster.recorded:
             self._tell_again(Assessed)
             return
+        slot = command.slot
         with np.errstate(over="ignore", invalid="ignore"):
             loss = self.problem.loss(self.models[slot])
         version = self.versions[slot]
-        rate = 1.0 if self.optimizer is None else self.optimizer.rate.at(version)
+        number = version if command.number is None else command.number
+        rate = 1.0 if self.optimizer is None else self.optimizer.rate.at(number)
         self._answers.append(Assessed(self.cluster.now(), slot, version, loss, rate))
 
     def _tell_again(self, kind: type[Assessed | Scattered]) -> None:
@@ -330,7 +342,7 @@ class Driver:
         if command.messages:
             self._gathered[command.task, command.chunk] = list(zip(command.messages, command.weights, strict=True))
 
-    def _with_gathered(self, command: Combine) -> Combine:
+    def _with_gathered(self, command: Combine | Mix) -> Combine | Mix:
         """A combine that names the messages inside messages, too, each with the weight it comes to."""
         messages, weights = list(command.messages), list(command.weights)
         for place, weight in zip(messages, weights, strict=True):  # grows while it is walked through
@@ -356,6 +368,45 @@ class Driver:
         if self.problem is not None:
             for slot in batch.slots():
                 self.pin(slot, batch.versions[slot])
+
+    def _mixed(self, command: Mix, version: int) -> Vector:
+        """The slot's next version, made of models."""
+        assert self.problem is not None
+        slot, w = command.slot, self.models[command.slot]
+        weights = list(command.weights)
+        if command.by_samples:
+            samples = [self._covered([message]) for message in command.messages]
+            total = sum(weights)
+            weights = [weight * size for weight, size in zip(weights, samples, strict=True)]
+            weights = [weight * total / sum(weights) for weight in weights]
+        target = self.cluster.combine(command.messages, weights)
+        share = command.share
+        if command.relative:
+            for (task, _), weight in zip(command.messages, weights, strict=True):
+                target -= weight * self.cluster.model(slot, self._given[task].versions[slot])
+            share = 1.0
+        if share:
+            target += share * w
+        blank = self.cluster.blank(slot)
+        if command.outer is None:
+            blank[:] = target
+        else:
+            outer = optimizer(command.outer[0], lr=command.outer[1])
+            change = np.subtract(w, target).astype(w.dtype, copy=False)
+            inner = 1.0 if self.optimizer is None else self.optimizer.rate.at(command.number)
+            scale = inner if isinstance(outer, SlowMo) else 1.0
+            blank = outer.step(w, change, self._outer_state(slot, outer, w), version, scale, out=blank)
+        if not np.isfinite(np.add.reduce(blank)) and not np.isfinite(blank).all():
+            raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
+        return blank
+
+    def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
+        """The state of the optimiser that steps by what local work has changed."""
+        state = self.optimizer_states[slot]
+        if not any(name.startswith("outer ") for name in state):
+            for name, vector in outer.start(w).items():
+                state[f"outer {name}"] = vector
+        return {name.removeprefix("outer "): vector for name, vector in state.items() if name.startswith("outer ")}
 
     def _cancel(self, command: Cancel, cuts: Sequence[Cut]) -> None:
         """Book what a cancel ends; ``cuts`` tell what a cluster that sees ahead knows of it."""
@@ -424,7 +475,7 @@ class Driver:
             for slot in batch.slots():
                 self.unpin(slot, batch.versions[slot])
 
-    def _combine(self, command: Combine) -> None:
+    def _combine(self, command: Combine | Mix) -> None:
         slot = command.slot
         version = self.versions[slot]
         self.last_update = command
@@ -432,7 +483,7 @@ class Driver:
         bits = 0
         if self.problem is not None and self.optimizer is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and named
-                w = self._stepped(command, version)
+                w = self._stepped(command, version) if isinstance(command, Combine) else self._mixed(command, version)
             self.models[slot] = w
             self.cluster.publish(slot, version + 1, w)
             bits = 0 if self.log is None else _bits(w)
@@ -470,8 +521,11 @@ class Driver:
         self.time = self._now = self.cluster.now()
         if self.log is not None:
             count = len(command.messages)
-            row = (slot, version + 1, self.time, count, command.residual, command.gain, total / max(count, 1), oldest)
-            self.log.update((*row, command.scale, bits))
+            residual, gain, scale = 0.0, 1.0, 1.0
+            if isinstance(command, Combine):
+                residual, gain, scale = command.residual, command.gain, command.scale
+            row = (slot, version + 1, self.time, count, residual, gain, total / max(count, 1), oldest)
+            self.log.update((*row, scale, bits))
         if self.watch is not None:
             self.watch(self)
 
@@ -691,7 +745,7 @@ class Driver:
                 if status == ARRIVED:
                     task, chunk = batch.first + place // batch.width, place % batch.width
                     vectors[f"message/{task}/{chunk}"] = self.cluster.message(task, chunk)
-        return vectors
+        return vectors | {f"cluster/{key}": vector for key, vector in self.cluster.vectors().items()}
 
     def restore(self, state: dict[str, Any], vectors: dict[str, Vector]) -> None:
         """Go on from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
@@ -728,7 +782,11 @@ class Driver:
             elif kind == "message":
                 task, chunk = int(rest[0]), int(rest[1])
                 batch = self._given[task]
-                self.cluster.hold(batch.workers[task - batch.first], task, chunk, self._ids(task, chunk), value)
+                item = task - batch.first
+                ids = () if batch.chunks[item][chunk].steps else self._ids(task, chunk)
+                self.cluster.hold(batch.workers[item], task, chunk, ids, value)
+        own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
+        self.cluster.take_back(own, _makers(self._given.values()))
         for slot in self.versions:
             self.optimizer_states.setdefault(slot, {})
         self.strategy.restore(state["strategy"])
@@ -739,6 +797,12 @@ class Driver:
             if self.log is not None:
                 self.log.event(event)
             self._obey(self.strategy.on(event))
+
+
+def _makers(batches: Iterable[Batch]) -> dict[int, int]:
+    """Who made the messages that tasks under way begin from."""
+    tasks = (task for batch in batches for task in batch.chunks)
+    return {other: worker for task in tasks for chunk in task for worker, other, _, _ in chunk.mix}
 
 
 def _bits(w: Vector) -> int:

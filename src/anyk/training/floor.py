@@ -24,7 +24,15 @@ def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int, log: RunLog 
     """
     if not steps:
         return 0.0
-    virtual = Simulated(cluster.workers, delays=cluster.delays, seed=cluster.seed, liars=cluster.liars)
+    virtual = Simulated(
+        cluster.workers,
+        delays=cluster.delays,
+        seed=cluster.seed,
+        liars=cluster.liars,
+        communication=cluster.communication,
+    )
+    # without a problem nothing is computed, but vectors have their length all the same
+    virtual.sized_like = cluster
     told = None if log is None else [event for event in log.events(TOLD) if isinstance(event, (Assessed, Scattered))]
     driver = Driver(strategy, virtual, steps=steps, told=told or ())
     driver.open()

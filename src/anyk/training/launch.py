@@ -89,6 +89,7 @@ def train(
         "workers": cluster.workers,
         "partitions": strategy.partitions,
         "delays": cluster.delays.spec,
+        "communication": cluster.communication.spec,
         "seed": cluster.seed,
         "optimizer": optimizer.spec,
         "lr": optimizer.rate.spec,
@@ -135,7 +136,13 @@ def resume(
     _check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"))
     strategy = build_strategy(config["strategy"], workers=config["workers"])
     fresh = copy.deepcopy(strategy)
-    cluster = build_cluster(config["cluster"], workers=config["workers"], delays=config["delays"], seed=config["seed"])
+    cluster = build_cluster(
+        config["cluster"],
+        workers=config["workers"],
+        delays=config["delays"],
+        seed=config["seed"],
+        communication=config["communication"],
+    )
     with _locked(folder):
         saved = checkpoints.load(folder)
         log = RunLog(folder / "log.sqlite")

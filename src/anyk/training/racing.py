@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from anyk.clusters import cluster as build_cluster
-from anyk.delays import DelayModel, parse
+from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
@@ -37,6 +37,7 @@ def race(
     cluster: str = "processes",
     delays: str | DelayModel = "none",
     seed: int = 0,
+    communication: str | Communication = "none",
     optimizer: Optimizer | None = None,
     steps: int | None = None,
     seconds: float | None = None,
@@ -76,7 +77,7 @@ def race(
             train(
                 problem,
                 spec,
-                build_cluster(cluster, workers=workers, delays=model, seed=seed),
+                build_cluster(cluster, workers=workers, delays=model, seed=seed, communication=communication),
                 optimizer=optimizer,
                 steps=steps,
                 seconds=seconds,

@@ -31,12 +31,13 @@ from anyk.protocol import (
 
 _EVERY = 0.15  # seconds between commits
 _CHUNKS_KNOWN = 20_000
+_LISTS = ("partitions", "coefficients", "mix")  # of a chunk, kept as JSON
 _MOST = 5000  # rows gathered before they are written even earlier
 
 _TABLES = {
     "events": "seq INTEGER PRIMARY KEY, time REAL, kind TEXT, worker INTEGER, task INTEGER, chunk INTEGER, info TEXT",
     "works": "id INTEGER PRIMARY KEY, partitions TEXT, coefficients TEXT, slot TEXT, send TEXT, batch INTEGER, "
-    "repeat INTEGER",
+    "repeat INTEGER, steps INTEGER, mix TEXT, share REAL, state INTEGER",
     "chunks": "task INTEGER, chunk INTEGER, worker INTEGER, version INTEGER, work INTEGER, dispatched REAL, "
     "started REAL, computing REAL, computed REAL, sent REAL, received REAL, cancelled REAL, done INTEGER, due REAL, "
     "ending TEXT, slot TEXT, step INTEGER, weight REAL, digest INTEGER, seq INTEGER",
@@ -104,7 +105,10 @@ class RunLog:
         number = self._works.get(chunk)
         if number is None:
             number = self._works[chunk] = len(self._works)
-            row = (number, json.dumps(chunk.partitions), json.dumps(chunk.coefficients), *chunk[2:])
+            plain: dict[str, Any] = chunk._asdict()
+            for name in _LISTS:
+                plain[name] = json.dumps(plain[name])
+            row = (number, *plain.values())
             self._rows["works"].append(row)
         if len(self._by_identity) < _CHUNKS_KNOWN:
             self._by_identity[id(chunk)] = number, chunk  # kept alive, so that its identity stays its own
@@ -182,8 +186,9 @@ class RunLog:
                 "DELETE FROM evaluations WHERE version > "
                 "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)"
             )
-        for number, partitions, coefficients, *rest in self._db.execute("SELECT * FROM works"):
-            self._works[Chunk.from_plain([json.loads(partitions), json.loads(coefficients), *rest])] = number
+        for number, *plain in self._db.execute("SELECT * FROM works"):
+            lists = {i: json.loads(plain[i]) for i in (Chunk._fields.index(name) for name in _LISTS)}
+            self._works[Chunk.from_plain([lists.get(i, value) for i, value in enumerate(plain)])] = number
         self.seq = seq
 
     # ------------------------------------------------------------------------------------------- reading

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.base import PINNED, Cluster, InFlight, Order
+from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
@@ -39,12 +40,13 @@ from anyk.clusters.processes.memory import (
     model_view,
     place_buffers,
 )
-from anyk.delays import DelayModel
+from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import (
     Alarm,
     Cancel,
+    Chunk,
     Collect,
     Cut,
     Dispatch,
@@ -116,9 +118,15 @@ class Processes(Cluster):
     name = "processes"
 
     def __init__(
-        self, workers: int, *, delays: DelayModel | None = None, seed: int = 0, liars: Sequence[int] = ()
+        self,
+        workers: int,
+        *,
+        delays: DelayModel | None = None,
+        seed: int = 0,
+        liars: Sequence[int] = (),
+        communication: Communication | None = None,
     ) -> None:
-        super().__init__(workers, delays=delays, seed=seed, liars=liars)
+        super().__init__(workers, delays=delays, seed=seed, liars=liars, communication=communication)
         if not sys.platform.startswith(("linux", "darwin")):
             raise BadInput(f"cluster 'processes' runs on Linux and macOS, not on {sys.platform}; use 'simulated'")
         self.pids: dict[int, int] = {}
@@ -168,6 +176,7 @@ class Processes(Cluster):
         holdings: Sequence[tuple[int, ...]],
         covers: Sequence[tuple[int, ...]] | None = None,
         blocks: int = 1,
+        local: Local | None = None,
     ) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         if partitions is None:
@@ -190,7 +199,9 @@ class Processes(Cluster):
             blocks=blocks,
             liars=self.liars,
             seed=self.seed,
+            local=local,
         )
+        self._bytes = layout.dimension * layout.itemsize, layout.itemsize
         self._free_copies = {slot: list(reversed(range(layout.copies))) for slot in slots}
         try:
             self._start_nursery(partitions, holdings)
@@ -408,8 +419,10 @@ class Processes(Cluster):
         found = [self._arrived[key] for key in messages]
         return self._messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
 
-    def free(self, task: int, chunk: int) -> None:
-        """See :meth:`Cluster.free`."""
+    def _length(self, chunk: Chunk) -> int:
+        return self._messages.length(chunk.covers)
+
+    def _drop(self, task: int, chunk: int) -> None:
         message = self._arrived.pop((task, chunk), None)
         if message is not None and message.at >= 0:
             HEADER.pack_into(self._replies.memory, message.at, FREE, -1, -1, 0)
@@ -434,6 +447,7 @@ class Processes(Cluster):
                     self._missing.pop(task, None)
                     if entry is None:
                         continue
+                    self._ended(entry.chunks)
                     if self._asked:
                         self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
                     post = self._posts[entry.worker]
@@ -475,19 +489,22 @@ class Processes(Cluster):
         """The partitions that a message covers."""
         order = self._asked.get((task, chunk))
         if order is None:
-            return entry.chunks[chunk].partitions
+            return entry.chunks[chunk].covers
         inside = [j for key in order.messages for j in self._arrived[key].ids]
         return tuple(dict.fromkeys([*order.partitions, *inside]))
 
     def _give(self, task: int, entry: InFlight) -> None:
         """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
         self._live[task] = entry
+        self._begins(entry.chunks)
         self._missing[task] = set(range(len(entry.chunks)))
         post = self._posts[entry.worker]
         chunks = entry.chunks
         if chunks is not post.chunks:
             body = self._bodies.get(chunks)
-            if body is None:
+            if body is None and chunks[0].steps:  # every task its own: not worth remembering
+                body = json.dumps([self._placed(chunk) for chunk in chunks]).encode()
+            elif body is None:
                 body = self._bodies[chunks] = json.dumps(chunks).encode()
             post.chunks, post.body = chunks, body
         post.head = (task, entry.started, entry.before, entry.each)
@@ -495,6 +512,16 @@ class Processes(Cluster):
             self._copies[chunk.slot, version] for chunk, version in zip(chunks, entry.versions, strict=True)
         ]
         post.positions += entry.versions
+
+    def _placed(self, chunk: Chunk) -> Chunk:
+        """A chunk that says where the messages it begins from lie, in place of their tasks."""
+        places = []
+        for worker, task, index, weight in chunk.mix:
+            message = self._arrived[task, index]
+            if message.at < 0:
+                raise RunFailed(f"a model that worker {worker} made is no longer in shared memory; too many are kept")
+            places.append((worker, message.at, 0, weight))
+        return chunk._replace(mix=tuple(places))
 
     def _mail_to(self, worker: int) -> None:
         post = self._posts[worker]
@@ -605,7 +632,8 @@ class Processes(Cluster):
         if missing is not None:
             missing.discard(chunk)
             if not missing:
-                del self._missing[task], self._live[task]
+                self._ended(self._live.pop(task).chunks)
+                del self._missing[task]
 
     def _receive(
         self, now: float, worker: int, task: int, chunk: int, buffer: int, timing: Timing
@@ -629,15 +657,22 @@ class Processes(Cluster):
         vector = self._replies.array(at + HEADER.size, length, np.dtype(self._layout.dtype))
         vector.flags.writeable = False
         if post.held >= _BUFFERS - 1:
-            self._arrived[task, chunk] = _Message(ids, vector.copy(), worker, -1)
-            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-        else:
-            self._arrived[task, chunk] = _Message(ids, vector, worker, at)
-            post.held += 1
+            self._copy_out(worker)
+        self._arrived[task, chunk] = _Message(ids, vector, worker, at)
+        post.held += 1
         self._settle(task, chunk)
         if post.collects:
             post.collects = [ask for ask in post.collects if ask[0] != task or ask[1] != chunk]
         return Reply(now, worker, task, chunk, timing)
+
+    def _copy_out(self, worker: int) -> None:
+        """A worker needs a free buffer: the oldest of its messages is moved to the driver's own memory."""
+        held = [key for key, m in self._arrived.items() if m.worker == worker and m.at >= 0]
+        key = next((key for key in held if key not in self._readers), held[0])
+        message = self._arrived[key]
+        self._arrived[key] = message._replace(vector=message.vector.copy(), at=-1)
+        HEADER.pack_into(self._replies.memory, message.at, FREE, -1, -1, 0)
+        self._posts[worker].held -= 1
 
     def _bury(self, worker: int, reason: str) -> Lost:
         """A worker is dead: what it was writing is void, what it sent is not; another takes its place."""
@@ -646,7 +681,8 @@ class Processes(Cluster):
         post.deaths += 1
         self.pids.pop(worker, None)
         for task in [task for task, entry in self._live.items() if entry.worker == worker]:
-            del self._live[task], self._missing[task]
+            self._ended(self._live.pop(task).chunks)
+            del self._missing[task]
             self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
         post.head, post.chunks, post.body, post.positions, post.collects = (-1, 0.0, 0.0, 0.0), (), b"[]", [], []
         kept = {message.at for message in self._arrived.values() if message.worker == worker}

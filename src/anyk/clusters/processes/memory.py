@@ -91,6 +91,7 @@ class Layout:
     blocks: int = 1  # parts of the vector of which each message is one
     liars: tuple[int, ...] = ()  # workers that lie
     seed: int = 0  # of mini-batches
+    local: tuple[str, str, float] | None = None  # how workers take steps of their own
 
     @property
     def itemsize(self) -> int:
@@ -137,8 +138,8 @@ class Layout:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Layout:
         """Read back what JSON made of one."""
-        lists = ("slots", "lengths", "liars")
-        return cls(**plain | {name: tuple(plain[name]) for name in lists})
+        lists = ("slots", "lengths", "liars", "local")
+        return cls(**plain | {name: tuple(plain[name]) for name in lists if plain[name] is not None})
 
 
 HEADER = struct.Struct("=qqqq32x")  # of a reply buffer: state, task, chunk, length

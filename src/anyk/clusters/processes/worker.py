@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anyk.clusters.local import Local, LocalSteps, State, mixed
 from anyk.clusters.messages import Messages, WrongLength, digest, fault, lie
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
@@ -83,6 +84,7 @@ class Worker:
         self._free = 0.0  # since when it has been idle, if it could not listen before
         self._order: _Order | None = None
         self._next: _Order | None = None
+        self._states: dict[int, State] = {}  # of the optimiser, by the task that left them
         self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
         self._served: set[tuple[int, int]] = set()
         self._since = 0.0, 0.0  # when the task was taken, and when its delay was over
@@ -96,6 +98,8 @@ class Worker:
             partitions = self._shared.problem()
             partitions.load(self._shared.holdings[self._worker])
             self._messages = Messages(partitions, self._layout.blocks, self._layout.seed)
+            local = self._layout.local
+            self._local = None if local is None else LocalSteps(self._messages, Local(*local))
             held = tuple(self._shared.holdings[self._worker])
             self._messages.places(held)
             if held:
@@ -204,10 +208,13 @@ class Worker:
                 if chunk.send == "request":
                     self._keep(order.task, index, chunk, w, between, version)
                     continue
-                length = self._messages.length(chunk.partitions)
+                length = self._messages.length(chunk.covers)
                 buffer, out = self._buffer(length, index)
                 computing = time.monotonic()
-                self._messages.encode(chunk, w, out, between, version=version)
+                if chunk.steps:
+                    out[:] = self._work_locally(order.task, chunk, w, between)
+                else:
+                    self._messages.encode(chunk, w, out, between, version=version)
             except BaseException as error:
                 if chunk.send == "done":
                     self._give_back()
@@ -218,6 +225,18 @@ class Worker:
                 continue
             self._send(order.task, index, buffer, out, started, computing)
         self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
+
+    def _work_locally(self, task: int, chunk: Chunk, w: Vector, between: Any) -> Vector:
+        """Steps of its own, from where the chunk says; the state they leave is kept for the next task."""
+        assert self._local is not None
+        dtype = np.dtype(self._layout.dtype)
+        models = [
+            self._shared.replies.array(at + HEADER.size, self._layout.dimension, dtype) for _, at, _, _ in chunk.mix
+        ]
+        start = mixed(chunk, w, models)
+        model, left = self._local.run(chunk, start, self._states.get(chunk.state), between)
+        self._states = {t: state for t, state in self._states.items() if t == chunk.state} | {task: left}
+        return model
 
     def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any, version: int) -> None:
         """Finish partitions one by one, keep them, and report each."""
