@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from anyk import clusters, codes, delays, optimizers, problems, reports, strategies, testing, training
+    from anyk import (
+        clusters,
+        codes,
+        compression,
+        delays,
+        graphs,
+        optimizers,
+        planning,
+        problems,
+        reports,
+        strategies,
+        testing,
+        training,
+    )
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
@@ -19,7 +32,10 @@ if TYPE_CHECKING:
     from anyk.training import Run, race, replay, resume, train
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
-_ROOMS = ("clusters", "codes", "delays", "optimizers", "problems", "reports", "strategies", "testing", "training")
+_ROOMS = (
+    "clusters", "codes", "compression", "delays", "graphs", "optimizers", "planning", "problems", "reports",
+    "strategies", "testing", "training",
+)  # fmt: skip
 _NAMES = {
     "cluster": "clusters",
     "code": "codes",
@@ -56,8 +72,11 @@ __all__ = [
     "clusters",
     "code",
     "codes",
+    "compression",
     "delays",
+    "graphs",
     "optimizers",
+    "planning",
     "problems",
     "race",
     "replay",

@@ -29,6 +29,9 @@ class Chunk(NamedTuple):
     the messages (worker, task, chunk, weight) in ``mix``, read where they lie, and are numbered from ``repeat`` on,
     which draws their mini-batches and sets their learning rates. ``state`` is the worker's task whose optimiser state
     they go on with (-1: a fresh one; so is that of a worker that has died since).
+
+    ``compress``: the compressor's spec of a message that is sent compressed, of local work as the change from the
+    slot's version. What its error feedback left out is part of ``state``.
     """
 
     partitions: tuple[int, ...]
@@ -41,6 +44,7 @@ class Chunk(NamedTuple):
     mix: tuple[tuple[int, int, int, float], ...] = ()
     share: float = 1.0
     state: int = -1
+    compress: str = ""
 
     @property
     def covers(self) -> tuple[int, ...]:
@@ -273,7 +277,7 @@ class SetAlarm(NamedTuple):
 
 
 class Assess(NamedTuple):
-    """Ask for the objective at a slot's newest version; without a problem there is no answer.
+    """Ask for the objective at a slot's newest version; without a problem the answer is NaN.
 
     ``number``: of the step whose learning rate is told with it, if that is not the version's.
     """

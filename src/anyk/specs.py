@@ -55,6 +55,15 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), values
 
 
+def bracketed(spec: str | None) -> str | None:
+    """A spec as the value of a key of another.
+
+    >>> bracketed("frc:load=2"), bracketed("ring")
+    ('(frc:load=2)', 'ring')
+    """
+    return f"({spec})" if spec and any(sign in spec for sign in ":,") else spec
+
+
 def _items(rest: str, text: str) -> list[str]:
     """What commas outside of brackets separate."""
     items, depth = [""], 0

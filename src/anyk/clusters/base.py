@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.local import Local
+from anyk.clusters.packing import scheme
 from anyk.delays import Communication, DelayModel, DelayStream, NoDelay
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
@@ -279,7 +280,8 @@ class Cluster(ABC):
                 size += read * model
             else:
                 links += 1
-                size += model + number * self.sized_like._length(chunk)
+                length = self.sized_like._length(chunk)
+                size += model + (scheme(chunk.compress).size(length, number) if chunk.compress else number * length)
         return links, size
 
     @abstractmethod

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.local import Local, LocalSteps, State, mixed
 from anyk.clusters.messages import Messages, WrongLength, digest, fault, lie
+from anyk.clusters.packing import pack, unpack
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
@@ -283,9 +284,15 @@ class Simulated(Cluster):
         states = self._states[worker]
         models = [self._arrived[other, index][1] for _, other, index, _ in chunk.mix]
         start = mixed(chunk, self._models[chunk.slot, version], models)
-        model, left = self._local.run(chunk, start, states.get(chunk.state))
-        self._states[worker] = {t: state for t, state in states.items() if t == chunk.state} | {task: left}
+        model, left = self._local.run(chunk, start, None if chunk.compress else states.get(chunk.state))
+        if not chunk.compress:
+            self._keep_state(worker, task, chunk, left)
         return np.array(model)
+
+    def _keep_state(self, worker: int, task: int, chunk: Chunk, left: State) -> None:
+        """What a worker may go on from: what this task left, and, if that is not used, what it began with."""
+        states = self._states[worker]
+        self._states[worker] = {t: state for t, state in states.items() if t == chunk.state} | {task: left}
 
     def _encode(self, task: int, index: int, chunk: Chunk, version: int, worker: int) -> tuple[str | None, int]:
         """Compute a chunk's message on arrival (a cancelled one costs nothing); (fault, digest)."""
@@ -297,7 +304,7 @@ class Simulated(Cluster):
                 out = self._work_locally(task, chunk, version, worker)
             except Exception as error:  # as below
                 return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
-            return self._arrive(task, index, chunk.covers, out, worker)
+            return self._arrive(task, index, chunk, chunk.covers, out, worker, version)
         known = self._gradients.setdefault((chunk.slot, version), {})  # replicas share what they compute
         w = self._models[chunk.slot, version].view()
         w.flags.writeable = False
@@ -322,19 +329,28 @@ class Simulated(Cluster):
                 messages.add_message(out, ids, *self._arrived[place], weight)
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
             return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
-        why, bits = self._arrive(task, index, ids, out, worker)
+        why, bits = self._arrive(task, index, chunk, ids, out, worker, version)
         if why is not None:
             known.clear()  # what is asked for again is computed again
         return why, bits
 
-    def _arrive(self, task: int, index: int, ids: tuple[int, ...], out: Vector, worker: int) -> tuple[str | None, int]:
+    def _arrive(
+        self, task: int, index: int, chunk: Chunk, ids: tuple[int, ...], out: Vector, worker: int, version: int
+    ) -> tuple[str | None, int]:
         """A message is made: (fault, digest)."""
         if worker in self.liars:
             lie(out)
         why = fault(out)
-        if why is None:
+        if why is not None:
+            return why, digest(out)
+        if not chunk.compress:
             self._arrived[task, index] = ids, out
-        return why, digest(out)
+            return None, digest(out)
+        base = self._models[chunk.slot, version]
+        payload, left = pack(chunk, version, self.seed, out, base, self._states[worker].get(chunk.state))
+        self._keep_state(worker, task, chunk, left)
+        self._arrived[task, index] = ids, unpack(chunk, version, self.seed, payload, out.size, out.dtype, base)
+        return None, digest(payload.view(np.float64))
 
     # ------------------------------------------------------------------------------------------- commands
 

@@ -1,19 +1,30 @@
 """Planning: what codes and fleets are worth before anything is trained."""
 
-from anyk.planning.bounds import async_factor, error_floor, fresh_share, stability_limit, stationary_error
+from anyk.planning.bounds import (
+    async_factor,
+    best_tau,
+    cooperative_bound,
+    error_floor,
+    fresh_share,
+    stability_limit,
+    stationary_error,
+)
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
-from anyk.planning.times import Pace, discard_seconds, mean_delay, order_statistic, pace
+from anyk.planning.times import Pace, discard_seconds, local_round, mean_delay, order_statistic, pace
 
 __all__ = [
     "Curve",
     "Facts",
     "Pace",
     "async_factor",
+    "best_tau",
     "compare_codes",
+    "cooperative_bound",
     "discard_seconds",
     "error_floor",
     "facts",
     "fresh_share",
+    "local_round",
     "mean_delay",
     "order_statistic",
     "pace",

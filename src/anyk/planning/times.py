@@ -20,7 +20,17 @@ from anyk.delays import (
     Uniform,
 )
 from anyk.protocol import Strategy
-from anyk.strategies import AdaSync, CodedRounds, Count, Gradual, KFamily
+from anyk.strategies import (
+    AdaComm,
+    AdaSync,
+    CodedRounds,
+    Compressed,
+    Count,
+    FedBuff,
+    Gradual,
+    KFamily,
+    LocalRounds,
+)
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,26 @@ def order_statistic(delays: DelayModel, k: int, workers: int) -> float | None:
     return None
 
 
+def local_round(delays: DelayModel, tau: int, workers: int) -> float | None:
+    """Mean seconds of a round of ``tau`` local steps that all workers end: E max of n sums of tau delays.
+
+    Of exponential delays sums are Erlang, ``integral of 1 - P(tau, t / mean)^n``; None for other laws, but constant.
+
+    >>> round((local_round(Exponential(mean=1.0), 10, 8) or 0) / 10, 7)
+    1.4917748
+    """
+    if isinstance(delays, (NoDelay, Constant)):
+        return tau * (mean_delay(delays) or 0.0)
+    if not isinstance(delays, (Exponential, ShiftedExponential)):
+        return None
+    from scipy.integrate import quad
+    from scipy.special import gammainc
+
+    top = tau + 12.0 * (tau * np.log(workers + 1.0)) ** 0.5 + 12.0 * np.log(workers + 1.0) + 40.0
+    value, _ = quad(lambda t: 1.0 - gammainc(tau, t) ** workers, 0.0, top, limit=500, epsabs=1e-11, points=[tau])
+    return (delays.shift * tau if isinstance(delays, ShiftedExponential) else 0.0) + delays.mean * float(value)
+
+
 def discard_seconds(k: int, workers: int, mean: float, *, batch: bool = False) -> float:
     """Expected seconds of a step when workers finish in vain (``cancel=discard``), exponential delays.
 
@@ -144,6 +174,19 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
     Pace(seconds=0.5, staleness=1.75, why='k E[X] / n, whatever the law')
     """
     n = strategy.workers
+    if isinstance(strategy, Compressed):
+        return pace(strategy.of, delays)
+    if isinstance(strategy, AdaComm):
+        return Pace(None, 0.0, "tau changes with the loss")
+    if isinstance(strategy, LocalRounds):
+        whole = strategy.clients is None and str(strategy.wait) == "decodable" and not strategy.speeds
+        seconds = local_round(delays, strategy.tau, n) if whole else None
+        return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
+    if isinstance(strategy, FedBuff):
+        mean = mean_delay(delays)
+        why = "k tau E[X] / n, whatever the law"
+        seconds = None if mean is None or strategy.cutoff else strategy.k * strategy.tau * mean / n
+        return Pace(seconds, (n - 1) / strategy.k if not strategy.cutoff else None, why)
     if isinstance(strategy, (AdaSync, Gradual)):
         return Pace(None, None, "k changes with the loss" if isinstance(strategy, AdaSync) else "k changes by plan")
     if isinstance(strategy, CodedRounds):

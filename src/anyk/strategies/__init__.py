@@ -7,8 +7,12 @@ from typing import Any
 from anyk import codes, specs
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
+from anyk.strategies.buffered import FedBuff
+from anyk.strategies.compressed import Compressed
+from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD
 from anyk.strategies.growing import AdaSync, Gradual, adapted_k, k_for_delays, k_for_noise
 from anyk.strategies.kfamily import KFamily, Kind
+from anyk.strategies.local import AdaComm, LocalRounds, adapted_tau
 from anyk.strategies.observed import Durations, order_means
 from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import CodedRounds, Scaling
@@ -83,6 +87,50 @@ _member(
 )
 register("adasync")(AdaSync)
 register("gradual")(Gradual)
+register("pasgd")(LocalRounds)
+register("adacomm")(AdaComm)
+register("fedbuff")(FedBuff)
+register("dpsgd")(DecentralisedSGD)
+register("matcha")(MatchaSGD)
+register("easgd")(ElasticSGD)
+
+
+@register("fedavg")
+def _fedavg(
+    workers: int, *, tau: int = 10, clients: int | None = None, wait: str | None = None, batch: int = 0, seed: int = 0
+) -> Strategy:
+    """FedAvg: periodic averaging weighted by samples, of some clients drawn each round (the same as pasgd)."""
+    return LocalRounds(workers, tau=tau, clients=clients, wait=wait, batch=batch, seed=seed, weighted=True)
+
+
+@register("slowmo")
+def _slowmo(
+    workers: int, *, tau: int = 10, alpha: float = 1.0, beta: float = 0.5, wait: str | None = None, batch: int = 0
+) -> Strategy:
+    """SlowMo: periodic averaging with slow momentum beta and slow rate alpha (the same as pasgd:outer=…)."""
+    return LocalRounds(workers, tau=tau, outer=f"slowmo:momentum={beta!r}", rate=alpha, wait=wait, batch=batch)
+
+
+@register("diloco")
+def _diloco(
+    workers: int,
+    *,
+    tau: int = 500,
+    rate: float = 0.7,
+    momentum: float = 0.9,
+    inner: str = "adamw",
+    wait: str | None = None,
+    batch: int = 0,
+) -> Strategy:
+    """DiLoCo: hundreds of AdamW steps on each worker, then one Nesterov step by the mean change (pasgd:outer=…)."""
+    outer = f"nesterov:momentum={momentum!r}"
+    return LocalRounds(workers, tau=tau, outer=outer, rate=rate, inner=inner, keep=True, wait=wait, batch=batch)
+
+
+@register("compressed")
+def _compressed(workers: int, *, of: str = "sync", by: str = "qsgd") -> Strategy:
+    """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk compression')."""
+    return Compressed(strategy(of, workers=workers), by)
 
 
 def _usual_k(workers: int, k: int | None) -> int:
@@ -151,6 +199,15 @@ def strategy(spec: str, *, workers: int) -> Strategy:
 
 
 __all__ = [
+    "Compressed",
+    "adapted_tau",
+    "MatchaSGD",
+    "LocalRounds",
+    "Gossip",
+    "FedBuff",
+    "ElasticSGD",
+    "DecentralisedSGD",
+    "AdaComm",
     "AdaSync",
     "Adaptive",
     "AllOf",

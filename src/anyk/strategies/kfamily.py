@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from anyk.codes import Selection
 from anyk.errors import BadInput
 from anyk.protocol import (
     Cancel,
@@ -227,12 +228,7 @@ class KFamily:
             coefficients[worker] += weight * m / count
         residual = (sum((c - 1.0) ** 2 for c in coefficients) / m) ** 0.5
         gain = sum((weight * m / count) ** 2 for weight in weights) ** 0.5
-        messages = [(task, 0) for _, task, _ in used]
-        if synchronous(self.kind):  # as rounds do: an estimate of the whole sum
-            share = count / m
-            combine = Combine("model", messages, [w * (1.0 / share) for w in weights], "all", self.step, residual, gain)
-        else:
-            combine = Combine("model", messages, weights, "counted", self.step, residual, gain, self.compensate)
+        combine = self._combined([(task, 0) for _, task, _ in used], Selection([], weights, residual, gain))
         self.version += 1
         if synchronous(self.kind):
             cut = tuple(self._under_way)
@@ -241,6 +237,15 @@ class KFamily:
             return commands + self._dispatch(sorted(self._present))
         again = [last] if self.kind == "k-batch-async" else [worker for worker, _, _ in used]
         return [combine, *self._dispatch([worker for worker in again if worker in self._present])]
+
+    def _combined(self, messages: list[tuple[int, int]], weighed: Selection) -> Command:
+        """What is made of the gradients of a step."""
+        _, weights, residual, gain = weighed
+        if synchronous(self.kind):  # as rounds do: an estimate of the whole sum
+            share = len(messages) / self.partitions
+            weights = [weight * (1.0 / share) for weight in weights]
+            return Combine("model", messages, weights, "all", self.step, residual, gain)
+        return Combine("model", messages, weights, "counted", self.step, residual, gain, self.compensate)
 
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
         if not workers:

@@ -342,7 +342,7 @@ class CodedRounds(OfCode):
             used = [(task_of[reply], 0) for reply in replies]
         else:
             used = [(task_of[reply], reply % messages) for reply in replies]
-        combine = Combine("model", used, weights, "all", 1.0, residual, gain)
+        combine = self._combined(used, Selection(replies, weights, residual, gain))
         if self.wait.remembers:  # who was cut off took at least as long as the round
             late = [self._now - self._began] * (self.code.replies - len(self._arrivals))
             self._recent = (*self._recent, *self._arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
@@ -350,6 +350,10 @@ class CodedRounds(OfCode):
         if isinstance(self.code, HeterogeneousCode):
             self._learn()
         return [combine, Cancel(range(self._first, self._next), self.cancel), *self._begin()]
+
+    def _combined(self, used: Sequence[tuple[int, int]], decoding: Selection) -> Command:
+        """What is made of the messages used."""
+        return Combine("model", used, decoding.weights, "all", 1.0, decoding.residual, decoding.gain)
 
     def _scaled(self, decoding: Selection) -> Selection:
         if self._marginal is not None:

@@ -150,6 +150,7 @@ class Driver:
         if self.finished():
             return
         strategy, log, given, on = self.strategy, self.log, self._given, self.strategy.on
+        self._answer()  # what a resumed run's strategy had asked and not been told
         # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
         for event in self.cluster.events():
@@ -297,9 +298,13 @@ class Driver:
         self._answers.append(Assessed(self.cluster.now(), slot, version, loss, rate))
 
     def _tell_again(self, kind: type[Assessed | Scattered]) -> None:
-        """Nothing is computed here: the next answer of the run that it was."""
-        if not self.cluster.recorded and self._told[kind]:
+        """Nothing is computed here: the next answer of the run that it was; a loss that nobody knows is NaN."""
+        if self.cluster.recorded:
+            return
+        if self._told[kind]:
             self._answers.append(self._told[kind].popleft()._replace(time=self.cluster.now()))
+        elif kind is Assessed:
+            self._answers.append(Assessed(self.cluster.now(), "", 0, float("nan")))
 
     def _scatter(self, messages: Sequence[tuple[int, int]]) -> None:
         """How far apart gradients are: what tells the noise in them from what they agree on."""
@@ -726,6 +731,7 @@ class Driver:
             "books": self.books.plain(),
             "cut": [batch.plain(self._cut) for batch in dict.fromkeys(self._cut.values())],
             "given": [batch.plain(self._given) for batch in dict.fromkeys(self._given.values())],
+            "answers": [[type(answer).__name__, *answer] for answer in self._answers],
             "gathered": [[list(key), inside] for key, inside in self._gathered.items()],
             "seq": self.log.seq if self.log is not None else 0,
         }
@@ -789,6 +795,8 @@ class Driver:
         self.cluster.take_back(own, _makers(self._given.values()))
         for slot in self.versions:
             self.optimizer_states.setdefault(slot, {})
+        kinds = {kind.__name__: kind for kind in (Assessed, Compared, Scattered)}
+        self._answers.extend(kinds[name](*plain) for name, *plain in state["answers"])
         self.strategy.restore(state["strategy"])
         self.cluster.restore(self._now, state["cluster"])
         for worker in sorted(here - self.present) if not self.cluster.virtual else ():

@@ -37,7 +37,8 @@ _MOST = 5000  # rows gathered before they are written even earlier
 _TABLES = {
     "events": "seq INTEGER PRIMARY KEY, time REAL, kind TEXT, worker INTEGER, task INTEGER, chunk INTEGER, info TEXT",
     "works": "id INTEGER PRIMARY KEY, partitions TEXT, coefficients TEXT, slot TEXT, send TEXT, batch INTEGER, "
-    "repeat INTEGER, steps INTEGER, mix TEXT, share REAL, state INTEGER",
+    "repeat INTEGER, steps INTEGER, mix TEXT, share REAL, state INTEGER, "
+    "compress TEXT",
     "chunks": "task INTEGER, chunk INTEGER, worker INTEGER, version INTEGER, work INTEGER, dispatched REAL, "
     "started REAL, computing REAL, computed REAL, sent REAL, received REAL, cancelled REAL, done INTEGER, due REAL, "
     "ending TEXT, slot TEXT, step INTEGER, weight REAL, digest INTEGER, seq INTEGER",

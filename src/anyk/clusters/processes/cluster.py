@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from anyk.clusters.base import PINNED, Cluster, InFlight, Order
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
+from anyk.clusters.packing import scheme, unpack
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
     FAILED,
@@ -648,13 +649,24 @@ class Processes(Cluster):
             HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
             # of a cancelled task: nobody will use it, but the books want to know; of a resumed one: it is in already
             return Reply(now, worker, task, chunk, timing) if entry is None else None
-        ids = self._ids(entry, task, chunk)
-        expected = self._messages.length(ids)
+        ids, work = self._ids(entry, task, chunk), entry.chunks[chunk]
+        size = self._messages.length(ids)
+        expected = scheme(work.compress).size(size, self._layout.itemsize) if work.compress else size
         if (state, task_there, chunk_there) != (FULL, task, chunk) or length != expected:
             HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
             self._settle(task, chunk)
             return Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})")
-        vector = self._replies.array(at + HEADER.size, length, np.dtype(self._layout.dtype))
+        dtype = np.dtype(self._layout.dtype)
+        if work.compress:
+            payload = self._replies.array(at + HEADER.size, length, np.dtype(np.uint8))
+            version = entry.versions[chunk]
+            base = self.model(work.slot, version)
+            vector = unpack(work, version, self.seed, payload, size, dtype, base)
+            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
+            self._arrived[task, chunk] = _Message(ids, vector, worker, -1)
+            self._settle(task, chunk)
+            return Reply(now, worker, task, chunk, timing)
+        vector = self._replies.array(at + HEADER.size, length, dtype)
         vector.flags.writeable = False
         if post.held >= _BUFFERS - 1:
             self._copy_out(worker)

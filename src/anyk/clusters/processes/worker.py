@@ -13,6 +13,7 @@ import numpy as np
 
 from anyk.clusters.local import Local, LocalSteps, State, mixed
 from anyk.clusters.messages import Messages, WrongLength, digest, fault, lie
+from anyk.clusters.packing import pack
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
     FAILED,
@@ -211,6 +212,8 @@ class Worker:
                 length = self._messages.length(chunk.covers)
                 buffer, out = self._buffer(length, index)
                 computing = time.monotonic()
+                if chunk.compress:
+                    out = np.empty(length, dtype=out.dtype)  # only the payload goes to the buffer
                 if chunk.steps:
                     out[:] = self._work_locally(order.task, chunk, w, between)
                 else:
@@ -223,7 +226,8 @@ class Worker:
                 self._complain(error)
                 self._tell(FAILED, order.task, chunk=index)
                 continue
-            self._send(order.task, index, buffer, out, started, computing)
+            packed = (chunk, version, w) if chunk.compress else None
+            self._send(order.task, index, buffer, out, started, computing, packed)
         self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
 
     def _work_locally(self, task: int, chunk: Chunk, w: Vector, between: Any) -> Vector:
@@ -234,9 +238,15 @@ class Worker:
             self._shared.replies.array(at + HEADER.size, self._layout.dimension, dtype) for _, at, _, _ in chunk.mix
         ]
         start = mixed(chunk, w, models)
-        model, left = self._local.run(chunk, start, self._states.get(chunk.state), between)
-        self._states = {t: state for t, state in self._states.items() if t == chunk.state} | {task: left}
+        state = None if chunk.compress else self._states.get(chunk.state)
+        model, left = self._local.run(chunk, start, state, between)
+        if not chunk.compress:
+            self._keep_state(task, chunk, left)
         return model
+
+    def _keep_state(self, task: int, chunk: Chunk, left: State) -> None:
+        """What it may go on from: what this task left, and, if that is not used, what it began with."""
+        self._states = {t: state for t, state in self._states.items() if t == chunk.state} | {task: left}
 
     def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any, version: int) -> None:
         """Finish partitions one by one, keep them, and report each."""
@@ -298,7 +308,17 @@ class Worker:
             if HEADER.unpack_from(self._shared.replies.memory, at)[0] == WRITING:
                 HEADER.pack_into(self._shared.replies.memory, at, FREE, -1, -1, 0)
 
-    def _send(self, task: int, index: int, buffer: int, out: Vector, started: float, computing: float) -> None:
+    def _send(
+        self,
+        task: int,
+        index: int,
+        buffer: int,
+        out: Vector,
+        started: float,
+        computing: float,
+        packed: tuple[Chunk, int, Vector] | None = None,
+    ) -> None:
+        """Say that a message is in its buffer; one that is to be compressed is put there first."""
         if self._worker in self._layout.liars:
             lie(out)
         computed = time.monotonic()
@@ -309,7 +329,13 @@ class Worker:
             self._write_error(why)
             self._tell(FAILED, task, chunk=index)
             return
-        HEADER.pack_into(memory, at, FULL, task, index, out.size)
+        if packed is not None:
+            chunk, version, base = packed
+            payload, left = pack(chunk, version, self._layout.seed, out, base, self._states.get(chunk.state))
+            self._keep_state(task, chunk, left)
+            memory[at + HEADER.size : at + HEADER.size + payload.size] = payload.tobytes()
+            out = payload.view(np.float64)
+        HEADER.pack_into(memory, at, FULL, task, index, out.size if packed is None else payload.size)
         self._tell(REPLY, task, chunk=index, buffer=buffer, times=(started, computing, computed), bits=digest(out))
 
     def _complain(self, error: Exception) -> None:
