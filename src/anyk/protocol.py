@@ -254,9 +254,9 @@ class Mix(NamedTuple):
     """Take a slot to its next version without a gradient: ``share`` times itself plus a weighted sum of models.
 
     Messages are those of local work. ``relative``: instead of a model its change since the version it began from is
-    added to the slot. ``by_samples``: weights are multiplied by the samples that a message covers, and add up to what
-    they did before. ``outer``: an optimiser's spec and learning rate; it then steps by the difference, as if that were
-    a gradient, to the point that it makes of it.
+    added. ``others``: other slots' newest versions, with weights, that are added, too. ``by_samples``: weights are
+    multiplied by the samples that a message covers, and add up to what they did before. ``outer``: an optimiser's spec
+    and learning rate; it then steps by the difference, as if that were a gradient, to the point that it makes of it.
     """
 
     slot: str
@@ -264,6 +264,7 @@ class Mix(NamedTuple):
     weights: Sequence[float]
     share: float = 0.0
     relative: bool = False
+    others: tuple[tuple[str, float], ...] = ()
     by_samples: bool = False
     outer: tuple[str, float] | None = None
     number: int = 0  # local steps before it, by which learning rates go
@@ -332,10 +333,11 @@ class Fleet(NamedTuple):
 class Strategy(Protocol):
     """When is there enough, what is combined, what happens to the rest, who gets what next.
 
-    ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly. Two further attributes are
-    optional: ``blocks`` (default 1), the number of parts of the vector of which each message is one, and ``covers``
-    (default ``holdings``), the partitions that each worker's longest message covers. ``inner``, where it is there, says
-    that workers take local steps: with that optimiser, or, where it is empty, with the run's.
+    ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly. Four further attributes are
+    optional: ``blocks`` (default 1), the number of parts of the vector of which each message is one; ``covers``
+    (default ``holdings``), the partitions that each worker's longest message covers; ``auxiliary`` (default none),
+    slots that are neither counted as steps nor evaluated; ``inner``, where it is there, says that workers take local
+    steps: with that optimiser, or, where it is empty, with the run's.
     """
 
     @property

@@ -35,13 +35,14 @@ def main() -> None:
     anyk race                    the same job under four strategies, with the same stragglers
     anyk train --strategy SPEC   one of them
     anyk codes                   gradient codes side by side; codes show, codes compare
-    anyk strategies | delays | data    what else can be asked for
+    anyk graphs                  averaging among neighbours; graphs show
+    anyk strategies | delays | data | compression    what else can be asked for
 
     A SPEC is name:key=value,key=value, as in frc:load=3 or exp:mean=0.5.
     Exit codes: 0 done, 1 the run could not go on (resume it), 2 bad input, 130 interrupted (resume it).
     """
 
 
-from anyk.cli import codes, lists, runs  # noqa: E402  # they add their commands to the group above
+from anyk.cli import codes, graphs, lists, runs  # noqa: E402  # they add their commands to the group above
 
-__all__ = ["codes", "lists", "main", "runs"]
+__all__ = ["codes", "graphs", "lists", "main", "runs"]

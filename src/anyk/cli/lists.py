@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from anyk.specs import Registry
 
 
-def _list(registry: Registry[Any], json_file: str | None, *, also: str = "") -> None:
+def list_entries(registry: Registry[Any], json_file: str | None, *, also: str = "") -> None:
+    """What a registry holds, for people and as JSON."""
     entries = list(registry)
     if json_file != "-":
         for entry in entries:
@@ -37,7 +38,7 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
     from anyk.strategies import registry
 
     names = ", ".join(entry.name for entry in codes_registry)
-    _list(registry, json_file, also=(
+    list_entries(registry, json_file, also=(
         f"CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0\n    Rounds of any code ({names}).\n"
         "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s or "
         "3mad, joined by | or &\nscaling: none, marginal or conditional      cancel: preempt or discard\n"
@@ -55,7 +56,7 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
 def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
     """Explain a strategy: what it is short for, how it works, how long an update takes and how stale it is."""
     from anyk.delays import parse
-    from anyk.planning import pace, stability_limit
+    from anyk.planning import pace, simulated_pace, stability_limit
     from anyk.reports import theory_text
     from anyk.strategies import strategy
 
@@ -64,7 +65,10 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
     expected = pace(found, law)
     if json_file != "-":
         click.echo(spec if found.spec == spec else f"{spec}, that is {found.spec}")
-        seconds = "no closed form" if expected.seconds is None else f"{expected.seconds:.6g} s"
+        seconds = "unknown" if expected.seconds is None else f"{expected.seconds:.6g} s"
+        if expected.seconds is None and "changes" not in expected.why:
+            measured = simulated_pace(found, law)
+            seconds = f"{measured.seconds:.4g} ± {2 * measured.error:.2g} s, simulated"
         click.echo(f"an update with {workers} workers and {law.spec}: {seconds}  ({expected.why})")
         stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
         click.echo(f"staleness: {stale}")
@@ -114,7 +118,7 @@ def delays(json_file: str | None) -> None:
     """List the delay models."""
     from anyk.delays import registry
 
-    _list(registry, json_file)
+    list_entries(registry, json_file)
 
 
 @main.command()
@@ -124,4 +128,4 @@ def data(json_file: str | None) -> None:
     """List the data sets; --data-file takes a local file instead of fetching."""
     from anyk.problems import sources
 
-    _list(sources, json_file)
+    list_entries(sources, json_file)

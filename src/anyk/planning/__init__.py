@@ -10,11 +10,13 @@ from anyk.planning.bounds import (
     stationary_error,
 )
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
+from anyk.planning.simulation import Measured, simulated_pace
 from anyk.planning.times import Pace, discard_seconds, local_round, mean_delay, order_statistic, pace
 
 __all__ = [
     "Curve",
     "Facts",
+    "Measured",
     "Pace",
     "async_factor",
     "best_tau",
@@ -28,6 +30,7 @@ __all__ = [
     "mean_delay",
     "order_statistic",
     "pace",
+    "simulated_pace",
     "stability_limit",
     "stationary_error",
     "survey",

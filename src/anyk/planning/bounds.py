@@ -6,7 +6,7 @@ the variance of one gradient (of a whole mini-batch), ``k`` gradients a step.
 
 from __future__ import annotations
 
-from math import pi, sin
+from math import pi, sin, sqrt
 
 from anyk.errors import BadInput
 
@@ -119,4 +119,4 @@ def best_tau(
     >>> round(best_tau(1.0, 1.0, 0.1, 1.0, 1.0, 200.0), 6)
     3.162278
     """
-    return max(1.0, (2.0 * excess * communication / (rate**3 * smoothness**2 * noise * seconds)) ** 0.5)
+    return max(1.0, sqrt(2.0 * excess * communication / (rate**3 * smoothness**2 * noise * seconds)))

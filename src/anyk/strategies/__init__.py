@@ -9,7 +9,7 @@ from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.buffered import FedBuff
 from anyk.strategies.compressed import Compressed
-from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD
+from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD, PairwiseGossip
 from anyk.strategies.growing import AdaSync, Gradual, adapted_k, k_for_delays, k_for_noise
 from anyk.strategies.kfamily import KFamily, Kind
 from anyk.strategies.local import AdaComm, LocalRounds, adapted_tau
@@ -93,6 +93,7 @@ register("fedbuff")(FedBuff)
 register("dpsgd")(DecentralisedSGD)
 register("matcha")(MatchaSGD)
 register("easgd")(ElasticSGD)
+register("ad-psgd")(PairwiseGossip)
 
 
 @register("fedavg")
@@ -199,6 +200,7 @@ def strategy(spec: str, *, workers: int) -> Strategy:
 
 
 __all__ = [
+    "PairwiseGossip",
     "Compressed",
     "adapted_tau",
     "MatchaSGD",

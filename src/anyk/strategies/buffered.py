@@ -75,7 +75,7 @@ class FedBuff(KFamily):
         scale = (1.0 if self.outer else self.rate) / len(messages)
         weights = [scale * weight for weight in weighed.weights]
         outer = None if self.outer is None else (self.outer, self.rate)
-        return Mix("model", messages, weights, relative=True, outer=outer, number=self.version * self.tau)
+        return Mix("model", messages, weights, share=1.0, relative=True, outer=outer, number=self.version * self.tau)
 
     def state(self) -> dict[str, Any]:
         """See :class:`~anyk.protocol.Strategy`."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyk import keyed
 from anyk.errors import BadInput
 from anyk.graphs import Matcha, Mixing, graph, matcha
 from anyk.protocol import Chunk, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Mix, Reply, Stop
@@ -310,3 +311,104 @@ class ElasticSGD(Gossip):
 
 def _graph(spec: str, workers: int) -> Mixing:
     return graph(spec, workers=workers)
+
+
+class PairwiseGossip:
+    """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): nobody waits; who has taken its steps averages with one random other.
+
+    Node i, done with ``tau`` local steps from its model, takes the mean of its own and node j's newest models, j drawn
+    by (``seed``, how many times before), which becomes node j's; its own becomes that plus what its steps have changed.
+    Node j goes on with its steps, which then count from the model they began at. The nodes' models live side by side on
+    the driver's machine, where this mean is taken; the run's model is the mean of all, a version every n times.
+
+    >>> PairwiseGossip(8).spec
+    'ad-psgd'
+    """
+
+    inner = ""
+
+    def __init__(self, workers: int, *, tau: int = 1, batch: int = 0, seed: int = 0) -> None:
+        if workers < 2:
+            raise BadInput(f"'ad-psgd' averages in pairs; workers must be at least 2, got {workers}")
+        if tau < 1:
+            raise BadInput(f"tau (local steps) must be at least 1, got {tau}")
+        if batch < 0:
+            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")
+        self.workers = self.partitions = workers
+        self.tau, self.batch, self.seed = tau, batch, seed
+        self.auxiliary = tuple(f"node {i}" for i in range(workers))
+        self.slots = ("model", *self.auxiliary)
+        self.holdings = tuple((i,) for i in range(workers))
+        self.covers = ((),) * workers
+        # what changes:
+        self.count = 0  # averages in pairs so far
+        self._next = 0
+        self._gone: set[int] = set()
+        self._under_way: dict[int, int] = {}  # task -> node
+        self._taken = [0] * workers  # local steps of each node so far
+
+    @property
+    def spec(self) -> str:
+        """The short form."""
+        return show("ad-psgd", {"tau": self.tau, "batch": self.batch, "seed": self.seed}, _DEFAULTS)
+
+    def start(self, fleet: Fleet) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.count = self._next = 0
+        return [self._dispatch(fleet.present)] if fleet.present else []
+
+    def on(self, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        if isinstance(event, Reply):
+            node = self._under_way.pop(event.task, None)
+            return () if node is None else [*self._averaged(node, event.task), self._dispatch((node,))]
+        if isinstance(event, Failed):
+            return () if self._under_way.pop(event.task, None) is None else (self._dispatch((event.worker,)),)
+        if isinstance(event, Joined):
+            self._gone.discard(event.worker)
+            return (self._dispatch((event.worker,)),)
+        if isinstance(event, Lost):
+            self._under_way = {task: node for task, node in self._under_way.items() if node != event.worker}
+            if event.gone:
+                self._gone.add(event.worker)
+            if len(self._gone) == self.workers:
+                return (Stop("every worker has been given up", failed=True),)
+        return ()
+
+    def _averaged(self, node: int, task: int) -> list[Command]:
+        others = [i for i in range(self.workers) if i != node and i not in self._gone]
+        commands: list[Command] = []
+        mine = f"node {node}"
+        if others:
+            draw = keyed.uniform(self.seed, "ad-psgd", number=self.count)
+            other = f"node {others[int(draw * len(others))]}"
+            commands.append(Mix(other, (), (), share=0.5, others=((mine, 0.5),)))
+            commands.append(Mix(mine, ((task, 0),), (1.0,), others=((other, 1.0),), relative=True))
+        else:
+            commands.append(Mix(mine, ((task, 0),), (1.0,), share=1.0, relative=True))
+        self.count += 1
+        if self.count % self.workers == 0:
+            here = [i for i in range(self.workers) if i not in self._gone]
+            commands.append(Mix("model", (), (), others=tuple((f"node {i}", 1.0 / len(here)) for i in here)))
+        return commands
+
+    def _dispatch(self, nodes: Sequence[int]) -> Command:
+        first, self._next = self._next, self._next + len(nodes)
+        tasks = []
+        for task, node in enumerate(nodes, first):
+            self._under_way[task] = node
+            chunk = Chunk((node,), (1.0,), f"node {node}", batch=self.batch, repeat=self._taken[node], steps=self.tau)
+            self._taken[node] += self.tau
+            tasks.append((chunk,))
+        return Dispatch(first, tuple(nodes), tasks)
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        under_way = list(self._under_way.items())
+        counts = {"count": self.count, "next": self._next, "taken": list(self._taken)}
+        return counts | {"gone": sorted(self._gone), "under_way": under_way}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.count, self._next, self._taken = state["count"], state["next"], list(state["taken"])
+        self._gone, self._under_way = set(state["gone"]), dict(state["under_way"])

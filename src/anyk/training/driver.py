@@ -82,6 +82,7 @@ class Driver:
         self.save_every = self.save_at = 0.0
         self.books = Books()
         self.versions: dict[str, int] = dict.fromkeys(strategy.slots, 0)
+        self.auxiliary: tuple[str, ...] = getattr(strategy, "auxiliary", ())
         self.models: dict[str, Vector] = {}
         self.optimizer_states: dict[str, dict[str, Vector]] = {}
         self.time = 0.0  # of the newest version
@@ -217,7 +218,11 @@ class Driver:
     @property
     def step(self) -> int:
         """Versions made so far, of the slot that has the fewest."""
-        return min(self.versions.values())
+        return min(version for slot, version in self.versions.items() if slot not in self.auxiliary)
+
+    def trained(self) -> list[tuple[str, Vector]]:
+        """The newest version of each slot that is trained for its own sake."""
+        return [(slot, w) for slot, w in self.models.items() if slot not in self.auxiliary]
 
     def finished(self) -> bool:
         """Whether a limit has been reached or the strategy has stopped."""
@@ -385,13 +390,13 @@ class Driver:
             weights = [weight * size for weight, size in zip(weights, samples, strict=True)]
             weights = [weight * total / sum(weights) for weight in weights]
         target = self.cluster.combine(command.messages, weights)
-        share = command.share
         if command.relative:
             for (task, _), weight in zip(command.messages, weights, strict=True):
                 target -= weight * self.cluster.model(slot, self._given[task].versions[slot])
-            share = 1.0
-        if share:
-            target += share * w
+        if command.share:
+            target += command.share * w
+        for other, weight in command.others:
+            target += weight * self.models[other]
         blank = self.cluster.blank(slot)
         if command.outer is None:
             blank[:] = target
@@ -531,7 +536,7 @@ class Driver:
                 residual, gain, scale = command.residual, command.gain, command.scale
             row = (slot, version + 1, self.time, count, residual, gain, total / max(count, 1), oldest)
             self.log.update((*row, scale, bits))
-        if self.watch is not None:
+        if self.watch is not None and slot not in self.auxiliary:
             self.watch(self)
 
     def _stepped(self, command: Combine, version: int) -> Vector:

@@ -97,6 +97,7 @@ def train(
         "seconds": seconds,
         "target": target,
         "problem": problem.recipe(),
+        "auxiliary": list(getattr(strategy, "auxiliary", ())),
         "metric": problem.metric,
         "better": problem.better,
     }
@@ -192,7 +193,7 @@ def _drive(
                 evaluator.every = saved[0]["every"]
                 driver.restore(*saved)
                 driver.reached = evaluator.reached is not None
-            for slot, w in driver.models.items():
+            for slot, w in driver.trained():
                 if evaluator.keep(slot, driver.versions[slot], driver.time, w):
                     driver.pin(slot, driver.versions[slot])
             if folder is not None:
@@ -229,7 +230,7 @@ def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, conf
     assert driver.log is not None
     evaluations = []
     if evaluator is not None and driver.models:
-        for slot, w in driver.models.items():
+        for slot, w in driver.trained():
             evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
         evaluations = evaluator.finish()
         for evaluation in evaluator.fresh():

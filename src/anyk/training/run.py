@@ -98,7 +98,11 @@ class Run:
     @property
     def steps(self) -> int:
         """Steps taken."""
-        rows = self.log.rows("SELECT min(v) FROM (SELECT max(version) AS v FROM updates GROUP BY slot)")
+        beside = self.config.get("auxiliary") or []
+        which = f"WHERE slot NOT IN ({','.join('?' * len(beside))})"
+        rows = self.log.rows(
+            f"SELECT min(v) FROM (SELECT max(version) AS v FROM updates {which} GROUP BY slot)", beside
+        )
         return int(rows[0][0] or 0)
 
     @property

@@ -1,0 +1,75 @@
+"""Commands about averaging among neighbours and about compression."""
+
+from __future__ import annotations
+
+import click
+
+from anyk.cli import main
+from anyk.cli.lists import list_entries
+from anyk.cli.options import json_option, plugin_option, write_json
+
+
+@main.group(invoke_without_command=True)
+@json_option
+@plugin_option
+@click.pass_context
+def graphs(ctx: click.Context, /, json_file: str | None) -> None:
+    """List the graphs for decentralised averaging. 'anyk graphs show SPEC' draws one."""
+    if ctx.invoked_subcommand is None:
+        from anyk.graphs import registry
+
+        list_entries(registry, json_file, also="'anyk graphs show SPEC --workers 16' shows one.")
+
+
+@graphs.command()
+@click.argument("spec")
+@click.option("--workers", type=int, default=16, show_default=True, help="Number of workers, n.")
+@click.option("--delays", metavar="SPEC", default="exp:mean=1", show_default=True, help="Seconds of a local step.")
+@click.option("--communication", metavar="SPEC", default="none", show_default=True, help="Seconds of a link.")
+@click.option("--picture", metavar="FILE", help="Draw graph and matrix.")
+@json_option
+@plugin_option
+def show(spec: str, workers: int, delays: str, communication: str, picture: str | None, json_file: str | None) -> None:
+    """Show a graph: its neighbours, its mixing matrix, zeta, and the time of a round with local and global barriers."""
+    from anyk.delays import communication as lines
+    from anyk.delays import parse
+    from anyk.graphs import graph
+    from anyk.planning import simulated_pace
+    from anyk.reports.graphs import draw_graph, graph_text
+    from anyk.specs import bracketed
+    from anyk.strategies import strategy
+
+    found, law, link = graph(spec, workers=workers), parse(delays), lines(communication)
+    times = {
+        barrier: simulated_pace(
+            strategy(f"dpsgd:graph={bracketed(spec)},barrier={barrier}", workers=workers), law, communication=link
+        )
+        for barrier in ("local", "global")
+    }
+    if json_file != "-":
+        click.echo(graph_text(found))
+        for barrier, pace in times.items():
+            what = "its neighbours" if barrier == "local" else "everybody"
+            click.echo(
+                f"a round where a node waits for {what}: {pace.seconds:.4g} ± {2 * pace.error:.2g} s  "
+                f"({law.spec}, communication {link.spec}; simulated)"
+            )
+    if picture is not None:
+        draw_graph(found, picture)
+        click.echo(f"picture: {picture}", err=json_file == "-")
+    rounds = {barrier: pace.seconds for barrier, pace in times.items()}
+    write_json({"spec": found.spec, "workers": workers, "zeta": found.zeta, "seconds": rounds,
+                "matrices": [matrix.tolist() for matrix in found.rounds]}, json_file)  # fmt: skip
+
+
+@main.command()
+@json_option
+@plugin_option
+def compression(json_file: str | None) -> None:
+    """List the compressors of messages and what they compose with."""
+    from anyk.compression import registry
+
+    list_entries(registry, json_file, also=(
+        "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); which strategies each composes with:\n"
+        "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own"
+    ))  # fmt: skip
