@@ -333,6 +333,18 @@ STRATEGIES = (
         "k-batch-async:k=12,step=0.5",
     ]
     + ["gradual", "gradual:base=k-sync,k=2,every=5,by=2,last=3", "async:compensate=0.5", "adasync:rule=noise,k=3"]
+    + ["pasgd", "pasgd:tau=3,wait=2,outer=(slowmo:momentum=0.7),rate=0.5,inner=adamw,keep=true", "pasgd:speeds=true"]
+    + [
+        "fedavg",
+        "fedavg:clients=2,seed=3",
+        "slowmo",
+        "diloco:tau=20",
+        "adacomm",
+        "adacomm:tau=9,interval=2,least=2,batch=3",
+    ]
+    + ["fedbuff", "fedbuff:tau=2,k=3,rate=0.5,stale=inverse,outer=(nesterov:momentum=0.9)", "ad-psgd:tau=2,seed=4"]
+    + ["dpsgd", "dpsgd:graph=(regular:degree=2),tau=2,barrier=global", "matcha:budget=0.7,seed=2", "easgd:alpha=0.1"]
+    + ["compressed", "compressed:of=(k-sync:k=2),by=(top-k:share=0.2)", "compressed:of=frc,by=half"]
     + ["adasync", "adasync:base=k-batch-sync,k=2,interval=5,floor=0.1,batch=3"]
     + ["frc:batch=5", "bgc:decoder=one-step", "uncoded:wait=4&3mad", "frc:load=2,wait=2.5mad|5"]
 )

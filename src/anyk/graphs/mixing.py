@@ -372,6 +372,8 @@ def matcha(spec: str, *, workers: int, budget: float) -> Matcha:
     if not 0.0 < budget <= 1.0:
         raise BadInput(f"budget (the share of matchings that are active) must be above 0 and at most 1, got {budget:g}")
     groups = matchings(edges_of(spec, workers=workers), workers)
+    if not groups:
+        raise BadInput(f"'{spec}' has no edges; MATCHA needs a connected graph")
     parts = np.array([laplacian(group, workers) for group in groups])
     q = len(groups)
 

@@ -8,7 +8,7 @@ from typing import Any
 from anyk.codes import DracoCode, Uncoded
 from anyk.compression import compressor
 from anyk.errors import BadInput
-from anyk.protocol import Combine, Command, Dispatch, Event, Fleet, Lost, Mix, Strategy
+from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Fleet, Lost, Mix, Reply, Strategy
 from anyk.specs import bracketed, show
 from anyk.strategies.buffered import FedBuff
 from anyk.strategies.kfamily import KFamily
@@ -20,8 +20,9 @@ class Compressed:
     """A strategy whose messages are compressed by a compressor (``anyk compression`` lists them).
 
     It decides as the strategy inside does. Local work is compressed as the change from the version it began at. With
-    error feedback a worker adds what its last used message left out to the next; which of its messages were used, it
-    learns with its next task. Raises :class:`~anyk.errors.BadInput` where the two do not compose:
+    error feedback a worker adds what its last message left out to the next; of a message that arrived and was dropped
+    it is told with its next task, and goes on from what the one before had left out. Raises
+    :class:`~anyk.errors.BadInput` where the two do not compose:
 
     - linear compressors (``random-k``) compose exactly with everything below, every code included;
     - unbiased ones (``qsgd``, ``half``) in expectation, noise times the size of the decoding weights;
@@ -54,8 +55,8 @@ class Compressed:
             raise BadInput(f"'{of.spec}' keeps the inner optimiser's state; with '{self.by.spec}' leave out keep")
         if getattr(of, "compensate", 0.0):
             raise BadInput("delay compensation needs gradients as they are; leave out compensate")
-        self._used: dict[int, int] = {}  # worker -> its last task whose message was used
-        self._worker: dict[int, int] = {}  # task -> worker, since then
+        self._last: dict[int, int] = {}  # worker -> its last task whose message has come and was not dropped
+        self._tasks: dict[int, tuple[int, int]] = {}  # task -> worker, and the task it goes on from
 
     def __getattr__(self, name: str) -> Any:
         if name == "of":  # not made yet: copying asks for attributes before there are any
@@ -89,13 +90,15 @@ class Compressed:
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        self._used, self._worker = {}, {}
+        self._last, self._tasks = {}, {}
         return self._compressed(self.of.start(fleet))
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         if isinstance(event, Lost):
-            self._used.pop(event.worker, None)  # what it had left out is gone with it
+            self._last.pop(event.worker, None)  # what it had left out is gone with it
+        elif isinstance(event, Reply) and event.task in self._tasks:
+            self._last[event.worker] = event.task
         return self._compressed(self.of.on(event))
 
     def _compressed(self, commands: Sequence[Command]) -> Sequence[Command]:
@@ -103,34 +106,35 @@ class Compressed:
         for command in commands:
             if isinstance(command, Dispatch):
                 command = self._dispatched(command)
-            elif isinstance(command, (Combine, Mix)) and self.by.feedback:
+            elif isinstance(command, (Combine, Mix)):
                 for task, _ in command.messages:
-                    worker = self._worker.pop(task)
-                    self._used[worker] = max(task, self._used.get(worker, -1))
-                    self._worker = {t: w for t, w in self._worker.items() if w != worker or t > task}
+                    self._tasks.pop(task, None)
+            elif isinstance(command, Cancel) and self._tasks:
+                for task in command.tasks:
+                    worker, before = self._tasks.pop(task, (-1, -1))
+                    if self._last.get(worker) == task:  # it had come, and is not used
+                        self._last[worker] = before
             changed.append(command)
         return changed
 
     def _dispatched(self, command: Dispatch) -> Dispatch:
+        if not self.by.feedback:
+            tasks = [tuple(chunk._replace(compress=self.by.spec) for chunk in task) for task in command.chunks]
+            return command._replace(chunks=tasks)
         tasks = []
         for task, (worker, chunks) in enumerate(zip(command.workers, command.chunks, strict=True), command.task):
-            state = -1
-            if self.by.feedback:
-                self._worker[task] = worker
-                state = self._used.get(worker, -1)
-            tasks.append(
-                tuple(
-                    chunk._replace(compress=self.by.spec, state=state if self.by.feedback else chunk.state)
-                    for chunk in chunks
-                )
-            )
+            state = self._last.get(worker, -1)
+            self._tasks[task] = worker, state
+            tasks.append(tuple(chunk._replace(compress=self.by.spec, state=state) for chunk in chunks))
         return command._replace(chunks=tasks)
 
     def state(self) -> dict[str, Any]:
         """See :class:`~anyk.protocol.Strategy`."""
-        return {"of": self.of.state(), "used": list(self._used.items()), "worker": list(self._worker.items())}
+        tasks = [[task, *at] for task, at in self._tasks.items()]
+        return {"of": self.of.state(), "last": list(self._last.items()), "tasks": tasks}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         self.of.restore(state["of"])
-        self._used, self._worker = dict(state["used"]), dict(state["worker"])
+        self._last = dict(state["last"])
+        self._tasks = {task: (worker, before) for task, worker, before in state["tasks"]}
