@@ -188,11 +188,15 @@ class Cut(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """Give ``workers[i]`` the task ``chunks[i]`` under the number ``task + i``."""
+    """Give ``workers[i]`` the task ``chunks[i]`` under the number ``task + i``.
+
+    ``round``: the number by which delays that go by rounds are drawn, where that is not the model's version.
+    """
 
     task: int
     workers: Sequence[int]
     chunks: Sequence[Task]
+    round: int | None = None
 
 
 class Cancel(NamedTuple):

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
+from keyword import iskeyword
 from typing import Any, Generic, TypeVar
 
 from anyk.errors import BadInput
@@ -159,7 +160,9 @@ class Entry(Generic[T]):
     def usage(self) -> str:
         """The spec with every key and its default, as shown in help."""
         keys = [
-            f"{key}=…" if p.default in (inspect.Parameter.empty, None) else f"{key}={_show(p.default)}"
+            f"{key.rstrip('_')}=…"
+            if p.default in (inspect.Parameter.empty, None)
+            else f"{key.rstrip('_')}={_show(p.default)}"
             for key, p in self.parameters().items()
         ]
         return self.name + (":" + ",".join(keys) if keys else "")
@@ -214,6 +217,7 @@ class Registry(Generic[T]):
                 key = next(iter(parameters))
                 if key in values:
                     raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
+            key += "_" * iskeyword(key)  # a parameter cannot be called lambda
             if key not in parameters:
                 near = get_close_matches(key, parameters, n=1)
                 known = ", ".join(parameters) or "none"
@@ -222,7 +226,7 @@ class Registry(Generic[T]):
             arguments[key] = read(value, parameters[key].annotation, f"{key} in '{text}'")
         for key, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and key not in arguments:
-                raise BadInput(f"{self.kind} '{name}' needs {key}=…, as in {entry.usage()}")
+                raise BadInput(f"{self.kind} '{name}' needs {key.rstrip('_')}=…, as in {entry.usage()}")
         return entry.build(**arguments, **given)
 
 

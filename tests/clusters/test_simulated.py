@@ -142,3 +142,13 @@ def test_a_payload_free_run_decides_as_one_with_payload():
         driver.begin()
         driver.run()
         assert driver.time == run.seconds, spec
+
+
+def test_delays_by_round_are_those_of_the_round_also_where_nothing_is_computed(tmp_path) -> None:
+    """The floor of a run with a trace that goes by rounds meets the same rows as the run."""
+    table = np.random.default_rng(0).random((50, 4))
+    np.savez(tmp_path / "t.npz", seconds=table)
+    delays = anyk.delays.parse(f"trace:{tmp_path / 't.npz'},by=round")
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    run = anyk.train(problem, "uncoded", anyk.clusters.Simulated(4, delays=delays), steps=9)
+    assert run.seconds == run.floor_seconds == pytest.approx(table[:9].max(axis=1).sum())

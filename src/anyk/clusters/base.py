@@ -224,6 +224,9 @@ class Cluster(ABC):
     def events(self) -> Iterator[Event | Cut | None]:
         """What happens, in order; None now and then while nothing does, so that the driver can tidy up."""
 
+    def newer(self, slot: str, version: int) -> None:  # noqa: B027  # where vectors are published, that says it
+        """A slot has come to a version without a vector; delays may go by it."""
+
     def step_done(self) -> None:  # noqa: B027  # on a real clock it has taken what it has taken
         """The driver has taken a step; a virtual clock may count what that costs."""
 

@@ -231,6 +231,10 @@ class Simulated(Cluster):
         self._newest[slot] = version
         self._models[slot, version] = w
 
+    def newer(self, slot: str, version: int) -> None:
+        """See :meth:`Cluster.newer`."""
+        self._newest[slot] = version
+
     def model(self, slot: str, version: int) -> Vector:
         """See :meth:`Cluster.model`."""
         return self._models[slot, version]
@@ -394,11 +398,11 @@ class Simulated(Cluster):
             self._now += self.compute.step
 
     def _dispatch(self, order: Dispatch) -> None:
-        first, workers, chunks = order
+        first, workers, chunks, number = order
         if self._simple and self.compute is None and self._dispatch_together(first, workers, chunks):
             return
         for task, (worker, work) in enumerate(zip(workers, chunks, strict=True), first):
-            self._dispatch_one(task, worker, work)
+            self._dispatch_one(task, worker, work, number)
 
     def _dispatch_together(self, first: int, workers: Sequence[int], chunks: Sequence[Task]) -> bool:
         """Tasks of one chunk for workers that are idle: what rounds are made of, and therefore fast."""
@@ -442,10 +446,10 @@ class Simulated(Cluster):
         self._live.update(zip(tasks, plain, strict=False))
         return True
 
-    def _dispatch_one(self, task: int, worker: int, chunks: Task) -> None:
+    def _dispatch_one(self, task: int, worker: int, chunks: Task, number: int | None) -> None:
         self._even = False
         versions = tuple(self._newest[chunk.slot] for chunk in chunks)
-        before, each = self._hold(worker, chunks, versions[0])
+        before, each = self._hold(worker, chunks, versions[0] if number is None else number)
         started = max(self._now, self._free[worker])
         self._live[task] = InFlight(worker, chunks, versions, started, before, each)
         self._begins(chunks)

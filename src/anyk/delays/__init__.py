@@ -13,7 +13,7 @@ from anyk.delays.models import (
     Uniform,
 )
 from anyk.delays.stream import DelayStream
-from anyk.delays.trace import Trace
+from anyk.delays.trace import Table, Trace
 from anyk.errors import BadInput
 from anyk.specs import Registry, read
 from anyk.specs import parse as split
@@ -66,6 +66,7 @@ __all__ = [
     "NoDelay",
     "Pareto",
     "ShiftedExponential",
+    "Table",
     "Trace",
     "Uniform",
     "communication",

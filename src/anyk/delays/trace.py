@@ -48,6 +48,43 @@ def _read(path: Path) -> tuple[Floats, float | None]:
     return table, load
 
 
+@dataclass(frozen=True, eq=False)
+class Table(DelayModel):
+    """Delays from a table in memory, seconds, rounds x workers: draw t of worker i is row t mod rounds, column i.
+
+    >>> Table(np.array([[1.0, 2.0]])).draws(seed=0, worker=1, start=0, count=2).tolist()
+    [2.0, 2.0]
+    """
+
+    times: Floats
+    name: ClassVar[str] = "table"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.times.ndim != 2 or not self.times.size or not np.isfinite(self.times).all() or (self.times < 0).any():
+            raise BadInput(f"a table of delays is rounds x workers of finite seconds, got shape {self.times.shape}")
+
+    @property
+    def spec(self) -> str:
+        """Its shape; a table has no short form that can be read back."""
+        return f"table:{'x'.join(map(str, self.times.shape))}"
+
+    def seconds(self, uniforms: Floats, worker: int) -> Floats:
+        """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
+        column = np.sort(self.times[:, worker])
+        return np.asarray(column[(uniforms * len(column)).astype(np.int64)])
+
+    def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
+        """See :meth:`DelayModel.draws`."""
+        del seed
+        return np.asarray(self.times[(start + np.arange(count)) % len(self.times), worker])
+
+    def check_fleet(self, workers: int) -> None:
+        """See :meth:`DelayModel.check_fleet`."""
+        if self.times.shape[1] < workers:
+            raise BadInput(f"the table has {self.times.shape[1]} workers, fewer than the fleet's {workers}")
+
+
 @dataclass(frozen=True)
 class Trace(DelayModel):
     """Measured delays: ``trace:file.npz`` (array ``seconds``, rounds x workers), CSV or Parquet.

@@ -10,7 +10,7 @@ from anyk.planning.bounds import (
     stationary_error,
 )
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
-from anyk.planning.simulation import Measured, simulated_pace
+from anyk.planning.simulation import Measured, simulate, simulated_pace
 from anyk.planning.times import Pace, discard_seconds, local_round, mean_delay, order_statistic, pace
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "mean_delay",
     "order_statistic",
     "pace",
+    "simulate",
     "simulated_pace",
     "stability_limit",
     "stationary_error",

@@ -6,11 +6,14 @@ import copy
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from anyk.clusters import Simulated
-from anyk.delays import Communication, DelayModel
+from anyk.delays import Communication, DelayModel, Table
 from anyk.errors import BadInput
 from anyk.protocol import Strategy
+from anyk.strategies import SequentialRounds
+from anyk.strategies import strategy as build_strategy
 from anyk.training.driver import Driver
 
 _BATCHES = 20
@@ -54,3 +57,41 @@ def simulated_pace(
     waits = np.diff(times)
     batches = waits[: len(waits) // _BATCHES * _BATCHES].reshape(_BATCHES, -1).mean(axis=1)
     return Measured(float(waits.mean()), float(batches.std(ddof=1) / _BATCHES**0.5))
+
+
+def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple[NDArray[np.float64], int]:
+    """Seconds of each round, and in how many the master had to wait, when ``jobs`` jobs meet measured delays.
+
+    The strategy itself runs, on the virtual clock. ``delays``: seconds, rounds x workers; round t meets row t.
+    Sequential codes take ``jobs + T`` rounds. A strategy without a straggler model waits in every round. Raises
+    :class:`~anyk.errors.BadInput` when there are fewer rows than rounds.
+
+    >>> durations, waits = simulate("m-sgc:B=1,W=2,lambda=1", [[1, 1, 4], [1, 3, 1], [1, 1, 1]], jobs=2)
+    >>> durations.tolist(), waits
+    ([2.0, 3.0, 1.0], 1)
+    """
+    table = np.asarray(delays, dtype=np.float64)
+    if table.ndim != 2:
+        raise BadInput(f"delays must be a table of rounds x workers, got shape {table.shape}")
+    if isinstance(strategy, str):
+        strategy = build_strategy(strategy, workers=table.shape[1])
+    found = copy.deepcopy(strategy)
+    sequential = isinstance(found, SequentialRounds)
+    rounds = jobs + (found.T if isinstance(found, SequentialRounds) else 0)
+    if jobs < 1 or len(table) < rounds:
+        raise BadInput(
+            f"{jobs} jobs of '{found.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
+        )
+    cluster = Simulated(found.workers, delays=Table(table[:rounds], by="round"))
+    driver = Driver(found, cluster, steps=None if sequential else jobs)
+    times: list[float] = [0.0]
+    if isinstance(found, SequentialRounds):
+        found.jobs = jobs
+    else:
+        driver.watch = lambda driver: times.append(driver.time)
+    driver.open()
+    driver.begin()
+    driver.run()
+    if isinstance(found, SequentialRounds):
+        return np.array(found.durations), found.waits
+    return np.diff(times), jobs

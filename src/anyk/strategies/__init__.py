@@ -14,8 +14,19 @@ from anyk.strategies.growing import AdaSync, Gradual, adapted_k, k_for_delays, k
 from anyk.strategies.kfamily import KFamily, Kind
 from anyk.strategies.local import AdaComm, LocalRounds, adapted_tau
 from anyk.strategies.observed import Durations, order_means
+from anyk.strategies.patterns import (
+    Arbitrary,
+    Bursty,
+    GilbertElliott,
+    PerRound,
+    StragglerModel,
+    smallest_arbitrary,
+    smallest_bursty,
+    stragglers,
+)
 from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import CodedRounds, Scaling
+from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
 from anyk.strategies.tree import TreeRounds
 from anyk.strategies.wait import (
     Adaptive,
@@ -94,6 +105,9 @@ register("dpsgd")(DecentralisedSGD)
 register("matcha")(MatchaSGD)
 register("easgd")(ElasticSGD)
 register("ad-psgd")(PairwiseGossip)
+register("gc")(GradientCodingRounds)
+register("sr-sgc")(SelectiveRepetition)
+register("m-sgc")(Multiplexed)
 
 
 @register("fedavg")
@@ -200,6 +214,18 @@ def strategy(spec: str, *, workers: int) -> Strategy:
 
 
 __all__ = [
+    "SequentialRounds",
+    "SelectiveRepetition",
+    "Multiplexed",
+    "GradientCodingRounds",
+    "stragglers",
+    "smallest_bursty",
+    "smallest_arbitrary",
+    "StragglerModel",
+    "PerRound",
+    "GilbertElliott",
+    "Bursty",
+    "Arbitrary",
     "PairwiseGossip",
     "Compressed",
     "adapted_tau",

@@ -368,7 +368,7 @@ class Driver:
         return tuple(dict.fromkeys([*batch.chunks[task - batch.first][chunk].partitions, *inside]))
 
     def _dispatch(self, command: Dispatch) -> None:
-        first, workers, chunks = command
+        first, workers, chunks, _ = command
         batch = Batch(first, workers, chunks, self.versions.copy(), self._now)
         if len(workers) == 1:
             self._given[first] = batch
@@ -497,6 +497,8 @@ class Driver:
             self.models[slot] = w
             self.cluster.publish(slot, version + 1, w)
             bits = 0 if self.log is None else _bits(w)
+        else:
+            self.cluster.newer(slot, version + 1)
         self.versions[slot] = version + 1
         if self._gathered:
             command = self._with_gathered(command)

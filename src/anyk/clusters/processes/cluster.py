@@ -439,7 +439,8 @@ class Processes(Cluster):
                 now = time.monotonic()
                 for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
                     versions = tuple([self._newest[chunk.slot] for chunk in chunks])
-                    self._give(task, InFlight(worker, chunks, versions, now, *self._hold(worker, chunks, versions[0])))
+                    number = versions[0] if order.round is None else order.round
+                    self._give(task, InFlight(worker, chunks, versions, now, *self._hold(worker, chunks, number)))
                     self._mail_to(worker)  # at once: it can begin while the others are written to
                     touched.pop(worker, None)
             elif isinstance(order, Cancel):
