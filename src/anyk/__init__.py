@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
     from anyk.strategies import strategy
-    from anyk.training import Run, race, replay, resume, train
+    from anyk.training import Run, race, replay, resume, train, train_many
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
@@ -48,6 +48,7 @@ _NAMES = {
     "replay": "training",
     "resume": "training",
     "train": "training",
+    "train_many": "training",
 }
 
 
@@ -86,5 +87,6 @@ __all__ = [
     "strategy",
     "testing",
     "train",
+    "train_many",
     "training",
 ]

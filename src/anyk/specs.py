@@ -56,6 +56,17 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), values
 
 
+def with_keys(spec: str, values: Mapping[str, Any]) -> str:
+    """A spec with keys added that it does not give itself.
+
+    >>> with_keys("frc:load=3", {"models": 4, "load": 2})
+    'frc:load=3,models=4'
+    """
+    given = parse(spec)[1]
+    added = [f"{key}={_show(value)}" for key, value in values.items() if key not in given]
+    return spec + (("," if given else ":") + ",".join(added) if added else "")
+
+
 def bracketed(spec: str | None) -> str | None:
     """A spec as the value of a key of another.
 

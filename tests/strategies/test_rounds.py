@@ -23,6 +23,7 @@ from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
     Cancel,
+    Chunk,
     Combine,
     Command,
     Dispatch,
@@ -90,7 +91,7 @@ def test_the_commands_of_a_round() -> None:
     assert isinstance(dispatch, Dispatch) and isinstance(alarm, SetAlarm)
     assert (dispatch.task, list(dispatch.workers)) == (0, [0, 1, 2, 3])
     assert [task[0].partitions for task in dispatch.chunks] == [(0, 1), (0, 1), (2, 3), (2, 3)]
-    assert all(task == ((task[0].partitions, (1.0, 1.0), "model", "done", 0, 0),) for task in dispatch.chunks)
+    assert all(task == (Chunk(task[0].partitions, (1.0, 1.0)),) for task in dispatch.chunks)
     assert alarm == SetAlarm("wait 0", 10.5)
     assert not made.on(Reply(10.1, 3, 3, 0))
     combine, cancel, dispatch, alarm = made.on(Reply(10.2, 0, 0, 0))

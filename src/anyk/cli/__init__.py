@@ -35,6 +35,7 @@ def main() -> None:
     anyk race                    the same job under four strategies, with the same stragglers
     anyk train --strategy SPEC   one of them
     anyk codes                   gradient codes side by side; codes show, codes compare
+    anyk trace show FILE         measured delays; trace record, and tune: which sequential code
     anyk graphs                  averaging among neighbours; graphs show
     anyk strategies | delays | data | compression    what else can be asked for
 
@@ -43,6 +44,6 @@ def main() -> None:
     """
 
 
-from anyk.cli import codes, graphs, lists, runs  # noqa: E402  # they add their commands to the group above
+from anyk.cli import codes, graphs, lists, runs, traces  # noqa: E402  # they add their commands to the group above
 
-__all__ = ["codes", "graphs", "lists", "main", "runs"]
+__all__ = ["codes", "graphs", "lists", "main", "runs", "traces"]

@@ -19,6 +19,7 @@ from anyk.cli.options import (
     show_settings,
     write_json,
 )
+from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +35,22 @@ _curve = click.option(
     "--curve", type=click.Choice(["metric", "loss"]), default="metric", show_default=True,
     help="What the picture shows against seconds.",
 )  # fmt: skip
+
+
+def variant(problem: Any, number: int) -> Any:
+    """The same problem with a start of its own, where it has a random one."""
+    from anyk.problems import from_recipe
+
+    recipe = problem.recipe()
+    model = recipe.get("model", "linear")
+    return from_recipe(recipe | {"model": with_seed(model, number)}) if model != "linear" else problem
+
+
+def with_seed(model: str, number: int) -> str:
+    """A model's spec with another seed."""
+    from anyk.specs import with_keys
+
+    return with_keys(model, {"seed": number})
 
 
 def _console(json_file: str | None) -> Console:
@@ -54,20 +71,27 @@ def _interrupted(folder: str | Path | None) -> None:
 @click.option(
     "--strategy", default="uncoded", show_default=True, metavar="SPEC", help="Strategy; see 'anyk strategies'."
 )
+@click.option("--models", type=int, default=1, show_default=True,
+              help="Models trained at once, in turn (of two-layer networks each with a start of its own).")  # fmt: skip
 @common
 @click.pass_context
-def train(ctx: click.Context, /, strategy: str, **given: Any) -> None:
-    """Train one model with one strategy."""
+def train(ctx: click.Context, /, strategy: str, models: int, **given: Any) -> None:
+    """Train one model, or several at once, with one strategy."""
     if given["settings"]:
         show_settings(ctx)
         return
     from anyk.clusters import cluster
     from anyk.delays import parse
     from anyk.reports import Progress, race_table
+    from anyk.specs import with_keys
     from anyk.strategies import strategy as build
     from anyk.training import train as run_training
+    from anyk.training import train_many
 
-    build(strategy, workers=given["workers"])  # complain before anything is loaded
+    if models < 1:
+        raise BadInput(f"models must be at least 1, got {models}")
+    asked = with_keys(strategy, {"models": models}) if models > 1 else strategy
+    build(asked, workers=given["workers"])  # complain before anything is loaded
     delays = parse(given["delays"])
     fleet = cluster(
         given["cluster"],
@@ -82,8 +106,11 @@ def train(ctx: click.Context, /, strategy: str, **given: Any) -> None:
     console = _console(given["json_file"])
     try:
         with Progress(console, quiet=given["quiet"]) as progress:
-            run = run_training(
-                problem,
+            training: Any = run_training
+            if models > 1:
+                training = train_many
+            run = training(
+                [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
                 strategy,
                 fleet,
                 optimizer=optimizer,

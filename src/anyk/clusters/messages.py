@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Partitions, Vector
+from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
 
@@ -145,13 +146,21 @@ class Messages:
     def partial_gradient(self, partition: int, w: Vector, chunk: Chunk | None = None, version: int = 0) -> Vector:
         """One partition's gradient, or its chunk's mini-batch scaled up to the partition; its length is checked."""
         rows = None if chunk is None else self.rows(partition, chunk, version)
+        parts = self.partitions
+        if chunk is not None and isinstance(parts, ManyPartitions):
+            parts = parts.of(chunk.slot)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
             if rows is None:
-                gradient = self.partitions.partial_gradient(partition, w)
+                gradient = parts.partial_gradient(partition, w)
             else:
-                gradient = self.partitions.partial_gradient(partition, w, rows)
+                gradient = parts.partial_gradient(partition, w, rows)
                 gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))
+        own = parts.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))
+        if own is not None and support is None:  # models whose gradients touch different coordinates
+            spread = np.zeros(self.partitions.dimension, dtype=gradient.dtype)
+            spread[own] = gradient
+            gradient = spread
         expected = self.partitions.dimension if support is None else int(support.size)
         if np.shape(gradient) != (expected,):
             raise WrongLength(

@@ -1,6 +1,7 @@
 """Delays: how long workers take, as laws or as measured traces."""
 
 from anyk.delays.communication import Communication
+from anyk.delays.fitting import Fit, fit
 from anyk.delays.models import (
     Bimodal,
     Constant,
@@ -62,6 +63,7 @@ __all__ = [
     "DelayModel",
     "DelayStream",
     "Exponential",
+    "Fit",
     "Heterogeneous",
     "NoDelay",
     "Pareto",
@@ -70,6 +72,7 @@ __all__ = [
     "Trace",
     "Uniform",
     "communication",
+    "fit",
     "parse",
     "register",
     "registry",

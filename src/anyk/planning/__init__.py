@@ -10,10 +10,15 @@ from anyk.planning.bounds import (
     stationary_error,
 )
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
+from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
 from anyk.planning.simulation import Measured, simulate, simulated_pace
 from anyk.planning.times import Pace, discard_seconds, local_round, mean_delay, order_statistic, pace
 
 __all__ = [
+    "Candidate",
+    "TraceGrid",
+    "fit_slope",
+    "tune",
     "Curve",
     "Facts",
     "Measured",

@@ -18,6 +18,7 @@ from anyk.problems.linear import (
     LogisticRegression,
     SoftmaxRegression,
 )
+from anyk.problems.many import ManyPartitions, ManyProblems, problem_of, slot_names
 from anyk.problems.network import TwoLayerNetwork
 from anyk.specs import Registry
 
@@ -85,8 +86,10 @@ def from_data(
     )
 
 
-def from_recipe(recipe: dict[str, Any]) -> LinearProblem:
+def from_recipe(recipe: dict[str, Any]) -> Problem:
     """Make a problem again from what its ``recipe()`` said."""
+    if set(recipe) == {"many"}:
+        return ManyProblems([from_recipe(one) for one in recipe["many"]])
     unknown = set(recipe) - {"data", "file", "l2", "model"}
     if unknown or "data" not in recipe:
         raise BadInput(f"a problem's recipe has data and perhaps file, l2 and model, got {sorted(recipe)}")
@@ -99,6 +102,8 @@ __all__ = [
     "LinearPartitions",
     "LinearProblem",
     "LogisticRegression",
+    "ManyPartitions",
+    "ManyProblems",
     "Partitions",
     "Problem",
     "SoftmaxRegression",
@@ -107,5 +112,7 @@ __all__ = [
     "from_recipe",
     "load",
     "models",
+    "problem_of",
+    "slot_names",
     "sources",
 ]

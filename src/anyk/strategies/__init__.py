@@ -168,7 +168,7 @@ def _approximate(
 
 
 # the keys that a code's spec gains as a strategy
-_ROUNDS = {"wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int}
+_ROUNDS = {"wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int, "models": int}
 
 
 def rounds(code: codes.Code, **keys: Any) -> Strategy:

@@ -10,7 +10,7 @@ from anyk.codes import Code
 class OfCode:
     """A strategy that runs a code on one model."""
 
-    slots = ("model",)
+    slots: tuple[str, ...] = ("model",)
     code: Code
 
     @property

@@ -78,6 +78,7 @@ class CodedRounds(OfCode):
     ``none`` leaves it. Left out it is conditional, but none for codes and decoders that are unbiased as they are.
 
     ``batch``: of each partition a mini-batch of so many samples stands for all (0: all); replicas draw the same.
+    ``models``: so many models are trained at once, one after another in turn, a round each.
 
     A code against liars has each reply measured when it comes, and counts it then; a heterogeneous code learns from
     who was missing and gives out new coefficients now and then.
@@ -100,7 +101,12 @@ class CodedRounds(OfCode):
         cancel: CancelMode = "preempt",
         decoder: str | Method = "own",
         batch: int = 0,
+        models: int = 1,
     ) -> None:
+        if models < 1:
+            raise BadInput(f"models must be at least 1, got {models}")
+        self.models = models
+        self.slots = ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
         self.code = code
         if batch < 0:
             raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")
@@ -178,14 +184,20 @@ class CodedRounds(OfCode):
         names = [name for name, known in METHODS.items() if known == self._method and name != "own"]
         parts += [f"decoder={name}" for name in names]
         parts += [f"batch={self.batch}"] * (self.batch > 0)
+        parts += [f"models={self.models}"] * (self.models > 1)
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
         return self._spec(parts)
 
     @cached_property
-    def _tasks(self) -> tuple[Task, ...]:
+    def _tasks(self) -> tuple[tuple[Task, ...], ...]:
+        """Of each model, each worker's."""
         c, rows = self.code.messages, self.code.rows
         return tuple(
-            tuple(Chunk(p, w, batch=self.batch) for p, w in rows[i * c : i * c + c]) for i in range(self.workers)
+            tuple(
+                tuple(Chunk(p, w, slot, batch=self.batch) for p, w in rows[i * c : i * c + c])
+                for i in range(self.workers)
+            )
+            for slot in self.slots
         )
 
     # ------------------------------------------------------------------------------------------- waiting
@@ -294,7 +306,8 @@ class CodedRounds(OfCode):
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
         task, self._next = self._next, self._next + len(workers)
         self._open.update(dict.fromkeys(workers, self._messages))
-        chunks = self._tasks if len(workers) == len(self._tasks) else tuple(self._tasks[i] for i in workers)
+        tasks = self._tasks[self.version % self.models]
+        chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
         return [Dispatch(task, workers, chunks)]
 
     def _begin(self) -> list[Command]:
@@ -353,7 +366,8 @@ class CodedRounds(OfCode):
 
     def _combined(self, used: Sequence[tuple[int, int]], decoding: Selection) -> Command:
         """What is made of the messages used."""
-        return Combine("model", used, decoding.weights, "all", 1.0, decoding.residual, decoding.gain)
+        slot = self.slots[self.version % self.models]
+        return Combine(slot, used, decoding.weights, "all", 1.0, decoding.residual, decoding.gain)
 
     def _scaled(self, decoding: Selection) -> Selection:
         if self._marginal is not None:

@@ -230,7 +230,8 @@ class SequentialRounds:
         if isinstance(event, Joined):
             self._present.add(event.worker)
             self._gone.discard(event.worker)
-            return self._dispatch([event.worker]) if event.worker not in self._done else ()
+            busy = self._task.get(event.worker) in self._left  # told twice that it is here
+            return () if busy or event.worker in self._done else self._dispatch([event.worker])
         if isinstance(event, Lost):
             self._present.discard(event.worker)
             if event.gone:
@@ -338,7 +339,8 @@ class SequentialRounds:
         """See :class:`~anyk.protocol.Strategy`."""
         return {
             "round": self.round, "waits": self.waits, "durations": list(self.durations), "next": self._next,
-            "began": self._began, "now": self._now, "cut": self._cut, "present": sorted(self._present), "gone": sorted(self._gone),
+            "began": self._began, "now": self._now, "cut": self._cut,
+            "present": sorted(self._present), "gone": sorted(self._gone),
             "task": list(self._task.items()), "worker": list(self._worker.items()),
             "work": [[task, work] for task, work in self._work.items()],
             "left": [[task, sorted(left)] for task, left in self._left.items()], "done": list(self._done),
@@ -374,7 +376,7 @@ class _OneCode(SequentialRounds):
             raise BadInput(
                 f"'{self.name}' would have to tolerate {stragglers} of {workers} workers; at most all but one"
             )
-        self.stragglers, self.inner = stragglers, inner
+        self.stragglers, self.within = stragglers, inner
         super().__init__(workers, **rest)
         self.load = (stragglers + 1) / workers
         self._results: dict[int, dict[int, Place]] = {}  # job -> worker -> its message
@@ -382,7 +384,7 @@ class _OneCode(SequentialRounds):
     @property
     def code(self) -> Code:
         """The code within a job."""
-        return _inner(self.inner, self.workers, self.stragglers)
+        return _inner(self.within, self.workers, self.stragglers)
 
     @property
     def partitions(self) -> int:
@@ -460,7 +462,7 @@ class GradientCodingRounds(_OneCode):
             "wait": self.wait,
             "strict": self.strict,
         }
-        values |= {"inner": self.inner, "models": self.models, "jobs": self.jobs, "batch": self.batch}
+        values |= {"inner": self.within, "models": self.models, "jobs": self.jobs, "batch": self.batch}
         return show(self.name, values, _DEFAULTS | {"models": 1})
 
     def _assign(self, t: int) -> list[list[tuple[int, int]]]:
@@ -604,7 +606,7 @@ class Multiplexed(SequentialRounds):
         batch: int = 0,
     ) -> None:
         _check_burst(self.name, workers, B, W, lambda_)
-        self.B, self.W, self.lambda_, self.inner = B, W, lambda_, inner
+        self.B, self.W, self.lambda_, self.within = B, W, lambda_, inner
         super().__init__(workers, delay=W - 2 + B, mu=mu, wait=wait, models=models, jobs=jobs, batch=batch)
         n = workers
         self.coded = lambda_ < n
@@ -623,7 +625,7 @@ class Multiplexed(SequentialRounds):
     @property
     def code(self) -> Code:
         """The code within a group."""
-        return _inner(self.inner, self.workers, self.lambda_)
+        return _inner(self.within, self.workers, self.lambda_)
 
     @property
     def partitions(self) -> int:
@@ -717,7 +719,7 @@ class Multiplexed(SequentialRounds):
             if job < 0 or (self.jobs and job >= self.jobs):
                 continue
             own, groups = self._of(job)
-            missing = own[:, :, 0] < 0
+            missing = np.asarray(own[:, :, 0] < 0)
             counts = [len(group) for group in groups]
             for i, work in enumerate(self._assigned):
                 if not late[i]:
@@ -771,5 +773,5 @@ def _check_burst(name: str, workers: int, B: int, W: int, lambda_: int) -> None:
 
 def _spec(scheme: SelectiveRepetition | Multiplexed) -> str:
     values: dict[str, Any] = {"B": scheme.B, "W": scheme.W, "lambda": scheme.lambda_, "mu": scheme.mu}
-    values |= {"wait": scheme.wait, "inner": scheme.inner, "models": scheme.models, "jobs": scheme.jobs}
+    values |= {"wait": scheme.wait, "inner": scheme.within, "models": scheme.models, "jobs": scheme.jobs}
     return show(scheme.name, values | {"batch": scheme.batch}, _DEFAULTS | {"models": scheme.T + 1})

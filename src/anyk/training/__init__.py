@@ -5,10 +5,12 @@ from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluation, Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.launch import resume, train
+from anyk.training.many import train_many
 from anyk.training.racing import Race, race
 from anyk.training.replaying import Replay, replay
 from anyk.training.run import CutOff, Receipt, Run
 from anyk.training.runlog import RunLog
+from anyk.training.tracing import save_trace
 
 __all__ = [
     "Books",
@@ -25,5 +27,7 @@ __all__ = [
     "race",
     "replay",
     "resume",
+    "save_trace",
     "train",
+    "train_many",
 ]

@@ -16,6 +16,7 @@ from anyk.clusters.local import Local
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo, optimizer
 from anyk.problems.base import Problem, Vector
+from anyk.problems.many import problem_of
 from anyk.protocol import (
     Alarm,
     Assess,
@@ -139,7 +140,7 @@ class Driver:
         if self.problem is not None and self.optimizer is not None:
             for slot in self.versions:
                 w = self.models[slot] = self.cluster.blank(slot)
-                w[:] = self.problem.initial()
+                w[:] = problem_of(self.problem, slot).initial()
                 self.optimizer_states[slot] = self.optimizer.start(w)
                 self.cluster.publish(slot, 0, w)
         self._now = self.cluster.now()
@@ -296,7 +297,7 @@ class Driver:
             return
         slot = command.slot
         with np.errstate(over="ignore", invalid="ignore"):
-            loss = self.problem.loss(self.models[slot])
+            loss = problem_of(self.problem, slot).loss(self.models[slot])
         version = self.versions[slot]
         number = version if command.number is None else command.number
         rate = 1.0 if self.optimizer is None else self.optimizer.rate.at(number)
@@ -544,7 +545,8 @@ class Driver:
     def _stepped(self, command: Combine, version: int) -> Vector:
         """The slot's next version."""
         assert self.problem is not None and self.optimizer is not None
-        slot, problem = command.slot, self.problem
+        slot = command.slot
+        problem = problem_of(self.problem, slot)
         rounding = float(np.finfo(problem.dtype).eps) * command.gain
         if rounding > _AMPLIFIED:
             raise RunFailed(

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyk.clusters.base import PINNED
 from anyk.problems.base import Problem, Vector
+from anyk.problems.many import problem_of
 
 _POINTS = 256  # versions kept of a slot before every second one is left out
 _AFTER = 0.01  # seconds after a new version, while the driver hands it out, in which not to take the processor from it
@@ -132,7 +133,8 @@ class Evaluator:
 
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # a model about to diverge is worth what it is worth
-            metrics, loss = self.problem.metrics(w), self.problem.loss(w)
+            problem = problem_of(self.problem, slot)
+            metrics, loss = problem.metrics(w), problem.loss(w)
         evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:
             self.done[slot, version] = evaluation

@@ -155,6 +155,10 @@ class Run:
 
     @cached_property
     def history(self) -> dict[str, NDArray[Any]]:
+        """Columns over the steps of the first slot: see :meth:`history_of`."""
+        return self.history_of(self.slot)
+
+    def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
         """Columns over the steps: step, seconds, replies, residual, gain, staleness, loss and the metric.
 
         Loss and metric are NaN where a version was not evaluated.
@@ -162,7 +166,7 @@ class Run:
         >>> import anyk
         >>> run = anyk.train(anyk.problems.from_recipe({"data": "synthetic:rows=60,features=4"}),
         ...                  "uncoded", anyk.clusters.Simulated(3), steps=2)
-        >>> run.history["step"].tolist()
+        >>> run.history_of("model")["step"].tolist()
         [0, 1, 2]
         """
         rows = self.log.rows(
@@ -171,7 +175,7 @@ class Run:
             "UNION ALL SELECT u.version, u.time, u.replies, u.residual, u.gain, u.staleness, NULL, NULL FROM updates u "
             "WHERE u.slot = ? AND NOT EXISTS "
             "(SELECT 1 FROM evaluations e WHERE e.slot = u.slot AND e.version = u.version) ORDER BY 1",
-            (self.slot, self.slot),
+            (slot, slot),
         )
         names = ("step", "seconds", "replies", "residual", "gain", "staleness", "loss", self.metric_name)
         columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)

@@ -1,0 +1,133 @@
+"""Coding over time: which scheme wins where, and whether the clock agrees.
+
+Without options: the whole grid on one 30-round trace of 256 workers, in seconds. --map: the best scheme of each kind over
+(seconds for the whole data / seconds of a task without load) x (mean burst length), with its margin. --clock: two points
+of the map on 32 processes, four small networks at once, M-SGC against the best gradient code.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from common import DATA, show
+
+import anyk
+from anyk.planning import TraceGrid, tune
+from anyk.strategies import GilbertElliott
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--map", action="store_true")
+parser.add_argument("--clock", action="store_true")
+parser.add_argument("--workers", type=int, nargs="*", default=[64, 256])
+parser.add_argument("--jobs", type=int, default=200)
+parser.add_argument("--models", type=int, default=4)
+parser.add_argument("--share", type=float, default=0.05, help="of tasks that straggle")
+parser.add_argument("--slow", type=float, default=4.0, help="how many times slower a straggler is")
+parser.add_argument("--seconds", type=float, default=0.15, help="of a task without load, with --clock")
+parser.add_argument("--picture")
+arguments = parser.parse_args()
+RATIOS, BURSTS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0), (1.05, 2.0, 4.0)
+
+
+def bursty(rounds, workers, burst, seed):
+    """Seconds of tasks without load: 1 and a little, ``slow`` times that in a burst."""
+    recover = 1.0 / burst
+    chain = GilbertElliott(fail=recover * arguments.share / (1 - arguments.share), recover=recover)
+    noise = 1.0 + 0.05 * np.random.default_rng(seed).exponential(size=(rounds, workers))
+    return noise * np.where(chain.draw(rounds, workers, seed=seed), arguments.slow, 1.0)
+
+
+def best_of(workers, ratio, burst, jobs, seed=0):
+    table = bursty(jobs + arguments.models - 1, workers, burst, seed)
+    return tune(table, models=arguments.models, load=0.0, slope=ratio, jobs=jobs)
+
+
+if arguments.map:
+    names = ("uncoded", "gc", "sr-sgc", "m-sgc")
+    cells = {}
+    for workers in arguments.workers:
+        print(f"n = {workers}, {arguments.jobs} jobs of {arguments.models} models, {100 * arguments.share:g} % stragglers, "
+              f"{arguments.slow:g} times slower")  # fmt: skip
+        for burst in BURSTS:
+            for ratio in RATIOS:
+                found = best_of(workers, ratio, burst, arguments.jobs)
+                gc = next(one for one in found if one.spec.startswith("gc"))
+                margin = found[1].seconds / found[0].seconds - 1
+                cells[workers, burst, ratio] = names.index(found[0].spec.partition(":")[0]), margin
+                print(f"  burst {burst:<5g} ratio {ratio:<5g} {found[0].spec:<32} {100 * margin:5.1f} % before the next, "
+                      f"{100 * (gc.seconds / found[0].seconds - 1):5.1f} % before gc", flush=True)  # fmt: skip
+    if arguments.picture:
+        from matplotlib.patches import Rectangle
+
+        from anyk.reports.plots import COLOURS, new_figure, save
+
+        figure, axes = new_figure((5.4 * len(arguments.workers), 3.6), "the map", columns=len(arguments.workers))
+        for ax, workers in zip(np.atleast_1d(axes), arguments.workers, strict=True):
+            for (n, burst, ratio), (winner, margin) in cells.items():
+                if n == workers:
+                    x, y = RATIOS.index(ratio), BURSTS.index(burst)
+                    alpha = 0.3 + 0.6 * min(1.0, margin / 0.3)
+                    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=COLOURS[winner], alpha=alpha))
+                    ax.text(x, y, f"{names[winner]}\n{100 * margin:.0f} %", ha="center", va="center", fontsize=8)
+            ax.set_xlim(-0.5, len(RATIOS) - 0.5)
+            ax.set_ylim(-0.5, len(BURSTS) - 0.5)
+            ax.set_xticks(range(len(RATIOS)), [f"{ratio:g}" for ratio in RATIOS])
+            ax.set_yticks(range(len(BURSTS)), [f"{burst:.3g}" for burst in BURSTS])
+            ax.set_xlabel("seconds for the whole data / seconds of a task without load")
+            ax.set_ylabel("mean burst, rounds")
+            ax.set_title(f"n = {workers}: who wins, and by how much", loc="left", fontsize=10)
+        save(figure, arguments.picture)
+elif arguments.clock:
+    workers, models, steps = 32, arguments.models, 10
+    file = DATA / "t10k-images-idx3-ubyte.gz"
+    problems = [
+        anyk.problems.from_data("mnist-idx", file=file, model=f"two-layer:hidden=8,seed={seed}")
+        for seed in range(models)
+    ]
+    curves = {}
+    for ratio, burst in ((20.0, 1.05), (0.5, 1.05)):
+        table = bursty(models * steps + models - 1, workers, burst, seed=3)
+        found = tune(table, models=models, load=0.0, slope=ratio, jobs=models * steps)
+        kinds = {one.spec.partition(":")[0]: one for one in found}
+        seconds = {}
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "bursty.npz"
+            np.savez(trace, seconds=table * arguments.seconds, load=0.0)
+            delays = f"trace:{trace},by=round,slope={ratio * arguments.seconds}"
+            for kind in ("gc", "m-sgc"):
+                cluster = anyk.cluster("processes", workers=workers, delays=delays)
+                spec = kinds[kind].spec + ",batch=4"
+                run = anyk.train_many(
+                    problems, spec, cluster, steps=steps, optimizer=anyk.optimizers.GD(lr=0.1), evaluate_every=steps
+                )
+                seconds[kind] = run.seconds
+                ends = sorted(t for i in range(models) for t in run.history_of(f"model {i}")["seconds"][1:])
+                curves[f"{kinds[kind].spec}, ratio {ratio:g}"] = ends
+                print(f"ratio {ratio:g}: {kinds[kind].spec}: {run.seconds:.2f} s, floor {run.floor_seconds:.2f} s, "
+                      f"planned {kinds[kind].seconds * arguments.seconds:.2f} s", flush=True)  # fmt: skip
+                run.close()
+        planned = 100 * (1 - kinds["m-sgc"].seconds / kinds["gc"].seconds)
+        show(f"M-SGC sooner than GC (planned {planned:.0f} %)", [100 * (1 - seconds["m-sgc"] / seconds["gc"])], "%")
+    if arguments.picture:
+        from anyk.reports.plots import COLOURS, new_figure, save
+
+        figure, axes = new_figure((8, 5), "the picture")
+        for colour, (name, ends) in zip(COLOURS, curves.items(), strict=False):
+            axes.step(ends, range(1, len(ends) + 1), where="post", color=colour, label=name)
+        axes.set_xlabel("wall-clock seconds")
+        axes.set_ylabel("jobs finished")
+        axes.set_title(f"{models} networks on MNIST images, {workers} processes", loc="left", fontsize=11)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False)
+        save(figure, arguments.picture)
+else:
+    file = DATA / "lambda-traces" / "p_desktop_long-Canada-n30-b2048-load0.00.npz"
+    table = np.load(file)["seconds"].astype(float)
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        count = sum(1 for _ in TraceGrid(table, load=0.0, slope=1.122, jobs=20).grid(10))
+        times.append(time.perf_counter() - began)
+    show(f"{count:,} candidates on 30 rounds x 256 workers", times, "s", "20, aim 5")

@@ -1,0 +1,105 @@
+"""Commands about measured delays: trace show, trace record, tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from anyk.cli import main
+from anyk.cli.options import json_option, write_json
+from anyk.errors import BadInput
+
+_mu = click.option("--mu", type=float, default=1.0, show_default=True,
+                   help="A round's cut-off is at 1 + mu times its fastest worker.")  # fmt: skip
+
+
+@main.group()
+def trace() -> None:
+    """Measured delays: show what is in a trace, or make one of a run."""
+
+
+@trace.command()
+@click.argument("file")
+@_mu
+@click.option("--picture", metavar="FILE", help="Draw a heat map and the distribution.")
+@json_option
+def show(file: str, mu: float, picture: str | None, json_file: str | None) -> None:
+    """Show a trace: distribution and laws that fit it, who is slow, and how long bursts last."""
+    from anyk.delays import Trace
+    from anyk.reports.traces import draw_trace, facts, trace_text
+
+    table = Trace(file)
+    found = facts(table.times, mu)
+    if json_file != "-":
+        if table.load_measured is not None:
+            click.echo(f"each worker computed {table.load_measured:g} of the data")
+        click.echo(trace_text(found, mu))
+    if picture is not None:
+        draw_trace(table.times, picture, f"{Path(file).name}: {found['rounds']} rounds x {found['workers']} workers")
+        click.echo(f"picture: {picture}", err=json_file == "-")
+    write_json(found, json_file)
+
+
+@trace.command()
+@click.argument("run")
+@click.option("--out", metavar="FILE.npz", required=True, help="The trace to write; read it with trace:FILE.npz.")
+def record(run: str, out: str) -> None:
+    """Make a trace of a run's log: seconds from a worker's task to its reply, a row for each version.
+
+    Of who was cut off only a least value is known; the array 'censored' marks those.
+    """
+    from anyk.training import Run, save_trace
+
+    found = Run.open(run)
+    rounds, workers, cut = save_trace(found, out)
+    click.echo(f"{out}: {rounds} rounds x {workers} workers, {100 * cut:.3g} % cut off (at least so long)")
+
+
+@main.command()
+@click.option("--trace", "files", multiple=True, required=True, metavar="FILE",
+              help="A trace; with several at different loads the slope of time against load is fitted.")  # fmt: skip
+@click.option("--workers", type=int, help="Use the first so many workers; all if left out.")
+@click.option("--models", type=int, default=4, show_default=True, help="Models trained at once.")
+@click.option("--jobs", type=int, help="Steps of all models to plan for; what the trace allows if left out.")
+@click.option("--slope", type=float, help="Seconds that the whole data takes beyond none; fitted if left out.")
+@_mu
+@json_option
+def tune(
+    files: tuple[str, ...], workers: int | None, models: int, jobs: int | None, slope: float | None, mu: float,
+    json_file: str | None,
+) -> None:  # fmt: skip
+    """Find the best GC, SR-SGC, M-SGC and no coding for measured delays, over all parameters."""
+    from anyk.delays import Trace
+    from anyk.planning import fit_slope
+    from anyk.planning import tune as find
+
+    if not mu >= 0.0:
+        raise BadInput(f"mu must be at least 0, got {mu:g}")
+    tables = []
+    for file in files:
+        table = Trace(file)
+        if table.load_measured is None:
+            raise BadInput(f"the trace '{file}' does not say the load it was measured at; give trace with 'load' in it")
+        if workers is not None:
+            table.check_fleet(workers)
+        tables.append((table.load_measured, table.times[:, :workers]))
+    tables.sort(key=lambda one: one[0])
+    if slope is None:
+        slope = fit_slope(tables)
+    load, times = tables[0]
+    best = find(times, models=models, load=load, slope=slope, jobs=jobs, mu=mu)
+    rounds = len(times)
+    planned = jobs or max(1, rounds - (models - 1))
+    if json_file != "-":
+        click.echo(
+            f"{planned} jobs of {models} models on {times.shape[1]} workers, trace at load {load:g}, "
+            f"{slope:.4g} s for the whole data"
+        )
+        click.echo(f"{'':2}{'scheme':<42}{'seconds':>9}{'a job':>9}{'load':>10}{'T':>4}{'waits':>7}")
+        for i, one in enumerate(best):
+            numbers = f"{one.seconds:>9.4g}{one.seconds / planned:>9.4g}{one.load:>10.4g}{one.T:>4}{one.waits:>7}"
+            click.echo(f"{'  ' if i else '> '}{one.spec:<42}{numbers}")
+        if best[0].spec == "uncoded":
+            click.echo("no coding is best here: what a code computes twice costs more than the stragglers do")
+    write_json([vars(one) | {"jobs": planned} for one in best], json_file)

@@ -1,0 +1,102 @@
+"""Several problems on the same workers: each model of a run has its own objective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Partitions, Problem, Vector
+
+
+class ManyPartitions:
+    """The partitions of several problems, by slot; see :class:`~anyk.problems.base.Partitions`."""
+
+    def __init__(self, parts: dict[str, Partitions]) -> None:
+        self._parts = parts
+        first = next(iter(parts.values()))
+        self.dimension, self.dtype, self.sizes = first.dimension, first.dtype, first.sizes
+
+    def of(self, slot: str) -> Partitions:
+        """Those of one slot."""
+        return self._parts[slot]
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        for part in self._parts.values():
+            part.load(partitions)
+
+    def support(self, partition: int) -> Index | None:
+        """The common one; all coordinates where they differ."""
+        supports = [part.support(partition) for part in self._parts.values()]
+        first = supports[0]
+        alike = first is not None and all(other is not None and np.array_equal(first, other) for other in supports)
+        return first if alike else None
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """Of the first problem; workers ask for those of a slot by :meth:`of`."""
+        first = next(iter(self._parts.values()))
+        return first.partial_gradient(partition, w) if rows is None else first.partial_gradient(partition, w, rows)
+
+
+class ManyProblems:
+    """Problems trained at once, one a slot; they must agree in dimension, number type, number of samples and metric.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> ManyProblems([problem, problem]).of("model 1") is problem
+    True
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        if not problems:
+            raise BadInput("there is no problem to train on")
+        first = self._first = problems[0]
+        for what in ("dimension", "dtype", "samples", "metric", "better"):
+            values = [getattr(problem, what) for problem in problems]
+            if any(value != values[0] for value in values):
+                raise BadInput(f"models trained at once must agree in {what}, got {', '.join(map(str, values))}")
+        self._of = dict(zip(slot_names(len(problems)), problems, strict=True))
+        self.dimension, self.dtype, self.samples, self.l2 = first.dimension, first.dtype, first.samples, first.l2
+        self.metric: str = first.metric
+        self.better: Literal["higher", "lower"] = first.better
+
+    def of(self, slot: str) -> Problem:
+        """The problem of a slot."""
+        return self._of[slot]
+
+    def split(self, partitions: int) -> Partitions:
+        """See :class:`~anyk.problems.base.Problem`; all in the same pieces."""
+        parts = {slot: problem.split(partitions) for slot, problem in self._of.items()}
+        if len({tuple(part.sizes) for part in parts.values()}) > 1:
+            raise BadInput("models trained at once must have partitions of the same sizes")
+        return ManyPartitions(parts)
+
+    def initial(self) -> Vector:
+        """Of the first problem."""
+        return self._first.initial()
+
+    def loss(self, w: Vector) -> float:
+        """Of the first problem."""
+        return self._first.loss(w)
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """Of the first problem."""
+        return self._first.metrics(w)
+
+    def recipe(self) -> dict[str, Any] | None:
+        """Those of all, or None where one has none."""
+        recipes = [problem.recipe() for problem in self._of.values()]
+        return None if any(recipe is None for recipe in recipes) else {"many": recipes}
+
+
+def slot_names(models: int) -> tuple[str, ...]:
+    """The slots of so many models."""
+    return ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
+
+
+def problem_of(problem: Problem, slot: str) -> Problem:
+    """The objective of a slot: the problem itself, or one of many."""
+    return problem.of(slot) if isinstance(problem, ManyProblems) else problem

@@ -1,0 +1,46 @@
+"""Several models at once: what a fleet does while one model waits, another is stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from anyk.clusters import Cluster
+from anyk.errors import BadInput
+from anyk.problems.base import Problem
+from anyk.problems.many import ManyProblems
+from anyk.protocol import Strategy
+from anyk.specs import parse, with_keys
+from anyk.strategies import strategy as build_strategy
+from anyk.training.launch import train
+from anyk.training.run import Run
+
+
+def train_many(
+    problems: Sequence[Problem], strategy: Strategy | str, cluster: Cluster, *, steps: int | None = None, **rest: Any
+) -> Run:
+    """Train a model for each of ``problems`` at once: round t begins a step of model t mod M.
+
+    Sequential codes (``gc``, ``sr-sgc``, ``m-sgc``) finish it within T rounds, rounds of any code within its own.
+    ``steps``: of each model. Each has its slot (``model 0``, …), optimiser state, checkpoint and curve
+    (:meth:`Run.history_of`). Otherwise as :func:`anyk.train`; the problems must agree in dimension, number type and
+    samples.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = train_many([problem] * 2, "m-sgc:B=1,W=2,lambda=1", anyk.clusters.Simulated(4), steps=3)
+    >>> sorted(run.models), run.history_of("model 1")["step"].tolist()
+    (['model 0', 'model 1'], [0, 1, 2, 3])
+    """
+    models = len(problems)
+    if isinstance(strategy, str):
+        asked: dict[str, Any] = {"models": models}
+        if steps is not None and parse(strategy)[0] in ("gc", "sr-sgc", "m-sgc"):
+            asked["jobs"] = steps * models
+        strategy = with_keys(strategy, asked)
+        made = build_strategy(strategy, workers=cluster.workers)
+    else:
+        made = strategy
+    if len(made.slots) != models:
+        raise BadInput(f"'{made.spec}' trains {len(made.slots)} models, there are {models} problems")
+    return train(ManyProblems(problems), strategy, cluster, steps=steps, **rest)
