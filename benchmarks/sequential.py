@@ -1,8 +1,8 @@
 """Coding over time: which scheme wins where, and whether the clock agrees.
 
-Without options: the whole grid on one 30-round trace of 256 workers, in seconds. --map: the best scheme of each kind over
-(seconds for the whole data / seconds of a task without load) x (mean burst length), with its margin. --clock: two points
-of the map on 32 processes, four small networks at once, M-SGC against the best gradient code.
+Without options: the whole grid on one 30-round trace of 256 workers, in seconds. --map: the best scheme of each kind
+over (seconds for the whole data / seconds of a task without load) x (mean burst length), with its margin. --clock: two
+points of the map on 32 processes, four small networks at once, M-SGC against the best gradient code.
 """
 
 import argparse
@@ -25,7 +25,7 @@ parser.add_argument("--jobs", type=int, default=200)
 parser.add_argument("--models", type=int, default=4)
 parser.add_argument("--share", type=float, default=0.05, help="of tasks that straggle")
 parser.add_argument("--slow", type=float, default=4.0, help="how many times slower a straggler is")
-parser.add_argument("--seconds", type=float, default=0.15, help="of a task without load, with --clock")
+parser.add_argument("--seconds", type=float, default=0.3, help="of a task without load, with --clock")
 parser.add_argument("--picture")
 arguments = parser.parse_args()
 RATIOS, BURSTS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0), (1.05, 2.0, 4.0)
@@ -48,16 +48,17 @@ if arguments.map:
     names = ("uncoded", "gc", "sr-sgc", "m-sgc")
     cells = {}
     for workers in arguments.workers:
-        print(f"n = {workers}, {arguments.jobs} jobs of {arguments.models} models, {100 * arguments.share:g} % stragglers, "
-              f"{arguments.slow:g} times slower")  # fmt: skip
+        what = f"{100 * arguments.share:g} % stragglers, {arguments.slow:g} times slower"
+        print(f"n = {workers}, {arguments.jobs} jobs of {arguments.models} models, {what}")
         for burst in BURSTS:
             for ratio in RATIOS:
                 found = best_of(workers, ratio, burst, arguments.jobs)
                 gc = next(one for one in found if one.spec.startswith("gc"))
                 margin = found[1].seconds / found[0].seconds - 1
                 cells[workers, burst, ratio] = names.index(found[0].spec.partition(":")[0]), margin
-                print(f"  burst {burst:<5g} ratio {ratio:<5g} {found[0].spec:<32} {100 * margin:5.1f} % before the next, "
-                      f"{100 * (gc.seconds / found[0].seconds - 1):5.1f} % before gc", flush=True)  # fmt: skip
+                ahead = 100 * (gc.seconds / found[0].seconds - 1)
+                line = f"{found[0].spec:<32} {100 * margin:5.1f} % before the next, {ahead:5.1f} % before gc"
+                print(f"  burst {burst:<5g} ratio {ratio:<5g} {line}", flush=True)
     if arguments.picture:
         from matplotlib.patches import Rectangle
 
@@ -87,7 +88,7 @@ elif arguments.clock:
         for seed in range(models)
     ]
     curves = {}
-    for ratio, burst in ((20.0, 1.05), (0.5, 1.05)):
+    for ratio, burst in ((20.0, 1.05), (0.1, 1.05)):
         table = bursty(models * steps + models - 1, workers, burst, seed=3)
         found = tune(table, models=models, load=0.0, slope=ratio, jobs=models * steps)
         kinds = {one.spec.partition(":")[0]: one for one in found}

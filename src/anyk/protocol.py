@@ -337,11 +337,12 @@ class Fleet(NamedTuple):
 class Strategy(Protocol):
     """When is there enough, what is combined, what happens to the rest, who gets what next.
 
-    ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly. Four further attributes are
-    optional: ``blocks`` (default 1), the number of parts of the vector of which each message is one; ``covers``
-    (default ``holdings``), the partitions that each worker's longest message covers; ``auxiliary`` (default none),
-    slots that are neither counted as steps nor evaluated; ``inner``, where it is there, says that workers take local
-    steps: with that optimiser, or, where it is empty, with the run's.
+    ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly. Further attributes are
+    optional: ``shares`` (default: even), the sizes of the partitions, relative to each other; ``blocks`` (default 1),
+    the number of parts of the vector of which each message is one; ``covers`` (default ``holdings``), the partitions
+    that each worker's longest message covers; ``auxiliary`` (default none), slots that are neither counted as steps nor
+    evaluated; ``inner``, where it is there, says that workers take local steps: with that optimiser, or, where it is
+    empty, with the run's.
     """
 
     @property

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -287,3 +288,66 @@ def test_a_strategy_is_checked_and_a_failing_seed_is_a_command(tmp_path):
     bad = run("strategies", "check", "mine", "--plugin", str(tmp_path / "mine.py"), "--seed", "7")
     assert bad.exit_code == 1
     assert "anyk strategies check 'mine' --workers 6 --steps 20 --outages 3 --seed 7 --schedules 1" in bad.output
+
+
+def test_traces_are_shown_recorded_and_planned_with(tmp_path):
+    rng = np.random.default_rng(0)
+    for load in (0.0, 0.5):
+        seconds = 1.0 + 0.3 * load + rng.exponential(size=(20, 8)) * (rng.random((20, 8)) < 0.1) * 5
+        np.savez(tmp_path / f"t{load}.npz", seconds=seconds, load=load)
+    shown = run(
+        "trace",
+        "show",
+        str(tmp_path / "t0.0.npz"),
+        "--picture",
+        str(tmp_path / "t.png"),
+        "--json",
+        str(tmp_path / "t.json"),
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "20 rounds x 8 workers" in shown.output and "law " in shown.output
+    assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+    assert json.loads((tmp_path / "t.json").read_text())["workers"] == 8
+    files = ["--trace", str(tmp_path / "t0.0.npz"), "--trace", str(tmp_path / "t0.5.npz")]
+    tuned = run("tune", *files, "--models", "4", "--json", str(tmp_path / "best.json"))
+    assert tuned.exit_code == 0, tuned.output
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert {one["spec"].partition(":")[0] for one in best} == {"uncoded", "gc", "sr-sgc", "m-sgc"}
+    trained = run("train", "--models", "4", "--strategy", best[0]["spec"].replace("uncoded", "gc:stragglers=0"), *SMALL[:2], "--workers", "8",
+                  "--cluster", "simulated", "--delays", f"trace:{tmp_path / 't0.0.npz'},by=round", "--steps", "3", "--quiet",
+                  "--out", str(tmp_path / "run"))  # fmt: skip
+    assert trained.exit_code == 0, trained.output
+    recorded = run("trace", "record", str(tmp_path / "run"), "--out", str(tmp_path / "again.npz"))
+    assert recorded.exit_code == 0, recorded.output
+    with np.load(tmp_path / "again.npz") as arrays:
+        times, censored = arrays["seconds"], arrays["censored"]
+    with np.load(tmp_path / "t0.0.npz") as arrays:
+        was = arrays["seconds"]
+    assert times.shape[1] == 8 and not censored.all()
+    assert times[~censored] == pytest.approx(was[: len(times)][~censored])
+    alone = run("tune", *files[:2], "--models", "4")
+    assert alone.exit_code == 2 and "two loads or more" in alone.output
+    broken = run("trace", "record", str(tmp_path / "run"), "--out", str(tmp_path / "again.csv"))
+    assert broken.exit_code == 2 and "a trace is written as .npz" in broken.output
+
+
+def test_a_graph_is_shown(tmp_path):
+    result = run(
+        "graphs",
+        "show",
+        "ring",
+        "--workers",
+        "6",
+        "--picture",
+        str(tmp_path / "g.png"),
+        "--json",
+        str(tmp_path / "g.json"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "zeta 0.666667" in result.output and "waits for its neighbours" in result.output
+    assert json.loads((tmp_path / "g.json").read_text())["zeta"] == pytest.approx(2 / 3)
+    assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
+    for command, word in ((["graphs"], "one-peer"), (["compression"], "top-k:share=0.01")):
+        assert word in run(*command).output
+    wrong = run("graphs", "show", "rign")
+    assert wrong.exit_code == 2 and "did you mean 'ring'" in wrong.output

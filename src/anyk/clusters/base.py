@@ -83,6 +83,7 @@ class Cluster(ABC):
         self._numbers = [0] * workers  # tasks dispatched to each worker so far
         self._repeats: list[tuple[int, int]] = [(-1, 0)] * workers  # (version, tasks dispatched on it)
         self._total = 1  # partitions of the data
+        self.shares: Sequence[int] | None = None  # their relative sizes, if not all the same
 
     @property
     def spec(self) -> str:
@@ -255,9 +256,15 @@ class Cluster(ABC):
             version=version,
             repeat=repeat,
             partitions=partitions,
-            relative_load=partitions / self._total,
+            relative_load=self._relative_load(chunks),
         )
         return away + before, each
+
+    def _relative_load(self, chunks: Task) -> float:
+        """The share of the data that a task covers."""
+        if self.shares is None:
+            return sum(len(chunk.partitions) for chunk in chunks) / self._total
+        return sum(self.shares[j] for chunk in chunks for j in chunk.partitions) / sum(self.shares)
 
     def _hold_local(self, worker: int, chunks: Task) -> float:
         """Local steps are held up one by one, by the delays of their numbers: as many draws as there are gradients."""

@@ -71,8 +71,9 @@ def _misfit(law: DelayModel, times: Floats, cut: NDArray[np.bool_]) -> float:
     ordered, ended = times[order], ~cut[order]
     at_risk = np.arange(times.size, 0, -1)
     survival = np.cumprod(np.where(ended, 1.0 - 1.0 / at_risk, 1.0))
-    at = ordered[ended]
-    after = 1.0 - survival[ended]
+    last = np.append(np.diff(ordered[ended]) > 0, True)  # of equal times the last has the whole jump
+    at = ordered[ended][last]
+    after = (1.0 - survival[ended])[last]
     before = np.concatenate(([0.0], after[:-1]))
     theirs = _distribution(law, at)
     if isinstance(law, Bimodal):  # a law of two values meets a distribution at values, not at jumps
@@ -87,6 +88,7 @@ def _distribution(law: DelayModel, at: Floats) -> Floats:
         middle = 0.5 * (low + high)
         below = law.seconds(np.minimum(middle, 1.0 - 1e-16), 0) <= at
         if isinstance(law, Bimodal):  # slow comes first there
-            return np.where(at < law.fast, 0.0, np.where(at < law.slow, 1.0 - law.probability, 1.0))
+            tops = law.fast * (1 - 1e-9), law.slow * (1 - 1e-9)  # fitted values may be off in the last digit
+            return np.where(at < tops[0], 0.0, np.where(at < tops[1], 1.0 - law.probability, 1.0))
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return low

@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.errors import BadInput
+
 Vector = NDArray[np.floating[Any]]
 Index = NDArray[np.intp]  # what NumPy scatters with fastest
 
@@ -44,6 +46,29 @@ class Partitions(Protocol):
         ...
 
 
+def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> NDArray[np.int64]:
+    """Where pieces of the samples begin and the last one ends, shape (partitions + 1,); none is empty.
+
+    Even pieces, the larger ones first, or as near as can be to ``shares``. Raises :class:`~anyk.errors.BadInput` where
+    there are too few samples.
+
+    >>> cut(7, 3).tolist(), cut(8, 3, [2, 1, 1]).tolist()
+    ([0, 3, 5, 7], [0, 4, 6, 8])
+    """
+    if partitions < 1 or samples < partitions:
+        raise BadInput(
+            f"{samples} rows cannot be cut into {partitions} partitions of at least one row; use at most {samples}"
+        )
+    if shares is None:
+        sizes = np.full(partitions, samples // partitions)
+        sizes[: samples % partitions] += 1
+        return np.concatenate(([0], np.cumsum(sizes)))
+    whole = np.asarray(shares, dtype=np.float64)
+    ends = np.concatenate(([0], np.round(np.cumsum(whole) / whole.sum() * samples).astype(np.int64)))
+    ends = np.maximum.accumulate(np.maximum(ends - np.arange(partitions + 1), 0)) + np.arange(partitions + 1)
+    return np.minimum(ends, samples - np.arange(partitions, -1, -1))
+
+
 class Problem(Protocol):
     """An objective with its data, on the driver."""
 
@@ -54,8 +79,8 @@ class Problem(Protocol):
     metric: str
     better: Literal["higher", "lower"]
 
-    def split(self, partitions: int) -> Partitions:
-        """The training data in ``partitions`` pieces as even as possible."""
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> Partitions:
+        """The training data in ``partitions`` pieces, as even as possible or in proportion to ``shares``."""
         ...
 
     def initial(self) -> Vector:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import Index, Vector, cut
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -53,14 +53,13 @@ class LinearPartitions:
     covers nothing else.
     """
 
-    def __init__(self, kind: str, outputs: int, X: Any, y: Vector, m: int) -> None:
+    def __init__(self, kind: str, outputs: int, X: Any, y: Vector, ends: NDArray[np.int64]) -> None:
         from scipy import sparse
 
         self.kind, self.outputs = kind, outputs
         self.features = X.shape[1]
         self.dimension = self.features * outputs
         self.dtype = np.dtype(X.dtype)
-        ends = np.cumsum([0] + [size.size for size in np.array_split(np.arange(X.shape[0]), m)])
         self.sizes = tuple(np.diff(ends).tolist())
         self._y = [np.ascontiguousarray(y[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
         self._X: list[Any] = []
@@ -163,17 +162,10 @@ class LinearProblem:
     def _outputs(self) -> int:
         return 1
 
-    def split(self, partitions: int) -> LinearPartitions:
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
-        self._check_rows(partitions)
-        return LinearPartitions(self.kind, self.outputs, self.X, self.y, partitions)
-
-    def _check_rows(self, partitions: int) -> None:
-        if partitions < 1 or self.samples < partitions:
-            raise BadInput(
-                f"{self.samples} rows cannot be cut into {partitions} partitions of at least one row; "
-                f"use at most {self.samples}"
-            )
+        ends = cut(self.samples, partitions, shares)
+        return LinearPartitions(self.kind, self.outputs, self.X, self.y, ends)
 
     def initial(self) -> Vector:
         """Zeros."""

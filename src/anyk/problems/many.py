@@ -67,9 +67,9 @@ class ManyProblems:
         """The problem of a slot."""
         return self._of[slot]
 
-    def split(self, partitions: int) -> Partitions:
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> Partitions:
         """See :class:`~anyk.problems.base.Problem`; all in the same pieces."""
-        parts = {slot: problem.split(partitions) for slot, problem in self._of.items()}
+        parts = {slot: problem.split(partitions, shares) for slot, problem in self._of.items()}
         if len({tuple(part.sizes) for part in parts.values()}) > 1:
             raise BadInput("models trained at once must have partitions of the same sizes")
         return ManyPartitions(parts)

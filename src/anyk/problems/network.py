@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import Index, Vector, cut
 from anyk.problems.linear import SoftmaxRegression, softmax_slope
 
 
 class TwoLayerPartitions:
     """A network's training rows in partitions; see :class:`~anyk.problems.base.Partitions`."""
 
-    def __init__(self, X: Any, y: Vector, m: int, hidden: int, outputs: int) -> None:
-        rows = np.array_split(np.arange(X.shape[0]), m)
-        self.sizes = tuple(part.size for part in rows)
+    def __init__(self, X: Any, y: Vector, ends: NDArray[np.int64], hidden: int, outputs: int) -> None:
+        self.sizes = tuple(np.diff(ends).tolist())
         self.dtype = np.dtype(X.dtype)
         self._shape = X.shape[1], hidden, outputs
         self.dimension = dimension(*self._shape)
-        self._X = [X[part[0] : part[-1] + 1] for part in rows]
-        self._y = [np.ascontiguousarray(y[part[0] : part[-1] + 1], dtype=self.dtype) for part in rows]
+        self._X = [X[a:b] for a, b in pairwise(ends)]
+        self._y = [np.ascontiguousarray(y[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""
@@ -103,10 +103,12 @@ class TwoLayerNetwork(SoftmaxRegression):
     def _shape(self) -> tuple[int, int, int]:
         return int(self.X.shape[1]), self.hidden, self.outputs
 
-    def split(self, partitions: int) -> TwoLayerPartitions:  # type: ignore[override]
+    def split(  # type: ignore[override]
+        self, partitions: int, shares: Sequence[int] | None = None
+    ) -> TwoLayerPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
-        self._check_rows(partitions)
-        return TwoLayerPartitions(self.X, self.y, partitions, self.hidden, self.outputs)
+        ends = cut(self.samples, partitions, shares)
+        return TwoLayerPartitions(self.X, self.y, ends, self.hidden, self.outputs)
 
     def initial(self) -> Vector:
         """Small random weights, the same for the same seed; zeros would make all hidden units alike."""

@@ -49,7 +49,7 @@ def facts(times: Floats, mu: float) -> dict[str, Any]:
 
 def _rounded(law: DelayModel) -> str:
     """A law's spec with four digits."""
-    values = {f.name: float(f"{getattr(law, f.name):.4g}") for f in fields(law) if f.type == "float"}
+    values: dict[str, Any] = {f.name: float(f"{getattr(law, f.name):.4g}") for f in fields(law) if f.type == "float"}
     return replace(law, **values).spec
 
 

@@ -256,7 +256,8 @@ class SequentialRounds:
             return [SetAlarm(_ALARM, nextafter(self._began + self._cut, float("inf")))]
         if self._left or not self._done or len(self._present) + len(self._gone) < self.workers:
             return []
-        if self._enough(late):  # nobody is left to wait for, and the cut-off need not be awaited
+        # nobody is left to wait for: what fits will have to do, whether or not the cut-off has passed
+        if self._feasible(late) if self.wait == "feasible" else self._fits(late):
             return self._end(late)
         names = ", ".join(map(str, np.flatnonzero(late)[:10]))
         why = (
@@ -583,7 +584,8 @@ class Multiplexed(SequentialRounds):
     For (``B``, ``W``, ``lambda``)-bursty stragglers; T = W - 2 + B. Of a job, worker i has W - 1 pieces of its own that
     are tried again in the last B rounds where they did not come, and a share in B groups of pieces that a code protects
     against lambda stragglers. All pieces cost the same, (lambda + 1) / Q of the data with
-    ``Q = n (B + (W - 1) (lambda + 1))``, which is how many partitions there are; a worker's load is W - 1 + B pieces.
+    ``Q = n (B + (W - 1) (lambda + 1))``; a worker's load is W - 1 + B pieces. A piece of its own is one
+    partition; the partitions of the groups are lambda + 1 times smaller (``shares``).
 
     >>> round(Multiplexed(256, B=1, W=2, lambda_=27).load, 7)
     0.0075431
@@ -610,9 +612,9 @@ class Multiplexed(SequentialRounds):
         super().__init__(workers, delay=W - 2 + B, mu=mu, wait=wait, models=models, jobs=jobs, batch=batch)
         n = workers
         self.coded = lambda_ < n
-        self._each = lambda_ + 1 if self.coded else 1  # partitions of a piece
-        self._m = n * (B + (W - 1) * (lambda_ + 1)) if self.coded else n * (W - 1)
-        self.load = (W - 1 + B) * self._each / self._m
+        each = lambda_ + 1 if self.coded else 1
+        self.shares = (each,) * (n * (W - 1)) + (1,) * (n * B if self.coded else 0)
+        self.load = (W - 1 + B) * each / sum(self.shares)
         self._own: dict[int, NDArray[np.int64]] = {}  # job -> place of each worker's own pieces: task (or -1), chunk
         self._groups: dict[int, list[dict[int, Place]]] = {}  # job -> group -> worker -> its message
         self._known: dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]] = {}
@@ -629,8 +631,8 @@ class Multiplexed(SequentialRounds):
 
     @property
     def partitions(self) -> int:
-        """Q."""
-        return self._m
+        """m, of different sizes."""
+        return len(self.shares)
 
     @property
     def holdings(self) -> Sequence[tuple[int, ...]]:
@@ -643,12 +645,11 @@ class Multiplexed(SequentialRounds):
     def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         key = worker, piece
         if key not in self._known:
-            n, own, each = self.workers, self.W - 1, self._each
+            n, own = self.workers, self.W - 1
             if piece < own:
-                first = (worker * own + piece) * each
-                self._known[key] = tuple(range(first, first + each)), (1.0,) * each
+                self._known[key] = (worker * own + piece,), (1.0,)
             else:
-                base = n * own * each + (piece - own) * n
+                base = n * own + (piece - own) * n
                 partitions, coefficients = self.code.rows[worker]
                 self._known[key] = tuple(base + j for j in partitions), coefficients
         return self._known[key]
@@ -663,13 +664,13 @@ class Multiplexed(SequentialRounds):
         work: list[list[tuple[int, int]]] = [[] for _ in range(self.workers)]
         for m in range(self.T + 1):
             job = t - m
-            if job < 0 or (self.jobs and job >= self.jobs):
+            if job < self._combined or (self.jobs and job >= self.jobs):
                 continue
             if m <= self.W - 2:
                 for mine in work:
                     mine.append((job, m))
                 continue
-            missing = self._of(job)[0][:, :, 0] < 0
+            missing: Any = self._of(job)[0][:, :, 0] < 0
             retry = missing.any(axis=1)
             lowest = missing.argmax(axis=1)
             for worker, mine in enumerate(work):
@@ -716,10 +717,10 @@ class Multiplexed(SequentialRounds):
         t, n = self.round, self.workers
         for m in range(self.T + 1):
             job = t - m
-            if job < 0 or (self.jobs and job >= self.jobs):
+            if job < self._combined or (self.jobs and job >= self.jobs):
                 continue
             own, groups = self._of(job)
-            missing = np.asarray(own[:, :, 0] < 0)
+            missing: Any = own[:, :, 0] < 0
             counts = [len(group) for group in groups]
             for i, work in enumerate(self._assigned):
                 if not late[i]:

@@ -63,8 +63,9 @@ class Squares:
         self.faults = faults or {}
         self.centres = _Pieces(samples, d, dtype, {}).centres
 
-    def split(self, partitions: int) -> _Pieces:
-        """See :class:`~anyk.problems.base.Problem`; one sample a partition."""
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Pieces:
+        """See :class:`~anyk.problems.base.Problem`; one sample a partition, whatever the shares."""
+        del shares
         self.samples = partitions
         pieces = _Pieces(partitions, self.dimension, self.dtype.str, self.faults)
         self.centres = pieces.centres

@@ -114,8 +114,14 @@ class Driver:
         strategy = self.strategy
         self.cluster.prepare()
         partitions = None
+        shares: Sequence[int] | None = getattr(strategy, "shares", None)
         if self.problem is not None:
-            partitions = self.problem.split(strategy.partitions)
+            # problems of one's own need not know of shares as long as no strategy asks for them
+            partitions = (
+                self.problem.split(strategy.partitions)
+                if shares is None
+                else self.problem.split(strategy.partitions, shares)
+            )
             self._sizes = partitions.sizes
         present = self.cluster.open(
             partitions,
@@ -126,6 +132,7 @@ class Driver:
             blocks=getattr(strategy, "blocks", 1),
             local=self._local(),
         )
+        self.cluster.shares = shares
         self.present = set(present)
 
     def _local(self) -> Local | None:

@@ -86,7 +86,7 @@ class Evaluator:
         key = (slot, version)
         if (version % self.every and not last) or key in self.done:
             return False
-        if self._thread is not None and not self._fixed and not last:
+        if self._thread is not None and not self._fixed and not last and version:
             if time - self._last < _APART:
                 return False
             self._last = time

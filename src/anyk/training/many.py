@@ -33,6 +33,8 @@ def train_many(
     (['model 0', 'model 1'], [0, 1, 2, 3])
     """
     models = len(problems)
+    if not problems:
+        raise BadInput("there is no problem to train on")
     if isinstance(strategy, str):
         asked: dict[str, Any] = {"models": models}
         if steps is not None and parse(strategy)[0] in ("gc", "sr-sgc", "m-sgc"):

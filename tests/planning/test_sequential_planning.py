@@ -1,0 +1,123 @@
+"""The authors' own results on real traces, by the production strategies and by the quick form; both against each other."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anyk.errors import BadInput
+from anyk.planning import TraceGrid, fit_slope, simulate, tune
+from anyk.planning.sequential import Candidate
+
+DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[3] / "shared" / "data"))
+SLOPE = 1.1217530061354162
+NAMES = {"NoCoding": "uncoded", "GC": "gc", "SRSGC": "sr-sgc", "MSGC": "m-sgc"}
+
+
+def cases() -> list[dict[str, Any]]:
+    file = DATA / "sequential-oracle.json"
+    if not file.is_file():
+        pytest.skip(f"no {file}; set ANYK_DATA to the folder that has it")
+    found: list[dict[str, Any]] = json.loads(file.read_text())["cases"]
+    return found
+
+
+def seconds(name: str) -> Any:
+    return np.load(DATA / "lambda-traces" / name)["seconds"].astype(np.float64)
+
+
+def spec_of(case: dict[str, Any]) -> str:
+    keys = {"GC": ["stragglers"], "SRSGC": ["B", "W", "lambda"], "MSGC": ["B", "W", "lambda"]}.get(case["scheme"], [])
+    values = [f"{key}={value}" for key, value in zip(keys, case["params"], strict=True)]
+    if values:
+        values.append(f"mu={case['mu']}")
+    if case["scheme"] == "GC":
+        values.append("strict=true")
+    return NAMES[case["scheme"]] + (":" if values else "") + ",".join(values)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_the_oracle_through_the_production_strategies(part: int) -> None:
+    """Same waits, every round's seconds to 1e-6."""
+    for case in cases()[part::8]:
+        delays = seconds(case["trace"]) + (case["load"] - case["base_load"]) * SLOPE
+        durations, waits = simulate(spec_of(case), delays, jobs=case["n_jobs"])
+        assert len(durations) == case["total_rounds"], spec_of(case)
+        assert np.abs(durations - case["durations"]).max() < 1e-6, spec_of(case)
+        assert waits == case["num_waits"], spec_of(case)
+
+
+def quick(grid: TraceGrid, case: dict[str, Any]) -> Candidate:
+    if case["scheme"] == "NoCoding":
+        return grid.uncoded()
+    if case["scheme"] == "GC":
+        return grid.gradient_coding(*case["params"], strict=True)
+    return (grid.selective if case["scheme"] == "SRSGC" else grid.multiplexed)(*case["params"])
+
+
+def test_the_oracle_through_the_quick_form() -> None:
+    for case in cases():
+        grid = TraceGrid(
+            seconds(case["trace"]), load=case["base_load"], slope=SLOPE, jobs=case["n_jobs"], mu=case["mu"]
+        )
+        found = quick(grid, case)
+        assert (found.T, found.waits) == (case["T"], case["num_waits"]), found.spec
+        assert found.load == pytest.approx(case["load"], rel=1e-12)
+        assert found.seconds == pytest.approx(case["runtime"], abs=1e-6), found.spec
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.integers(2, 9),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 9),
+    st.integers(0, 10_000),
+    st.sampled_from([0.2, 1.0]),
+)
+def test_the_quick_form_is_the_strategies(n: int, B: int, x: int, lam: int, seed: int, mu: float) -> None:
+    """On random delays, load-adjusted, every scheme: the same seconds and waits as the strategies themselves."""
+    jobs, slope, load = 8, 0.7, 0.1
+    rng = np.random.default_rng(seed)
+    table = 0.5 + rng.exponential(size=(20, n)) * rng.integers(0, 2, (20, n))
+    grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)
+    W, lam = x * B + 1, min(lam, n)
+    candidates = [grid.uncoded(), grid.gradient_coding(min(lam, n - 1)), grid.multiplexed(B, W, lam)]
+    if -(-B * lam // (W - 1 + B)) < n:
+        candidates.append(grid.selective(B, W, lam))
+    for found in candidates:
+        durations, waits = simulate(found.spec, table + (found.load - load) * slope, jobs=jobs)
+        assert found.waits == waits and found.seconds == pytest.approx(durations.sum(), abs=1e-9), found.spec
+
+
+def test_the_grid_is_the_authors_and_tune_takes_the_best() -> None:
+    table = np.random.default_rng(3).exponential(size=(30, 16)) + 0.5
+    grid = TraceGrid(table, load=0.0, slope=1.0, jobs=20)
+    every = list(grid.grid(3))
+    assert len({one.spec for one in every}) == len(every)
+    kinds = {name: [one for one in every if one.spec.partition(":")[0] == name] for name in NAMES.values()}
+    assert len(kinds["gc"]) == 16 and len(kinds["uncoded"]) == 1
+    assert {one.T for one in every} == {0, 1, 2, 3}
+    best = tune(table, models=4, load=0.0, slope=1.0, jobs=20)
+    assert [one.seconds for one in best] == sorted(one.seconds for one in best)
+    for one in best:
+        assert one.seconds == min(other.seconds for other in kinds[one.spec.partition(":")[0]])
+    assert tune(np.ones((5, 4)), models=2, load=0.25, slope=9.0)[0].spec == "uncoded"  # no stragglers: no coding
+
+
+def test_what_cannot_be_planned() -> None:
+    with pytest.raises(BadInput, match="8 jobs of 'm-sgc:B=1,W=2,lambda=1' take 9 rounds, the trace has 8"):
+        TraceGrid(np.ones((8, 3)), load=0, slope=0, jobs=8).multiplexed(1, 2, 1)
+    with pytest.raises(BadInput, match="jobs must be 1 to the trace's 8 rounds, got 9"):
+        TraceGrid(np.ones((8, 3)), load=0, slope=0, jobs=9)
+    with pytest.raises(BadInput, match="the slope of time against load needs traces at two loads or more"):
+        fit_slope([(0.5, np.ones((2, 2))), (0.5, np.ones((2, 2)))])
+    with pytest.raises(BadInput, match="4 jobs of 'gc:stragglers=1' take 4 rounds, at least one; the delays have 3"):
+        simulate("gc:stragglers=1", np.ones((3, 4)), jobs=4)
