@@ -339,6 +339,32 @@ def test_adacomm_does_what_its_rule_says() -> None:
     assert str(anyk.replay(run, problem=problem())).endswith("the same bits of model")
 
 
+def test_adacomm_probes_the_first_tau() -> None:
+    """Each number for an interval from the same initial model; on from the best one's model."""
+    spec = "adacomm:interval=6,probe=1/4/16,batch=5"
+    setting = {"communication": "constant:0.5", "steps": 40}
+    run = trained(spec, **setting)
+    note = next(n["text"] for n in run.notes if n["kind"] == "strategy")
+    tried = {
+        int(tau): float(loss) for tau, loss in (part.split(": ") for part in note.split("losses ")[1][:-1].split(", "))
+    }
+    assert list(tried) == [1, 4, 16] and len(set(tried.values())) == 3
+    best = min(tried, key=lambda tau: tried[tau])
+    assert note.startswith(f"tau = {best} of those probed")
+    first = trained(
+        "pasgd:tau=1,batch=5", communication="constant:0.5", steps=40
+    )  # the first trial is this run's beginning
+    at = int(np.searchsorted(first.history["seconds"], 6.0))
+    assert tried[1] == pytest.approx(first.history["loss"][at], rel=1e-3)
+    steps = [
+        row[0] for row in run.log.rows("SELECT w.steps FROM chunks c JOIN works w ON w.id = c.work ORDER BY c.task")
+    ]
+    assert [tau for i, tau in enumerate(steps) if not i or tau != steps[i - 1]][:3] == [1, 4, 16]
+    assert run.seconds == run.floor_seconds and sorted(run.models) == ["best probed", "initial model", "model"]
+    assert not run.models["initial model"].any()
+    assert str(anyk.replay(run, problem=problem())).endswith("the same bits of model")
+
+
 # ------------------------------------------------------------------------------------------- asynchronous
 
 
@@ -372,7 +398,7 @@ def test_staleness_of_buffered_local_work_is_that_of_k_batch_async(law: str) -> 
 
 ALL = [
     "pasgd:tau=3,batch=4", "pasgd:tau=3,keep=true,batch=4", "fedavg:tau=2,clients=2", "slowmo:tau=2", "diloco:tau=3",
-    "adacomm:tau=6,interval=0.2", "dpsgd:graph=ring,tau=2", "matcha:graph=ring", "easgd:tau=2",
+    "adacomm:tau=6,interval=0.2", "adacomm:interval=0.3,probe=2/5", "dpsgd:graph=ring,tau=2", "matcha:graph=ring", "easgd:tau=2",
     "compressed:of=(pasgd:tau=2),by=(top-k:share=0.3)", "compressed:of=sync,by=qsgd",
 ]  # fmt: skip
 
@@ -433,6 +459,7 @@ def test_a_worker_killed_in_decentralised_training_begins_again_at_the_mean() ->
         ("pasgd:rate=0.5", "rate is the learning rate of an outer optimiser; give outer=gd, or leave it out"),
         ("adacomm:interval=0", "interval of 'adacomm' must be above 0 s, got 0"),
         ("adacomm:tau=5,least=6", "least of 'adacomm' must be 1 to tau = 5 local steps, got 6"),
+        ("adacomm:probe=4/0", "probe of 'adacomm' must be local steps of at least 1 each, got 4/0"),
         ("adacomm:gamma=1", "gamma of 'adacomm' must be between 0 and 1, got 1"),
         ("dpsgd:graph=rign", "no graph 'rign'; did you mean 'ring'?"),
         ("dpsgd:barrier=none", "barrier in 'dpsgd:barrier=none' should be one of local, global, got 'none'"),

@@ -27,6 +27,7 @@ from anyk.specs import bracketed, show
 from anyk.strategies.rounds import CodedRounds
 from anyk.strategies.wait import WaitLike
 
+_START, _BEST = "initial model", "best probed"  # slots of adacomm with probe
 _STALLED = 0.99  # a loss above so much of the one before it has not fallen
 
 
@@ -222,8 +223,12 @@ class AdaComm(LocalRounds):
     At the first averaging after every ``interval`` seconds the objective is looked at and ``tau`` set by
     :func:`adapted_tau`: first averaging seldom is best, for speed, and later often, for accuracy. ``gamma`` is the
     factor where the loss has stalled, which it has when it is above 99 % of what it was an interval ago. ``floor`` is
-    the least value that the objective can have, ``least`` that of ``tau``. Each change is a note in the run's log. All
-    else as for ``pasgd``; ``outer=slowmo:momentum=0.3`` is the paper's block momentum.
+    the least value that the objective can have, ``least`` that of ``tau``. Each change is a note in the run's log.
+
+    ``probe``: numbers of local steps, as 1/5/20/100, that are tried first, an interval each from the same initial
+    model; the one with the least loss is where it begins (in place of ``tau``), from the model that it came to.
+
+    All else as for ``pasgd``; ``outer=(slowmo:momentum=0.3)`` is the paper's block momentum.
 
     >>> AdaComm(8, tau=20, interval=5.0).spec
     'adacomm:tau=20,interval=5'
@@ -238,12 +243,17 @@ class AdaComm(LocalRounds):
         gamma: float = 0.5,
         floor: float = 0.0,
         least: int = 1,
+        probe: tuple[int, ...] = (),
         wait: WaitLike = None,
         cancel: CancelMode = "preempt",
         batch: int = 0,
         outer: str | None = None,
         rate: float = 1.0,
     ) -> None:
+        if any(tried < 1 for tried in probe):
+            raise BadInput(
+                f"probe of 'adacomm' must be local steps of at least 1 each, got {'/'.join(map(str, probe))}"
+            )
         if not 0.0 < interval < float("inf"):
             raise BadInput(f"interval of 'adacomm' must be above 0 s, got {interval:g}")
         if not 0.0 < gamma < 1.0:
@@ -252,6 +262,10 @@ class AdaComm(LocalRounds):
             raise BadInput(f"least of 'adacomm' must be 1 to tau = {tau} local steps, got {least}")
         super().__init__(workers, tau=tau, wait=wait, cancel=cancel, batch=batch, outer=outer, rate=rate)
         self.first_tau, self.interval, self.gamma, self.floor, self.least = tau, interval, gamma, floor, least
+        self.probe = probe
+        if probe:
+            self.slots, self.auxiliary = ("model", _START, _BEST), (_START, _BEST)
+        self._tried: list[float] = []  # losses that the numbers probed so far came to
         self._origin: tuple[float, float] | None = None  # loss and learning rate
         self._last_loss = float("inf")
         self._due = interval
@@ -263,12 +277,17 @@ class AdaComm(LocalRounds):
         del rest["tau"]
         values = {"tau": self.first_tau, "interval": self.interval, "gamma": self.gamma, "floor": self.floor}
         return show(
-            "adacomm", values | {"least": self.least} | rest, _DEFAULTS | {"gamma": 0.5, "floor": 0.0, "least": 1}
+            "adacomm",
+            values | {"least": self.least, "probe": self.probe} | rest,
+            _DEFAULTS | {"gamma": 0.5, "floor": 0.0, "least": 1, "probe": ()},
         )
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         self.tau, self._origin, self._last_loss = self.first_tau, None, float("inf")
+        self._tried = []
+        if self.probe:
+            self.tau = self.probe[0]
         self._due = fleet.time + self.interval
         return [Assess("model", 0), *super().start(fleet)]
 
@@ -280,10 +299,13 @@ class AdaComm(LocalRounds):
         if self._origin is None:
             self._origin, self._last_loss = (loss, event.rate), loss
             return ()
+        if len(self._tried) < len(self.probe):
+            return [*self._probed(loss), *super()._begin()]
         rate = event.rate / self._origin[1]
         stalled = loss > _STALLED * self._last_loss
+        first_tau = self.probe[self._tried.index(min(self._tried))] if self.probe else self.first_tau
         tau = adapted_tau(
-            self.first_tau, self._origin[0], loss, self.tau, rate=rate, stalled=stalled, gamma=self.gamma,
+            first_tau, self._origin[0], loss, self.tau, rate=rate, stalled=stalled, gamma=self.gamma,
             least=self.least,
         )  # fmt: skip
         if loss == loss:
@@ -291,6 +313,27 @@ class AdaComm(LocalRounds):
         notes = [Note(f"tau = {tau} at an excess loss of {loss:.4g}")] if tau != self.tau else []
         self.tau = tau
         return [*notes, *super()._begin()]
+
+    def _probed(self, loss: float) -> list[Command]:
+        """After an interval with one of the numbers that are tried: the next, or the best of all."""
+        loss = loss if loss == loss else float("inf")
+        commands: list[Command] = []
+        if loss < min(self._tried, default=float("inf")) or not self._tried:
+            commands.append(Mix(_BEST, (), (), others=(("model", 1.0),)))
+        self._tried.append(loss)
+        if len(self._tried) < len(self.probe):
+            self.tau = self.probe[len(self._tried)]
+            commands.append(Mix("model", (), (), others=((_START, 1.0),)))
+        else:
+            best = self._tried.index(min(self._tried))
+            self.tau = self.probe[best]
+            # as if it had begun there: what follows is compared with the loss of the beginning
+            self._last_loss = self._tried[best]
+            commands.append(Mix("model", (), (), others=((_BEST, 1.0),)))
+            losses = ", ".join(f"{tau}: {tried:.4g}" for tau, tried in zip(self.probe, self._tried, strict=True))
+            commands.append(Note(f"tau = {self.tau} of those probed (excess losses {losses})"))
+        self.version += 1
+        return commands
 
     def _begin(self) -> list[Command]:
         if self._origin is None or self._now < self._due:
@@ -301,11 +344,18 @@ class AdaComm(LocalRounds):
 
     def state(self) -> dict[str, Any]:
         """See :class:`~anyk.protocol.Strategy`."""
-        own = {"tau": self.tau, "first_seen": self._origin, "last_loss": self._last_loss, "due": self._due}
+        own = {
+            "tau": self.tau,
+            "tried": list(self._tried),
+            "first_seen": self._origin,
+            "last_loss": self._last_loss,
+            "due": self._due,
+        }
         return super().state() | own
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         super().restore(state)
         self.tau, self._last_loss, self._due = state["tau"], state["last_loss"], state["due"]
+        self._tried = list(state["tried"])
         self._origin = None if state["first_seen"] is None else (state["first_seen"][0], state["first_seen"][1])
