@@ -228,7 +228,7 @@ def tune(
 def fit_slope(tables: list[tuple[float, NDArray[np.float64]]]) -> float:
     """Seconds that the whole data takes beyond none: least squares of mean times against loads, two loads at least.
 
-    >>> fit_slope([(0.0, np.array([[1.0, 1.0]])), (0.5, np.array([[1.5, 1.5]]))])
+    >>> round(fit_slope([(0.0, np.array([[1.0, 1.0]])), (0.5, np.array([[1.5, 1.5]]))]), 9)
     1.0
     """
     loads = np.array([load for load, _ in tables])

@@ -67,7 +67,7 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
     :class:`~anyk.errors.BadInput` when there are fewer rows than rounds.
 
     >>> durations, waits = simulate("m-sgc:B=1,W=2,lambda=1", [[1, 1, 4], [1, 3, 1], [1, 1, 1]], jobs=2)
-    >>> durations.tolist(), waits
+    >>> durations.round(9).tolist(), waits
     ([2.0, 3.0, 1.0], 1)
     """
     table = np.asarray(delays, dtype=np.float64)
