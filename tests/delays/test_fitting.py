@@ -44,6 +44,10 @@ def test_times_that_were_cut_off_bias_nothing(spec: str) -> None:
         assert found[Pareto].alpha == pytest.approx(2.2, rel=0.04)  # type: ignore[attr-defined]
 
 
+def test_few_different_times_still_have_laws() -> None:
+    assert {type(one.law) for one in fit([0.0, 1.0, 1.0])} == {Exponential, ShiftedExponential}
+
+
 def test_what_cannot_be_fitted() -> None:
     with pytest.raises(BadInput, match="a law needs at least two different times above 0"):
         fit([1.0, 1.0])

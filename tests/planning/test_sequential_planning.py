@@ -76,7 +76,7 @@ def test_the_oracle_through_the_quick_form() -> None:
 @settings(max_examples=120, deadline=None)
 @given(
     st.integers(2, 9),
-    st.integers(1, 3),
+    st.integers(1, 5),
     st.integers(1, 3),
     st.integers(0, 9),
     st.integers(0, 10_000),
@@ -86,7 +86,7 @@ def test_the_quick_form_is_the_strategies(n: int, B: int, x: int, lam: int, seed
     """On random delays, load-adjusted, every scheme: the same seconds and waits as the strategies themselves."""
     jobs, slope, load = 8, 0.7, 0.1
     rng = np.random.default_rng(seed)
-    table = 0.5 + rng.exponential(size=(20, n)) * rng.integers(0, 2, (20, n))
+    table = 0.5 + rng.exponential(size=(40, n)) * rng.integers(0, 2, (40, n))
     grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)
     W, lam = x * B + 1, min(lam, n)
     candidates = [grid.uncoded(), grid.gradient_coding(min(lam, n - 1)), grid.multiplexed(B, W, lam)]
@@ -95,6 +95,15 @@ def test_the_quick_form_is_the_strategies(n: int, B: int, x: int, lam: int, seed
     for found in candidates:
         durations, waits = simulate(found.spec, table + (found.load - load) * slope, jobs=jobs)
         assert found.waits == waits and found.seconds == pytest.approx(durations.sum(), abs=1e-9), found.spec
+
+
+def test_a_burst_at_the_very_beginning() -> None:
+    """Rounds before the first count for nothing: late in rounds 0 and 2 is a burst of 3, which B = 4 bears."""
+    table = np.ones((14, 4))
+    table[[0, 2], 0] = 4.0
+    found = TraceGrid(table, load=0.0, slope=0.0, jobs=5).multiplexed(4, 5, 1)
+    durations, waits = simulate("m-sgc:B=4,W=5,lambda=1", table, jobs=5)
+    assert found.waits == waits == 0 and found.seconds == pytest.approx(durations.sum()) == pytest.approx(14.0)
 
 
 def test_the_grid_is_the_authors_and_tune_takes_the_best() -> None:

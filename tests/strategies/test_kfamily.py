@@ -395,7 +395,7 @@ def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
     [
         ({"base": "async"}, "base of 'adasync' must be k-sync, k-async, k-batch-sync or k-batch-async, got 'async'"),
         ({"interval": 0.0}, "interval of 'adasync' must be above 0 s, got 0"),
-        ({"k": 9}, "k of 'k-async' must be 1 to 8"),
+        ({"k": 9}, "k of 'adasync' grows up to 8 workers, it cannot begin at 9"),
     ],
 )
 def test_adasync_out_of_range(options: Any, sentence: str) -> None:
@@ -537,3 +537,31 @@ def test_the_floor_of_adasync_grows_k_as_the_run_did(rule: str) -> None:
     run = trained(f"adasync:base=k-sync,k=2,interval=1,rule={rule},batch=4", steps=80)
     assert run.history["replies"][-1] > 2
     assert run.seconds == run.floor_seconds
+
+
+def test_adasync_learns_from_few_replies_and_many_cut_off() -> None:
+    """K-sync with K = 1 of 24 sees one duration a step to its end, and 23 cut off: enough to grow."""
+    problem = anyk.problems.from_data("synthetic:rows=400,features=12")
+    cluster = anyk.cluster("simulated", workers=24, delays="shifted-exp:shift=0.1,mean=0.3", seed=3)
+    spec = "adasync:base=k-sync,rule=delays,k=1,interval=2,batch=4"
+    run = anyk.train(problem, spec, cluster, steps=250, optimizer=anyk.optimizers.GD(lr=1.0))
+    assert run.history["replies"][-1] > 1
+
+
+def test_losses_and_rates_at_the_edge_stop_nothing() -> None:
+    from anyk.protocol import Assessed
+
+    made = AdaSync(8, base="k-async", k=2)
+    made.start(Fleet(8, tuple(range(8))))
+    assert not made.on(Assessed(0.0, "model", 0, 1.0, 0.1))
+    for loss, rate in ((float("inf"), 0.1), (float("nan"), 0.1), (0.5, 0.0)):
+        assert not made.on(Assessed(1.0, "model", 1, loss, rate))
+    low = AdaSync(8, base="k-async", k=2, floor=2.0)
+    low.start(Fleet(8, tuple(range(8))))
+    (stop,) = low.on(Assessed(0.0, "model", 0, 1.0, 0.1))
+    assert isinstance(stop, Stop) and stop.failed and "floor of 'adasync' is not below the first loss" in stop.reason
+
+
+def test_a_worker_told_twice_to_be_here_gets_one_task() -> None:
+    made = begun(3)
+    assert not made.on(Joined(0.1, 1))

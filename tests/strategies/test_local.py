@@ -451,9 +451,88 @@ def test_a_worker_killed_in_decentralised_training_begins_again_at_the_mean() ->
     assert run.books["lost"] == 1 and run.steps == 6
 
 
+def test_clients_that_are_given_up_are_replaced() -> None:
+    from anyk.clusters import Outage
+
+    for gone in range(8):
+        outages = [Outage(0.0001, gone), Outage(0.0001, (gone + 3) % 8, 9.0)]
+        fleet = anyk.clusters.Simulated(8, delays=anyk.delays.Exponential(mean=1.0), outages=outages)
+        run = anyk.train(problem(), "pasgd:tau=1,clients=2,batch=5", fleet, steps=12)
+        assert run.steps == 12 and set(run.history["replies"][1:]) <= {1, 2}
+
+
+def test_a_node_that_was_given_up_and_comes_back_joins_the_others() -> None:
+    from anyk.protocol import Dispatch, Fleet, Joined, Lost, Mix, Reply
+
+    made: Any = strategy("dpsgd:graph=ring", workers=4)
+    busy: dict[int, int] = {}
+
+    def obey(commands: Any) -> int:
+        for command in commands:
+            if isinstance(command, Dispatch):
+                busy.update(zip(command.workers, range(command.task, command.task + len(command.workers)), strict=True))
+        return sum(isinstance(command, Mix) for command in commands)
+
+    obey(made.start(Fleet(4, (0, 1, 2, 3))))
+    busy.pop(3)
+    obey(made.on(Lost(0.1, 3, "died", gone=True)))
+    for _ in range(18):
+        worker = min(busy, key=lambda i: busy[i])
+        obey(made.on(Reply(1.0, worker, busy.pop(worker), 0)))
+    assert made.version >= 4
+    obey(made.on(Joined(2.0, 3)))
+    steps = 0
+    for _ in range(20):
+        worker = min(busy, key=lambda i: busy[i])
+        steps += obey(made.on(Reply(3.0, worker, busy.pop(worker), 0)))
+    assert steps >= 4 and len(busy) == 4  # all at work, and versions are made
+
+
+def test_pairs_that_diverge_end_the_run() -> None:
+    far = anyk.problems.LeastSquares(1e200 * np.eye(8), np.ones(8))
+    fleet = anyk.clusters.Simulated(4, delays=anyk.delays.Constant(1.0))
+    with pytest.raises(anyk.RunFailed, match="gave no usable model, 3 times|diverged"):
+        anyk.train(far, "ad-psgd", fleet, steps=50, optimizer=anyk.optimizers.GD(lr=1e200))
+
+
+def test_a_strategy_can_be_used_again() -> None:
+    for spec in ("dpsgd", "ad-psgd", "fedbuff:tau=2,k=3", "k-async:k=3", "pasgd:tau=2,keep=true", "gc:stragglers=1"):
+        made = strategy(spec, workers=P)
+        models = []
+        for _ in range(2):
+            fleet = anyk.cluster("simulated", workers=P, delays="exp:mean=0.3", seed=3)
+            models.append(anyk.train(problem(), made, fleet, steps=5, optimizer=GD).model.tobytes())
+        assert models[0] == models[1], spec
+
+
+def test_kept_states_count_their_own_steps() -> None:
+    """Adam's bias correction goes by the steps that its moments have seen, not by the run's."""
+    optimizer = anyk.optimizers.Adam(lr=0.01)
+    run = trained("pasgd:tau=3,clients=1,keep=true,batch=5,seed=2", optimizer=optimizer, steps=8)
+    oracle = Oracle(batch=5)
+    w = oracle.problem.initial()
+    states: dict[int, Any] = {}
+    counts = dict.fromkeys(range(P), 0)
+    for r in range(8):
+        i = int(anyk.keyed.generator(2, "clients", r).permutation(P)[0])
+        state = states.setdefault(i, optimizer.start(w))
+        for k in range(3 * r, 3 * r + 3):
+            g = oracle.messages.partial_gradient(i, w, Chunk((i,), (1.0,), batch=5), k)
+            w = optimizer.step(w, g / oracle.partitions.sizes[i] + oracle.problem.l2 * w, state, counts[i])
+            counts[i] += 1
+    assert sorted(counts.values())[-2] > 0
+    assert run.model == pytest.approx(w, abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
+        ("adacomm:probe=1/5,outer=slowmo", "probe of 'adacomm' starts again and again, which an outer optimiser"),
+        (
+            "compressed:of=(pasgd:keep=true),by=qsgd",
+            "keeps the inner optimiser's state; with 'qsgd:levels=64' leave out keep",
+        ),
+        ("dpsgd:graph=(torus:rows=-2)", "rows of a torus must be at least 1, got -2"),
         ("pasgd:tau=0", r"tau \(local steps\) must be at least 1, got 0"),
         ("fedavg:clients=9", "clients must be 1 to 4 workers, got 9"),
         ("pasgd:rate=0.5", "rate is the learning rate of an outer optimiser; give outer=gd, or leave it out"),

@@ -218,14 +218,16 @@ def test_a_killed_run_of_several_models_goes_on(spec: str, tmp_path: Any) -> Non
     setting = {"workers": 6, "delays": "exp:mean=0.3", "seed": 3}
     optimizer = anyk.optimizers.Nesterov(lr=0.3)
     whole = anyk.train_many(problems, spec, anyk.cluster("simulated", **setting), steps=9, optimizer=optimizer)
-    if spec != "frc:load=2":
-        spec += ",jobs=36"  # else the first part would end as the whole run does
     part = anyk.cluster("simulated", **setting)
-    anyk.train_many(problems, spec, part, steps=4, optimizer=optimizer, out=tmp_path / "run").close()
+    half = whole.seconds / 2
+    anyk.train_many(problems, spec, part, steps=9, seconds=half, optimizer=optimizer, out=tmp_path / "run").close()
     resumed = anyk.resume(tmp_path / "run", steps=9)
     for slot, w in whole.models.items():
         assert resumed.models[slot].tobytes() == w.tobytes()
     resumed.close()
+    if spec.startswith("m-sgc"):  # its last rounds were without further jobs
+        with pytest.raises(BadInput, match="the run was planned for 9 steps of each model.*start a new one"):
+            anyk.resume(tmp_path / "run", steps=12)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +247,10 @@ def test_a_worker_that_is_gone_for_good_is_borne_or_said() -> None:
     fleet = anyk.clusters.Simulated(4, delays=anyk.delays.Constant(1.0), outages=[Outage(2.5, 1)])
     run = anyk.train(problem, "gc:stragglers=1", fleet, steps=6)
     assert run.steps == 6
+    for gone in ([Outage(0.5, i) for i in range(4)], [Outage(2.5, i) for i in range(4)]):
+        fleet = anyk.clusters.Simulated(4, delays=anyk.delays.Constant(1.0), outages=gone)
+        with pytest.raises(anyk.RunFailed, match="every worker has been given up"):
+            anyk.train(problem, "gc:stragglers=1", fleet, steps=6)
     fleet = anyk.clusters.Simulated(4, delays=anyk.delays.Constant(1.0), outages=[Outage(2.5, 1)])
     with pytest.raises(anyk.RunFailed, match=r"round 2 of 'gc:stragglers=0' cannot end: workers 1 give nothing"):
         anyk.train(problem, "gc:stragglers=0", fleet, steps=6)

@@ -24,6 +24,7 @@ from anyk.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from anyk.problems import LinearProblem
     from anyk.training import Run
 
 _RACERS = ("uncoded", "frc:load=3", "agc:load=3,wait=11", "async:step=0.05")
@@ -37,20 +38,21 @@ _curve = click.option(
 )  # fmt: skip
 
 
-def variant(problem: Any, number: int) -> Any:
-    """The same problem with a start of its own, where it has a random one."""
-    from anyk.problems import from_recipe
+def _variant(problem: LinearProblem, number: int) -> LinearProblem:
+    """The same problem with a start of its own, where it has a random one; the data is shared."""
+    from anyk.problems import TwoLayerNetwork
+    from anyk.specs import parse
 
-    recipe = problem.recipe()
-    model = recipe.get("model", "linear")
-    return from_recipe(recipe | {"model": with_seed(model, number)}) if model != "linear" else problem
-
-
-def with_seed(model: str, number: int) -> str:
-    """A model's spec with another seed."""
-    from anyk.specs import with_keys
-
-    return with_keys(model, {"seed": number})
+    if not isinstance(problem, TwoLayerNetwork):
+        return problem
+    recipe = problem.recipe() or {}
+    name, values = parse(str(recipe["model"]))
+    seed = problem.seed + number
+    keys = ",".join(f"{key}={value}" for key, value in (values | {"seed": str(seed)}).items())
+    return TwoLayerNetwork(
+        problem.X, problem.y, hidden=problem.hidden, seed=seed, l2=problem.l2, X_test=problem.X_test,
+        y_test=problem.y_test, recipe=recipe | {"model": f"{name}:{keys}"},
+    )  # fmt: skip
 
 
 def _console(json_file: str | None) -> Console:
@@ -110,7 +112,7 @@ def train(ctx: click.Context, /, strategy: str, models: int, **given: Any) -> No
             if models > 1:
                 training = train_many
             run = training(
-                [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
+                [problem, *(_variant(problem, i) for i in range(1, models))] if models > 1 else problem,
                 strategy,
                 fleet,
                 optimizer=optimizer,

@@ -29,14 +29,23 @@ def show(file: str, mu: float, picture: str | None, json_file: str | None) -> No
     from anyk.delays import Trace
     from anyk.reports.traces import draw_trace, facts, trace_text
 
+    if not 0.0 <= mu < float("inf"):
+        raise BadInput(f"mu must be a finite number of at least 0, got {mu:g}")
     table = Trace(file)
-    found = facts(table.times, mu)
+    found = facts(table.times, mu, table.censored)
     if json_file != "-":
         if table.load_measured is not None:
             click.echo(f"each worker computed {table.load_measured:g} of the data")
         click.echo(trace_text(found, mu))
+        if table.censored is not None and table.censored.any():
+            click.echo(f"{100 * table.censored.mean():.3g} % of the times are known only to be at least so long")
     if picture is not None:
-        draw_trace(table.times, picture, f"{Path(file).name}: {found['rounds']} rounds x {found['workers']} workers")
+        draw_trace(
+            table.times,
+            picture,
+            table.censored,
+            f"{Path(file).name}: {found['rounds']} rounds x {found['workers']} workers",
+        )
         click.echo(f"picture: {picture}", err=json_file == "-")
     write_json(found, json_file)
 
@@ -74,8 +83,8 @@ def tune(
     from anyk.planning import fit_slope
     from anyk.planning import tune as find
 
-    if not mu >= 0.0:
-        raise BadInput(f"mu must be at least 0, got {mu:g}")
+    if workers is not None and workers < 1:
+        raise BadInput(f"workers must be at least 1, got {workers}")
     tables = []
     for file in files:
         table = Trace(file)

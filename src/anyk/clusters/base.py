@@ -288,6 +288,9 @@ class Cluster(ABC):
                 read = sum(other != worker for other, *_ in chunk.mix) + (chunk.share != 0.0)
                 links += read
                 size += read * model
+                if chunk.share:  # and its own goes to the centre
+                    links += 1
+                    size += model
             else:
                 links += 1
                 length = self.sized_like._length(chunk)

@@ -13,6 +13,7 @@ from anyk.problems.base import Vector
 from anyk.protocol import Chunk
 
 State = dict[str, Vector]
+_COUNT = "steps"  # that a state has seen, kept in it
 
 
 class Local(NamedTuple):
@@ -43,8 +44,12 @@ class LocalSteps:
         stops it by raising. Optimisers count their own steps from the state's beginning, learning rates from the run's.
         """
         messages, rate = self._messages, self._optimizer.rate
-        w, first = start, chunk.repeat if state is not None else 0
-        state = self._optimizer.start(w) if state is None else {name: vector.copy() for name, vector in state.items()}
+        w, first = start, 0
+        if state is None:
+            state = self._optimizer.start(w)
+        else:
+            state = {name: vector.copy() for name, vector in state.items()}
+            first = int(state.pop(_COUNT)[0])
         samples = sum(messages.partitions.sizes[j] for j in chunk.partitions)
         plain = chunk._replace(repeat=0)
         for done in range(chunk.steps):
@@ -66,7 +71,7 @@ class LocalSteps:
             scale = 1.0 if own == number else rate.at(number) / rate.at(own)
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
                 w = self._optimizer.step(w, gradient, state, own, scale)
-        return w, state
+        return w, state | {_COUNT: np.array([first + chunk.steps], dtype=np.float64)}
 
 
 def mixed(chunk: Chunk, w: Vector, models: list[Vector]) -> Vector:

@@ -197,7 +197,7 @@ class Simulated(Cluster):
         self._now = time
         self._heap[:] = [(t, worker, task, chunk, done) for t, worker, task, chunk, done in state["heap"]]
         self._live |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
-        for entry in self._live.values():
+        for entry in self._live.values() if self._messages is not None else ():
             self._begins(entry.chunks)
         self._vain |= set(state["vain"])
         self._delivered |= dict(state["delivered"])
@@ -452,7 +452,8 @@ class Simulated(Cluster):
         before, each = self._hold(worker, chunks, versions[0] if number is None else number)
         started = max(self._now, self._free[worker])
         self._live[task] = InFlight(worker, chunks, versions, started, before, each)
-        self._begins(chunks)
+        if self._messages is not None:  # else nothing is read
+            self._begins(chunks)
         time = started + before
         for index, chunk in enumerate(chunks):
             if chunk.send == "request":  # computing is counted, but does not queue for a core

@@ -69,7 +69,7 @@ class Compressor(ABC):
 
 
 def _kept(share: float, length: int) -> int:
-    return max(1, min(length, round(share * length)))
+    return min(length, max(1, round(share * length)))
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,8 @@ class TopK(Compressor):
         """See :meth:`Compressor.pack`."""
         del key
         kept = _kept(self.share, vector.size)
+        if not kept:
+            return np.empty(0, dtype=np.uint8)
         places = np.sort(np.argpartition(-np.abs(vector), kept - 1)[:kept]).astype(np.int32)
         return _words(vector[places], places)
 

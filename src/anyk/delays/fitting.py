@@ -25,9 +25,12 @@ class Fit:
 
 
 def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
-    """Exponential, shifted exponential, Pareto and two-valued laws by maximum likelihood, best fit first.
+    """Exponential, shifted exponential and Pareto laws by maximum likelihood, a two-valued one by two means.
 
-    ``censored`` marks times that are only known to be longer than that (a worker was cut off then). Raises
+    The best fit comes first.
+
+    ``censored`` marks times that are only known to be longer than that (a worker was cut off then); the two means are
+    of the others. Raises
     :class:`~anyk.errors.BadInput` for fewer than two different times above 0.
 
     >>> times = Exponential(mean=0.5).draws(seed=1, worker=0, start=0, count=4000)
@@ -52,17 +55,28 @@ def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
     if least > 0:
         logs = float(np.log(np.maximum(times, least) / least).sum())
         laws.append(Pareto(minimum=least, alpha=count / logs))
-    logs_of = np.log(np.maximum(known, known[known > 0].min()))
-    centre = np.array([logs_of.min(), logs_of.max()])
-    for _ in range(100):  # two means, of logarithms: a slow value is some times a fast one
-        slow = np.abs(logs_of - centre[1]) < np.abs(logs_of - centre[0])
-        moved = np.array([logs_of[~slow].mean(), logs_of[slow].mean()])
+    two = _two_means(known)
+    if two is not None:
+        laws.append(two)
+    fits = [Fit(law, _misfit(law, times, cut)) for law in laws]
+    return sorted(fits, key=lambda one: one.misfit)
+
+
+def _two_means(times: Floats) -> Bimodal | None:
+    """Two values by two means of logarithms, since a slow time is some times a fast one; None without two."""
+    logs = np.log(times[times > 0])
+    centre = np.array([logs.min(), logs.max()])
+    if centre[0] == centre[1]:
+        return None
+    for _ in range(100):
+        slow = np.abs(logs - centre[1]) < np.abs(logs - centre[0])
+        if slow.all() or not slow.any():
+            return None
+        moved = np.array([logs[~slow].mean(), logs[slow].mean()])
         if np.array_equal(moved, centre):
             break
         centre = moved
-    laws.append(Bimodal(fast=float(np.exp(centre[0])), slow=float(np.exp(centre[1])), probability=float(slow.mean())))
-    fits = [Fit(law, _misfit(law, times, cut)) for law in laws]
-    return sorted(fits, key=lambda one: one.misfit)
+    return Bimodal(fast=float(np.exp(centre[0])), slow=float(np.exp(centre[1])), probability=float(slow.mean()))
 
 
 def _misfit(law: DelayModel, times: Floats, cut: NDArray[np.bool_]) -> float:

@@ -17,9 +17,10 @@ Floats = NDArray[np.float64]
 _LEAST = 1e-6  # a load-adjusted delay never falls below this many seconds
 
 
-def _read(path: Path) -> tuple[Floats, float | None]:
-    """The table (rounds x workers) in a file and, where the file says, the relative load it was measured at."""
+def _read(path: Path) -> tuple[Floats, float | None, NDArray[np.bool_] | None]:
+    """The table (rounds x workers) in a file and, where it says, its relative load and which times are cut off."""
     load: float | None = None
+    cut: NDArray[np.bool_] | None = None
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             if "seconds" not in arrays:
@@ -27,6 +28,12 @@ def _read(path: Path) -> tuple[Floats, float | None]:
             table = np.asarray(arrays["seconds"], dtype=np.float64)
             if "load" in arrays:
                 load = float(arrays["load"])
+                if not 0.0 <= load < float("inf"):
+                    raise BadInput(f"the load in '{path}' must be a share of the data, at least 0, got {load:g}")
+            if "censored" in arrays:
+                cut = np.asarray(arrays["censored"], dtype=bool)
+                if cut.shape != table.shape:
+                    raise BadInput(f"'censored' in '{path}' must have the shape of 'seconds', got {cut.shape}")
     elif path.suffix == ".parquet":
         try:
             import pandas
@@ -45,7 +52,7 @@ def _read(path: Path) -> tuple[Floats, float | None]:
         table = np.loadtxt(path, delimiter=",", skiprows=header, ndmin=2)
     else:
         raise BadInput(f"a trace is a .npz, .csv or .parquet file, got '{path}'")
-    return table, load
+    return table, load, cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +112,7 @@ class Trace(DelayModel):
             raise BadInput(f"the slope of 'trace' must be a finite number, got {self.slope:g}")
         if self.load is not None and not 0.0 <= self.load < float("inf"):
             raise BadInput(f"the load of 'trace' must be a share of the data, at least 0, got {self.load:g}")
-        table, _ = self._loaded
+        table = self._loaded[0]
         if table.ndim != 2 or not table.size:
             raise BadInput(f"the trace '{self.file}' must be a table of rounds x workers, got shape {table.shape}")
         if not np.isfinite(table).all() or (table < 0).any():
@@ -116,7 +123,7 @@ class Trace(DelayModel):
             raise BadInput("a trace is of whole tasks; use slope=… instead of per=load")
 
     @cached_property
-    def _loaded(self) -> tuple[Floats, float | None]:
+    def _loaded(self) -> tuple[Floats, float | None, NDArray[np.bool_] | None]:
         path = Path(self.file).expanduser()
         if not path.is_file():
             raise BadInput(f"no trace file '{self.file}'")
@@ -131,6 +138,11 @@ class Trace(DelayModel):
     def load_measured(self) -> float | None:
         """The relative load that the table was measured at."""
         return self.load if self.load is not None else self._loaded[1]
+
+    @property
+    def censored(self) -> NDArray[np.bool_] | None:
+        """Which times are only known to be at least so long, where the file says."""
+        return self._loaded[2]
 
     @property
     def times(self) -> Floats:

@@ -162,6 +162,8 @@ def _ring(workers: int, *, weights: Weights = "metropolis") -> Mixing:
 @register("torus")
 def _torus(workers: int, *, rows: int | None = None, weights: Weights = "metropolis") -> Mixing:
     """A grid whose opposite sides are joined: four neighbours; rows x columns as square as possible."""
+    if rows is not None and rows < 1:
+        raise BadInput(f"rows of a torus must be at least 1, got {rows}")
     rows = rows or max(a for a in range(1, int(workers**0.5) + 1) if workers % a == 0)
     if workers % rows:
         raise BadInput(f"a torus of {rows} rows needs a multiple of them, got {workers} workers")
@@ -221,12 +223,10 @@ def _file(workers: int, *, file: str) -> Mixing:
     if not path.is_file():
         raise BadInput(f"no matrix file '{file}'")
     try:
-        matrix = (
-            np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",", ndmin=2)
-        )
-    except (ValueError, OSError) as error:
+        raw = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",", ndmin=2)
+        matrix = np.asarray(raw, dtype=np.float64)
+    except (ValueError, TypeError, OSError, EOFError) as error:
         raise BadInput(f"'{file}' cannot be read as a matrix: {error}") from None
-    matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.shape != (workers, workers):
         raise BadInput(f"the matrix in '{file}' must be {workers} x {workers}, got shape {matrix.shape}")
     for axis, what in ((0, "columns"), (1, "rows")):

@@ -61,6 +61,8 @@ def stationary_error(rate: float, curvature: float, noise: float, k: int) -> flo
     >>> round(stationary_error(0.1, 1.0, 1.0, 4), 10)
     0.0065789474
     """
+    if not curvature > 0.0:
+        raise BadInput(f"curvature must be above 0, got {curvature:g}")
     if not 0.0 < rate * curvature < 2.0:
         raise BadInput(f"steps of {rate:g} diverge at curvature {curvature:g}: it must be below {2.0 / curvature:g}")
     return rate * noise / (2.0 * k * (2.0 - rate * curvature))

@@ -51,6 +51,9 @@ class TraceGrid:
         table = np.asarray(delays, dtype=np.float64)
         if table.ndim != 2 or not table.size or not np.isfinite(table).all():
             raise BadInput(f"delays must be a table of rounds x workers in finite seconds, got shape {table.shape}")
+        for what, value in (("load", load), ("slope", slope), ("mu", mu)):
+            if not np.isfinite(value) or (value < 0 and what != "slope"):
+                raise BadInput(f"{what} must be a finite number of at least 0, got {value:g}")
         if not 1 <= jobs <= len(table):
             raise BadInput(f"jobs must be 1 to the trace's {len(table)} rounds, got {jobs}")
         self.rounds, self.workers = table.shape
@@ -120,7 +123,7 @@ class TraceGrid:
                 for mask in past[-(W - 1) :]:
                     union |= mask
                 again = 0
-                for mask in past[-(W - 1) : len(past) - B + 1]:
+                for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
                     again |= mask
                 if union.bit_count() > lambda_ or again & late:
                     waits += 1
@@ -154,7 +157,7 @@ class TraceGrid:
                 for mask in past[-(W - 1) :]:
                     union |= mask
                 before = 0
-                for mask in past[-(W - 1) : len(past) - B + 1]:
+                for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
                     before |= mask
                 if union.bit_count() > lambda_ or before & late:
                     waits += 1

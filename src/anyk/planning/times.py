@@ -82,6 +82,7 @@ def order_statistic(delays: DelayModel, k: int, workers: int) -> float | None:
     0.6345238
     """
     n = workers
+    delays.check_fleet(n)
     if isinstance(delays, (NoDelay, Constant)):
         return mean_delay(delays)
     if isinstance(delays, (Exponential, ShiftedExponential)):
@@ -174,6 +175,7 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
     Pace(seconds=0.5, staleness=1.75, why='k E[X] / n, whatever the law')
     """
     n = strategy.workers
+    delays.check_fleet(n)
     if isinstance(strategy, Compressed):
         return pace(strategy.of, delays)
     if isinstance(strategy, AdaComm):

@@ -17,7 +17,7 @@ from anyk.strategies import stragglers
 Floats = NDArray[np.float64]
 
 
-def facts(times: Floats, mu: float) -> dict[str, Any]:
+def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> dict[str, Any]:
     """What a table of seconds (rounds x workers) says: spread, who straggles, for how long, and laws that fit."""
     late = stragglers(times, mu)
     runs = _runs(late)
@@ -28,7 +28,7 @@ def facts(times: Floats, mu: float) -> dict[str, Any]:
     share = late.mean(axis=0)
     slow = np.argsort(-share, kind="stable")[:5]
     try:
-        laws = [{"law": _rounded(one.law), "misfit": one.misfit} for one in fit(times)]
+        laws = [{"law": _rounded(one.law), "misfit": one.misfit} for one in fit(times, censored=censored)]
     except BadInput:
         laws = []
     return {
@@ -81,7 +81,7 @@ def trace_text(found: dict[str, Any], mu: float) -> str:
     return "\n".join(lines)
 
 
-def draw_trace(times: Floats, path: str | Path, title: str) -> None:
+def draw_trace(times: Floats, path: str | Path, censored: NDArray[np.bool_] | None, title: str) -> None:
     """Heat map workers x rounds, and the distribution with the laws that fit best."""
     figure, (left, right) = new_figure((11.0, 4.6), "drawing a trace", columns=2)
     image = left.imshow(times.T, aspect="auto", cmap="viridis", vmax=float(np.quantile(times, 0.995)), origin="lower")
@@ -91,7 +91,7 @@ def draw_trace(times: Floats, path: str | Path, title: str) -> None:
     values = np.sort(times, axis=None)
     right.plot(values, 1.0 - np.arange(values.size) / values.size, color="0.2", lw=2.2, label="measured")
     try:
-        laws = fit(times)
+        laws = fit(times, censored=censored)
     except BadInput:
         laws = []
     uniforms = np.linspace(0, 1 - 1 / values.size, 2000)

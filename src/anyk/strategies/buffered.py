@@ -7,7 +7,7 @@ from typing import Any
 
 from anyk.codes import Selection
 from anyk.errors import BadInput
-from anyk.protocol import Chunk, Command, Dispatch, Mix
+from anyk.protocol import Chunk, Command, Dispatch, Fleet, Mix
 from anyk.specs import bracketed, show
 from anyk.strategies.kfamily import KFamily, Stale
 
@@ -58,6 +58,11 @@ class FedBuff(KFamily):
             "fedbuff", values,
             {"rate": 1.0, "batch": 0, "stale": "sqrt", "cutoff": 0, "bound": None, "outer": None},
         )  # fmt: skip
+
+    def start(self, fleet: Fleet) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self._taken = [0] * self.workers
+        return super().start(fleet)
 
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
         if not workers:

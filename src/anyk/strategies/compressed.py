@@ -8,7 +8,7 @@ from typing import Any
 from anyk.codes import DracoCode, Uncoded
 from anyk.compression import compressor
 from anyk.errors import BadInput
-from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Fleet, Lost, Mix, Reply, Strategy
+from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Failed, Fleet, Lost, Mix, Reply, Strategy
 from anyk.specs import bracketed, show
 from anyk.strategies.buffered import FedBuff
 from anyk.strategies.kfamily import KFamily
@@ -24,7 +24,8 @@ class Compressed:
     it is told with its next task, and goes on from what the one before had left out. Raises
     :class:`~anyk.errors.BadInput` where the two do not compose:
 
-    - linear compressors (``random-k``) compose exactly with everything below, every code included;
+    - linear compressors (``random-k``) compose exactly with everything below, every code included, where messages cover
+      the same coordinates (of sparse data, whose messages do not, in expectation);
     - unbiased ones (``qsgd``, ``half``) in expectation, noise times the size of the decoding weights;
     - contractive ones (``top-k``, ``sign``) where a message is one worker's own: rounds of ``uncoded``, the K family,
       ``pasgd`` and its kin, ``fedbuff``.
@@ -51,7 +52,7 @@ class Compressed:
                 f"'{self.by.spec}' keeps what it leaves out, which replicas of '{of.spec}' do not share; take random-k "
                 "(exact) or qsgd (in expectation), or rounds of uncoded"
             )
-        if getattr(of, "keep", False) and self.by.feedback:
+        if getattr(of, "keep", False):
             raise BadInput(f"'{of.spec}' keeps the inner optimiser's state; with '{self.by.spec}' leave out keep")
         if getattr(of, "compensate", 0.0):
             raise BadInput("delay compensation needs gradients as they are; leave out compensate")
@@ -97,6 +98,9 @@ class Compressed:
         """See :class:`~anyk.protocol.Strategy`."""
         if isinstance(event, Lost):
             self._last.pop(event.worker, None)  # what it had left out is gone with it
+            self._tasks = {task: at for task, at in self._tasks.items() if at[0] != event.worker}
+        elif isinstance(event, Failed):
+            self._tasks.pop(event.task, None)
         elif isinstance(event, Reply) and event.task in self._tasks:
             self._last[event.worker] = event.task
         return self._compressed(self.of.on(event))

@@ -74,6 +74,8 @@ class Gossip:
         """See :class:`~anyk.protocol.Strategy`."""
         self.version = self._next = 0
         self._present, self._gone = set(fleet.present), set()
+        self._under_way, self._ended, self._at = {}, {}, [0] * self.workers
+        self._anew, self._failures = set(), {}
         return self._go()
 
     def on(self, event: Event) -> Sequence[Command]:
@@ -100,7 +102,10 @@ class Gossip:
             return self._go()
         if isinstance(event, Joined):
             self._present.add(event.worker)
-            self._gone.discard(event.worker)
+            if event.worker in self._gone:  # the others have gone on without it
+                self._gone.discard(event.worker)
+                self._at[event.worker] = max(self._at[event.worker], self.version)
+                self._anew.add(event.worker)
             return self._go()
         if isinstance(event, Lost):
             self._present.discard(event.worker)
@@ -164,9 +169,10 @@ class Gossip:
         column = self.weights(k - 1)[:, node]
         here = [(int(i), float(column[i])) for i in np.flatnonzero(column)]
         missing = sum(weight for i, weight in here if i not in ended)  # of nodes that have been given up
-        return tuple(
-            (i, ended[i], 0, weight + (missing if i == node else 0.0)) for i, weight in here if i in ended
-        ), 0.0
+        weights = {i: weight for i, weight in here if i in ended}
+        if missing:
+            weights[node] = weights.get(node, 0.0) + missing
+        return tuple((i, ended[i], 0, weight) for i, weight in sorted(weights.items())), 0.0
 
     def _mixed(self, ended: dict[int, int]) -> Command:
         messages = [(task, 0) for _, task in sorted(ended.items())]
@@ -346,6 +352,7 @@ class PairwiseGossip:
         self._gone: set[int] = set()
         self._under_way: dict[int, int] = {}  # task -> node
         self._taken = [0] * workers  # local steps of each node so far
+        self._failures: dict[int, int] = {}
 
     @property
     def spec(self) -> str:
@@ -355,18 +362,28 @@ class PairwiseGossip:
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         self.count = self._next = 0
+        self._gone, self._under_way, self._taken, self._failures = set(), {}, [0] * self.workers, {}
         return [self._dispatch(fleet.present)] if fleet.present else []
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         if isinstance(event, Reply):
             node = self._under_way.pop(event.task, None)
-            return () if node is None else [*self._averaged(node, event.task), self._dispatch((node,))]
+            if node is None:
+                return ()
+            self._failures.pop(node, None)
+            return [*self._averaged(node, event.task), self._dispatch((node,))]
         if isinstance(event, Failed):
-            return () if self._under_way.pop(event.task, None) is None else (self._dispatch((event.worker,)),)
+            if self._under_way.pop(event.task, None) is None:
+                return ()
+            failures = self._failures[event.worker] = self._failures.get(event.worker, 0) + 1
+            if failures > _RETRIES:
+                return (Stop(f"worker {event.worker} gave no usable model, {failures} times", failed=True),)
+            return (self._dispatch((event.worker,)),)
         if isinstance(event, Joined):
             self._gone.discard(event.worker)
-            return (self._dispatch((event.worker,)),)
+            busy = event.worker in self._under_way.values()
+            return () if busy else (self._dispatch((event.worker,)),)
         if isinstance(event, Lost):
             self._under_way = {task: node for task, node in self._under_way.items() if node != event.worker}
             if event.gone:
@@ -406,9 +423,11 @@ class PairwiseGossip:
         """See :class:`~anyk.protocol.Strategy`."""
         under_way = list(self._under_way.items())
         counts = {"count": self.count, "next": self._next, "taken": list(self._taken)}
-        return counts | {"gone": sorted(self._gone), "under_way": under_way}
+        failures = list(self._failures.items())
+        return counts | {"gone": sorted(self._gone), "under_way": under_way, "failures": failures}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         self.count, self._next, self._taken = state["count"], state["next"], list(state["taken"])
         self._gone, self._under_way = set(state["gone"]), dict(state["under_way"])
+        self._failures = dict(state["failures"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, sqrt
+from math import floor, isfinite, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from anyk.protocol import (
     Scatter,
     Scattered,
     SetAlarm,
+    Stop,
 )
 from anyk.specs import show
 from anyk.strategies.kfamily import KFamily, synchronous
@@ -138,6 +139,8 @@ class AdaSync(KFamily):
         k = (2 if rule == "noise" else 1) if k is None else k
         if rule == "noise" and k < 2:
             raise BadInput("rule=noise of 'adasync' measures how gradients of a step differ; k must be at least 2")
+        if k > workers:
+            raise BadInput(f"k of 'adasync' grows up to {workers} workers, it cannot begin at {k}")
         super().__init__(workers, kind=base, k=k, step=step, batch=batch, cancel=cancel)
         self._one = False  # not for long
         self.first_k, self.interval, self.rule, self.floor = k, interval, rule, floor
@@ -208,7 +211,7 @@ class AdaSync(KFamily):
 
     def _times(self) -> Any:
         """Mean seconds of a step for K = 1, …, P; None until enough has been seen."""
-        if len(self._seen) < 2 * self.workers:
+        if self._seen.all < 2 * self.workers or len(self._seen) < max(4, self.workers // 4):
             return None
         if self._linear:
             return self._seen.mean() / self.workers * np.arange(1, self.workers + 1)
@@ -223,11 +226,15 @@ class AdaSync(KFamily):
     def _adapt(self, event: Assessed) -> Sequence[Command]:
         loss = event.loss - self.floor
         if self._first is None:
+            if loss <= 0.0:
+                why = f"floor of 'adasync' is not below the first loss: {self.floor:g}, and the loss is {event.loss:g}"
+                return [Stop(why, failed=True)]
             self._first = loss, event.rate
             return ()
-        first, rate = self._first[0], event.rate / self._first[1]
-        if loss != loss:
+        first, before = self._first
+        if not (isfinite(loss) and isfinite(first) and event.rate > 0.0 and before > 0.0):
             return ()
+        rate = event.rate / before
         if self.rule == "loss":
             wanted = adapted_k(self.first_k, first, loss, self.workers, linear=self._linear, rate=rate)
             k = floor(min(wanted, float(self.workers)) + 0.5)

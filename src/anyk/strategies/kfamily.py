@@ -163,6 +163,7 @@ class KFamily:
         """See :class:`~anyk.protocol.Strategy`."""
         self.version = self._next = 0
         self._present, self._gone = set(fleet.present), set()
+        self._under_way, self._repeats, self._weights, self._buffer = {}, {}, {}, []
         return self._dispatch(sorted(self._present))
 
     def on(self, event: Event) -> Sequence[Command]:
@@ -200,6 +201,8 @@ class KFamily:
             self._gone.discard(event.worker)
             if self.kind in ("k-sync", "k-async") and any(worker == event.worker for worker, _, _ in self._buffer):
                 return self._short_of()  # its gradient is in already: it waits for the step like the others
+            if any(worker == event.worker for worker, _ in self._under_way.values()):
+                return ()  # told twice that it is here
             return self._dispatch([event.worker])
         if isinstance(event, Lost):
             self._present.discard(event.worker)

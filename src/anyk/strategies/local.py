@@ -118,7 +118,20 @@ class LocalRounds(CodedRounds):
             self._speed[event.worker] = self._taken[event.worker] / (event.time - self._began)
         elif isinstance(event, Lost):
             self._left.pop(event.worker, None)
+            self._speed.pop(event.worker, None)
         return super().on(event)
+
+    def _stuck(self) -> list[Command]:
+        """In place of a client that has been given up another one is drawn; what cannot be replaced is done without."""
+        if self.clients is not None:
+            idle = [i for i in sorted(self._present) if i not in self._open and not self._has_replied(i)]
+            others = self._dispatch([i for i in idle if i not in self._failures])
+            if others:
+                return others
+            waited_for = set(self._chosen(range(self.workers))) - set(self._task_of) - set(self._failures)
+            if self._task_of and not waited_for:
+                return self._step()
+        return super()._stuck()
 
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
         chosen = self._chosen(workers)
@@ -254,6 +267,9 @@ class AdaComm(LocalRounds):
             raise BadInput(
                 f"probe of 'adacomm' must be local steps of at least 1 each, got {'/'.join(map(str, probe))}"
             )
+        if probe and outer is not None:
+            raise BadInput("probe of 'adacomm' starts again and again, which an outer optimiser's state would outlive; "
+                           "leave out one of them")  # fmt: skip
         if not 0.0 < interval < float("inf"):
             raise BadInput(f"interval of 'adacomm' must be above 0 s, got {interval:g}")
         if not 0.0 < gamma < 1.0:

@@ -56,6 +56,11 @@ class Durations:
         """How many were seen to their end."""
         return sum(ended for _, ended in self._seen)
 
+    @property
+    def all(self) -> int:
+        """How many there are, with those that were cut off."""
+        return len(self._seen)
+
     def law(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Durations and the probability of each."""
         rows = sorted((seconds, not ended) for seconds, ended in self._seen)

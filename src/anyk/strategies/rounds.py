@@ -285,8 +285,11 @@ class CodedRounds(OfCode):
         elif isinstance(event, Joined):
             self._present.add(event.worker)
             self._gone.discard(event.worker)
-            if not self._has_replied(event.worker):
-                return self._dispatch((event.worker,))
+            if event.worker in self._open:
+                return ()  # told twice that it is here
+            again = [] if self._has_replied(event.worker) else self._dispatch((event.worker,))
+            if again:
+                return again
         elif isinstance(event, Alarm) and self.wait.enough(self):
             return self._step()
         return () if self._open else self._stuck()

@@ -7,7 +7,7 @@ one task; whoever is not done by ``1 + mu`` times the fastest is a straggler, if
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import nextafter
 from typing import Any, Literal
@@ -89,6 +89,7 @@ class SequentialRounds:
             raise BadInput(f"jobs and batch of '{self.name}' must be at least 0, got jobs={jobs}, batch={batch}")
         self.workers, self.T, self.mu, self.wait, self.models = workers, delay, mu, wait, models
         self.jobs, self.batch = jobs, batch
+        self._given_jobs = jobs
         self.slots = ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
         # what changes:
         self.round = 0
@@ -109,6 +110,19 @@ class SequentialRounds:
         self._late: list[list[int]] = []  # stragglers of the last rounds, newest last
         self._kept: dict[int, list[int]] = {}  # round -> completed tasks whose messages may still be used
         self._combined = 0  # jobs done, which is in order
+
+    def plan(self, steps: int | None) -> None:
+        """Let no job begin that is beyond so many steps of each model, where ``jobs`` says nothing else."""
+        if not self._given_jobs:
+            self.jobs = 0 if steps is None else steps * self.models
+
+    def check_further(self, planned: int, saved: Mapping[str, Any]) -> None:
+        """Raise where a state, saved in a run planned for other steps, has begun rounds without further jobs."""
+        if saved["round"] > planned * self.models:
+            raise BadInput(
+                f"the run was planned for {planned} steps of each model, and its last rounds began no further jobs; "
+                "start a new one"
+            )
 
     # ------------------------------------------------------------------------------------------- what a scheme is
 
@@ -188,6 +202,8 @@ class SequentialRounds:
         self._task, self._worker, self._left, self._done = {}, {}, {}, []
         self._failures, self._waiting = {}, False
         self._assigned = self._assign(t)
+        if len(self._gone) == self.workers:
+            return [Stop("every worker has been given up", failed=True)]
         return self._dispatch(sorted(self._present))
 
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
@@ -240,6 +256,8 @@ class SequentialRounds:
             if task in self._left:
                 self._left.pop(task)
                 self._work.pop(task, None)
+            if len(self._gone) == self.workers:
+                return [Stop("every worker has been given up", failed=True)]
             return self._look()
         return ()
 
@@ -254,7 +272,7 @@ class SequentialRounds:
             self._cut = (1.0 + self.mu) * (self._now - self._began)
             # who completes at the cut-off itself is in time
             return [SetAlarm(_ALARM, nextafter(self._began + self._cut, float("inf")))]
-        if self._left or not self._done or len(self._present) + len(self._gone) < self.workers:
+        if self._left or len(self._present) + len(self._gone) < self.workers:
             return []
         # nobody is left to wait for: what fits will have to do, whether or not the cut-off has passed
         if self._feasible(late) if self.wait == "feasible" else self._fits(late):
@@ -288,8 +306,9 @@ class SequentialRounds:
 
     def _end(self, late: Flags) -> list[Command]:
         commands: list[Command] = [SetAlarm(_ALARM, None)]
-        seconds = self._now - self._began
-        self.durations.append(seconds if self._waiting else min(seconds, self._cut))
+        if self.jobs:  # of a run without an end they would be too many to keep
+            seconds = self._now - self._began
+            self.durations.append(seconds if self._waiting else min(seconds, self._cut))
         kept = self._kept.setdefault(self.round, [])
         for worker in sorted(self._done):
             task = self._task[worker]
@@ -463,7 +482,7 @@ class GradientCodingRounds(_OneCode):
             "wait": self.wait,
             "strict": self.strict,
         }
-        values |= {"inner": self.within, "models": self.models, "jobs": self.jobs, "batch": self.batch}
+        values |= {"inner": self.within, "models": self.models, "jobs": self._given_jobs, "batch": self.batch}
         return show(self.name, values, _DEFAULTS | {"models": 1})
 
     def _assign(self, t: int) -> list[list[tuple[int, int]]]:
@@ -774,5 +793,5 @@ def _check_burst(name: str, workers: int, B: int, W: int, lambda_: int) -> None:
 
 def _spec(scheme: SelectiveRepetition | Multiplexed) -> str:
     values: dict[str, Any] = {"B": scheme.B, "W": scheme.W, "lambda": scheme.lambda_, "mu": scheme.mu}
-    values |= {"wait": scheme.wait, "inner": scheme.within, "models": scheme.models, "jobs": scheme.jobs}
+    values |= {"wait": scheme.wait, "inner": scheme.within, "models": scheme.models, "jobs": scheme._given_jobs}
     return show(scheme.name, values | {"batch": scheme.batch}, _DEFAULTS | {"models": scheme.T + 1})

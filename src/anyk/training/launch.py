@@ -22,6 +22,7 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
 from anyk.protocol import Strategy
+from anyk.strategies import SequentialRounds
 from anyk.strategies import strategy as build_strategy
 from anyk.training import checkpoints
 from anyk.training.driver import Driver
@@ -80,6 +81,7 @@ def train(
     _check_limits(problem, steps, seconds, target)
     if steps is None and seconds is None and target is None:
         steps = _STEPS
+    plan(strategy, steps)
     optimizer = optimizer or GD()
     config: dict[str, Any] = {
         "format": FORMAT,
@@ -127,6 +129,7 @@ def resume(
     """
     folder = Path(path)
     config = read_config(folder)
+    planned = config.get("steps")
     limits = {"steps": steps, "seconds": seconds, "target": target}
     if any(value is not None for value in limits.values()):
         config = {k: v for k, v in config.items() if k not in limits} | limits
@@ -136,6 +139,7 @@ def resume(
         problem = from_recipe(config["problem"])
     _check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"))
     strategy = build_strategy(config["strategy"], workers=config["workers"])
+    plan(strategy, config.get("steps"))
     fresh = copy.deepcopy(strategy)
     cluster = build_cluster(
         config["cluster"],
@@ -146,6 +150,8 @@ def resume(
     )
     with _locked(folder):
         saved = checkpoints.load(folder)
+        if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
+            strategy.check_further(planned, saved[0]["strategy"])
         log = RunLog(folder / "log.sqlite")
         _write_config(folder, config)
         driver = Driver(
@@ -158,6 +164,12 @@ def resume(
             seconds=config.get("seconds"),
         )
         return _drive(driver, fresh, config, folder, saved, evaluate_every, checkpoint_every, watch)
+
+
+def plan(strategy: Strategy, steps: int | None) -> None:
+    """Tell a sequential code how many steps there will be, so that its last rounds begin no further jobs."""
+    if isinstance(strategy, SequentialRounds):
+        strategy.plan(steps)
 
 
 def _drive(

@@ -10,7 +10,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Problem
 from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
-from anyk.specs import parse, with_keys
+from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
 from anyk.training.launch import train
 from anyk.training.run import Run
@@ -36,10 +36,7 @@ def train_many(
     if not problems:
         raise BadInput("there is no problem to train on")
     if isinstance(strategy, str):
-        asked: dict[str, Any] = {"models": models}
-        if steps is not None and parse(strategy)[0] in ("gc", "sr-sgc", "m-sgc"):
-            asked["jobs"] = steps * models
-        strategy = with_keys(strategy, asked)
+        strategy = with_keys(strategy, {"models": models})
         made = build_strategy(strategy, workers=cluster.workers)
     else:
         made = strategy

@@ -16,6 +16,7 @@ from anyk.problems.base import Problem
 from anyk.protocol import Collect, Cut, Dispatch, Event, Reply
 from anyk.strategies import strategy as build_strategy
 from anyk.training.driver import Driver
+from anyk.training.launch import plan
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 
@@ -99,6 +100,7 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
         else:
             why = "its problem was made in Python; give it with problem=…"
     strategy = build_strategy(config["strategy"], workers=config["workers"])
+    plan(strategy, config.get("steps"))
     new = RunLog()
     driver = Driver(
         strategy,
