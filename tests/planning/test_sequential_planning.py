@@ -73,7 +73,7 @@ def test_the_oracle_through_the_quick_form() -> None:
         assert found.seconds == pytest.approx(case["runtime"], abs=1e-6), found.spec
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(2, 9),
     st.integers(1, 5),

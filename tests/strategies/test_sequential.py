@@ -111,7 +111,7 @@ def test_every_conforming_pattern_is_decoded_in_time(B: int, W: int, lam: int, n
                 assert in_time(f"sr-sgc:B={B},W={W},lambda={lam}", pattern, jobs), pattern
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.integers(1, 3),
     st.integers(1, 3),
@@ -127,7 +127,7 @@ def test_conforming_patterns_of_larger_fleets(B: int, x: int, lam: int, seed: in
     assert in_time(f"sr-sgc:B={B},W={W},lambda={lam},wait={wait}", pattern, jobs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3), st.integers(2, 5), st.integers(0, 6), st.integers(0, 10_000))
 def test_feasible_waiting_needs_no_model_and_arbitrary_patterns_are_feasible(
     B: int, W: int, lam: int, seed: int
@@ -236,7 +236,7 @@ def test_a_killed_run_of_several_models_goes_on(spec: str, tmp_path: Any) -> Non
      "sr-sgc:B=2,W=3,lambda=3,wait=feasible", "gc:stragglers=1", "frc:load=2,models=3"],
 )  # fmt: skip
 def test_they_survive_outages(spec: str) -> None:
-    for seed in range(15):
+    for seed in range(8):
         check_strategy(strategy(spec, workers=6), steps=10, outages=4, seed=seed)
 
 
@@ -317,7 +317,7 @@ def by_definition(pattern: np.ndarray, model: Any) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 4), st.integers(0, 10_000), st.floats(0.05, 0.5))
 def test_models_against_their_definition(burst: int, more: int, most: int, seed: int, density: float) -> None:
     pattern = np.random.default_rng(seed).random((8, 4)) < density

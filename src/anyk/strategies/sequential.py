@@ -7,6 +7,7 @@ one task; whoever is not done by ``1 + mu`` times the fastest is a straggler, if
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import nextafter
@@ -110,6 +111,8 @@ class SequentialRounds:
         self._late: list[list[int]] = []  # stragglers of the last rounds, newest last
         self._kept: dict[int, list[int]] = {}  # round -> completed tasks whose messages may still be used
         self._combined = 0  # jobs done, which is in order
+        self._assigned: list[list[tuple[int, int]]] = []  # (job, piece) pairs of this round, by worker
+        self._blank: dict[str, Any] | None = None  # the state before the first start
 
     def plan(self, steps: int | None) -> None:
         """Let no job begin that is beyond so many steps of each model, where ``jobs`` says nothing else."""
@@ -185,6 +188,10 @@ class SequentialRounds:
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
+        if self._blank is None:
+            self._blank = copy.deepcopy(self.state())
+        else:  # used before
+            self.restore(copy.deepcopy(self._blank))
         self._present, self._gone, self._now = set(fleet.present), set(), fleet.time
         return self._begin()
 
