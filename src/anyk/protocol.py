@@ -326,6 +326,15 @@ Command: TypeAlias = (
 # ---------------------------------------------------------------------------------------------------- who speaks
 
 
+def slot_names(models: int) -> tuple[str, ...]:
+    """The slots of so many models trained at once.
+
+    >>> slot_names(1), slot_names(2)
+    (('model',), ('model 0', 'model 1'))
+    """
+    return ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
+
+
 class Fleet(NamedTuple):
     """What a strategy is told at the start: how many workers there can be, and who is present at which time."""
 

@@ -276,7 +276,7 @@ class Cluster(ABC):
                     seconds = self.delays.item_draw(self.seed, worker, step, 0)
                 else:
                     seconds = self._stream.at(worker, step)
-                total += share * self.delays.at_load(seconds, len(chunk.partitions) / self._total)
+                total += share * self.delays.at_load(seconds, self._relative_load((chunk,)))
         return total
 
     def _traffic(self, worker: int, chunks: Task) -> tuple[int, int]:

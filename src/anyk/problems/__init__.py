@@ -18,7 +18,7 @@ from anyk.problems.linear import (
     LogisticRegression,
     SoftmaxRegression,
 )
-from anyk.problems.many import ManyPartitions, ManyProblems, problem_of, slot_names
+from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
 from anyk.specs import Registry
 
@@ -113,6 +113,5 @@ __all__ = [
     "load",
     "models",
     "problem_of",
-    "slot_names",
     "sources",
 ]

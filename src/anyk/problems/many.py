@@ -9,6 +9,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Partitions, Problem, Vector
+from anyk.protocol import slot_names
 
 
 class ManyPartitions:
@@ -90,11 +91,6 @@ class ManyProblems:
         """Those of all, or None where one has none."""
         recipes = [problem.recipe() for problem in self._of.values()]
         return None if any(recipe is None for recipe in recipes) else {"many": recipes}
-
-
-def slot_names(models: int) -> tuple[str, ...]:
-    """The slots of so many models."""
-    return ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
 
 
 def problem_of(problem: Problem, slot: str) -> Problem:

@@ -32,6 +32,7 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
     Task,
+    slot_names,
 )
 from anyk.strategies.coded import OfCode
 from anyk.strategies.wait import Count, Decodable, WaitLike, wait_rule
@@ -106,7 +107,7 @@ class CodedRounds(OfCode):
         if models < 1:
             raise BadInput(f"models must be at least 1, got {models}")
         self.models = models
-        self.slots = ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
+        self.slots = slot_names(models)
         self.code = code
         if batch < 0:
             raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")

@@ -8,6 +8,7 @@ one task; whoever is not done by ``1 + mu`` times the fastest is a straggler, if
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import nextafter
@@ -34,6 +35,7 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
     Task,
+    slot_names,
 )
 from anyk.specs import show
 
@@ -57,7 +59,7 @@ def _inner(name: str, workers: int, tolerates: int) -> Code:
     return made
 
 
-class SequentialRounds:
+class SequentialRounds(ABC):
     """What the sequential codes share: rounds, the waiting rule, and when a job is done.
 
     ``models``: M, at least T + 1 (the default). ``mu``: the cut-off of a round is at ``1 + mu`` times its first
@@ -91,7 +93,7 @@ class SequentialRounds:
         self.workers, self.T, self.mu, self.wait, self.models = workers, delay, mu, wait, models
         self.jobs, self.batch = jobs, batch
         self._given_jobs = jobs
-        self.slots = ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
+        self.slots = slot_names(models)
         # what changes:
         self.round = 0
         self.waits = 0  # rounds in which those late at the cut-off did not fit
@@ -130,53 +132,54 @@ class SequentialRounds:
     # ------------------------------------------------------------------------------------------- what a scheme is
 
     @property
+    @abstractmethod
     def partitions(self) -> int:
         """m."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def holdings(self) -> Sequence[tuple[int, ...]]:
         """The partitions of each worker."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def spec(self) -> str:
         """The short form."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _assign(self, t: int) -> list[list[tuple[int, int]]]:
         """For each worker the (job, piece) pairs of round t; decided from what was delivered before it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Partitions and coefficients of a piece of a worker's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _deliver(self, worker: int, job: int, piece: int, place: Place) -> None:
         """A worker has completed its round, and with it this piece of a job."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _job_done(self, job: int) -> bool:
         """Whether a job's sum can be had."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _job_sum(self, job: int) -> tuple[list[Place], list[float], float, float]:
         """Messages and weights that give a job's sum, its residual and gain; and forget the job."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _fits(self, late: Flags) -> bool:
         """Whether these stragglers of the current round, after those of the past, are within the straggler model."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _feasible(self, late: Flags) -> bool:
         """Whether every job can still be done in time if these straggle now and nobody later."""
-        raise NotImplementedError
 
     def _skips(self, t: int) -> bool:
         """Whether nothing is left to do in round t."""
         del t
         return False
 
+    @abstractmethod
     def _end_round(self, late: Flags) -> None:
         """Note what a scheme needs to know of a round that ends."""
 
