@@ -19,8 +19,8 @@ from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
 
-def digest(message: Vector) -> int:
-    """Wrapping sum of a message's bits: equal for equal bits, almost never for different ones; costs one pass."""
+def digest(message: NDArray[Any]) -> int:
+    """Wrapping sum of a message's bits, or a payload's: equal for equal ones, almost never for others; one pass."""
     words: NDArray[Any] = message.view(np.uint32 if message.dtype.itemsize == 4 else np.uint64)
     return int(np.add.reduce(words, dtype=np.uint64)) & 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
 

@@ -354,7 +354,7 @@ class Simulated(Cluster):
         payload, left = pack(chunk, version, self.seed, out, base, self._states[worker].get(chunk.state))
         self._keep_state(worker, task, chunk, left)
         self._arrived[task, index] = ids, unpack(chunk, version, self.seed, payload, out.size, out.dtype, base)
-        return None, digest(payload.view(np.float64))
+        return None, digest(payload)
 
     # ------------------------------------------------------------------------------------------- commands
 

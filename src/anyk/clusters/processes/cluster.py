@@ -10,30 +10,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.base import PINNED, Cluster, InFlight, Order
+from anyk.clusters.base import PINNED
 from anyk.clusters.local import Local
-from anyk.clusters.messages import Messages
-from anyk.clusters.packing import scheme, unpack
+from anyk.clusters.orders import NOTHING
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
-    FAILED,
     FREE,
     FULL,
     HEADER,
-    ORDER,
-    PREEMPT,
-    PROGRESS,
     RECORD,
-    REPLY,
-    STOPPED,
-    UNINTERRUPTIBLE,
     Layout,
     MailBox,
     Segment,
@@ -41,32 +32,16 @@ from anyk.clusters.processes.memory import (
     model_view,
     place_buffers,
 )
+from anyk.clusters.remote import Died, Message, Post, Remote, Told
+from anyk.clusters.shipping import ship
+from anyk.clusters.worker import FAILED, READY
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
-from anyk.protocol import (
-    Alarm,
-    Cancel,
-    Chunk,
-    Collect,
-    Cut,
-    Dispatch,
-    Event,
-    Failed,
-    Joined,
-    Lost,
-    Measure,
-    Measured,
-    Progress,
-    Reply,
-    Task,
-    Timing,
-)
+from anyk.protocol import Lost
 
 _BUFFERS = 4  # reply buffers a worker; when all but one hold messages not yet used, further ones are copied out
 _BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
-_IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
-_DEATHS = 3  # deaths in a row, without a message in between, after which a worker is given up
 _START = 120.0  # seconds a worker may take to load its partitions before the start is given up
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -74,35 +49,17 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clus
 _BOOT += "nursery.main(int(sys.argv[1]))"
 
 
-class _Message(NamedTuple):
-    ids: tuple[int, ...]
-    vector: Vector
-    worker: int
-    at: int  # where its buffer begins; -1 once copied out
-
-
-class _Post:
-    """What the driver knows of one worker's mail."""
-
-    __slots__ = ("body", "box", "chunks", "collects", "deaths", "doorbell", "head", "held", "incarnation", "positions",
-                 "preempt", "present")  # fmt: skip
+class _BoxedPost(Post):
+    """With a mail box, a doorbell, and reply buffers of which some are held."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.box: MailBox | None = None
         self.doorbell = -1
-        self.incarnation = -1
-        self.present = False
-        self.deaths = 0
-        self.preempt = False  # whether what the worker may still be doing is to be dropped
-        self.chunks: Task = ()
-        self.body = b"[]"
-        self.head: tuple[int, float, float, float] = (-1, 0.0, 0.0, 0.0)  # task, start, before, each
-        self.positions: list[int] = []
-        self.collects: list[list[Any]] = []
-        self.held = 0
+        self.held: set[int] = set()
 
 
-class Processes(Cluster):
+class Processes(Remote[_BoxedPost]):
     """Processes of this machine, one a worker; any of them may be slow, stopped or killed.
 
     Injected ``delays`` are real waiting, interrupted when the task is cancelled with ``preempt`` (unless the model is
@@ -127,7 +84,14 @@ class Processes(Cluster):
         liars: Sequence[int] = (),
         communication: Communication | None = None,
     ) -> None:
-        super().__init__(workers, delays=delays, seed=seed, liars=liars, communication=communication)
+        super().__init__(
+            workers,
+            [_BoxedPost() for _ in range(workers)],
+            delays=delays,
+            seed=seed,
+            liars=liars,
+            communication=communication,
+        )
         if not sys.platform.startswith(("linux", "darwin")):
             raise BadInput(f"cluster 'processes' runs on Linux and macOS, not on {sys.platform}; use 'simulated'")
         self.pids: dict[int, int] = {}
@@ -135,18 +99,8 @@ class Processes(Cluster):
         self._link: socket.socket | None = None
         self._segments: list[Segment] = []
         self._pipe = -1
-        self._posts = [_Post() for _ in range(workers)]
-        self._news: deque[tuple[Any, ...]] = deque()  # records and deaths, taken in when the driver comes to them
-        self._alarms: dict[str, float] = {}
-        self._live: dict[int, InFlight] = {}
-        self._asked: dict[tuple[int, int], Collect] = {}  # requests that have not been answered
-        self._missing: dict[int, set[int]] = {}  # chunks of a live task that have neither arrived nor failed
-        self._arrived: dict[tuple[int, int], _Message] = {}
-        self._newest: dict[str, int] = {}
         self._copies: dict[tuple[str, int], int] = {}
         self._reserved: set[tuple[str, int]] = set()
-        self._bodies: dict[Task, bytes] = {}
-        self._start = time.monotonic()
         self._unread = b""
 
     # ------------------------------------------------------------------------------------------- life
@@ -184,8 +138,7 @@ class Processes(Cluster):
             raise BadInput("cluster 'processes' needs a problem to work on; for timing alone use 'simulated'")
         if self._segments:
             raise BadInput("this cluster is in use already; make one for each run")
-        self._total = total
-        self._messages = Messages(partitions, blocks, self.seed)
+        self._frame = self._set_out(partitions, total, slots, blocks, local)
         self._slot_numbers = {slot: i for i, slot in enumerate(slots)}
         self._layout = layout = Layout(
             workers=self.workers,
@@ -197,19 +150,16 @@ class Processes(Cluster):
             buffers=_BUFFERS,
             lengths=tuple(self._messages.length(tuple(held)) for held in covers or holdings),
             box=_BOX,
-            blocks=blocks,
-            liars=self.liars,
-            seed=self.seed,
-            local=local,
         )
-        self._bytes = layout.dimension * layout.itemsize, layout.itemsize
         self._free_copies = {slot: list(reversed(range(layout.copies))) for slot in slots}
         try:
             self._start_nursery(partitions, holdings)
-            return self._await_workers()
+            present = self._await_workers(_START)
         except BaseException:
             self.close()
             raise
+        self._touch()
+        return present
 
     def _start_nursery(self, partitions: Partitions, holdings: Sequence[tuple[int, ...]]) -> None:
         self.prepare()
@@ -225,6 +175,7 @@ class Processes(Cluster):
         self._pipe, pipe = os.pipe()
         message = {
             "layout": layout.plain(),
+            "frame": self._frame,
             "holdings": [list(held) for held in holdings],
             "places": places,
             "sizes": [segment.size for segment in self._segments],
@@ -244,14 +195,7 @@ class Processes(Cluster):
 
     def _write_data(self, partitions: Partitions) -> tuple[list[tuple[int, int]], Segment]:
         """The partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
-        import cloudpickle
-
-        raw: list[Any] = []
-        try:
-            main = cloudpickle.dumps(partitions, protocol=5, buffer_callback=raw.append)
-        except Exception as error:
-            raise BadInput(f"the problem cannot be sent to workers: {error}") from None
-        buffers = [memoryview(main), *(buffer.raw() for buffer in raw)]
+        buffers = ship(partitions)
         places, size = place_buffers(buffers)
         layout = self._layout
         needed = size + 3 * layout.model_bytes * len(layout.slots) + layout.replies_size // 2
@@ -273,7 +217,7 @@ class Processes(Cluster):
         post = self._posts[worker]
         post.incarnation += 1
         assert post.box is not None
-        post.box.put(ORDER.pack(-1, 0, 0.0, 0.0, 0.0, 0, 0, 0))  # not what a predecessor was told
+        post.box.put(NOTHING)  # not what a predecessor was told
         if post.doorbell >= 0:
             os.close(post.doorbell)
         theirs, post.doorbell = os.pipe()
@@ -291,21 +235,6 @@ class Processes(Cluster):
         while select.select([self._link.fileno()], [], [], 0)[0]:
             self._read_helper()  # else both sides could wait for the other to listen
 
-    def _await_workers(self) -> tuple[int, ...]:
-        deadline = time.monotonic() + _START
-        while not all(post.present for post in self._posts):
-            self._poll(0.5)
-            while self._news:
-                event = self._take_in(self._news.popleft())
-                if isinstance(event, Lost) and event.gone:
-                    raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
-            if time.monotonic() > deadline:
-                late = [i for i, post in enumerate(self._posts) if not post.present]
-                raise RunFailed(f"workers {late} did not load their partitions within {_START:.0f} s")
-        self._touch()
-        self._start = time.monotonic()
-        return tuple(range(self.workers))
-
     def _touch(self) -> None:
         """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
         layout = self._layout
@@ -314,7 +243,6 @@ class Processes(Cluster):
                 model_view(self._models, layout, self._slot_numbers[slot], copy)[:] = 0.0
         size = self._replies.size // 8
         self._replies.array(0, size, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
-        self._messages.add_up([])
 
     def close(self) -> None:
         """See :meth:`Cluster.close`."""
@@ -337,36 +265,6 @@ class Processes(Cluster):
             self._pipe = -1
         for segment in self._segments:
             segment.close()
-
-    def now(self) -> float:
-        """See :meth:`Cluster.now`."""
-        return time.monotonic() - self._start
-
-    def state(self) -> dict[str, Any]:
-        """See :meth:`Cluster.state`."""
-        live = [
-            (task, entry._replace(started=entry.started - self._start), sorted(self._missing[task]))
-            for task, entry in self._live.items()
-        ]
-        measures = [news for news in self._news if len(news) == 4]
-        asked = list(self._asked.values())
-        return super().state() | {"live": live, "alarms": dict(self._alarms), "measures": measures, "asked": asked}
-
-    def restore(self, time_: float, state: dict[str, Any]) -> None:
-        """See :meth:`Cluster.restore`; tasks in flight start their delays anew from where the clock was."""
-        super().restore(time_, state)
-        self._start = time.monotonic() - time_
-        self._alarms |= state["alarms"]
-        self._news.extend(tuple(measure) for measure in state["measures"])
-        for task, plain, missing in state["live"]:
-            entry = InFlight.from_plain(plain)
-            self._give(task, entry._replace(started=entry.started + self._start))
-            self._missing[task] = set(missing)
-        for worker, task, chunk, partitions, coefficients, messages, weights in state["asked"]:
-            inside = tuple((a, b) for a, b in messages)
-            self._ask(Collect(worker, task, chunk, tuple(partitions), tuple(coefficients), inside, tuple(weights)))
-        for worker in range(self.workers):
-            self._mail_to(worker)
 
     # ------------------------------------------------------------------------------------------- models and messages
 
@@ -396,168 +294,66 @@ class Processes(Cluster):
         """See :meth:`Cluster.model`."""
         return model_view(self._models, self._layout, self._slot_numbers[slot], self._copies[slot, version])
 
-    def message(self, task: int, chunk: int) -> Vector:
-        """See :meth:`Cluster.message`."""
-        return self._arrived[task, chunk].vector
-
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """See :meth:`Cluster.hold`; where its sender would have left it, so that other workers can read it."""
         post, layout = self._posts[worker], self._layout
-        if post.held >= _BUFFERS - 1:
-            self._arrived[task, chunk] = _Message(ids, message, worker, -1)
+        if len(post.held) >= _BUFFERS - 1:
+            self._arrived[task, chunk] = Message(ids, message, worker, None)
             return
-        at = layout.buffer_at(worker, post.held)
+        room = next(room for room in range(_BUFFERS) if room not in post.held)
+        at = layout.buffer_at(worker, room)
         self._replies.reserve(at, layout.buffer_bytes(worker))
         vector = self._replies.array(at + HEADER.size, message.size, np.dtype(layout.dtype))
         vector[:] = message
         vector.flags.writeable = False
         HEADER.pack_into(self._replies.memory, at, FULL, task, chunk, message.size)
-        post.held += 1
-        self._arrived[task, chunk] = _Message(ids, vector, worker, at)
+        post.held.add(room)
+        self._arrived[task, chunk] = Message(ids, vector, worker, room)
 
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
-        """See :meth:`Cluster.combine`."""
-        found = [self._arrived[key] for key in messages]
-        return self._messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
+    def _place(self, slot: str, version: int) -> int:
+        return self._copies[slot, version]
 
-    def _length(self, chunk: Chunk) -> int:
-        return self._messages.length(chunk.covers)
+    def _find(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
+        if message.room is None:
+            raise RunFailed(f"a message of worker {message.worker} is no longer in shared memory; too many are kept")
+        return self._layout.buffer_at(message.worker, message.room), 0
 
-    def _drop(self, task: int, chunk: int) -> None:
-        message = self._arrived.pop((task, chunk), None)
-        if message is not None and message.at >= 0:
-            HEADER.pack_into(self._replies.memory, message.at, FREE, -1, -1, 0)
-            self._posts[message.worker].held -= 1
+    def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        at = self._layout.buffer_at(told.worker, told.room)
+        state, task, chunk, found = HEADER.unpack_from(self._replies.memory, at)
+        if (state, task, chunk) != (FULL, told.task, told.chunk) or found != length:
+            return found, None
+        return found, self._replies.array(at + HEADER.size, length, dtype)
 
-    # ------------------------------------------------------------------------------------------- commands
+    def _take_over(self, told: Told, ids: tuple[int, ...], vector: Vector) -> Message:
+        post = self._posts[told.worker]
+        if len(post.held) >= _BUFFERS - 1:
+            self._copy_out(told.worker)
+        post.held.add(told.room)
+        return Message(ids, vector, told.worker, told.room)
 
-    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
-        """See :meth:`Cluster.execute`; a worker is told once, of the last of what concerns it."""
-        touched: dict[int, None] = {}
-        for order in orders:
-            if isinstance(order, Dispatch):
-                now = time.monotonic()
-                for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
-                    versions = tuple([self._newest[chunk.slot] for chunk in chunks])
-                    number = versions[0] if order.round is None else order.round
-                    self._give(task, InFlight(worker, chunks, versions, now, *self._hold(worker, chunks, number)))
-                    self._mail_to(worker)  # at once: it can begin while the others are written to
-                    touched.pop(worker, None)
-            elif isinstance(order, Cancel):
-                for task in order.tasks:
-                    entry = self._live.pop(task, None)
-                    self._missing.pop(task, None)
-                    if entry is None:
-                        continue
-                    self._ended(entry.chunks)
-                    if self._asked:
-                        self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
-                    post = self._posts[entry.worker]
-                    post.preempt = order.mode == "preempt"
-                    if post.head[0] == task:
-                        post.head = (-1, 0.0, 0.0, 0.0)
-                        post.chunks, post.body, post.positions, post.collects = (), b"[]", [], []
-                        if post.preempt:
-                            touched[entry.worker] = None
-            elif isinstance(order, Collect):
-                if self._ask(order):
-                    touched[order.worker] = None
-            elif isinstance(order, Measure):
-                self._news.append((order.worker, order.task, order.chunk, order.key))
-            elif order.time is None:
-                self._alarms.pop(order.name, None)
-            else:
-                self._alarms[order.name] = order.time
-        for worker in touched:
-            self._mail_to(worker)
-        return ()
+    def _copy_out(self, worker: int) -> None:
+        """A worker needs a free buffer: the oldest of its messages is moved to the driver's own memory."""
+        held = [key for key, m in self._arrived.items() if m.worker == worker and m.room is not None]
+        key = next((key for key in held if key not in self._readers), held[0])
+        message = self._arrived[key]
+        self._arrived[key] = message._replace(vector=message.vector.copy(), room=None)
+        self._let_go(worker, message.room)
 
-    def _ask(self, order: Collect) -> bool:
-        """Have a worker make a message; False when it has nothing to make it of any more."""
-        entry = self._live.get(order.task)
-        if entry is None:
-            return False
-        found = [self._arrived[key] for key in order.messages]
-        if any(message.at < 0 for message in found):
-            raise RunFailed("a message to be added up by a worker is no longer in shared memory; too many are kept")
-        gathered = [[m.at, m.vector.size, m.ids, weight] for m, weight in zip(found, order.weights, strict=True)]
-        self._posts[order.worker].collects.append(
-            [order.task, order.chunk, order.partitions, order.coefficients, gathered]
-        )
-        self._asked[order.task, order.chunk] = order
-        return True
+    def _let_go(self, worker: int, room: Any) -> None:
+        HEADER.pack_into(self._replies.memory, self._layout.buffer_at(worker, room), FREE, -1, -1, 0)
+        self._posts[worker].held.discard(room)
 
-    def _ids(self, entry: InFlight, task: int, chunk: int) -> tuple[int, ...]:
-        """The partitions that a message covers."""
-        order = self._asked.get((task, chunk))
-        if order is None:
-            return entry.chunks[chunk].covers
-        inside = [j for key in order.messages for j in self._arrived[key].ids]
-        return tuple(dict.fromkeys([*order.partitions, *inside]))
-
-    def _give(self, task: int, entry: InFlight) -> None:
-        """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
-        self._live[task] = entry
-        self._begins(entry.chunks)
-        self._missing[task] = set(range(len(entry.chunks)))
-        post = self._posts[entry.worker]
-        chunks = entry.chunks
-        if chunks is not post.chunks:
-            body = self._bodies.get(chunks)
-            if body is None and chunks[0].steps:  # every task its own: not worth remembering
-                body = json.dumps([self._placed(chunk) for chunk in chunks]).encode()
-            elif body is None:
-                body = self._bodies[chunks] = json.dumps(chunks).encode()
-            post.chunks, post.body = chunks, body
-        post.head = (task, entry.started, entry.before, entry.each)
-        post.positions = [
-            self._copies[chunk.slot, version] for chunk, version in zip(chunks, entry.versions, strict=True)
-        ]
-        post.positions += entry.versions
-
-    def _placed(self, chunk: Chunk) -> Chunk:
-        """A chunk that says where the messages it begins from lie, in place of their tasks."""
-        places = []
-        for worker, task, index, weight in chunk.mix:
-            message = self._arrived[task, index]
-            if message.at < 0:
-                raise RunFailed(f"a model that worker {worker} made is no longer in shared memory; too many are kept")
-            places.append((worker, message.at, 0, weight))
-        return chunk._replace(mix=tuple(places))
+    # ------------------------------------------------------------------------------------------- commands and events
 
     def _mail_to(self, worker: int) -> None:
         post = self._posts[worker]
         if not post.present or post.box is None:
             return
-        task, start, before, each = post.head
-        flags = PREEMPT * post.preempt | UNINTERRUPTIBLE * self.delays.uninterruptible
-        collects = json.dumps(post.collects).encode() if post.collects else b""
-        head = ORDER.pack(task, flags, start, before, each, len(post.body), len(post.positions), len(collects))
-        post.box.put(head + post.body + np.asarray(post.positions, dtype=np.int64).tobytes() + collects)
+        post.box.put(self._orders(post))
         # a full bell has rung already; a closed one's worker is dead, which the helper will report
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(post.doorbell, b"!")
-
-    # ------------------------------------------------------------------------------------------- events
-
-    def events(self) -> Iterator[Event | Cut | None]:
-        """See :meth:`Cluster.events`."""
-        while True:
-            while self._news:
-                event = self._take_in(self._news.popleft())
-                if event is not None:
-                    yield event
-            timeout = _IDLE
-            if self._alarms:
-                name = min(self._alarms, key=lambda key: (self._alarms[key], key))
-                timeout = min(timeout, self._alarms[name] - self.now())
-                if timeout <= 0:
-                    del self._alarms[name]
-                    yield Alarm(self.now(), name)
-                    continue
-            self._poll(timeout)
-            if not self._news:
-                yield None
 
     def _poll(self, timeout: float) -> None:
         """Wait for news from workers or the helper; it is taken in later, one by one, when the driver asks for it.
@@ -575,7 +371,11 @@ class Processes(Cluster):
     def _read_records(self) -> None:
         data = os.read(self._pipe, RECORD.size * 512)
         now = time.monotonic()
-        self._news.extend((now, *record) for record in RECORD.iter_unpack(data))
+        for record in RECORD.iter_unpack(data):
+            told = Told(now, *record)
+            if told.kind == FAILED or (told.kind == READY and told.done):
+                told = told._replace(text=self._error(told.worker))
+            self._news.append(told)
 
     def _read_helper(self) -> None:
         assert self._link is not None
@@ -594,121 +394,16 @@ class Processes(Cluster):
             else:
                 while select.select([self._pipe], [], [], 0)[0]:
                     self._read_records()  # what it said before it died still counts
-                self._news.append((news["died"], news["incarnation"], news["reason"]))
+                self._news.append(Died(news["died"], news["incarnation"], news["reason"]))
 
-    def _take_in(self, news: tuple[Any, ...]) -> Event | Cut | None:
-        """What a piece of news means, and what it changes here; None where it is out of date."""
-        if len(news) == 4:
-            worker, task, chunk, key = news
-            message = self._arrived.get((task, chunk))
-            value = self._messages.project(message.ids, message.vector, key) if message is not None else 0.0
-            return Measured(self.now(), worker, task, chunk, value) if message is not None else None
-        if len(news) == 3:
-            worker, incarnation, reason = news
-            return self._bury(worker, reason) if incarnation == self._posts[worker].incarnation else None
-        at, kind, worker, task, chunk, buffer, done, incarnation, *times, bits = news
-        now = at - self._start
-        if incarnation != self._posts[worker].incarnation:
-            return None
-        if kind == REPLY:
-            started, computing, computed, sent = (t - self._start for t in times)
-            return self._receive(now, worker, task, chunk, buffer, Timing(started, computing, computed, sent, bits))
-        if kind == STOPPED:
-            return Cut(now, worker, task, chunk, done, None)
-        if kind == PROGRESS:
-            self._posts[worker].deaths = 0
-            return Progress(now, worker, task, chunk, done) if task in self._live else None
-        if kind == FAILED:
-            self._settle(task, chunk)
-            return Failed(now, worker, task, chunk, self._error(worker))
-        if done:  # READY, but it could not load
-            raise RunFailed(f"worker {worker} could not load its partitions: {self._error(worker)}")
-        self._posts[worker].present = True
-        self._mail_to(worker)
-        return Joined(now, worker)
-
-    def _settle(self, task: int, chunk: int) -> None:
-        """A chunk has arrived or failed; a task of which none is missing is live no more."""
-        missing = self._missing.get(task)
-        self._asked.pop((task, chunk), None)
-        if missing is not None:
-            missing.discard(chunk)
-            if not missing:
-                self._ended(self._live.pop(task).chunks)
-                del self._missing[task]
-
-    def _receive(
-        self, now: float, worker: int, task: int, chunk: int, buffer: int, timing: Timing
-    ) -> Reply | Failed | None:
-        """A message is in: check that the buffer holds what was announced."""
-        post = self._posts[worker]
-        post.deaths = 0
-        at = self._layout.buffer_at(worker, buffer)
-        state, task_there, chunk_there, length = HEADER.unpack_from(self._replies.memory, at)
-        entry = self._live.get(task)
-        if entry is None or chunk not in self._missing[task]:
-            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-            # of a cancelled task: nobody will use it, but the books want to know; of a resumed one: it is in already
-            return Reply(now, worker, task, chunk, timing) if entry is None else None
-        ids, work = self._ids(entry, task, chunk), entry.chunks[chunk]
-        size = self._messages.length(ids)
-        expected = scheme(work.compress).size(size, self._layout.itemsize) if work.compress else size
-        if (state, task_there, chunk_there) != (FULL, task, chunk) or length != expected:
-            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-            self._settle(task, chunk)
-            return Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})")
-        dtype = np.dtype(self._layout.dtype)
-        if work.compress:
-            payload = self._replies.array(at + HEADER.size, length, np.dtype(np.uint8))
-            version = entry.versions[chunk]
-            base = self.model(work.slot, version)
-            vector = unpack(work, version, self.seed, payload, size, dtype, base)
-            HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-            self._arrived[task, chunk] = _Message(ids, vector, worker, -1)
-            self._settle(task, chunk)
-            return Reply(now, worker, task, chunk, timing)
-        vector = self._replies.array(at + HEADER.size, length, dtype)
-        vector.flags.writeable = False
-        if post.held >= _BUFFERS - 1:
-            self._copy_out(worker)
-        self._arrived[task, chunk] = _Message(ids, vector, worker, at)
-        post.held += 1
-        self._settle(task, chunk)
-        if post.collects:
-            post.collects = [ask for ask in post.collects if ask[0] != task or ask[1] != chunk]
-        return Reply(now, worker, task, chunk, timing)
-
-    def _copy_out(self, worker: int) -> None:
-        """A worker needs a free buffer: the oldest of its messages is moved to the driver's own memory."""
-        held = [key for key, m in self._arrived.items() if m.worker == worker and m.at >= 0]
-        key = next((key for key in held if key not in self._readers), held[0])
-        message = self._arrived[key]
-        self._arrived[key] = message._replace(vector=message.vector.copy(), at=-1)
-        HEADER.pack_into(self._replies.memory, message.at, FREE, -1, -1, 0)
-        self._posts[worker].held -= 1
-
-    def _bury(self, worker: int, reason: str) -> Lost:
-        """A worker is dead: what it was writing is void, what it sent is not; another takes its place."""
-        post = self._posts[worker]
-        post.present = False
-        post.deaths += 1
-        self.pids.pop(worker, None)
-        for task in [task for task, entry in self._live.items() if entry.worker == worker]:
-            self._ended(self._live.pop(task).chunks)
-            del self._missing[task]
-            self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
-        post.head, post.chunks, post.body, post.positions, post.collects = (-1, 0.0, 0.0, 0.0), (), b"[]", [], []
-        kept = {message.at for message in self._arrived.values() if message.worker == worker}
+    def _bury(self, died: Died) -> Lost:
+        """What it was writing is void, what it sent is not."""
+        self.pids.pop(died.worker, None)
+        held = self._posts[died.worker].held
         for buffer in range(_BUFFERS):
-            at = self._layout.buffer_at(worker, buffer)
-            if at not in kept:
-                HEADER.pack_into(self._replies.memory, at, FREE, -1, -1, 0)
-        gone = post.deaths >= _DEATHS
-        if gone:
-            reason += f", {post.deaths} times in a row"
-        else:
-            self._spawn(worker)
-        return Lost(self.now(), worker, reason, gone)
+            if buffer not in held:
+                self._let_go(died.worker, buffer)
+        return super()._bury(died)
 
     def _error(self, worker: int) -> str:
         at = self._layout.box_at(worker) + self._layout.box

@@ -88,10 +88,6 @@ class Layout:
     buffers: int
     lengths: tuple[int, ...]  # the longest message of each worker
     box: int  # bytes of a mail box
-    blocks: int = 1  # parts of the vector of which each message is one
-    liars: tuple[int, ...] = ()  # workers that lie
-    seed: int = 0  # of mini-batches
-    local: tuple[str, str, float] | None = None  # how workers take steps of their own
 
     @property
     def itemsize(self) -> int:
@@ -138,8 +134,7 @@ class Layout:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Layout:
         """Read back what JSON made of one."""
-        lists = ("slots", "lengths", "liars", "local")
-        return cls(**plain | {name: tuple(plain[name]) for name in lists if plain[name] is not None})
+        return cls(**plain | {name: tuple(plain[name]) for name in ("slots", "lengths")})
 
 
 HEADER = struct.Struct("=qqqq32x")  # of a reply buffer: state, task, chunk, length
@@ -149,12 +144,6 @@ _BOX = struct.Struct("=qqq")  # sequence number, length, checksum
 
 # What a worker tells the driver, through one pipe that all share; shorter than PIPE_BUF, so written whole or not.
 RECORD = struct.Struct("=iiqiiiiddddq")
-READY, REPLY, PROGRESS, STOPPED, FAILED = range(5)
-
-# The head of what the driver tells a worker: task (-1: none), flags, start, delay before, delay each, lengths of the
-# work, positions (of models, then their versions) and collect parts that follow.
-ORDER = struct.Struct("=qqdddqqq")
-PREEMPT, UNINTERRUPTIBLE = 1, 2
 
 
 class MailBox:

@@ -99,7 +99,7 @@ class Nursery:
                 # a woken worker waits its turn instead of interrupting the driver that is waking the others
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.environ["ANYK_WORKER"] = str(worker)
-            worker_module.Worker(shared, worker, incarnation, doorbell).run()
+            worker_module.SharedMemoryWorker(shared, worker, incarnation, doorbell).run()
             status = 0
         except BaseException:
             traceback.print_exc()  # a defect of ours: a user's errors are caught and told to the driver

@@ -1,0 +1,57 @@
+"""The bytes in which a worker is told what to do: the same wherever it runs."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anyk.clusters.worker import NO_TASK, Orders
+from anyk.protocol import Chunk, Task
+
+# task, flags, start, delay before, delay each, lengths of the work, positions (of models, then their versions) and
+# collects that follow
+_HEAD = struct.Struct("=qqdddqqq")
+NOTHING = _HEAD.pack(NO_TASK, 0, 0.0, 0.0, 0.0, 0, 0, 0)
+
+
+def pack_work(chunks: Task) -> bytes:
+    """The part of a task that is the same from step to step."""
+    return json.dumps(chunks).encode()
+
+
+def pack_orders(
+    task: int,
+    flags: int,
+    times: tuple[float, float, float],
+    work: bytes,
+    positions: Sequence[int],
+    collects: Sequence[Any],
+) -> bytes:
+    """Orders as bytes; ``times``: start, delay before, delay each; ``positions``: of models, then their versions."""
+    asks = json.dumps(collects).encode() if collects else b""
+    head = _HEAD.pack(task, flags, *times, len(work), len(positions), len(asks))
+    return head + work + np.asarray(positions, dtype=np.int64).tobytes() + asks
+
+
+class OrderReader:
+    """Reads orders; work that has not changed since the last ones is not read again."""
+
+    def __init__(self) -> None:
+        self._known: tuple[bytes, list[Chunk]] = (b"", [])
+
+    def __call__(self, mail: bytes | bytearray | memoryview) -> Orders:
+        """The orders that the bytes hold."""
+        task, flags, start, before, each, work, positions, collects = _HEAD.unpack_from(mail)
+        body = bytes(mail[_HEAD.size : _HEAD.size + work])
+        if body != self._known[0]:
+            self._known = body, list(map(Chunk.from_plain, json.loads(body or b"[]")))
+        at = _HEAD.size + work
+        numbers = np.frombuffer(mail, dtype=np.int64, count=positions, offset=at).tolist()
+        at += 8 * positions
+        asked = json.loads(bytes(mail[at : at + collects])) if collects else []
+        half = positions // 2
+        return Orders(task, flags, start, before, each, self._known[1], numbers[:half], numbers[half:], asked)

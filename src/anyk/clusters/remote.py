@@ -1,0 +1,471 @@
+"""What the driver knows of workers that run by themselves, on the wall clock: the same wherever they run.
+
+Tasks in flight, messages that have arrived, alarms and deaths are kept here; how orders reach workers and news comes
+back is a cluster's own.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.local import Local
+from anyk.clusters.messages import Messages
+from anyk.clusters.orders import pack_orders, pack_work
+from anyk.clusters.packing import scheme, unpack
+from anyk.clusters.worker import (
+    FAILED,
+    NO_TASK,
+    PREEMPT,
+    PROGRESS,
+    REPLY,
+    STOPPED,
+    UNINTERRUPTIBLE,
+    Frame,
+)
+from anyk.delays import Communication, DelayModel
+from anyk.errors import RunFailed
+from anyk.problems.base import Partitions, Vector
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    Chunk,
+    Collect,
+    Cut,
+    Dispatch,
+    Event,
+    Failed,
+    Joined,
+    Lost,
+    Measure,
+    Measured,
+    Progress,
+    Reply,
+    Task,
+    Timing,
+)
+
+_IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
+_DEATHS = 3  # deaths in a row, without a message in between, after which a worker is given up
+
+
+class Told(NamedTuple):
+    """What a worker has told, as it comes in; times are those of the driver's clock."""
+
+    at: float
+    kind: int
+    worker: int
+    task: int
+    chunk: int
+    room: Any  # where a message lies
+    done: int
+    incarnation: int
+    started: float
+    computing: float
+    computed: float
+    sent: float
+    bits: int
+    text: str = ""
+
+
+class Died(NamedTuple):
+    """A worker has ended."""
+
+    worker: int
+    incarnation: int
+    reason: str
+
+
+class Message(NamedTuple):
+    """A message that has arrived."""
+
+    ids: tuple[int, ...]
+    vector: Vector
+    worker: int
+    room: Any  # where it lies besides, for other workers to read; None: nowhere
+
+
+class Post:
+    """What the driver knows of one worker, and what the worker has been told last."""
+
+    def __init__(self) -> None:
+        self.incarnation = -1
+        self.present = False
+        self.deaths = 0
+        self.preempt = False  # whether what the worker may still be doing is to be dropped
+        self.clock = 0.0  # what its clock shows more than the driver's
+        self.collects: list[Any] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """It has nothing to do."""
+        self.task = NO_TASK
+        self.times = 0.0, 0.0, 0.0  # start, delay before, delay each
+        self.chunks: Task = ()
+        self.body = b"[]"
+        self.positions: list[int] = []
+        self.collects = []
+
+
+P = TypeVar("P", bound=Post)
+
+
+class Remote(Cluster, Generic[P]):
+    """Workers that run by themselves; the base of the clusters on the wall clock."""
+
+    def __init__(
+        self,
+        workers: int,
+        posts: list[P],
+        *,
+        delays: DelayModel | None = None,
+        seed: int = 0,
+        liars: Sequence[int] = (),
+        communication: Communication | None = None,
+    ) -> None:
+        super().__init__(workers, delays=delays, seed=seed, liars=liars, communication=communication)
+        self._posts = posts
+        self._news: deque[Told | Died | Measure] = deque()  # taken in when the driver comes to it
+        self._alarms: dict[str, float] = {}
+        self._live: dict[int, InFlight] = {}
+        self._asked: dict[tuple[int, int], Collect] = {}  # requests that have not been answered
+        self._missing: dict[int, set[int]] = {}  # chunks of a live task that have neither arrived nor failed
+        self._arrived: dict[tuple[int, int], Message] = {}
+        self._newest: dict[str, int] = {}
+        self._bodies: dict[Task, bytes] = {}
+        self._start = time.monotonic()
+
+    # ------------------------------------------------------------------------------------------- what clusters say
+
+    @abstractmethod
+    def _poll(self, timeout: float) -> None:
+        """Wait for news and append it; what the driver has not been told of has not happened, so it is not acted on."""
+
+    @abstractmethod
+    def _mail_to(self, worker: int) -> None:
+        """Tell a worker its newest orders, if it is present."""
+
+    @abstractmethod
+    def _spawn(self, worker: int) -> None:
+        """Begin a new life of a worker, which will say that it is ready."""
+
+    @abstractmethod
+    def _place(self, slot: str, version: int) -> int:
+        """Where workers find a model version."""
+
+    @abstractmethod
+    def _find(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
+        """Where workers find another's message; raises :class:`~anyk.errors.RunFailed` where they no longer can."""
+
+    @abstractmethod
+    def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        """The length of what was sent, and the array, if it is the message announced and has the length expected."""
+
+    @abstractmethod
+    def _take_over(self, told: Told, ids: tuple[int, ...], vector: Vector) -> Message:
+        """Keep a message."""
+
+    @abstractmethod
+    def _let_go(self, worker: int, room: Any) -> None:
+        """Nobody needs any more what lies there."""
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def _set_out(
+        self, partitions: Partitions, total: int, slots: Sequence[str], blocks: int, local: Local | None
+    ) -> Frame:
+        """What every :meth:`open` begins with; returns what all workers are told."""
+        self._total = total
+        self._messages = Messages(partitions, blocks, self.seed)
+        self._slots = tuple(slots)
+        self._dtype = np.dtype(partitions.dtype)
+        self._bytes = partitions.dimension * self._dtype.itemsize, self._dtype.itemsize
+        return Frame(blocks, self.liars, self.seed, local)
+
+    def _await_workers(self, within: float) -> tuple[int, ...]:
+        """Wait for those that have been spawned to say that they are ready; the run's clock starts then."""
+        deadline = time.monotonic() + within
+        while not all(post.present for post in self._posts):
+            self._poll(0.5)
+            while self._news:
+                event = self._take_in(self._news.popleft())
+                if isinstance(event, Lost) and event.gone:
+                    raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
+            if time.monotonic() > deadline:
+                late = [i for i, post in enumerate(self._posts) if not post.present]
+                raise RunFailed(f"workers {late} did not load their partitions within {within:.0f} s")
+        self._messages.add_up([])
+        self._start = time.monotonic()
+        return tuple(range(self.workers))
+
+    def now(self) -> float:
+        """See :meth:`Cluster.now`."""
+        return time.monotonic() - self._start
+
+    def state(self) -> dict[str, Any]:
+        """See :meth:`Cluster.state`."""
+        live = [
+            (task, entry._replace(started=entry.started - self._start), sorted(self._missing[task]))
+            for task, entry in self._live.items()
+        ]
+        measures = [news for news in self._news if isinstance(news, Measure)]
+        asked = list(self._asked.values())
+        return super().state() | {"live": live, "alarms": dict(self._alarms), "measures": measures, "asked": asked}
+
+    def restore(self, time_: float, state: dict[str, Any]) -> None:
+        """See :meth:`Cluster.restore`; tasks in flight start their delays anew from where the clock was."""
+        super().restore(time_, state)
+        self._start = time.monotonic() - time_
+        self._alarms |= state["alarms"]
+        self._news.extend(Measure(*measure) for measure in state["measures"])
+        for task, plain, missing in state["live"]:
+            entry = InFlight.from_plain(plain)
+            self._give(task, entry._replace(started=entry.started + self._start))
+            self._missing[task] = set(missing)
+        for worker, task, chunk, partitions, coefficients, messages, weights in state["asked"]:
+            inside = tuple((a, b) for a, b in messages)
+            self._ask(Collect(worker, task, chunk, tuple(partitions), tuple(coefficients), inside, tuple(weights)))
+        for worker in range(self.workers):
+            self._mail_to(worker)
+
+    # ------------------------------------------------------------------------------------------- messages
+
+    def message(self, task: int, chunk: int) -> Vector:
+        """See :meth:`Cluster.message`."""
+        return self._arrived[task, chunk].vector
+
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
+        """See :meth:`Cluster.combine`."""
+        found = [self._arrived[key] for key in messages]
+        return self._messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
+
+    def _length(self, chunk: Chunk) -> int:
+        return self._messages.length(chunk.covers)
+
+    def _drop(self, task: int, chunk: int) -> None:
+        message = self._arrived.pop((task, chunk), None)
+        if message is not None and message.room is not None:
+            self._let_go(message.worker, message.room)
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
+        """See :meth:`Cluster.execute`; a worker is told once, of the last of what concerns it."""
+        touched: dict[int, None] = {}
+        for order in orders:
+            if isinstance(order, Dispatch):
+                now = time.monotonic()
+                for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
+                    versions = tuple([self._newest[chunk.slot] for chunk in chunks])
+                    number = versions[0] if order.round is None else order.round
+                    self._give(task, InFlight(worker, chunks, versions, now, *self._hold(worker, chunks, number)))
+                    self._mail_to(worker)  # at once: it can begin while the others are written to
+                    touched.pop(worker, None)
+            elif isinstance(order, Cancel):
+                for task in order.tasks:
+                    entry = self._live.pop(task, None)
+                    self._missing.pop(task, None)
+                    if entry is None:
+                        continue
+                    self._ended(entry.chunks)
+                    if self._asked:
+                        self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
+                    post = self._posts[entry.worker]
+                    post.preempt = order.mode == "preempt"
+                    if post.task == task:
+                        post.forget()
+                        if post.preempt:
+                            touched[entry.worker] = None
+            elif isinstance(order, Collect):
+                if self._ask(order):
+                    touched[order.worker] = None
+            elif isinstance(order, Measure):
+                self._news.append(order)
+            elif order.time is None:
+                self._alarms.pop(order.name, None)
+            else:
+                self._alarms[order.name] = order.time
+        for worker in touched:
+            self._mail_to(worker)
+        return ()
+
+    def _ask(self, order: Collect) -> bool:
+        """Have a worker make a message; False when it has nothing to make it of any more."""
+        if order.task not in self._live:
+            return False
+        gathered = []
+        for key, weight in zip(order.messages, order.weights, strict=True):
+            message = self._arrived[key]
+            gathered.append([*self._find(key, message), message.vector.size, message.ids, weight])
+        self._posts[order.worker].collects.append(
+            [order.task, order.chunk, order.partitions, order.coefficients, gathered]
+        )
+        self._asked[order.task, order.chunk] = order
+        return True
+
+    def _ids(self, entry: InFlight, task: int, chunk: int) -> tuple[int, ...]:
+        """The partitions that a message covers."""
+        order = self._asked.get((task, chunk))
+        if order is None:
+            return entry.chunks[chunk].covers
+        inside = [j for key in order.messages for j in self._arrived[key].ids]
+        return tuple(dict.fromkeys([*order.partitions, *inside]))
+
+    def _give(self, task: int, entry: InFlight) -> None:
+        """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
+        self._live[task] = entry
+        self._begins(entry.chunks)
+        self._missing[task] = set(range(len(entry.chunks)))
+        post = self._posts[entry.worker]
+        chunks = entry.chunks
+        if chunks is not post.chunks:
+            body = self._bodies.get(chunks)
+            if body is None and chunks[0].steps:  # every task its own: not worth remembering
+                body = pack_work(tuple([self._placed(chunk) for chunk in chunks]))
+            elif body is None:
+                body = self._bodies[chunks] = pack_work(chunks)
+            post.chunks, post.body = chunks, body
+        post.task, post.times = task, (entry.started, entry.before, entry.each)
+        post.positions = [
+            self._place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)
+        ]
+        post.positions += entry.versions
+
+    def _placed(self, chunk: Chunk) -> Chunk:
+        """A chunk that says where the messages it begins from lie, in place of their tasks."""
+        places = []
+        for worker, task, index, weight in chunk.mix:
+            first, second = self._find((task, index), self._arrived[task, index])
+            places.append((worker, first, second, weight))
+        return chunk._replace(mix=tuple(places))
+
+    def _orders(self, post: P) -> bytes:
+        """What a worker is told, as bytes."""
+        flags = PREEMPT * post.preempt | UNINTERRUPTIBLE * self.delays.uninterruptible
+        start, before, each = post.times
+        return pack_orders(
+            post.task, flags, (start + post.clock, before, each), post.body, post.positions, post.collects
+        )
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def events(self) -> Iterator[Event | Cut | None]:
+        """See :meth:`Cluster.events`."""
+        while True:
+            while self._news:
+                event = self._take_in(self._news.popleft())
+                if event is not None:
+                    yield event
+            timeout = _IDLE
+            if self._alarms:
+                name = min(self._alarms, key=lambda key: (self._alarms[key], key))
+                timeout = min(timeout, self._alarms[name] - self.now())
+                if timeout <= 0:
+                    del self._alarms[name]
+                    yield Alarm(self.now(), name)
+                    continue
+            self._poll(timeout)
+            if not self._news:
+                yield None
+
+    def _take_in(self, news: Told | Died | Measure) -> Event | Cut | None:
+        """What a piece of news means, and what it changes here; None where it is out of date."""
+        if isinstance(news, Measure):
+            worker, task, chunk, key = news
+            message = self._arrived.get((task, chunk))
+            if message is None:
+                return None
+            return Measured(self.now(), worker, task, chunk, self._messages.project(message.ids, message.vector, key))
+        if isinstance(news, Died):
+            return self._bury(news) if news.incarnation == self._posts[news.worker].incarnation else None
+        kind, worker, task, chunk = news.kind, news.worker, news.task, news.chunk
+        now = news.at - self._start
+        if news.incarnation != self._posts[worker].incarnation:
+            return None
+        if kind == REPLY:
+            return self._receive(now, news)
+        if kind == STOPPED:
+            return Cut(now, worker, task, chunk, news.done, None)
+        if kind == PROGRESS:
+            self._posts[worker].deaths = 0
+            return Progress(now, worker, task, chunk, news.done) if task in self._live else None
+        if kind == FAILED:
+            self._settle(task, chunk)
+            return Failed(now, worker, task, chunk, news.text)
+        if news.done:  # READY, but it could not load
+            raise RunFailed(f"worker {worker} could not load its partitions: {news.text}")
+        self._posts[worker].present = True
+        self._mail_to(worker)
+        return Joined(now, worker)
+
+    def _settle(self, task: int, chunk: int) -> None:
+        """A chunk has arrived or failed; a task of which none is missing is live no more."""
+        missing = self._missing.get(task)
+        self._asked.pop((task, chunk), None)
+        if missing is not None:
+            missing.discard(chunk)
+            if not missing:
+                self._ended(self._live.pop(task).chunks)
+                del self._missing[task]
+
+    def _receive(self, now: float, told: Told) -> Reply | Failed | None:
+        """A message is in: check that it is what was announced."""
+        worker, task, chunk, room, start = told.worker, told.task, told.chunk, told.room, self._start
+        times = told.started - start, told.computing - start, told.computed - start, told.sent - start
+        timing = Timing(*times, told.bits)
+        post = self._posts[worker]
+        post.deaths = 0
+        entry = self._live.get(task)
+        if entry is None or chunk not in self._missing[task]:
+            self._let_go(worker, room)
+            # of a cancelled task: nobody will use it, but the books want to know; of a resumed one: it is in already
+            return Reply(now, worker, task, chunk, timing) if entry is None else None
+        ids, work = self._ids(entry, task, chunk), entry.chunks[chunk]
+        size, dtype = self._messages.length(ids), self._dtype
+        if work.compress:
+            expected = scheme(work.compress).size(size, dtype.itemsize)
+            length, found = self._contents(told, expected, np.dtype(np.uint8))
+        else:
+            expected = size
+            length, found = self._contents(told, size, dtype)
+        if found is None:
+            self._let_go(worker, room)
+            self._settle(task, chunk)
+            return Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})")
+        if work.compress:
+            version = entry.versions[chunk]
+            vector = unpack(work, version, self.seed, found, size, dtype, self.model(work.slot, version))
+            self._let_go(worker, room)
+            self._arrived[task, chunk] = Message(ids, vector, worker, None)
+        else:
+            found.flags.writeable = False
+            self._arrived[task, chunk] = self._take_over(told, ids, found)
+        self._settle(task, chunk)
+        if post.collects:
+            post.collects = [ask for ask in post.collects if ask[0] != task or ask[1] != chunk]
+        return Reply(now, worker, task, chunk, timing)
+
+    def _bury(self, died: Died) -> Lost:
+        """A worker is dead: what it was doing is void, what it sent is not; another takes its place."""
+        worker, _, reason = died
+        post = self._posts[worker]
+        post.present = False
+        post.deaths += 1
+        for task in [task for task, entry in self._live.items() if entry.worker == worker]:
+            self._ended(self._live.pop(task).chunks)
+            del self._missing[task]
+            self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
+        post.forget()
+        gone = post.deaths >= _DEATHS
+        if gone:
+            reason += f", {post.deaths} times in a row"
+        else:
+            self._spawn(worker)
+        return Lost(self.now(), worker, reason, gone)

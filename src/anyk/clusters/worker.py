@@ -1,0 +1,315 @@
+"""What a worker does, wherever it runs: it takes the newest order, computes, and sends its messages.
+
+How orders come and messages go is a cluster's own: shared memory, Ray's objects, MPI's messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.local import Local, LocalSteps, State, mixed
+from anyk.clusters.messages import Messages, WrongLength, fault, lie
+from anyk.clusters.packing import pack
+from anyk.problems.base import Partitions, Vector
+from anyk.protocol import Chunk
+
+PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of an order
+READY, REPLY, PROGRESS, STOPPED, FAILED = range(5)  # what a worker tells
+NO_TASK = -1
+
+Times = tuple[float, float, float]  # when the task was taken, its delay over, the message computed
+R = TypeVar("R")  # what a cluster calls the room that a message is written in
+
+
+class Orders(NamedTuple):
+    """The newest a worker has been told: one task, and which messages it is asked for."""
+
+    task: int
+    flags: int
+    start: float  # on the worker's clock: from when the task's delays count
+    before: float
+    each: float
+    chunks: Sequence[Chunk]
+    places: Sequence[int]  # where the model of each chunk is
+    versions: Sequence[int]  # and which version that is
+    collects: Sequence[Any]
+
+
+class Frame(NamedTuple):
+    """What all workers of a run are told at the start."""
+
+    blocks: int = 1  # parts of the vector of which each message is one
+    liars: tuple[int, ...] = ()  # workers that lie
+    seed: int = 0  # of mini-batches
+    local: tuple[str, str, float] | None = None  # how workers take steps of their own
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> Frame:
+        """Read back what JSON made of one."""
+        blocks, liars, seed, local = plain
+        return cls(blocks, tuple(liars), seed, None if local is None else tuple(local))
+
+
+class _Stop(Exception):
+    """Told to stop what is being done."""
+
+
+class HungUp(Exception):
+    """The driver has gone: there is nothing more to do."""
+
+
+class Worker(ABC, Generic[R]):
+    """One worker; :meth:`run` returns when the driver hangs up."""
+
+    def __init__(self, worker: int, frame: Frame) -> None:
+        self._worker, self._frame = worker, frame
+        self._free = 0.0  # since when it has been idle, if it could not listen before
+        self._orders: Orders | None = None
+        self._next: Orders | None = None
+        self._states: dict[int, State] = {}  # of the optimiser, by the task that left them
+        self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
+        self._served: set[tuple[int, int]] = set()
+        self._since = 0.0, 0.0  # when the task was taken, and when its delay was over
+        self._pending: list[Any] = []  # requests for partitions that are not finished yet
+
+    # ------------------------------------------------------------------------------------------- what clusters say
+
+    @abstractmethod
+    def _changed(self) -> bool:
+        """Whether there are orders not yet taken."""
+
+    @abstractmethod
+    def _take(self) -> Orders | None:
+        """The newest orders, if there are any not yet taken."""
+
+    @abstractmethod
+    def _listen(self, until: float | None) -> None:
+        """Wait for news of the driver, at most until a time; raises :class:`HungUp` when it has gone."""
+
+    @abstractmethod
+    def _model(self, slot: str, place: int) -> Vector:
+        """A model version, read-only."""
+
+    @abstractmethod
+    def _other(self, place: tuple[int, int], size: int) -> Vector:
+        """Another worker's message."""
+
+    @abstractmethod
+    def _room(self, length: int, chunk: int) -> tuple[R, Vector]:
+        """Where a message of ``length`` numbers can be written; waits while the driver holds all such places."""
+
+    @abstractmethod
+    def _give_back(self, room: R) -> None:
+        """What was being written there will not be sent."""
+
+    @abstractmethod
+    def _deliver(self, task: int, index: int, room: R, message: NDArray[Any], times: Times) -> None:
+        """Send what was written: a message, or its payload of bytes."""
+
+    @abstractmethod
+    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "") -> None:
+        """Tell the driver something that has no vector."""
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def _begin(self, partitions: Partitions, held: Sequence[int], first: Vector | None) -> None:
+        """Load the partitions; ``first``: a model to compute a first gradient at, which is slow (caches, imports)."""
+        partitions.load(list(held))
+        self._messages = Messages(partitions, self._frame.blocks, self._frame.seed)
+        local = self._frame.local
+        self._local = None if local is None else LocalSteps(self._messages, Local(*local))
+        self._dtype = np.dtype(partitions.dtype)
+        self._messages.places(tuple(held))
+        if held and first is not None:
+            self._messages.partial_gradient(held[0], first)
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Call :meth:`_begin` with what the driver sent at the start."""
+
+    def run(self) -> None:
+        """Load the partitions, say so, and work."""
+        try:
+            self._start()
+        except Exception as error:
+            self._tell(READY, NO_TASK, done=1, text=_words(error))
+            return
+        self._tell(READY, NO_TASK)
+        last = NO_TASK
+        try:
+            while True:
+                orders, self._next = self._take() or self._next, None
+                if orders is None:
+                    self._listen(None)
+                    continue
+                self._serve(orders.collects)
+                if orders.task <= last:
+                    continue
+                last = orders.task
+                self._orders = orders
+                self._done.clear()
+                self._served.clear()
+                self._pending = [ask for ask in orders.collects if ask[0] == orders.task]
+                with contextlib.suppress(_Stop):
+                    self._work(orders)
+        except HungUp:
+            return
+
+    # ------------------------------------------------------------------------------------------- hearing
+
+    def _heed(self, done: int, chunk: int) -> None:
+        """Between two partitions: look at new orders, serve requests, stop if told to."""
+        if not self._changed():
+            return
+        orders = self._take()
+        assert orders is not None
+        assert self._orders is not None
+        self._serve(orders.collects)
+        if orders.task != self._orders.task:
+            self._next = orders
+            if orders.flags & PREEMPT:
+                self._tell(STOPPED, self._orders.task, chunk=chunk, done=done)
+                raise _Stop
+
+    def _hold(self, until: float, done: int, chunk: int) -> None:
+        """An injected delay."""
+        assert self._orders is not None
+        if self._orders.flags & UNINTERRUPTIBLE:
+            time.sleep(max(0.0, until - time.monotonic()))
+            self._free = until
+            self._heed(done, chunk)
+            return
+        while time.monotonic() < until:
+            self._listen(until)
+            self._heed(done, chunk)
+
+    # ------------------------------------------------------------------------------------------- working
+
+    def _work(self, orders: Orders) -> None:
+        started = max(orders.start, self._free)
+        due = started + orders.before
+        self._since = started, due
+        if orders.before:
+            self._hold(due, 0, 0)
+        for index, (chunk, place, version) in enumerate(
+            zip(orders.chunks, orders.places, orders.versions, strict=True)
+        ):
+            w = self._model(chunk.slot, place)
+
+            def between(done: int, index: int = index, first: float = due) -> None:
+                if orders.each:
+                    self._hold(first + orders.each * (done + 1), done, index)
+                else:
+                    self._heed(done, index)
+
+            if not chunk.partitions:
+                between(0)
+            due += orders.each * len(chunk.partitions)
+            room = None
+            try:
+                if chunk.send == "request":
+                    self._keep(orders.task, index, chunk, w, between, version)
+                    continue
+                length = self._messages.length(chunk.covers)
+                room, out = self._room(length, index)
+                computing = time.monotonic()
+                if chunk.compress:
+                    out = np.empty(length, dtype=out.dtype)  # only the payload goes to the room
+                if chunk.steps:
+                    out[:] = self._work_locally(orders.task, chunk, w, between)
+                else:
+                    self._messages.encode(chunk, w, out, between, version=version)
+            except BaseException as error:
+                if room is not None:
+                    self._give_back(room)
+                if not isinstance(error, Exception) or isinstance(error, (_Stop, HungUp)):
+                    raise
+                self._tell(FAILED, orders.task, chunk=index, text=_words(error))
+                continue
+            packed = (chunk, version, w) if chunk.compress else None
+            self._send(orders.task, index, room, out, started, computing, packed)
+        self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
+
+    def _work_locally(self, task: int, chunk: Chunk, w: Vector, between: Any) -> Vector:
+        """Steps of its own, from where the chunk says; the state they leave is kept for the next task."""
+        assert self._local is not None
+        start = mixed(chunk, w, [self._other((a, b), w.size) for _, a, b, _ in chunk.mix])
+        state = None if chunk.compress else self._states.get(chunk.state)
+        model, left = self._local.run(chunk, start, state, between)
+        if not chunk.compress:
+            self._keep_state(task, chunk, left)
+        return model
+
+    def _keep_state(self, task: int, chunk: Chunk, left: State) -> None:
+        """What it may go on from: what this task left, and, if that is not used, what it began with."""
+        self._states = {t: state for t, state in self._states.items() if t == chunk.state} | {task: left}
+
+    def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any, version: int) -> None:
+        """Finish partitions one by one, keep them, and report each."""
+        kept = self._done.setdefault((task, index), {})
+        for done, j in enumerate(chunk.partitions):
+            between(done)
+            if (task, index) in self._served:
+                return  # its message has been sent: nobody needs the rest
+            kept[j] = self._messages.partial_gradient(j, w, chunk, version)
+            self._tell(PROGRESS, task, chunk=index, done=done + 1)
+            if self._pending:
+                asks, self._pending = self._pending, []
+                self._serve(asks)
+
+    def _serve(self, asks: Sequence[Any]) -> None:
+        """Send the messages asked for; what is not finished (a resumed run began anew) is served when it is."""
+        for ask in asks:
+            task, index, partitions, coefficients, gathered = ask
+            kept = self._done.get((task, index))
+            if kept is None or (task, index) in self._served:
+                continue
+            if any(j not in kept for j in partitions):
+                self._pending.append(ask)
+                continue
+            self._served.add((task, index))
+            ids = tuple(dict.fromkeys([*partitions, *(j for *_, covered, _ in gathered for j in covered)]))
+            room, out = self._room(self._messages.length(ids), index)
+            out[:] = 0.0
+            for j, coefficient in zip(partitions, coefficients, strict=True):
+                self._messages.add_message(out, ids, (j,), kept[j], coefficient)
+            for first, second, size, covered, weight in gathered:  # other workers' messages
+                self._messages.add_message(out, ids, tuple(covered), self._other((first, second), size), weight)
+            self._send(task, index, room, out, *self._since)
+
+    def _send(
+        self,
+        task: int,
+        index: int,
+        room: R,
+        out: Vector,
+        started: float,
+        computing: float,
+        packed: tuple[Chunk, int, Vector] | None = None,
+    ) -> None:
+        """Send a message that is in its room; one that is to be compressed is put there first."""
+        if self._worker in self._frame.liars:
+            lie(out)
+        computed = time.monotonic()
+        why = fault(out)
+        if why is not None:
+            self._give_back(room)
+            self._tell(FAILED, task, chunk=index, text=why)
+            return
+        sent: NDArray[Any] = out
+        if packed is not None:
+            chunk, version, base = packed
+            sent, left = pack(chunk, version, self._frame.seed, out, base, self._states.get(chunk.state))
+            self._keep_state(task, chunk, left)
+        self._deliver(task, index, room, sent, (started, computing, computed))
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}"
