@@ -5,6 +5,7 @@ from __future__ import annotations
 from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes import Processes
+from anyk.clusters.ray import Ray
 from anyk.clusters.simulated import Compute, Outage, Simulated
 from anyk.delays import Communication, DelayModel, parse
 from anyk.delays import communication as parse_communication
@@ -25,6 +26,24 @@ def _processes(
 ) -> Cluster:
     """Processes on this machine, one a worker, on the wall clock (default); liars: workers that lie, as 3/7."""
     return Processes(workers, delays=delays, seed=seed, liars=liars, communication=communication)
+
+
+@register("ray")
+def _ray(
+    workers: int,
+    *,
+    delays: DelayModel | None = None,
+    seed: int = 0,
+    communication: Communication | None = None,
+    address: str = "",
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    nodes: tuple[str, ...] = (),
+    liars: tuple[int, ...] = (),
+) -> Cluster:
+    """Ray actors with cpus and gpus each, on the Ray cluster at an address (auto) or a local one; nodes: a/b."""
+    return Ray(workers, delays=delays, seed=seed, liars=liars, communication=communication, address=address,
+               cpus=cpus, gpus=gpus, nodes=nodes)  # fmt: skip
 
 
 @register("simulated")
@@ -71,6 +90,7 @@ __all__ = [
     "Order",
     "Outage",
     "Processes",
+    "Ray",
     "Simulated",
     "cluster",
     "register",

@@ -466,6 +466,7 @@ class Remote(Cluster, Generic[P]):
         gone = post.deaths >= _DEATHS
         if gone:
             reason += f", {post.deaths} times in a row"
+            post.incarnation = -1  # nothing more is heard of it
         else:
             self._spawn(worker)
         return Lost(self.now(), worker, reason, gone)

@@ -1,0 +1,378 @@
+"""Workers as Ray actors: partitions resident, model versions and messages as objects of Ray's store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.local import Local
+from anyk.clusters.mailed import Key, Mail, Mailed, MailedPost, MailedWorker, Word
+from anyk.clusters.remote import Died, Message, Told
+from anyk.clusters.shipping import ship
+from anyk.clusters.worker import Frame, HungUp
+from anyk.delays import Communication, DelayModel
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Partitions, Vector
+from anyk.specs import show
+
+_START = 300.0  # seconds that actors may take to be placed and to load their partitions
+
+
+def machine() -> str:
+    """What tells apart machines whose clocks have nothing to do with each other."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return platform.node()
+
+
+class _RayWorker(MailedWorker):
+    """The worker in an actor: it works in a thread of its own, while the actor's threads hear mail and hand out news."""
+
+    def __init__(self, worker: int, frame: Frame, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
+        super().__init__(worker, frame, shipped, held)
+        self.changed = threading.Condition(self._lock)
+        self._news: deque[tuple[Word, NDArray[Any] | None]] = deque()
+
+    def _speak(self, word: Word, vector: NDArray[Any] | None) -> None:
+        with self.changed:
+            self._news.append((word, vector))
+            self.changed.notify_all()
+
+    def _listen(self, until: float | None) -> None:
+        with self.changed:
+            self.changed.wait_for(self._changed, None if until is None else max(0.0, until - time.monotonic()))
+
+    def hear_and_wake(self, mail: Mail, vectors: dict[Key, Vector]) -> None:
+        """Take in a mail, and wake who waits for one."""
+        self.hear(mail, vectors)
+        with self.changed:
+            self.changed.notify_all()
+
+    def news(self) -> list[tuple[Word, NDArray[Any] | None]]:
+        """What has not been told yet; waits until there is something."""
+        with self.changed:
+            self.changed.wait_for(lambda: bool(self._news))
+            news = list(self._news)
+            self._news.clear()
+        return news
+
+
+class Actor:
+    """What Ray runs: one actor a worker."""
+
+    def __init__(self, worker: int, frame: Sequence[Any], held: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
+        os.environ["ANYK_WORKER"] = str(worker)
+        views = [part.data for part in shipped]
+        self._worker = _RayWorker(worker, Frame.from_plain(frame), views, held)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(HungUp):
+            self._worker.run()
+
+    def where(self) -> tuple[str, float, int]:
+        """The machine, its clock, and the process."""
+        return machine(), time.monotonic(), os.getpid()
+
+    def hear(self, mail: Sequence[Any], places: Sequence[int], *objects: Any) -> None:
+        """Take in a mail; a vector is an object, or, with a place, in the list of news that the object is."""
+        made = Mail(*mail)
+        vectors = {
+            key: object_ if place < 0 else object_[place][1]
+            for key, place, object_ in zip(made.fresh, places, objects, strict=True)
+        }
+        self._worker.hear_and_wake(made, vectors)
+
+    def exchange(self, *mail: Any) -> list[tuple[Word, NDArray[Any] | None]]:
+        """Take in a mail, if there is one, and hand out news as soon as there is any."""
+        if mail:
+            self.hear(*mail)
+        return self._worker.news()
+
+
+class _ActorPost(MailedPost):
+    """With its actor and the calls under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor: Any = None
+        self.place: Any = None  # the call that asks where it is
+        self.news: Any = None  # the call that brings news
+        self.telling: Any = None  # the call that brings a mail while that one is under way
+
+
+class Ray(Mailed):
+    """Ray actors, one a worker, on a cluster that runs already or on this machine.
+
+    ``address``: of a running Ray cluster (``auto``: the one this machine belongs to); without one, and where
+    ``ray.init`` has not been called, a local one is started, and stopped at the end. ``cpus``, ``gpus``: what Ray
+    sets aside for each worker. ``nodes``: addresses of the machines to be used, in turn; all if left out, spread.
+
+    An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies three times in a row
+    without a message is given up. Raises :class:`~anyk.errors.BadInput` where Ray is missing, the address does not answer
+    or the cluster has not the resources.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        delays: DelayModel | None = None,
+        seed: int = 0,
+        liars: Sequence[int] = (),
+        communication: Communication | None = None,
+        address: str = "",
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        nodes: Sequence[str] = (),
+    ) -> None:
+        self._mine = [_ActorPost() for _ in range(workers)]
+        super().__init__(
+            workers, self._mine, delays=delays, seed=seed, liars=liars, communication=communication
+        )
+        if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
+            raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
+        self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
+        self.pids: dict[int, int] = {}
+        self._folder: str | None = None  # of the Ray cluster that is ours
+        self._calls: dict[Any, tuple[str, int, int]] = {}  # what for, worker and incarnation, by reference
+        self._objects: dict[tuple[str, int], Any] = {}  # model versions
+        self._opened = False
+
+    @property
+    def spec(self) -> str:
+        """The short form, without workers, delays and seed."""
+        values = {
+            "address": self.address, "cpus": self.cpus, "gpus": self.gpus, "nodes": self.nodes, "liars": self.liars,
+        }  # fmt: skip
+        return show(self.name, values, {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "liars": ()})
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def prepare(self) -> None:
+        """See :meth:`Cluster.prepare`: the connection, or a Ray cluster of our own."""
+        ray = _ray()
+        if ray.is_initialized():
+            return
+        if self.address:
+            try:
+                ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+            except Exception as error:
+                raise BadInput(f"no Ray cluster answers at '{self.address}' ({_first_line(error)})") from None
+            return
+        self._folder = tempfile.mkdtemp(prefix="anyk-ray-")
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        ray.init(
+            num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=self._folder,
+        )
+
+    def open(
+        self,
+        partitions: Partitions | None,
+        *,
+        total: int,
+        slots: Sequence[str],
+        holdings: Sequence[tuple[int, ...]],
+        covers: Sequence[tuple[int, ...]] | None = None,
+        blocks: int = 1,
+        local: Local | None = None,
+    ) -> tuple[int, ...]:
+        """See :meth:`Cluster.open`."""
+        del covers  # messages have the room they need
+        if partitions is None:
+            raise BadInput("cluster 'ray' needs a problem to work on; for timing alone use 'simulated'")
+        if self._opened:
+            raise BadInput("this cluster is in use already; make one for each run")
+        self._opened = True
+        self._frame = self._set_out(partitions, total, slots, blocks, local)
+        self._dimension = partitions.dimension
+        self._holdings = holdings
+        buffers = ship(partitions)
+        try:
+            self.prepare()
+            ray = _ray()
+            self._check_resources(ray)
+            self._shipped = [ray.put(np.frombuffer(buffer, dtype=np.uint8)) for buffer in buffers]
+            for worker in range(self.workers):
+                self._spawn(worker)
+            return self._await_workers(_START)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_resources(self, ray: Any) -> None:
+        there = ray.cluster_resources()
+        for name, each in (("CPU", self.cpus), ("GPU", self.gpus)):
+            if each * self.workers > there.get(name, 0.0) + 1e-9:
+                raise BadInput(
+                    f"{self.workers} workers of {each:g} {name} each need {each * self.workers:g}, the Ray cluster has "
+                    f"{there.get(name, 0.0):g}; use fewer workers or a smaller {name.lower()}s="
+                )
+        known = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        for address in self.nodes:
+            if address not in known:
+                raise BadInput(f"the Ray cluster has no machine '{address}'; it has {', '.join(sorted(known))}")
+        self._known = known
+
+    def _spawn(self, worker: int) -> None:
+        ray = _ray()
+        post = self._mine[worker]
+        self._reborn(post)
+        strategy: Any = "SPREAD"
+        if self.nodes:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            node = self._known[self.nodes[worker % len(self.nodes)]]
+            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        # Ray itself keeps the actors' linear algebra to as many threads as they have processors
+        kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, concurrency_groups={"mail": 1, "news": 1})(Actor)
+        post.actor = kind.options(scheduling_strategy=strategy).remote(worker, self._frame, list(self._holdings[worker]), *self._shipped)
+        post.place = self._call("place", worker, post.actor.where.options(concurrency_group="mail").remote())
+        post.news = self._call("news", worker, self._exchange(post).remote())
+        post.telling = None
+
+    def _exchange(self, post: _ActorPost) -> Any:
+        return post.actor.exchange.options(concurrency_group="news")
+
+    def _call(self, what: str, worker: int, reference: Any) -> Any:
+        self._calls[reference] = what, worker, self._posts[worker].incarnation
+        return reference
+
+    def close(self) -> None:
+        """See :meth:`Cluster.close`."""
+        import sys
+
+        ray = sys.modules.get("ray")
+        self._calls.clear()
+        self._objects.clear()
+        self._arrived.clear()
+        self._news.clear()
+        for post in self._mine:
+            post.present = False
+            if post.actor is not None and ray is not None and ray.is_initialized():
+                ray.kill(post.actor, no_restart=True)
+            post.actor = post.news = post.telling = post.place = None
+        self._shipped = []
+        if self._folder is not None and ray is not None:
+            ray.shutdown()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    # ------------------------------------------------------------------------------------------- mail
+
+    def _listens(self, worker: int) -> bool:
+        post = self._mine[worker]
+        return post.news is None or post.telling is None
+
+    def _send(self, worker: int, mail: Mail) -> None:
+        post = self._mine[worker]
+        places, objects = [], []
+        for key in mail.fresh:
+            place, reference = self._object(key)
+            places.append(place)
+            objects.append(reference)
+        if post.news is None:
+            post.news = self._call("news", worker, self._exchange(post).remote(mail, places, *objects))
+        else:
+            hear = post.actor.hear.options(concurrency_group="mail")
+            post.telling = self._call("telling", worker, hear.remote(mail, places, *objects))
+
+    def _object(self, key: Key) -> tuple[int, Any]:
+        """Where in which object of the store a vector is."""
+        ray = _ray()
+        first, second = key
+        if isinstance(first, str):
+            if (first, second) not in self._objects:
+                self._objects[first, second] = ray.put(self._models[first, second])
+            return -1, self._objects[first, second]
+        message = self._arrived[first, second]
+        if not isinstance(message.room, tuple):  # not straight from a worker: unpacked, or from a checkpoint
+            message = self._arrived[first, second] = message._replace(room=(-1, ray.put(message.vector)))
+        place, reference = message.room
+        return place, reference
+
+    def release(self, slot: str, version: int) -> None:
+        """See :meth:`Cluster.release`."""
+        super().release(slot, version)
+        self._objects.pop((slot, version), None)
+
+    def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        return super()._contents(told._replace(room=told.room[2]), length, dtype)
+
+    def _take_over(self, told: Told, ids: tuple[int, ...], vector: Vector) -> Message:
+        return Message(ids, vector, told.worker, told.room[:2])
+
+    # ------------------------------------------------------------------------------------------- news
+
+    def _poll(self, timeout: float) -> None:
+        ray = _ray()
+        busy = {entry.worker for entry in self._live.values()}
+        for worker, post in enumerate(self._mine):
+            if post.news is None and worker in busy and post.present:
+                post.news = self._call("news", worker, self._exchange(post).remote())
+        calls = list(self._calls)
+        if not calls:
+            time.sleep(min(timeout, 0.01))
+            return
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        if not done:
+            done, _ = ray.wait(calls, num_returns=1, timeout=max(timeout, 0.001))
+        for reference in done:
+            self._answered(ray, reference)
+
+    def _answered(self, ray: Any, reference: Any) -> None:
+        what, worker, incarnation = self._calls.pop(reference)
+        post = self._mine[worker]
+        if incarnation != post.incarnation:
+            return
+        try:
+            value = ray.get(reference)
+        except ray.exceptions.RayActorError as error:
+            self._news.append(Died(worker, incarnation, _first_line(error)))
+            return
+        except ray.exceptions.RayError as error:
+            raise RunFailed(f"Ray failed at worker {worker}: {_first_line(error)}") from None
+        if what == "place":
+            where, clock, self.pids[worker] = value
+            post.clock = 0.0 if where == machine() else clock - time.monotonic()
+            return
+        if what == "telling":
+            post.telling = None
+        else:
+            post.news = None
+            for place, (word, vector) in enumerate(value):
+                room = None if vector is None else (place, reference, vector)
+                self._news.append(self._heard(worker, incarnation, word, room))
+        if post.owed:
+            self._mail_to(worker)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise BadInput("cluster 'ray' needs Ray: pip install 'anyk[ray]'") from None
+    return ray
