@@ -74,6 +74,15 @@ def _load_plugins(_: click.Context, __: click.Parameter, files: tuple[str, ...])
     return files
 
 
+def join_cluster(spec: str) -> str:
+    """Under mpiexec every rank runs the command; all but the first become workers here and do not come back."""
+    if spec.partition(":")[0] == "mpi":
+        from anyk.clusters.mpi import join
+
+        join()
+    return spec
+
+
 config_option = click.option(
     "--config", metavar="FILE", callback=_read_config, is_eager=True, expose_value=False,
     help="TOML file with defaults for these options (steps = 40, delays = \"exp:mean=0.5\", …).",
@@ -102,8 +111,9 @@ def common(command: Command) -> Command:
                      help="Injected delays; see 'anyk delays'."),
         click.option("--communication", metavar="SPEC", default="none", show_default=True,
                      help="How long vectors are under way: a law as for delays, or link:latency=…,bandwidth=…."),
-        click.option("--cluster", metavar="SPEC", default="processes", show_default=True,
-                     help="processes or simulated."),
+        click.option("--cluster", metavar="SPEC", default="processes", show_default=True, is_eager=True,
+                     callback=lambda _, __, spec: join_cluster(spec),
+                     help="processes, simulated, ray or mpi; see 'anyk cluster'."),
         click.option("--optimizer", metavar="SPEC",
                      help="gd, momentum, nesterov, accelerated or adam; nesterov if left out (accelerated on the "
                      "papers' data)."),

@@ -11,6 +11,7 @@ import click
 from anyk.cli import main
 from anyk.cli.options import (
     common,
+    join_cluster,
     json_option,
     make_optimizer,
     make_problem,
@@ -219,7 +220,9 @@ def resume(
     """Go on with a run that was interrupted, killed, failed or ended at its limit."""
     from anyk.reports import Progress, race_table
     from anyk.training import resume as resume_training
+    from anyk.training.run import read_config
 
+    join_cluster(read_config(Path(run))["cluster"])
     console = _console(json_file)
     try:
         with Progress(console, quiet=quiet) as progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.messages import Messages
+from anyk.clusters.mpi import Mpi
 from anyk.clusters.processes import Processes
 from anyk.clusters.ray import Ray
 from anyk.clusters.simulated import Compute, Outage, Simulated
@@ -26,6 +27,19 @@ def _processes(
 ) -> Cluster:
     """Processes on this machine, one a worker, on the wall clock (default); liars: workers that lie, as 3/7."""
     return Processes(workers, delays=delays, seed=seed, liars=liars, communication=communication)
+
+
+@register("mpi")
+def _mpi(
+    workers: int,
+    *,
+    delays: DelayModel | None = None,
+    seed: int = 0,
+    communication: Communication | None = None,
+    liars: tuple[int, ...] = (),
+) -> Cluster:
+    """MPI ranks, one a worker and one that drives: mpiexec -n 31 anyk train … --cluster mpi."""
+    return Mpi(workers, delays=delays, seed=seed, liars=liars, communication=communication)
 
 
 @register("ray")
@@ -87,6 +101,7 @@ __all__ = [
     "Compute",
     "InFlight",
     "Messages",
+    "Mpi",
     "Order",
     "Outage",
     "Processes",

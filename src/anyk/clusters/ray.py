@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shutil
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,15 +28,8 @@ from anyk.specs import show
 _START = 300.0  # seconds that actors may take to be placed and to load their partitions
 
 
-def machine() -> str:
-    """What tells apart machines whose clocks have nothing to do with each other."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return platform.node()
-
-
 class _RayWorker(MailedWorker):
-    """The worker in an actor: it works in a thread of its own, while the actor's threads hear mail and hand out news."""
+    """The worker in an actor: it works in a thread of its own; the actor's threads hear mail and hand out news."""
 
     def __init__(self, worker: int, frame: Frame, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
         super().__init__(worker, frame, shipped, held)
@@ -82,10 +73,6 @@ class Actor:
         with contextlib.suppress(HungUp):
             self._worker.run()
 
-    def where(self) -> tuple[str, float, int]:
-        """The machine, its clock, and the process."""
-        return machine(), time.monotonic(), os.getpid()
-
     def hear(self, mail: Sequence[Any], places: Sequence[int], *objects: Any) -> None:
         """Take in a mail; a vector is an object, or, with a place, in the list of news that the object is."""
         made = Mail(*mail)
@@ -108,7 +95,6 @@ class _ActorPost(MailedPost):
     def __init__(self) -> None:
         super().__init__()
         self.actor: Any = None
-        self.place: Any = None  # the call that asks where it is
         self.news: Any = None  # the call that brings news
         self.telling: Any = None  # the call that brings a mail while that one is under way
 
@@ -120,9 +106,9 @@ class Ray(Mailed):
     ``ray.init`` has not been called, a local one is started, and stopped at the end. ``cpus``, ``gpus``: what Ray
     sets aside for each worker. ``nodes``: addresses of the machines to be used, in turn; all if left out, spread.
 
-    An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies three times in a row
-    without a message is given up. Raises :class:`~anyk.errors.BadInput` where Ray is missing, the address does not answer
-    or the cluster has not the resources.
+    An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies three times in a
+    row without a message is given up. Raises :class:`~anyk.errors.BadInput` where Ray is missing, the address does
+    not answer or the cluster has not the resources.
     """
 
     name = "ray"
@@ -141,13 +127,10 @@ class Ray(Mailed):
         nodes: Sequence[str] = (),
     ) -> None:
         self._mine = [_ActorPost() for _ in range(workers)]
-        super().__init__(
-            workers, self._mine, delays=delays, seed=seed, liars=liars, communication=communication
-        )
+        super().__init__(workers, self._mine, delays=delays, seed=seed, liars=liars, communication=communication)
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
-        self.pids: dict[int, int] = {}
         self._folder: str | None = None  # of the Ray cluster that is ours
         self._calls: dict[Any, tuple[str, int, int]] = {}  # what for, worker and incarnation, by reference
         self._objects: dict[tuple[str, int], Any] = {}  # model versions
@@ -244,8 +227,8 @@ class Ray(Mailed):
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         # Ray itself keeps the actors' linear algebra to as many threads as they have processors
         kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, concurrency_groups={"mail": 1, "news": 1})(Actor)
-        post.actor = kind.options(scheduling_strategy=strategy).remote(worker, self._frame, list(self._holdings[worker]), *self._shipped)
-        post.place = self._call("place", worker, post.actor.where.options(concurrency_group="mail").remote())
+        made = kind.options(scheduling_strategy=strategy)
+        post.actor = made.remote(worker, self._frame, list(self._holdings[worker]), *self._shipped)
         post.news = self._call("news", worker, self._exchange(post).remote())
         post.telling = None
 
@@ -269,7 +252,7 @@ class Ray(Mailed):
             post.present = False
             if post.actor is not None and ray is not None and ray.is_initialized():
                 ray.kill(post.actor, no_restart=True)
-            post.actor = post.news = post.telling = post.place = None
+            post.actor = post.news = post.telling = None
         self._shipped = []
         if self._folder is not None and ray is not None:
             ray.shutdown()
@@ -350,10 +333,6 @@ class Ray(Mailed):
             return
         except ray.exceptions.RayError as error:
             raise RunFailed(f"Ray failed at worker {worker}: {_first_line(error)}") from None
-        if what == "place":
-            where, clock, self.pids[worker] = value
-            post.clock = 0.0 if where == machine() else clock - time.monotonic()
-            return
         if what == "telling":
             post.telling = None
         else:

@@ -53,7 +53,6 @@ from anyk.protocol import (
 )
 
 _IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
-_DEATHS = 3  # deaths in a row, without a message in between, after which a worker is given up
 
 
 class Told(NamedTuple):
@@ -118,7 +117,12 @@ P = TypeVar("P", bound=Post)
 
 
 class Remote(Cluster, Generic[P]):
-    """Workers that run by themselves; the base of the clusters on the wall clock."""
+    """Workers that run by themselves; the base of the clusters on the wall clock.
+
+    ``lives``: a worker that dies so often in a row, without a message in between, is given up.
+    """
+
+    lives = 3
 
     def __init__(
         self,
@@ -463,9 +467,9 @@ class Remote(Cluster, Generic[P]):
             del self._missing[task]
             self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
         post.forget()
-        gone = post.deaths >= _DEATHS
+        gone = post.deaths >= self.lives
         if gone:
-            reason += f", {post.deaths} times in a row"
+            reason += f", {post.deaths} times in a row" if self.lives > 1 else ""
             post.incarnation = -1  # nothing more is heard of it
         else:
             self._spawn(worker)
