@@ -1,21 +1,89 @@
+"""Every cluster holds the suite. Ray and MPI do so in programs of their own, which end all they have started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import anyk
-from anyk.testing.clusters import CHECKS
+from anyk.clusters import Cluster, Outage, Processes, Simulated
+from anyk.testing.clusters import CHECKS, check_a_lost_worker
 
-MAKERS = {
-    "simulated": lambda workers, delays: anyk.clusters.Simulated(workers, delays=delays),
-    "processes": lambda workers, delays: anyk.clusters.Processes(workers, delays=delays),
+HERE = Path(__file__).parent
+NAMES = [check.__name__ for check in (*CHECKS, check_a_lost_worker)]
+MAKERS: dict[str, Callable[..., Cluster]] = {
+    "simulated": lambda workers, delays: Simulated(workers, delays=delays),
+    "processes": lambda workers, delays: Processes(workers, delays=delays),
 }
 
 
 @pytest.mark.parametrize("cluster", MAKERS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_cluster_conforms(cluster, check):
+def test_cluster_conforms(cluster: str, check: Any) -> None:
     check(MAKERS[cluster])
 
 
-def test_the_suite_notices_a_cluster_that_adds_wrongly():
+def test_a_lost_worker_of_the_simulator() -> None:
+    outage = Outage(0.3, 1, 0.5)
+    check_a_lost_worker(lambda n, delays: Simulated(n, delays=delays, outages=[outage]), lambda cluster, worker: None)
+
+
+def test_a_lost_worker_that_is_a_process() -> None:
+    check_a_lost_worker(MAKERS["processes"], lambda cluster, worker: os.kill(cluster.pids[worker], signal.SIGKILL))
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, dict[str, str]]:
+    """What the programs told, by cluster and check: '' for what held."""
+    found = {}
+    for name, command in {
+        "ray": [sys.executable, str(HERE / "conform.py"), "ray"],
+        "mpi": [mpiexec(), "-n", "7", sys.executable, str(HERE / "conform.py"), "mpi"],
+    }.items():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+        found[name] = dict(lines)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return found
+
+
+def mpiexec() -> str:
+    """Of this environment, else of the machine."""
+    own = Path(sys.executable).with_name("mpiexec")
+    found = str(own) if own.exists() else shutil.which("mpiexec")
+    assert found, "no mpiexec: pip install 'anyk[test]' brings MPICH's"
+    return found
+
+
+@pytest.mark.parametrize("check", NAMES)
+def test_ray_conforms(told: dict[str, dict[str, str]], check: str) -> None:
+    assert told["ray"][check] == ""
+
+
+@pytest.mark.parametrize("check", [name for name in NAMES if name != "check_a_lost_worker"])
+def test_mpi_conforms(told: dict[str, dict[str, str]], check: str) -> None:
+    """A rank cannot be started anew: what becomes of one that dies is in test_mpi."""
+    assert told["mpi"][check] == ""
+
+
+def test_ray_nodes_come_and_go(told: dict[str, dict[str, str]]) -> None:
+    assert told["ray"]["nodes"] == ""
+
+
+def test_ray_leaves_nothing_behind(told: dict[str, dict[str, str]]) -> None:
+    assert told["ray"]["leaks"] == ""
+
+
+def test_the_suite_notices_a_cluster_that_adds_wrongly() -> None:
     class Wrong(anyk.clusters.Simulated):
         def combine(self, messages, weights):
             return super().combine(messages[:1], weights[:1])

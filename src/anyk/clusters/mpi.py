@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import signal
 import struct
 import sys
@@ -188,6 +189,7 @@ def _serve(world: Any) -> None:
         if kind != _RUN:
             continue
         run, worker, frame, held = json.loads(body)
+        os.environ["ANYK_WORKER"] = str(worker)
         made = _MpiWorker(inbox, sends, run, worker, Frame.from_plain(frame), [part.data for part in vectors], held)
         made.run()
         made.leave()

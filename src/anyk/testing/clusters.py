@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.clusters import Cluster
+from anyk.clusters import Cluster, Simulated
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
 from anyk.protocol import (
@@ -18,7 +18,10 @@ from anyk.protocol import (
     Command,
     Dispatch,
     Event,
+    Failed,
     Fleet,
+    Joined,
+    Lost,
     Measure,
     Measured,
     Progress,
@@ -31,7 +34,18 @@ from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
 
 MakeCluster = Callable[[int, DelayModel | None], Cluster]
+Kill = Callable[[Cluster, int], None]
 _N = 4
+_STEADY = (
+    "uncoded",
+    "cyclic:stragglers=1,wait=all",
+    "pasgd:tau=3",
+    "pasgd:tau=2,clients=2",
+    "dpsgd",
+    "easgd:tau=2",
+    "compressed:of=(uncoded),by=(top-k:share=0.5)",
+    "m-sgc:B=1,W=2,lambda=2",
+)
 
 
 class Toy:
@@ -76,8 +90,8 @@ class Toy:
         self.memory = dict(state)
 
 
-def _run(strategy: Any, cluster: Cluster, steps: int) -> Driver:
-    problem = Squares(strategy.partitions)
+def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = None) -> Driver:
+    problem = problem or Squares(strategy.partitions)
     driver = Driver(strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=RunLog(), steps=steps)
     with cluster:
         driver.open()
@@ -244,6 +258,82 @@ def check_equal_bits(make: MakeCluster) -> None:
     assert np.array_equal(one.models["model"], two.models["model"]), "the same sums differ in their bits"
 
 
+def check_the_newest_task_wins(make: MakeCluster) -> None:
+    """Whoever is given another task before it has ended one leaves that one; what it was cut off from is not used."""
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        commands: list[Command] = []
+        for task in range(3):
+            commands += [Dispatch(task, (0,), (_all(2),)), *([Cancel((task,))] if task < 2 else [])]
+        return commands
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        return [Combine("model", [(event.task, 0)], [1.0])] if isinstance(event, Reply) else []
+
+    toy = Toy(2, begin, react)
+    driver = _run(toy, make(2, _Staggered(value=0.1)), 1)
+    heard = [event.task for event in toy.seen if isinstance(event, Reply)]
+    assert heard == [2], f"the strategy was told of {heard}"
+    assert (driver.books.cancelled, driver.books.counted) == (2, 1), f"the books say {driver.books}"
+
+
+def check_bad_replies(make: MakeCluster) -> None:
+    """A message that is not finite or has the wrong length is named, and its worker goes on."""
+    faults = {-1: "nan", -2: "inf", -3: "short"}
+
+    def one(task: int, partition: int) -> Dispatch:
+        return Dispatch(task, (0,), ((Chunk((partition,), (1.0,)),),))
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        return [one(0, 0)]  # at zero nothing is wrong
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if isinstance(event, Reply):
+            return [Combine("model", [(event.task, 0)], [1.0]), *([] if event.task else [one(1, 0)])]
+        if isinstance(event, Failed) and event.task < 4:
+            return [one(event.task + 1, event.task)]
+        return []
+
+    toy = Toy(5, begin, react)
+    driver = _run(toy, make(5, None), 2, Squares(5, faults=faults))
+    reasons = [event.reason for event in toy.seen if isinstance(event, Failed)]
+    for reason, word in zip(reasons, ("NaN", "Inf", "wrong length"), strict=True):
+        assert word in reason, f"expected '{word}' in '{reason}'"
+    assert np.isfinite(driver.models["model"]).all(), "what is not finite reached the model"
+
+
+def check_same_models(make: MakeCluster) -> None:
+    """Strategies whose steps do not hang on who is first lead to the models of the simulator."""
+    for spec in _STEADY:
+        expected = _run(build(spec, workers=_N), Simulated(_N), 4).models
+        got = _run(build(spec, workers=_N), make(_N, None), 4).models
+        for slot, w in expected.items():
+            assert np.allclose(got[slot], w, rtol=1e-12, atol=1e-12), f"'{spec}' gave {got[slot]}, not {w}"
+
+
+def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
+    """A worker that dies is lost, with what it was doing; it joins again, and works."""
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        return [Dispatch(0, (0, 1), (_all(2), _all(2)))]
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if isinstance(event, Reply):
+            if event.task == 0:
+                kill(cluster, 1)
+            return [Combine("model", [(event.task, 0)], [1.0])]
+        if isinstance(event, Joined):
+            return [Dispatch(2, (event.worker,), (_all(2),))]
+        return []
+
+    toy = Toy(2, begin, react)
+    cluster = make(2, _Staggered(value=0.2))
+    driver = _run(toy, cluster, 2)
+    kinds = [(type(event).__name__, event.worker) for event in toy.seen if isinstance(event, Reply | Lost | Joined)]
+    assert kinds == [("Reply", 0), ("Lost", 1), ("Joined", 1), ("Reply", 1)], f"what happened was {kinds}"
+    assert (driver.books.lost, driver.books.counted) == (1, 2), f"the books say {driver.books}"
+
+
 class _Staggered(Constant):
     """Worker i takes i + 1 times the value."""
 
@@ -260,14 +350,21 @@ CHECKS = (
     check_measures,
     check_two_models,
     check_equal_bits,
+    check_the_newest_task_wins,
+    check_bad_replies,
+    check_same_models,
 )
 
 
-def check_cluster(make: MakeCluster) -> None:
+def check_cluster(make: MakeCluster, kill: Kill | None = None) -> None:
     """Put a kind of cluster through all checks; ``make(workers, delays)`` makes a fresh one.
+
+    ``kill(cluster, worker)`` ends a worker's life; without it, what becomes of lost workers is not checked.
 
     >>> import anyk
     >>> check_cluster(lambda workers, delays: anyk.clusters.Simulated(workers, delays=delays))
     """
     for check in CHECKS:
         check(make)
+    if kill is not None:
+        check_a_lost_worker(make, kill)

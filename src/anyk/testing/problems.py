@@ -28,10 +28,10 @@ class _Pieces:
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         del rows  # a partition has one sample
         gradient: Vector = (w - self.centres[partition]).astype(self.dtype)
-        worker = int(os.environ.get("ANYK_WORKER", "-1"))
+        worker = os.environ.get("ANYK_WORKER")
         if not w.any():
             return gradient  # also the trial at the start
-        match self.faults.get(worker) or self.faults.get(-1 - partition):
+        match (worker and self.faults.get(int(worker))) or self.faults.get(-1 - partition):
             case "nan":
                 gradient[-1] = np.nan
             case "inf":

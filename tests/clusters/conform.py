@@ -1,0 +1,95 @@
+"""Puts Ray or MPI through the conformance suite and tells what held, a line of JSON a check; run by test_conformance."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import anyk
+from anyk.clusters import Cluster, Mpi, Ray
+from anyk.testing import Squares
+from anyk.testing.clusters import CHECKS, check_a_lost_worker
+
+
+def tell(name: str, check: Callable[[], Any]) -> None:
+    try:
+        check()
+    except Exception:
+        print(json.dumps([name, traceback.format_exc()]), flush=True)
+    else:
+        print(json.dumps([name, ""]), flush=True)
+
+
+def over(pids: set[int], within: float = 20.0) -> set[int]:
+    """Which of the processes are still there after a while."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        pids = {pid for pid in pids if os.path.exists(f"/proc/{pid}")}
+        if not pids:
+            break
+        time.sleep(0.1)
+    return pids
+
+
+def through_mpi() -> None:
+    for check in CHECKS:
+        tell(check.__name__, lambda check=check: check(lambda n, delays: Mpi(n, delays=delays)))
+
+
+def through_ray() -> None:
+    import ray
+    from ray.cluster_utils import Cluster as Nodes
+
+    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    second = nodes.add_node(num_cpus=4)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    made: list[Ray] = []
+
+    def make(workers: int, delays: Any) -> Cluster:
+        made.append(Ray(workers, delays=delays, cpus=0.5))
+        return made[-1]
+
+    for check in CHECKS:
+        tell(check.__name__, lambda check=check: check(make))
+    tell("check_a_lost_worker", lambda: check_a_lost_worker(make, lambda c, i: os.kill(c.pids[i], signal.SIGKILL)))
+
+    def come_and_go() -> None:
+        """With four workers on two machines one machine goes in mid-run, and another comes."""
+        at: list[int] = []
+
+        def watch(driver: Any, evaluator: Any) -> None:
+            if driver.step == 3:
+                nodes.remove_node(second)
+                at.append(driver.step)
+                nodes.add_node(num_cpus=4)
+
+        cluster = Ray(4, delays=anyk.delays.Constant(0.05), cpus=1.5)  # at most two on a machine
+        made.append(cluster)
+        run = anyk.train(Squares(4), "uncoded", cluster, steps=8, watch=watch)
+        books = run.books
+        assert at == [3]
+        assert run.steps == 8
+        assert books["lost"] >= 1, f"nobody was lost: {books}"
+        kinds = [note["kind"] for note in run.notes]
+        assert "lost" in kinds, kinds
+
+    tell("nodes", come_and_go)
+    pids = {pid for cluster in made for pid in cluster.pids.values()}
+
+    def leaks() -> None:
+        assert len(pids) > 8
+        assert not over(set(pids)), "actors have outlived their clusters"
+
+    tell("leaks", leaks)
+    ray.shutdown()
+    nodes.shutdown()
+
+
+if __name__ == "__main__":
+    {"ray": through_ray, "mpi": through_mpi}[sys.argv[1]]()
