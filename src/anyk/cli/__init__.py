@@ -44,6 +44,6 @@ def main() -> None:
     """
 
 
-from anyk.cli import codes, graphs, lists, runs, traces  # noqa: E402  # they add their commands to the group above
+from anyk.cli import clusters, codes, graphs, lists, runs, traces  # noqa: E402  # they add their commands to the group above
 
-__all__ = ["codes", "graphs", "lists", "main", "runs", "traces"]
+__all__ = ["clusters", "codes", "graphs", "lists", "main", "runs", "traces"]

@@ -12,7 +12,7 @@ from anyk.reports.codes import (
 )
 from anyk.reports.plots import plot
 from anyk.reports.progress import Progress
-from anyk.reports.tables import race_table, ratio_to_floor, speed_ups
+from anyk.reports.tables import race_table, ratio_to_floor, speed_table, speed_ups
 
 __all__ = [
     "Progress",
@@ -26,6 +26,7 @@ __all__ = [
     "plot_codes",
     "race_table",
     "ratio_to_floor",
+    "speed_table",
     "speed_ups",
     "theory_text",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from anyk.training.checking import ClusterSpeed
 from anyk.training.floor import SHOWN_FROM
 from anyk.training.run import Run
 
@@ -63,4 +64,22 @@ def race_table(runs: Sequence[Run]) -> Table:
         if target is not None:
             cells.append(seconds(run.time_to_target))
         table.add_row(*cells, "–" if speed_up is None else f"{speed_up:.1f}x")
+    return table
+
+
+def speed_table(speed: ClusterSpeed) -> Table:
+    """One row a size."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("message", "round trip ms", "MB/s", "step ms", "floor ms", "step / floor"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for each in speed.speeds:
+        rate = speed.bandwidth(each)
+        table.add_row(
+            f"{each.size / 1e6:g} MB",
+            f"{1e3 * each.trip:.2f}",
+            "–" if rate is None else f"{rate / 1e6:,.0f}",
+            f"{1e3 * each.step:.2f}",
+            f"{1e3 * each.floor:.2f}",
+            f"{each.ratio:.2f}",
+        )
     return table

@@ -1,0 +1,56 @@
+"""Commands about clusters."""
+
+from __future__ import annotations
+
+import click
+
+from anyk.cli import main
+from anyk.cli.lists import list_entries
+from anyk.cli.options import join_cluster, json_option, plugin_option, write_json
+
+
+@main.group(invoke_without_command=True)
+@json_option
+@plugin_option
+@click.pass_context
+def cluster(ctx: click.Context, /, json_file: str | None) -> None:
+    """List the kinds of clusters. 'anyk cluster check SPEC' measures one."""
+    if ctx.invoked_subcommand is None:
+        from anyk.clusters import registry
+
+        list_entries(registry, json_file, also="'anyk cluster check SPEC --workers 8' measures one.")
+
+
+@cluster.command()
+@click.argument("spec", callback=lambda _, __, spec: join_cluster(spec))
+@click.option("--workers", type=int, default=8, show_default=True, help="Number of workers, n.")
+@click.option("--steps", type=int, default=20, show_default=True, help="How often each is measured.")
+@json_option
+@plugin_option
+def check(spec: str, workers: int, steps: int, json_file: str | None) -> None:
+    """Start a cluster and measure it: latency, bandwidth, and a step at 0.1, 2 and 50 MB beside its floor."""
+    from anyk.clusters import cluster as build
+    from anyk.reports import speed_table
+    from anyk.training.checking import cluster_speed
+
+    speed = cluster_speed(
+        lambda: build(spec, workers=workers),
+        steps=steps,
+        tell=lambda text: click.echo(f"· {text}", err=True),
+    )
+    if json_file != "-":
+        from rich.console import Console
+
+        console = Console(width=120)
+        console.print(
+            f"{speed.spec}: {speed.workers} workers ready after {speed.start:.2f} s, "
+            f"latency {1e3 * speed.latency:.2f} ms",
+            highlight=False,
+        )
+        console.print(speed_table(speed))
+        console.print(
+            "round trip: one worker gets a model and answers; step: all do; floor: adding up the answers here",
+            highlight=False,
+        )
+    rows = [each._asdict() | {"bandwidth": speed.bandwidth(each)} for each in speed.speeds]
+    write_json(speed._asdict() | {"speeds": rows}, json_file)
