@@ -37,19 +37,20 @@ _TO_WORKER, _WORD, _VECTOR = 1, 2, 3  # tags
 _RUN, _MAIL, _CLOSE, _END = range(4)  # what the driver sends: each begins with its kind
 _TEXT = 512
 _WORD_FORM = struct.Struct(f"=qqqqddddqqqqi{_TEXT}s")  # a word, the number of its run, the bytes and kind of its vector
-_SHORT, _LONG = 5e-5, 5e-3  # seconds between two looks for messages: doubled while there are none
+_SHORT = 5e-5  # seconds between two looks for messages, doubled while there are none
+_LONG, _LONG_DRIVER = 2e-3, 5e-4  # up to these
 
 
 class _Pause:
     """Between two looks for messages: MPI's own waiting would keep a processor busy that others need."""
 
-    def __init__(self) -> None:
-        self.seconds = _SHORT
+    def __init__(self, longest: float = _LONG) -> None:
+        self.seconds, self._longest = _SHORT, longest
 
     def __call__(self, until: float | None = None) -> None:
         wait = self.seconds if until is None else min(self.seconds, max(0.0, until - time.monotonic()))
         time.sleep(wait)
-        self.seconds = min(2 * self.seconds, _LONG)
+        self.seconds = min(2 * self.seconds, self._longest)
 
 
 @cache
@@ -380,7 +381,7 @@ class Mpi(Mailed):
 
     def _poll(self, timeout: float) -> None:
         until = time.monotonic() + timeout
-        pause = _Pause()
+        pause = _Pause(_LONG_DRIVER)
         while not self._look() and time.monotonic() < until:
             pause(until)
 
