@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
     from anyk.strategies import strategy
-    from anyk.training import Run, race, replay, resume, train, train_many
+    from anyk.training import Run, race, replay, resume, rounds, train, train_many
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
@@ -47,6 +47,7 @@ _NAMES = {
     "race": "training",
     "replay": "training",
     "resume": "training",
+    "rounds": "training",
     "train": "training",
     "train_many": "training",
 }
@@ -83,6 +84,7 @@ __all__ = [
     "replay",
     "reports",
     "resume",
+    "rounds",
     "strategies",
     "strategy",
     "testing",

@@ -10,6 +10,7 @@ from anyk.training.racing import Race, race
 from anyk.training.replaying import Replay, replay
 from anyk.training.run import CutOff, Receipt, Run
 from anyk.training.runlog import RunLog
+from anyk.training.stepping import Step, rounds
 from anyk.training.tracing import save_trace
 
 __all__ = [
@@ -23,10 +24,12 @@ __all__ = [
     "Replay",
     "Run",
     "RunLog",
+    "Step",
     "floor_seconds",
     "race",
     "replay",
     "resume",
+    "rounds",
     "save_trace",
     "train",
     "train_many",
