@@ -40,6 +40,7 @@ from anyk.protocol import (
 from anyk.specs import show
 
 Waiting = Literal["all", "minimal", "feasible"]
+Late = Literal["drop", "keep"]
 Flags = NDArray[np.bool_]
 Place = tuple[int, int]  # task and chunk of a message
 _ALARM = "cut-off"
@@ -65,8 +66,15 @@ class SequentialRounds(ABC):
     ``models``: M, at least T + 1 (the default). ``mu``: the cut-off of a round is at ``1 + mu`` times its first
     completion. Where those who are late then do not fit the straggler model, ``wait`` says for whom to wait: ``all``,
     ``minimal`` (in order of arrival, until the rest fits) or ``feasible`` (whatever the model, until every job could
-    still be done if nobody straggled any more). Messages of a worker that is cut off are dropped. ``jobs``: how many
+    still be done if nobody straggled any more). ``jobs``: how many
     there are in all, so that the last rounds carry no new ones (0: no end).
+
+    ``late`` says what becomes of a straggler's task when its round ends. ``drop``: it is cut off, its messages are
+    dropped, and the worker takes part in the next round. ``keep``: if a job in it is not done yet, the worker goes on
+    with it, and only when it has ended it is given a task again, that of the round then under way: rounds in between
+    pass without it, there is never a queue. When the last message of such a task has come, all of them count for jobs
+    not done by then, and what came is not tried again. In the straggler model it has straggled in every round that
+    ended before it had ended its task of that round, whatever came late.
 
     A worker that is lost is a straggler; when the others are not enough the round waits until it is back.
     """
@@ -76,12 +84,23 @@ class SequentialRounds(ABC):
     name: str
 
     def __init__(
-        self, workers: int, *, delay: int, mu: float, wait: Waiting, models: int | None, jobs: int, batch: int
+        self,
+        workers: int,
+        *,
+        delay: int,
+        mu: float,
+        wait: Waiting,
+        models: int | None,
+        jobs: int,
+        batch: int,
+        late: Late = "drop",
     ) -> None:
         if not 0.0 <= mu < float("inf"):
             raise BadInput(f"mu of '{self.name}' must be at least 0, got {mu:g}")
         if wait not in ("all", "minimal", "feasible"):
             raise BadInput(f"wait of '{self.name}' must be all, minimal or feasible, got {wait!r}")
+        if late not in ("drop", "keep"):
+            raise BadInput(f"late of '{self.name}' must be drop or keep, got {late!r}")
         models = delay + 1 if models is None else models
         if models < delay + 1:
             raise BadInput(
@@ -91,7 +110,7 @@ class SequentialRounds(ABC):
         if jobs < 0 or batch < 0:
             raise BadInput(f"jobs and batch of '{self.name}' must be at least 0, got jobs={jobs}, batch={batch}")
         self.workers, self.T, self.mu, self.wait, self.models = workers, delay, mu, wait, models
-        self.jobs, self.batch = jobs, batch
+        self.jobs, self.batch, self.late = jobs, batch, late
         self._given_jobs = jobs
         self.slots = slot_names(models)
         # what changes:
@@ -103,10 +122,11 @@ class SequentialRounds(ABC):
         self._cut = float("inf")  # seconds from a round's beginning to its cut-off, once that is known
         self._present: set[int] = set()
         self._gone: set[int] = set()
-        self._task: dict[int, int] = {}  # worker -> its task of this round
+        self._task: dict[int, int] = {}  # worker -> its newest task, of this round or one that goes on
         self._worker: dict[int, int] = {}  # and back
         self._work: dict[int, list[tuple[int, int]]] = {}  # task -> (job, piece) of each of its chunks, until used up
-        self._left: dict[int, set[int]] = {}  # task of this round -> chunks that have not come
+        self._left: dict[int, set[int]] = {}  # task under way -> chunks that have not come
+        self._behind: set[int] = set()  # those of them that are of earlier rounds
         self._done: list[int] = []  # workers that have completed this round, in order
         self._failures: dict[int, int] = {}
         self._waiting = False  # whether the cut-off of this round has passed without fitting
@@ -209,12 +229,14 @@ class SequentialRounds(ABC):
             self.durations.append(0.0)
             self._finish_round(np.zeros(self.workers, dtype=bool))
         self._began, self._cut = self._now, float("inf")
-        self._task, self._worker, self._left, self._done = {}, {}, {}, []
-        self._failures, self._waiting = {}, False
+        self._worker = {task: self._worker[task] for task in sorted(self._behind)}
+        self._task = {worker: task for task, worker in self._worker.items()}
+        self._left = {task: self._left[task] for task in self._worker}
+        self._done, self._failures, self._waiting = [], {}, False
         self._assigned = self._assign(t)
         if len(self._gone) == self.workers:
             return [Stop("every worker has been given up", failed=True)]
-        return self._dispatch(sorted(self._present))
+        return self._dispatch(sorted(self._present - self._task.keys()))
 
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
         if not workers:
@@ -240,6 +262,8 @@ class SequentialRounds(ABC):
             if left:
                 return ()
             del self._left[event.task]
+            if event.task in self._behind:
+                return self._catch_up(event.worker, event.task)
             self._done.append(event.worker)
             return self._look(first=len(self._done) == 1)
         if isinstance(event, Alarm):
@@ -247,9 +271,12 @@ class SequentialRounds(ABC):
         if isinstance(event, Failed):
             if self._left.pop(event.task, None) is None:
                 return ()
-            self._failures[event.worker] = self._failures.get(event.worker, 0) + 1
             self._work.pop(event.task, None)
             again: list[Command] = [Cancel((event.task,))]
+            if event.task in self._behind:
+                self._behind.discard(event.task)
+                return again + self._dispatch([event.worker])
+            self._failures[event.worker] = self._failures.get(event.worker, 0) + 1
             if self._failures[event.worker] <= _RETRIES:
                 return again + self._dispatch([event.worker])
             return again + self._look()
@@ -266,10 +293,27 @@ class SequentialRounds(ABC):
             if task in self._left:
                 self._left.pop(task)
                 self._work.pop(task, None)
+                self._behind.discard(task)
             if len(self._gone) == self.workers:
                 return [Stop("every worker has been given up", failed=True)]
             return self._look()
         return ()
+
+    def _catch_up(self, worker: int, task: int) -> list[Command]:
+        """A worker has ended its task of an earlier round: what it gives counts, and it joins the round under way."""
+        self._behind.discard(task)
+        self._take(worker, task)
+        if self._waiting and self._enough(self._late_now()):  # it may have been what was missing
+            return self._end(self._late_now())
+        self._assigned[worker] = self._assign(self.round)[worker]  # which need not try again what has come
+        return self._dispatch([worker])
+
+    def _take(self, worker: int, task: int) -> None:
+        """The messages of a task that is complete count for the jobs that are not done."""
+        self._kept.setdefault(self.round, []).append(task)
+        for chunk, (job, piece) in enumerate(self._work.pop(task)):
+            if job >= self._combined:
+                self._deliver(worker, job, piece, (task, chunk))
 
     def _look(self, *, first: bool = False) -> list[Command]:
         """After a completion or a loss: has the round ended, or can it never?"""
@@ -315,28 +359,28 @@ class SequentialRounds(ABC):
         return self._look()
 
     def _end(self, late: Flags) -> list[Command]:
-        commands: list[Command] = [SetAlarm(_ALARM, None)]
         if self.jobs:  # of a run without an end they would be too many to keep
             seconds = self._now - self._began
             self.durations.append(seconds if self._waiting else min(seconds, self._cut))
-        kept = self._kept.setdefault(self.round, [])
         for worker in sorted(self._done):
-            task = self._task[worker]
-            kept.append(task)
-            for chunk, (job, piece) in enumerate(self._work.pop(task)):
-                if job >= self._combined:
-                    self._deliver(worker, job, piece, (task, chunk))
-        dropped = [task for task in self._worker if task in self._left]
-        for task in dropped:
-            self._work.pop(task, None)
-        if dropped:
-            commands.append(Cancel(tuple(dropped)))
+            self._take(worker, self._task[worker])
         t = self.round
         done = self._combined
+        sums: list[Command] = []
         while (not self.jobs or done < self.jobs) and done <= t and self._job_done(done):
             messages, weights, residual, gain = self._job_sum(done)
-            commands.append(Combine(self.slot(done), messages, weights, "all", 1.0, residual, gain))
+            sums.append(Combine(self.slot(done), messages, weights, "all", 1.0, residual, gain))
             done += 1
+        under_way = [task for task in self._worker if task in self._left]
+        if self.late == "keep":
+            self._behind = {task for task in under_way if any(job >= done for job, _ in self._work[task])}
+        dropped = [task for task in under_way if task not in self._behind]
+        for task in dropped:
+            self._work.pop(task)
+        commands: list[Command] = [SetAlarm(_ALARM, None)]
+        if dropped:
+            commands.append(Cancel(tuple(dropped)))
+        commands += sums
         if done <= t - self.T and not (self.jobs and done >= self.jobs):
             why = f"job {done} of '{self.spec}' is not done after round {t}: the stragglers were outside of its model"
             return [*commands, Stop(why, failed=True)]
@@ -373,7 +417,8 @@ class SequentialRounds(ABC):
             "present": sorted(self._present), "gone": sorted(self._gone),
             "task": list(self._task.items()), "worker": list(self._worker.items()),
             "work": [[task, work] for task, work in self._work.items()],
-            "left": [[task, sorted(left)] for task, left in self._left.items()], "done": list(self._done),
+            "left": [[task, sorted(left)] for task, left in self._left.items()], "behind": sorted(self._behind),
+            "done": list(self._done),
             "failures": list(self._failures.items()), "waiting": self._waiting, "late": list(self._late),
             "kept": [[r, tasks] for r, tasks in self._kept.items()], "combined": self._combined,
             "assigned": self._assigned,
@@ -386,7 +431,7 @@ class SequentialRounds(ABC):
         self._present, self._gone = set(state["present"]), set(state["gone"])
         self._task, self._worker = dict(state["task"]), dict(state["worker"])
         self._work = {task: [(job, piece) for job, piece in work] for task, work in state["work"]}
-        self._left = {task: set(left) for task, left in state["left"]}
+        self._left, self._behind = {task: set(left) for task, left in state["left"]}, set(state["behind"])
         self._done, self._failures, self._waiting = list(state["done"]), dict(state["failures"]), state["waiting"]
         self._late, self._kept = [list(late) for late in state["late"]], {r: list(tasks) for r, tasks in state["kept"]}
         self._combined = state["combined"]
@@ -395,6 +440,7 @@ class SequentialRounds(ABC):
 
 _DEFAULTS: dict[str, Any] = {
     "mu": 1.0, "wait": "all", "models": None, "jobs": 0, "batch": 0, "inner": "auto", "strict": False,
+    "late": "drop",
 }  # fmt: skip
 
 
@@ -530,6 +576,7 @@ class SelectiveRepetition(_OneCode):
         lambda_: int,
         mu: float = 1.0,
         wait: Waiting = "all",
+        late: Late = "drop",
         inner: str = "auto",
         models: int | None = None,
         jobs: int = 0,
@@ -540,8 +587,8 @@ class SelectiveRepetition(_OneCode):
             raise BadInput(f"W - 1 of 'sr-sgc' must be a multiple of B = {B}, got W = {W}")
         self.B, self.W, self.lambda_ = B, W, lambda_
         tolerates = -(-B * lambda_ // (W - 1 + B))
-        super().__init__(workers, tolerates, inner, delay=B, mu=mu, wait=wait, models=models, jobs=jobs, batch=batch)
-        self._missing: dict[int, list[int]] = {}  # job -> who did not return it in its round
+        rest: dict[str, Any] = {"mu": mu, "wait": wait, "late": late, "models": models, "jobs": jobs, "batch": batch}
+        super().__init__(workers, tolerates, inner, delay=B, **rest)
         self._all_on: list[bool] = []  # of the last rounds: whether they count for nothing in the straggler model
 
     @property
@@ -550,7 +597,10 @@ class SelectiveRepetition(_OneCode):
         return _spec(self)
 
     def _repeating(self, t: int) -> list[int]:
-        miss = self._missing.get(t - self.B, [])
+        """Of the workers that have not returned job t - B those beyond s; a job that is done needs nobody."""
+        if t - self.B < self._combined:
+            return []
+        miss = [i for i in range(self.workers) if i not in self._results.get(t - self.B, ())]
         return miss[: max(0, len(miss) - self.stragglers)]
 
     def _skips(self, t: int) -> bool:
@@ -588,23 +638,19 @@ class SelectiveRepetition(_OneCode):
         return True
 
     def _end_round(self, late: Flags) -> None:
-        t = self.round
-        again = set(self._repeating(t))
-        self._missing[t] = [i for i in range(self.workers) if late[i] or i in again]
-        self._missing = {job: miss for job, miss in self._missing.items() if job > t - self.B}
+        again = [i for i, work in enumerate(self._assigned) if work and work[0][0] < self.round]
         self._all_on.append(int(late.sum()) <= self.stragglers and all(late[i] for i in again))
         del self._all_on[: max(0, len(self._all_on) - self.W)]
         self._forget_late(self.W)
 
     def state(self) -> dict[str, Any]:
         """See :class:`~anyk.protocol.Strategy`."""
-        missing = [[job, miss] for job, miss in self._missing.items()]
-        return super().state() | {"missing": missing, "all_on": list(self._all_on)}
+        return super().state() | {"all_on": list(self._all_on)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         super().restore(state)
-        self._missing, self._all_on = {job: list(miss) for job, miss in state["missing"]}, list(state["all_on"])
+        self._all_on = list(state["all_on"])
 
 
 class Multiplexed(SequentialRounds):
@@ -631,6 +677,7 @@ class Multiplexed(SequentialRounds):
         lambda_: int,
         mu: float = 1.0,
         wait: Waiting = "all",
+        late: Late = "drop",
         inner: str = "auto",
         models: int | None = None,
         jobs: int = 0,
@@ -638,7 +685,8 @@ class Multiplexed(SequentialRounds):
     ) -> None:
         _check_burst(self.name, workers, B, W, lambda_)
         self.B, self.W, self.lambda_, self.within = B, W, lambda_, inner
-        super().__init__(workers, delay=W - 2 + B, mu=mu, wait=wait, models=models, jobs=jobs, batch=batch)
+        rest: dict[str, Any] = {"mu": mu, "wait": wait, "late": late, "models": models, "jobs": jobs, "batch": batch}
+        super().__init__(workers, delay=W - 2 + B, **rest)
         n = workers
         self.coded = lambda_ < n
         each = lambda_ + 1 if self.coded else 1
@@ -803,5 +851,6 @@ def _check_burst(name: str, workers: int, B: int, W: int, lambda_: int) -> None:
 
 def _spec(scheme: SelectiveRepetition | Multiplexed) -> str:
     values: dict[str, Any] = {"B": scheme.B, "W": scheme.W, "lambda": scheme.lambda_, "mu": scheme.mu}
-    values |= {"wait": scheme.wait, "inner": scheme.within, "models": scheme.models, "jobs": scheme._given_jobs}
-    return show(scheme.name, values | {"batch": scheme.batch}, _DEFAULTS | {"models": scheme.T + 1})
+    values |= {"wait": scheme.wait, "late": scheme.late, "inner": scheme.within}
+    values |= {"models": scheme.models, "jobs": scheme._given_jobs, "batch": scheme.batch}
+    return show(scheme.name, values, _DEFAULTS | {"models": scheme.T + 1})
