@@ -336,11 +336,15 @@ def slot_names(models: int) -> tuple[str, ...]:
 
 
 class Fleet(NamedTuple):
-    """What a strategy is told at the start: how many workers there can be, and who is present at which time."""
+    """What a strategy is told at the start: how many workers there can be, and who is present at which time.
+
+    ``rounds``: steps that its models have had before, all together, where the run goes on from another.
+    """
 
     workers: int
     present: tuple[int, ...]
     time: float = 0.0
+    rounds: int = 0
 
 
 class Strategy(Protocol):

@@ -76,9 +76,11 @@ def _interrupted(folder: str | Path | None) -> None:
 )
 @click.option("--models", type=int, default=1, show_default=True,
               help="Models trained at once, in turn (of two-layer networks each with a start of its own).")  # fmt: skip
+@click.option("--from", "begin", metavar="FOLDER",
+              help="Begin where this run stands: its models, optimiser states and step numbers.")  # fmt: skip
 @common
 @click.pass_context
-def train(ctx: click.Context, /, strategy: str, models: int, **given: Any) -> None:
+def train(ctx: click.Context, /, strategy: str, models: int, begin: str | None, **given: Any) -> None:
     """Train one model, or several at once, with one strategy."""
     if given["settings"]:
         show_settings(ctx)
@@ -120,6 +122,7 @@ def train(ctx: click.Context, /, strategy: str, models: int, **given: Any) -> No
                 steps=given["steps"],
                 seconds=given["seconds"],
                 target=given["target"],
+                begin=begin,
                 out=folder,
                 watch=progress,
             )

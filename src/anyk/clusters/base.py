@@ -144,6 +144,15 @@ class Cluster(ABC):
         """The tasks in flight, alarms and counts from which :meth:`restore` goes on, as plain data."""
         return {"numbers": list(self._numbers), "repeats": list(self._repeats)}
 
+    @property
+    def tasks(self) -> int:
+        """As many as the worker with the most has been given; so many delays have been drawn."""
+        return max(self._numbers)
+
+    def skip(self, tasks: int) -> None:
+        """Draw delays as if every worker had been given so many tasks; called after :meth:`open`."""
+        self._numbers[:] = [tasks] * self.workers
+
     # ------------------------------------------------------------------------------------------- models and messages
 
     @abstractmethod

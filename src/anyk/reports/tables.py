@@ -25,7 +25,8 @@ def seconds(value: float | None) -> str:
 def ratio_to_floor(run: Run) -> float | None:
     """Seconds over floor seconds; None where the floor is too small to say anything."""
     floor = run.floor_seconds
-    if not floor or not run.steps or floor / run.steps < SHOWN_FROM:
+    taken = run.steps - run.begun
+    if not floor or not taken or floor / taken < SHOWN_FROM:
         return None
     return run.seconds / floor
 
@@ -33,7 +34,11 @@ def ratio_to_floor(run: Run) -> float | None:
 def speed_ups(runs: Sequence[Run]) -> list[float | None]:
     """How many times sooner than the slowest: to the target where one was set, else for one step."""
     wanted = any(run.config.get("target") is not None for run in runs)
-    times = [run.time_to_target if wanted else (run.seconds / run.steps if run.steps else None) for run in runs]
+    taken = [run.steps - run.begun for run in runs]
+    times = [
+        run.time_to_target if wanted else (run.seconds / steps if steps else None)
+        for run, steps in zip(runs, taken, strict=True)
+    ]
     known = [time for time in times if time]
     return [max(known) / time if time else None for time in times]
 

@@ -153,6 +153,7 @@ class CodedRounds(OfCode):
         self.version = 0
         self._next = 0  # the next task's number
         self._first = 0  # the round's first task
+        self._before = 0  # rounds of the run that this one goes on from
         self._present: set[int] = set()
         self._gone: set[int] = set()
         self._arrivals: list[float] = []  # of this round
@@ -234,7 +235,7 @@ class CodedRounds(OfCode):
         """See :class:`~anyk.protocol.Strategy`."""
         self.version = self._next = 0
         self._present, self._gone = set(fleet.present), set()
-        self._now = fleet.time
+        self._now, self._before = fleet.time, fleet.rounds
         return self._begin()
 
     def on(self, event: Event) -> Sequence[Command]:
@@ -312,7 +313,8 @@ class CodedRounds(OfCode):
         self._open.update(dict.fromkeys(workers, self._messages))
         tasks = self._tasks[self.version % self.models]
         chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
-        return [Dispatch(task, workers, chunks)]
+        # of several models the versions do not count the rounds
+        return [Dispatch(task, workers, chunks, None if self.models == 1 else self._before + self.version)]
 
     def _begin(self) -> list[Command]:
         self._first = self._next
@@ -443,6 +445,7 @@ class CodedRounds(OfCode):
             "version": self.version,
             "next": self._next,
             "first": self._first,
+            "before": self._before,
             "present": sorted(self._present),
             "gone": sorted(self._gone),
             "open": sorted(self._open.items()),
@@ -461,6 +464,7 @@ class CodedRounds(OfCode):
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         self.version, self._next, self._first = state["version"], state["next"], state["first"]
+        self._before = state["before"]
         self._present, self._gone, self._open = set(state["present"]), set(state["gone"]), dict(state["open"])
         self._failures = dict(state["failures"])
         self._task_of = dict(state["replies"])

@@ -134,6 +134,7 @@ class SequentialRounds(ABC):
         self._kept: dict[int, list[int]] = {}  # round -> completed tasks whose messages may still be used
         self._combined = 0  # jobs done, which is in order
         self._assigned: list[list[tuple[int, int]]] = []  # (job, piece) pairs of this round, by worker
+        self._before = 0  # rounds of the run that this one goes on from
         self._blank: dict[str, Any] | None = None  # the state before the first start
 
     def plan(self, steps: int | None) -> None:
@@ -216,6 +217,7 @@ class SequentialRounds(ABC):
         else:  # used before
             self.restore(copy.deepcopy(self._blank))
         self._present, self._gone, self._now = set(fleet.present), set(), fleet.time
+        self._before = fleet.rounds
         return self._begin()
 
     def _begin(self) -> list[Command]:
@@ -249,7 +251,7 @@ class SequentialRounds(ABC):
             self._work[task], self._left[task] = list(work), set(range(max(1, len(work))))
             chunks = [Chunk(*self._rows(worker, piece), slot=self.slot(job), batch=self.batch) for job, piece in work]
             tasks.append(tuple(chunks) or (Chunk((), (), slot=self.slot(self.round), batch=self.batch),))
-        return [Dispatch(first, tuple(workers), tasks, round=self.round)]
+        return [Dispatch(first, tuple(workers), tasks, round=self._before + self.round)]
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
@@ -421,7 +423,7 @@ class SequentialRounds(ABC):
             "done": list(self._done),
             "failures": list(self._failures.items()), "waiting": self._waiting, "late": list(self._late),
             "kept": [[r, tasks] for r, tasks in self._kept.items()], "combined": self._combined,
-            "assigned": self._assigned,
+            "assigned": self._assigned, "before": self._before,
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -434,7 +436,7 @@ class SequentialRounds(ABC):
         self._left, self._behind = {task: set(left) for task, left in state["left"]}, set(state["behind"])
         self._done, self._failures, self._waiting = list(state["done"]), dict(state["failures"]), state["waiting"]
         self._late, self._kept = [list(late) for late in state["late"]], {r: list(tasks) for r, tasks in state["kept"]}
-        self._combined = state["combined"]
+        self._combined, self._before = state["combined"], state["before"]
         self._assigned = [[(job, piece) for job, piece in work] for work in state["assigned"]]
 
 

@@ -45,6 +45,7 @@ from anyk.protocol import (
     Timing,
 )
 from anyk.training.batches import ARRIVED, ENDED, OPEN, Batch
+from anyk.training.beginning import Beginning
 from anyk.training.books import Books
 from anyk.training.runlog import RunLog
 
@@ -60,7 +61,7 @@ class Driver:
 
     Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and what a strategy
     asks of losses and gradients is answered from ``told``, in that order. ``watch`` is called after every step with
-    the driver.
+    the driver. ``beginning``: where another run stood, from which this one goes on.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Driver:
         seconds: float | None = None,
         watch: Callable[[Driver], None] | None = None,
         told: Sequence[Assessed | Scattered] = (),
+        beginning: Beginning | None = None,
     ) -> None:
         self.strategy, self.cluster, self.problem, self.optimizer, self.log = strategy, cluster, problem, optimizer, log
         self.steps, self.seconds = steps, seconds
@@ -82,7 +84,10 @@ class Driver:
         self.save: Callable[[], None] | None = None  # called between two events, every ``save_every`` seconds
         self.save_every = self.save_at = 0.0
         self.books = Books()
+        self.beginning = beginning
         self.versions: dict[str, int] = dict.fromkeys(strategy.slots, 0)
+        if beginning is not None:
+            self.versions |= beginning.versions
         self.auxiliary: tuple[str, ...] = getattr(strategy, "auxiliary", ())
         self.models: dict[str, Vector] = {}
         self.optimizer_states: dict[str, dict[str, Vector]] = {}
@@ -144,14 +149,24 @@ class Driver:
 
     def begin(self) -> None:
         """Publish the first versions and ask the strategy for its first commands."""
-        if self.problem is not None and self.optimizer is not None:
-            for slot in self.versions:
-                w = self.models[slot] = self.cluster.blank(slot)
-                w[:] = problem_of(self.problem, slot).initial()
-                self.optimizer_states[slot] = self.optimizer.start(w)
-                self.cluster.publish(slot, 0, w)
+        earlier = self.beginning
+        if earlier is not None:
+            self.cluster.skip(earlier.tasks)
+        for slot, version in self.versions.items():
+            if self.problem is None or self.optimizer is None:
+                self.cluster.newer(slot, version)
+                continue
+            known = earlier is not None and slot in earlier.models
+            w = self.models[slot] = self.cluster.blank(slot)
+            w[:] = earlier.models[slot] if known else problem_of(self.problem, slot).initial()  # type: ignore[union-attr]
+            state = self.optimizer_states[slot] = self.optimizer.start(w)
+            if known:  # but not what local work left in it
+                state |= {name: earlier.states[slot][name].copy() for name in state}  # type: ignore[union-attr]
+            self.cluster.publish(slot, version, w)
         self._now = self.cluster.now()
-        self._obey(self.strategy.start(Fleet(self.strategy.workers, tuple(sorted(self.present)), self._now)))
+        present = tuple(sorted(self.present))
+        rounds = 0 if earlier is None else earlier.rounds
+        self._obey(self.strategy.start(Fleet(self.strategy.workers, present, self._now, rounds)))
         self._answer()
 
     def run(self) -> None:
@@ -231,6 +246,16 @@ class Driver:
     def trained(self) -> list[tuple[str, Vector]]:
         """The newest version of each slot that is trained for its own sake."""
         return [(slot, w) for slot, w in self.models.items() if slot not in self.auxiliary]
+
+    def standing(self) -> Beginning:
+        """Where the run stands, for another to go on from."""
+        models = {slot: w.copy() for slot, w in self.trained()}
+        return Beginning(
+            {slot: self.versions[slot] for slot in models},
+            models,
+            {slot: self.optimizer_states[slot] for slot in models},
+            self.cluster.tasks,
+        )
 
     def finished(self) -> bool:
         """Whether a limit has been reached or the strategy has stopped."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from anyk.clusters import Cluster, Simulated
 from anyk.protocol import Assessed, Scattered, Strategy
+from anyk.training.beginning import Beginning
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
 
@@ -11,18 +12,26 @@ TOLD = ("Assessed", "Scattered")  # what the driver works out from models and me
 SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
 
 
-def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int, log: RunLog | None = None) -> float:
+def floor_seconds(
+    strategy: Strategy,
+    cluster: Cluster,
+    steps: int,
+    log: RunLog | None = None,
+    *,
+    beginning: Beginning | None = None,
+) -> float:
     """Seconds that ``strategy`` takes for ``steps`` steps on the virtual clock with the delays of ``cluster``.
 
     ``strategy`` must be fresh; computing and communication count as nothing. What the strategy was told of losses and
-    gradients in the run is told again, in the same order, from its ``log``.
+    gradients in the run is told again, in the same order, from its ``log``. A run that went on from another has that
+    one's steps in ``steps``, and its ``beginning``.
 
     >>> import anyk
     >>> strategy = anyk.strategy("uncoded", workers=3)
     >>> floor_seconds(strategy, anyk.cluster("processes", workers=3, delays="constant:2"), steps=5)
     10.0
     """
-    if not steps:
+    if steps == (0 if beginning is None else beginning.step):
         return 0.0
     virtual = Simulated(
         cluster.workers,
@@ -34,7 +43,7 @@ def floor_seconds(strategy: Strategy, cluster: Cluster, steps: int, log: RunLog 
     # without a problem nothing is computed, but vectors have their length all the same
     virtual.sized_like = cluster
     told = None if log is None else [event for event in log.events(TOLD) if isinstance(event, (Assessed, Scattered))]
-    driver = Driver(strategy, virtual, steps=steps, told=told or ())
+    driver = Driver(strategy, virtual, steps=steps, told=told or (), beginning=beginning)
     driver.open()
     driver.begin()
     driver.run()

@@ -25,6 +25,7 @@ from anyk.protocol import Strategy
 from anyk.strategies import SequentialRounds
 from anyk.strategies import strategy as build_strategy
 from anyk.training import checkpoints
+from anyk.training.beginning import Beginning
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
@@ -45,6 +46,7 @@ def train(
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
+    begin: Run | str | Path | None = None,
     out: str | Path | None = None,
     evaluate_every: int | None = None,
     checkpoint_every: float = 10.0,
@@ -58,6 +60,12 @@ def train(
     hundred of them).
     ``watch`` is called after every step. On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised.
 
+    ``begin``: a run, or its folder, where this one begins, with any other strategy and cluster. Models, states of the
+    optimiser (the same; its learning rate may be another) and version numbers are taken over, so that learning rates,
+    mini-batches and ``steps``, counted from the earlier run's beginning, go on; delays are drawn behind those it drew.
+    What it had under way is not taken over, and the clock, to which ``seconds`` belongs, begins at 0. The new folder
+    needs the other no more.
+
     Raises :class:`~anyk.errors.BadInput` for what cannot work and :class:`~anyk.errors.RunFailed` when a run cannot
     go on; its folder can then be resumed.
 
@@ -67,6 +75,9 @@ def train(
     >>> run = anyk.train(problem, "frc:load=3", cluster, steps=10)
     >>> run.steps, run.seconds == run.floor_seconds
     (10, True)
+    >>> further = anyk.train(problem, "uncoded", anyk.clusters.Simulated(workers=3), steps=15, begin=run)
+    >>> further.begun, further.history["step"].tolist()
+    (10, [10, 11, 12, 13, 14, 15])
     """
     asked = strategy if isinstance(strategy, str) else strategy.spec
     if isinstance(strategy, str):
@@ -78,11 +89,24 @@ def train(
             f"{problem.samples} rows cannot be cut into {strategy.partitions} partitions of at least one row; "
             "use fewer workers"
         )
-    _check_limits(problem, steps, seconds, target)
-    if steps is None and seconds is None and target is None:
-        steps = _STEPS
-    plan(strategy, steps)
     optimizer = optimizer or GD()
+    beginning, come_from = None, None
+    if begin is not None:
+        earlier = begin if isinstance(begin, Run) else Run.open(begin)
+        beginning = earlier.standing
+        beginning.check(strategy, problem, optimizer, earlier.config)
+        come_from = {
+            "run": str(earlier.path or "a run in memory"),
+            "strategy": earlier.config["strategy"],
+            "step": beginning.step,
+        }
+        if earlier is not begin:
+            earlier.close()
+    begun = 0 if beginning is None else beginning.step
+    _check_limits(problem, steps, seconds, target, begun)
+    if steps is None and seconds is None and target is None:
+        steps = begun + _STEPS
+    plan(strategy, steps, begun)
     config: dict[str, Any] = {
         "format": FORMAT,
         "anyk": version("anyk"),
@@ -103,10 +127,25 @@ def train(
         "metric": problem.metric,
         "better": problem.better,
     }
+    if come_from is not None:
+        config["begin"] = come_from
     folder = None if out is None else _make_folder(Path(out), config)
     with _locked(folder):
+        if beginning is not None and folder is not None:
+            beginning.save(folder)
         log = RunLog(None if folder is None else folder / "log.sqlite")
-        driver = Driver(strategy, cluster, problem=problem, optimizer=optimizer, log=log, steps=steps, seconds=seconds)
+        driver = Driver(
+            strategy,
+            cluster,
+            problem=problem,
+            optimizer=optimizer,
+            log=log,
+            steps=steps,
+            seconds=seconds,
+            beginning=beginning,
+        )
+        if come_from is not None:
+            log.note(0.0, "begun", f"at step {begun} of {come_from['run']} ({come_from['strategy']})")
         fresh = copy.deepcopy(strategy)
         return _drive(driver, fresh, config, folder, None, evaluate_every, checkpoint_every, watch)
 
@@ -137,9 +176,11 @@ def resume(
         if not config.get("problem"):
             raise BadInput(f"the problem of '{folder}' was made in Python; give it: anyk.resume(path, problem=…)")
         problem = from_recipe(config["problem"])
-    _check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"))
+    beginning = Beginning.load(folder) if "begin" in config else None
+    begun = 0 if beginning is None else beginning.step
+    _check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"), begun)
     strategy = build_strategy(config["strategy"], workers=config["workers"])
-    plan(strategy, config.get("steps"))
+    plan(strategy, config.get("steps"), begun)
     fresh = copy.deepcopy(strategy)
     cluster = build_cluster(
         config["cluster"],
@@ -151,7 +192,7 @@ def resume(
     with _locked(folder):
         saved = checkpoints.load(folder)
         if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
-            strategy.check_further(planned, saved[0]["strategy"])
+            strategy.check_further(planned - begun, saved[0]["strategy"])
         log = RunLog(folder / "log.sqlite")
         _write_config(folder, config)
         driver = Driver(
@@ -162,14 +203,15 @@ def resume(
             log=log,
             steps=config.get("steps"),
             seconds=config.get("seconds"),
+            beginning=beginning,
         )
         return _drive(driver, fresh, config, folder, saved, evaluate_every, checkpoint_every, watch)
 
 
-def plan(strategy: Strategy, steps: int | None) -> None:
+def plan(strategy: Strategy, steps: int | None, begun: int = 0) -> None:
     """Tell a sequential code how many steps there will be, so that its last rounds begin no further jobs."""
     if isinstance(strategy, SequentialRounds):
-        strategy.plan(steps)
+        strategy.plan(None if steps is None else steps - begun)
 
 
 def _drive(
@@ -234,7 +276,9 @@ def _drive(
     if ended is not None:
         log.close()
         raise ended
-    return Run(log, config, path=folder, models={slot: w.copy() for slot, w in driver.models.items()})
+    standing = driver.standing()
+    models = {slot: standing.models[slot] if slot in standing.models else w.copy() for slot, w in driver.models.items()}
+    return Run(log, config, path=folder, models=models, beginning=driver.beginning, standing=standing)
 
 
 def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, config: dict[str, Any]) -> None:
@@ -252,7 +296,7 @@ def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, conf
     driver.log.flush()
     driver.log.summarise(
         {
-            "floor_seconds": floor_seconds(fresh, driver.cluster, driver.step, driver.log),
+            "floor_seconds": floor_seconds(fresh, driver.cluster, driver.step, driver.log, beginning=driver.beginning),
             "loss": last.loss if last else None,
             "metric": {"name": config["metric"], "value": last.metric} if last and last.metric is not None else None,
             "time_to_target": reached.time if reached else None,
@@ -296,9 +340,13 @@ def _saving(driver: Driver, evaluator: Evaluator, folder: Path) -> Callable[[], 
 # ----------------------------------------------------------------------------------------------- set-up
 
 
-def _check_limits(problem: Problem, steps: int | None, seconds: float | None, target: float | None) -> None:
+def _check_limits(
+    problem: Problem, steps: int | None, seconds: float | None, target: float | None, begun: int = 0
+) -> None:
     if steps is not None and steps < 1:
         raise BadInput(f"steps must be at least 1, got {steps}")
+    if steps is not None and steps <= begun:
+        raise BadInput(f"the run begins at step {begun}, and steps count from 0; they must be more, got {steps}")
     if seconds is not None and not 0 < seconds < float("inf"):
         raise BadInput(f"seconds must be a finite number above 0, got {seconds:g}")
     if target is None:

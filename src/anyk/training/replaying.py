@@ -100,7 +100,7 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
         else:
             why = "its problem was made in Python; give it with problem=…"
     strategy = build_strategy(config["strategy"], workers=config["workers"])
-    plan(strategy, config.get("steps"))
+    plan(strategy, config.get("steps"), run.begun)
     new = RunLog()
     driver = Driver(
         strategy,
@@ -109,6 +109,7 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
         optimizer=build_optimizer(config["optimizer"], lr=config["lr"]) if why is None else None,
         log=new,
         steps=run.steps,
+        beginning=run.beginning,
     )
     driver.open()
     driver.begin()

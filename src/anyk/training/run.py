@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
 from anyk.training import checkpoints
+from anyk.training.beginning import Beginning
 from anyk.training.runlog import RunLog
 
 FORMAT = 1
@@ -67,10 +68,17 @@ class Run:
     """
 
     def __init__(
-        self, log: RunLog, config: dict[str, Any], *, path: Path | None, models: dict[str, Vector] | None
+        self,
+        log: RunLog,
+        config: dict[str, Any],
+        *,
+        path: Path | None,
+        models: dict[str, Vector] | None,
+        beginning: Beginning | None = None,
+        standing: Beginning | None = None,
     ) -> None:
         self.log, self.config, self.path = log, config, path
-        self._models = models
+        self._models, self._beginning, self._standing = models, beginning, standing
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -103,7 +111,29 @@ class Run:
         rows = self.log.rows(
             f"SELECT min(v) FROM (SELECT max(version) AS v FROM updates {which} GROUP BY slot)", beside
         )
-        return int(rows[0][0] or 0)
+        return int(rows[0][0] or self.begun)
+
+    @property
+    def begun(self) -> int:
+        """The step at which it began: 0, or where the run stood that it goes on from."""
+        return int(self.config.get("begin", {}).get("step", 0))
+
+    @property
+    def beginning(self) -> Beginning | None:
+        """What it began with, if it goes on from another run."""
+        if self._beginning is None and "begin" in self.config and self.path is not None:
+            self._beginning = Beginning.load(self.path)
+        return self._beginning
+
+    @property
+    def standing(self) -> Beginning:
+        """Where it stands, for another run to begin there; :class:`~anyk.errors.BadInput` if that is not known."""
+        if self._standing is None:
+            saved = None if self.path is None else checkpoints.load(self.path)
+            if saved is None:
+                raise BadInput(f"'{self.path}' has no checkpoint yet to go on from; resume it")
+            self._standing = Beginning.of_saved(*saved, auxiliary=tuple(self.config.get("auxiliary", ())))
+        return self._standing
 
     @property
     def seconds(self) -> float:
