@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
+    from anyk.planning import train_tuned
     from anyk.strategies import strategy
     from anyk.training import Run, race, replay, resume, rounds, train, train_many
 
@@ -50,6 +51,7 @@ _NAMES = {
     "rounds": "training",
     "train": "training",
     "train_many": "training",
+    "train_tuned": "planning",
 }
 
 
@@ -90,5 +92,6 @@ __all__ = [
     "testing",
     "train",
     "train_many",
+    "train_tuned",
     "training",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +79,14 @@ def _interrupted(folder: str | Path | None) -> None:
               help="Models trained at once, in turn (of two-layer networks each with a start of its own).")  # fmt: skip
 @click.option("--from", "begin", metavar="FOLDER",
               help="Begin where this run stands: its models, optimiser states and step numbers.")  # fmt: skip
+@click.option("--probe", type=int, metavar="ROUNDS",
+              help="In place of --strategy: measure for so many rounds, uncoded and coded, and go on with what "
+              "suits the delays best.")  # fmt: skip
 @common
 @click.pass_context
-def train(ctx: click.Context, /, strategy: str, models: int, begin: str | None, **given: Any) -> None:
+def train(
+    ctx: click.Context, /, strategy: str, models: int, begin: str | None, probe: int | None, **given: Any
+) -> None:
     """Train one model, or several at once, with one strategy."""
     if given["settings"]:
         show_settings(ctx)
@@ -95,6 +101,15 @@ def train(ctx: click.Context, /, strategy: str, models: int, begin: str | None, 
 
     if models < 1:
         raise BadInput(f"models must be at least 1, got {models}")
+    if probe is not None:
+        from click.core import ParameterSource
+
+        if ctx.get_parameter_source("strategy") != ParameterSource.DEFAULT:
+            raise BadInput("--probe finds the strategy itself; leave out --strategy, or --probe")
+        if begin is not None:
+            raise BadInput("--probe begins anew; leave out --from, or --probe")
+        _train_tuned(probe, models, given)
+        return
     asked = with_keys(strategy, {"models": models}) if models > 1 else strategy
     build(asked, workers=given["workers"])  # complain before anything is loaded
     delays = parse(given["delays"])
@@ -131,6 +146,47 @@ def train(ctx: click.Context, /, strategy: str, models: int, begin: str | None, 
     console.print(race_table([run]))
     console.print(f"run: {folder}", highlight=False)
     write_json(run.report(), given["json_file"])
+
+
+def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
+    """Probe, choose, switch."""
+    from anyk.planning import Candidate, train_tuned
+    from anyk.reports import Progress, race_table
+    from anyk.reports.tables import candidates_text
+    from anyk.training.run import setup
+
+    problem = make_problem(given["data"], given["data_file"], given["l2"], given["model"])
+    folder = Path(given["out"]) if given["out"] else new_folder("train")
+    console = _console(given["json_file"])
+
+    def say(spec: str, candidates: Sequence[Candidate]) -> None:
+        text = f"· {spec}" if not candidates else f"{candidates_text(candidates)}\n· {spec}"
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    names = ("workers", "cluster", "delays", "communication", "seed", "steps", "seconds", "target")
+    try:
+        with Progress(console, quiet=given["quiet"]) as progress:
+            tuned = train_tuned(
+                [problem, *(_variant(problem, i) for i in range(1, models))],
+                probe=probe,
+                optimizer=make_optimizer(problem, given["data"], given["optimizer"], given["lr"]),
+                out=folder,
+                watch=progress,
+                before=say,
+                **{name: given[name] for name in names},
+            )
+    except KeyboardInterrupt:
+        if (folder / "run").exists():
+            _interrupted(folder / "run")
+        click.echo("anyk: interrupted in the probe; begin again", err=True)
+        sys.exit(130)
+    console.print(race_table(tuned.runs))
+    if tuned.choice is None:
+        console.print("a limit was reached in the probe: nothing was chosen", highlight=False)
+    console.print(f"run: {tuned.run.path}", highlight=False)
+    chosen = {"choice": [vars(one) for one in tuned.candidates], "seconds": tuned.seconds}
+    report = setup(tuned.run.config) | {"runs": [run.result() for run in tuned.runs]} | chosen
+    write_json(report, given["json_file"])
 
 
 @main.command()

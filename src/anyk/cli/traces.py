@@ -82,6 +82,7 @@ def tune(
     from anyk.delays import Trace
     from anyk.planning import fit_slope
     from anyk.planning import tune as find
+    from anyk.reports.tables import candidates_text
 
     if workers is not None and workers < 1:
         raise BadInput(f"workers must be at least 1, got {workers}")
@@ -98,17 +99,10 @@ def tune(
         slope = fit_slope(tables)
     load, times = tables[0]
     best = find(times, models=models, load=load, slope=slope, jobs=jobs, mu=mu)
-    rounds = len(times)
-    planned = jobs or max(1, rounds - (models - 1))
     if json_file != "-":
         click.echo(
-            f"{planned} jobs of {models} models on {times.shape[1]} workers, trace at load {load:g}, "
+            f"{best[0].jobs} jobs of {models} models on {times.shape[1]} workers, trace at load {load:g}, "
             f"{slope:.4g} s for the whole data"
         )
-        click.echo(f"{'':2}{'scheme':<42}{'seconds':>9}{'a job':>9}{'load':>10}{'T':>4}{'waits':>7}")
-        for i, one in enumerate(best):
-            numbers = f"{one.seconds:>9.4g}{one.seconds / planned:>9.4g}{one.load:>10.4g}{one.T:>4}{one.waits:>7}"
-            click.echo(f"{'  ' if i else '> '}{one.spec:<42}{numbers}")
-        if best[0].spec == "uncoded":
-            click.echo("no coding is best here: what a code computes twice costs more than the stragglers do")
-    write_json([vars(one) | {"jobs": planned} for one in best], json_file)
+        click.echo(candidates_text(best))
+    write_json([vars(one) for one in best], json_file)

@@ -13,10 +13,12 @@ from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
 from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
 from anyk.planning.simulation import Measured, simulate, simulated_pace
 from anyk.planning.times import Pace, discard_seconds, local_round, mean_delay, order_statistic, pace
+from anyk.planning.tuned import Tuned, train_tuned
 
 __all__ = [
     "Candidate",
     "TraceGrid",
+    "Tuned",
     "fit_slope",
     "tune",
     "Curve",
@@ -40,4 +42,5 @@ __all__ = [
     "stability_limit",
     "stationary_error",
     "survey",
+    "train_tuned",
 ]

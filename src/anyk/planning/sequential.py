@@ -26,7 +26,7 @@ class Candidate:
     """A scheme on a trace.
 
     Its ``spec``, ``load`` (share of the data that a worker computes a round), rounds of delay ``T``, ``seconds`` of all
-    rounds, and ``waits``, the rounds in which the master had to wait.
+    rounds that ``jobs`` jobs take, and ``waits``, the rounds in which the master had to wait.
     """
 
     spec: str
@@ -34,6 +34,7 @@ class Candidate:
     T: int
     seconds: float
     waits: int
+    jobs: int
 
 
 class TraceGrid:
@@ -92,7 +93,7 @@ class TraceGrid:
         """No coding: every round waits for all."""
         shift = self._shift(1.0 / self.workers)
         seconds = sum(max(_LEAST, self._sorted[t][-1] + shift) for t in range(self.jobs))
-        return Candidate("uncoded", 1.0 / self.workers, 0, seconds, self.jobs)
+        return Candidate("uncoded", 1.0 / self.workers, 0, seconds, self.jobs, self.jobs)
 
     def gradient_coding(self, s: int, *, strict: bool = False) -> Candidate:
         """``gc`` with any s stragglers."""
@@ -106,7 +107,7 @@ class TraceGrid:
             else:
                 total += end
                 waits += 1
-        return Candidate(f"gc:stragglers={s}{',strict=true' * strict}{self._mu}", load, 0, total, waits)
+        return Candidate(f"gc:stragglers={s}{',strict=true' * strict}{self._mu}", load, 0, total, waits, self.jobs)
 
     def multiplexed(self, B: int, W: int, lambda_: int) -> Candidate:
         """``m-sgc``."""
@@ -132,7 +133,7 @@ class TraceGrid:
                     continue
             total += min(cut, end)
             past.append(late)
-        return Candidate(spec, load, W - 2 + B, total, waits)
+        return Candidate(spec, load, W - 2 + B, total, waits, self.jobs)
 
     def selective(self, B: int, W: int, lambda_: int) -> Candidate:
         """``sr-sgc``."""
@@ -169,7 +170,7 @@ class TraceGrid:
                 total += min(cut, end)
             past.append(0 if late.bit_count() <= s and not again & ~late else late)
             missing.append(late | again)
-        return Candidate(spec, load, B, total, waits)
+        return Candidate(spec, load, B, total, waits, J)
 
     @property
     def _mu(self) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from anyk.training.checking import ClusterSpeed
+
+
+from anyk.planning import Candidate
 from anyk.training.floor import SHOWN_FROM
 from anyk.training.run import Run
 
@@ -88,3 +91,14 @@ def speed_table(speed: ClusterSpeed) -> Table:
             f"{each.ratio:.2f}",
         )
     return table
+
+
+def candidates_text(candidates: Sequence[Candidate]) -> str:
+    """Schemes with the seconds predicted for them, the best first and marked."""
+    lines = [f"{'':2}{'scheme':<42}{'seconds':>9}{'a job':>9}{'load':>10}{'T':>4}{'waits':>7}"]
+    for i, one in enumerate(candidates):
+        numbers = f"{one.seconds:>9.4g}{one.seconds / one.jobs:>9.4g}{one.load:>10.4g}{one.T:>4}{one.waits:>7}"
+        lines.append(f"{'  ' if i else '> '}{one.spec:<42}{numbers}")
+    if candidates[0].spec == "uncoded":
+        lines.append("no coding is best here: what a code computes twice costs more than the stragglers do")
+    return "\n".join(lines)

@@ -247,8 +247,9 @@ def _drive(
                 evaluator.every = saved[0]["every"]
                 driver.restore(*saved)
                 driver.reached = evaluator.reached is not None
+            first = saved is None and driver.beginning is not None  # its history begins with that, whatever the number
             for slot, w in driver.trained():
-                if evaluator.keep(slot, driver.versions[slot], driver.time, w):
+                if evaluator.keep(slot, driver.versions[slot], driver.time, w, last=first):
                     driver.pin(slot, driver.versions[slot])
             if folder is not None:
                 driver.save = _saving(driver, evaluator, folder)

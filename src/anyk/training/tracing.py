@@ -7,18 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.strategies import strategy as build_strategy
 from anyk.training.run import Run
 
 
-def save_trace(run: Run, path: str | Path) -> tuple[int, int, float]:
-    """Write a trace (.npz) of a run's log; returns rounds, workers and the share of times that are censored.
+def measured(run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
+    """How long tasks took in a run: seconds (rounds x workers), which of them are censored, and the load.
 
-    ``seconds`` (rounds x workers) is the time from a task's dispatch to its last message, or, of who was cut off, to
-    what is known of it at least (``censored``). A row for every time at which all workers were given a task;
-    ``load`` is the mean share of the data of a task. Raises :class:`~anyk.errors.BadInput` where there is none.
+    From a task's dispatch to its last message, or, of who was cut off, to what is known of it at least. A row for
+    every time at which all workers were given a task and not all of them cut off, as when a run ends; the load is the
+    mean share of the data of a task. Raises :class:`~anyk.errors.BadInput` where there is none.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> fleet = anyk.clusters.Simulated(3, delays=anyk.delays.Constant(2.0))
+    >>> times, _, load = measured(anyk.train(problem, "uncoded", fleet, steps=2))
+    >>> times.tolist(), round(load, 3)
+    ([[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]], 0.333)
     """
     workers = int(run.config["workers"])
     strategy = build_strategy(run.config["strategy"], workers=workers)
@@ -34,12 +42,21 @@ def save_trace(run: Run, path: str | Path) -> tuple[int, int, float]:
         if end is not None:
             covered = sum(shares[j] for part in partitions.split(";") for j in json.loads(part))
             table.setdefault(dispatched, {})[worker] = (end - dispatched, not known, covered)
-    whole = [row for row in table.values() if len(row) == workers]
+    whole = [row for row in table.values() if len(row) == workers and not all(cut for _, cut, _ in row.values())]
     if not whole:
         raise BadInput("there is no time at which every worker of the run was given a task; a trace is of rounds")
     seconds = np.array([[row[i][0] for i in range(workers)] for row in whole])
     censored = np.array([[row[i][1] for i in range(workers)] for row in whole])
-    load = float(np.mean([[row[i][2] for i in range(workers)] for row in whole]) / sum(shares))
+    return seconds, censored, float(np.mean([[row[i][2] for i in range(workers)] for row in whole]) / sum(shares))
+
+
+def save_trace(run: Run, path: str | Path) -> tuple[int, int, float]:
+    """Write a trace (.npz) of a run's log; returns rounds, workers and the share of times that are censored.
+
+    Its arrays are ``seconds``, ``censored`` and ``load``, see :func:`measured`. Raises
+    :class:`~anyk.errors.BadInput` where there is nothing to write, or no room.
+    """
+    seconds, censored, load = measured(run)
     target = Path(path)
     if target.suffix != ".npz":
         raise BadInput(f"a trace is written as .npz, got '{path}'")
@@ -47,4 +64,4 @@ def save_trace(run: Run, path: str | Path) -> tuple[int, int, float]:
         np.savez(target, seconds=seconds, censored=censored, load=load)
     except OSError as error:
         raise BadInput(f"the trace '{path}' cannot be written ({error.strerror})") from None
-    return len(seconds), workers, float(censored.mean())
+    return *seconds.shape, float(censored.mean())
