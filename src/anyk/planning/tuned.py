@@ -62,7 +62,8 @@ class Tuned:
 
     def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
         """As :meth:`Run.history_of <anyk.training.Run.history_of>`, over all runs and on one clock."""
-        parts, before = [], 0.0
+        parts: list[dict[str, NDArray[Any]]] = []
+        before = 0.0
         for run in self.runs:
             part = run.history_of(slot)
             new = part["step"] > run.begun if parts else part["step"] >= 0  # it began with the last of the one before

@@ -50,13 +50,14 @@ class LinearPartitions:
     """A linear model's training rows in partitions; see :class:`~anyk.problems.base.Partitions`.
 
     A sparse partition keeps only the columns it touches, renumbered, so that products run in cache and a reply
-    covers nothing else.
+    covers nothing else. ``free``: the regulariser's factor that the last column, an intercept's, is to be spared: its
+    sums have that much less, which is what the driver will add.
     """
 
-    def __init__(self, kind: str, outputs: int, X: Any, y: Vector, ends: NDArray[np.int64]) -> None:
+    def __init__(self, kind: str, outputs: int, X: Any, y: Vector, ends: NDArray[np.int64], free: float = 0.0) -> None:
         from scipy import sparse
 
-        self.kind, self.outputs = kind, outputs
+        self.kind, self.outputs, self.free = kind, outputs, free
         self.features = X.shape[1]
         self.dimension = self.features * outputs
         self.dtype = np.dtype(X.dtype)
@@ -96,9 +97,13 @@ class LinearPartitions:
         if self.outputs > 1:
             W = w.reshape(self.features, self.outputs)
             slope = softmax_slope(X @ (W if columns is None else W[columns]), y)
-            return np.asarray(X.T @ slope).reshape(-1)
-        scores = X @ (w if columns is None else w[columns])
-        return np.asarray(X.T @ (logistic_slope(scores, y) if self.kind == "logistic" else scores - y))
+            gradient = np.asarray(X.T @ slope).reshape(-1)
+        else:
+            scores = X @ (w if columns is None else w[columns])
+            gradient = np.asarray(X.T @ (logistic_slope(scores, y) if self.kind == "logistic" else scores - y))
+        if self.free:  # every row has the last column, which is therefore the last of the support
+            gradient[-self.outputs :] -= len(y) * self.free * w[-self.outputs :]
+        return gradient
 
 
 def logistic_slope(scores: Vector, y: Vector) -> Vector:
@@ -115,7 +120,10 @@ def softmax_slope(scores: Vector, y: Vector) -> Vector:
 
 
 class LinearProblem:
-    """What the three linear problems share; see :class:`~anyk.problems.base.Problem`."""
+    """What the three linear problems share; see :class:`~anyk.problems.base.Problem`.
+
+    ``intercept``: a last column of ones is added, whose weights the regulariser spares.
+    """
 
     kind: ClassVar[str] = ""
     _curvature: ClassVar[float] = 1.0
@@ -131,14 +139,17 @@ class LinearProblem:
         X_test: Any = None,
         y_test: ArrayLike | None = None,
         recipe: dict[str, Any] | None = None,
+        intercept: bool = False,
     ) -> None:
-        self.X = _design(X, "X")
+        self.intercept = intercept
+        self.X = self._columns(_design(X, "X"))
         self.y = self._labels(np.asarray(y), self.X.shape[0], "y")
         if (X_test is None) != (y_test is None):
             raise BadInput("give X_test and y_test together, or neither")
-        self.X_test = None if X_test is None else _design(X_test, "X_test")
+        self.X_test = None if X_test is None else self._columns(_design(X_test, "X_test"))
         if self.X_test is not None and self.X_test.shape[1] != self.X.shape[1]:
-            raise BadInput(f"X_test has {self.X_test.shape[1]} columns, X has {self.X.shape[1]}; they must agree")
+            found, wanted = self.X_test.shape[1] - intercept, self.X.shape[1] - intercept
+            raise BadInput(f"X_test has {found} columns, X has {wanted}; they must agree")
         rows = 0 if self.X_test is None else self.X_test.shape[0]
         self.y_test = None if y_test is None else self._labels(np.asarray(y_test), rows, "y_test")
         if not 0.0 <= l2 < float("inf"):
@@ -159,13 +170,24 @@ class LinearProblem:
             raise BadInput(f"{name} must hold finite numbers")
         return y.astype(np.float64)
 
+    def _columns(self, X: Any) -> Any:
+        if not self.intercept:
+            return X
+        ones = np.ones((X.shape[0], 1), dtype=X.dtype)
+        if not hasattr(X, "indptr"):
+            return np.hstack([X, ones])
+        from scipy import sparse
+
+        return sparse.hstack([X, sparse.csr_array(ones)], format="csr")
+
     def _outputs(self) -> int:
         return 1
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
-        return LinearPartitions(self.kind, self.outputs, self.X, self.y, ends)
+        free = self.l2 if self.intercept else 0.0
+        return LinearPartitions(self.kind, self.outputs, self.X, self.y, ends, free)
 
     def initial(self) -> Vector:
         """Zeros."""
@@ -173,7 +195,8 @@ class LinearProblem:
 
     def loss(self, w: Vector) -> float:
         """See :class:`~anyk.problems.base.Problem`."""
-        return float(self._losses(self._scores(self.X, w), self.y).mean() + 0.5 * self.l2 * float(w @ w))
+        v = w[: w.size - self.intercept * self.outputs]  # what is regularised
+        return float(self._losses(self._scores(self.X, w), self.y).mean() + 0.5 * self.l2 * float(v @ v))
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""

@@ -14,14 +14,16 @@ from anyk.protocol import Strategy
 from anyk.training import checkpoints
 
 NAME = "begin.safetensors"
+OUTER = "outer "  # with which the names of an outer optimiser's vectors begin
 
 
 @dataclass(frozen=True)
 class Beginning:
     """What a run that goes on from another begins with.
 
-    By slot: ``versions``, ``models`` (shape (dimension,)) and ``states``, the optimiser's vectors by name. ``tasks``:
-    as many as the worker with the most has been given, whose delays have been drawn.
+    By slot: ``versions``, ``models`` (shape (dimension,)) and ``states``, the optimiser's vectors by name (without what
+    an outer one, of local work, has among them). ``tasks``: as many as the worker with the most has been given, whose
+    delays have been drawn.
     """
 
     versions: dict[str, int]
@@ -48,7 +50,7 @@ class Beginning:
         states: dict[str, dict[str, Vector]] = {slot: {} for slot in versions}
         for key, vector in vectors.items():
             kind, *rest = key.split("/")
-            if kind == "optimizer" and rest[0] in states:
+            if kind == "optimizer" and rest[0] in states and not rest[1].startswith(OUTER):
                 states[rest[0]][rest[1]] = vector
         models = {slot: vectors[f"model/{slot}/{version}"] for slot, version in versions.items()}
         return cls(versions, models, states, max(state["cluster"]["numbers"]))

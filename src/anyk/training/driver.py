@@ -45,7 +45,7 @@ from anyk.protocol import (
     Timing,
 )
 from anyk.training.batches import ARRIVED, ENDED, OPEN, Batch
-from anyk.training.beginning import Beginning
+from anyk.training.beginning import OUTER, Beginning
 from anyk.training.books import Books
 from anyk.training.runlog import RunLog
 
@@ -156,12 +156,13 @@ class Driver:
             if self.problem is None or self.optimizer is None:
                 self.cluster.newer(slot, version)
                 continue
-            known = earlier is not None and slot in earlier.models
             w = self.models[slot] = self.cluster.blank(slot)
-            w[:] = earlier.models[slot] if known else problem_of(self.problem, slot).initial()  # type: ignore[union-attr]
-            state = self.optimizer_states[slot] = self.optimizer.start(w)
-            if known:  # but not what local work left in it
-                state |= {name: earlier.states[slot][name].copy() for name in state}  # type: ignore[union-attr]
+            if earlier is None or slot not in earlier.models:
+                w[:] = problem_of(self.problem, slot).initial()
+                self.optimizer_states[slot] = self.optimizer.start(w)
+            else:
+                w[:] = earlier.models[slot]
+                self.optimizer_states[slot] = {name: value.copy() for name, value in earlier.states[slot].items()}
             self.cluster.publish(slot, version, w)
         self._now = self.cluster.now()
         present = tuple(sorted(self.present))
@@ -253,7 +254,10 @@ class Driver:
         return Beginning(
             {slot: self.versions[slot] for slot in models},
             models,
-            {slot: self.optimizer_states[slot] for slot in models},
+            {
+                slot: {name: v for name, v in self.optimizer_states[slot].items() if not name.startswith(OUTER)}
+                for slot in models
+            },
             self.cluster.tasks,
         )
 
@@ -446,10 +450,10 @@ class Driver:
     def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
         """The state of the optimiser that steps by what local work has changed."""
         state = self.optimizer_states[slot]
-        if not any(name.startswith("outer ") for name in state):
+        if not any(name.startswith(OUTER) for name in state):
             for name, vector in outer.start(w).items():
-                state[f"outer {name}"] = vector
-        return {name.removeprefix("outer "): vector for name, vector in state.items() if name.startswith("outer ")}
+                state[OUTER + name] = vector
+        return {name.removeprefix(OUTER): vector for name, vector in state.items() if name.startswith(OUTER)}
 
     def _cancel(self, command: Cancel, cuts: Sequence[Cut]) -> None:
         """Book what a cancel ends; ``cuts`` tell what a cluster that sees ahead knows of it."""
