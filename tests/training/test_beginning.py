@@ -77,6 +77,9 @@ def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:
         assert resumed.models[slot].tobytes() == w.tobytes()
     assert resumed.history_of(resumed.slot)["step"].tolist() == list(range(3, 13))
     resumed.close()
+    if several:
+        with pytest.raises(BadInput, match="the run was planned for 12 steps of each model, and its last rounds"):
+            anyk.resume(tmp_path / "run", problem=problem, steps=20)
     if killed == "at once":
         (tmp_path / "run" / "begin.safetensors").unlink()
         with pytest.raises(BadInput, match=r"began where another stood, but its begin\.safetensors is gone"):

@@ -160,8 +160,10 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
     console = _console(given["json_file"])
 
     def say(spec: str, candidates: Sequence[Candidate]) -> None:
-        text = f"· {spec}" if not candidates else f"{candidates_text(candidates)}\n· {spec}"
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        if candidates:
+            console.print(candidates_text(candidates), highlight=False, soft_wrap=True, markup=False)
+        if not given["quiet"]:
+            console.print(f"· {spec}", highlight=False)
 
     names = ("workers", "cluster", "delays", "communication", "seed", "steps", "seconds", "target")
     try:

@@ -142,9 +142,9 @@ class SequentialRounds(ABC):
         if not self._given_jobs:
             self.jobs = 0 if steps is None else steps * self.models
 
-    def check_further(self, planned: int, saved: Mapping[str, Any]) -> None:
+    def check_further(self, planned: int, saved: Mapping[str, Any], begun: int = 0) -> None:
         """Raise where a state, saved in a run planned for other steps, has begun rounds without further jobs."""
-        if saved["round"] > planned * self.models:
+        if saved["round"] > (planned - begun) * self.models:
             raise BadInput(
                 f"the run was planned for {planned} steps of each model, and its last rounds began no further jobs; "
                 "start a new one"

@@ -192,7 +192,7 @@ def resume(
     with _locked(folder):
         saved = checkpoints.load(folder)
         if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
-            strategy.check_further(planned - begun, saved[0]["strategy"])
+            strategy.check_further(planned, saved[0]["strategy"], begun)
         log = RunLog(folder / "log.sqlite")
         _write_config(folder, config)
         driver = Driver(
