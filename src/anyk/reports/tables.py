@@ -7,10 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from anyk.training.checking import ClusterSpeed
-
-
 from anyk.planning import Candidate
+from anyk.training.checking import ClusterSpeed
 from anyk.training.floor import SHOWN_FROM
 from anyk.training.run import Run
 
