@@ -20,6 +20,7 @@ from anyk.problems.linear import (
 )
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
+from anyk.problems.torch_modules import TorchPartitions, TorchProblem
 from anyk.specs import Registry
 
 _LINEAR: dict[str, type[LinearProblem]] = {
@@ -107,6 +108,8 @@ __all__ = [
     "Partitions",
     "Problem",
     "SoftmaxRegression",
+    "TorchPartitions",
+    "TorchProblem",
     "TwoLayerNetwork",
     "from_data",
     "from_recipe",

@@ -1,0 +1,396 @@
+"""PyTorch modules: gradients against autograd on the whole batch, what buffers and draws may not do, and real workers."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+from itertools import combinations
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import anyk
+from anyk.clusters.messages import Messages
+from anyk.errors import BadInput, RunFailed
+from anyk.problems import TorchProblem
+from anyk.protocol import Chunk
+
+EXACT = ["uncoded", "frc:stragglers=2", "cyclic:stragglers=2", "mds:stragglers=2", "binary:stragglers=2"]
+
+
+def made(dtype=torch.float64, samples=24, *, module=None, loss=None, **options):
+    """A small network for classes, with data."""
+    random = torch.Generator().manual_seed(1)
+    X = torch.randn(samples, 5, generator=random, dtype=dtype)
+    y = X[:, :3].argmax(dim=1)
+    torch.manual_seed(2)
+    if module is None:
+        module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+    return TorchProblem(module, loss or nn.CrossEntropyLoss(), (X, y), **options), module, X, y
+
+
+def flat(tensors):
+    return np.concatenate([tensor.detach().reshape(-1).numpy() for tensor in tensors])
+
+
+def autograd(module, X, y):
+    """The gradient of the sum of losses over all samples, with the module's own parameters."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    loss = cross_entropy(module(X), y, reduction="sum")
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return flat(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True))
+
+
+@pytest.mark.parametrize("spec", EXACT)
+def test_decoded_gradients_are_autograds_for_every_pattern(spec):
+    code = anyk.code(spec, workers=6)
+    for dtype in (torch.float32, torch.float64):
+        problem, module, X, y = made(dtype)
+        w = problem.initial()
+        assert w.dtype == problem.dtype == np.dtype(str(dtype).removeprefix("torch."))
+        parts, messages = problem.split(code.partitions), []
+        gradients = np.array([parts.partial_gradient(j, w) for j in range(code.partitions)])
+        assert gradients.dtype == w.dtype
+        for ids, coefficients in code.rows:
+            messages.append(np.asarray(coefficients, dtype=w.dtype) @ gradients[list(ids)])
+        for arrived in combinations(range(6), 6 - code.tolerates):
+            weights, residual, gain = code.decode(arrived)
+            assert residual <= 1e-6
+            total = np.asarray(weights) @ np.array(messages, dtype=np.float64)
+            limit = 10 * gain * np.finfo(w.dtype).eps * np.abs(gradients).sum()
+            assert np.abs(total - autograd(module, X, y)).max() <= limit
+
+
+@pytest.mark.parametrize("spec", [*EXACT, "nested", "progress", "partial:stragglers=1,load=4", "tree", "bcc",
+                                  "comm-efficient"])  # fmt: skip
+def test_a_step_of_every_exact_code_is_one_of_the_whole_batch(spec):
+    problem, module, X, y = made()
+    w = problem.initial()
+    whole = autograd(module, X, y) / len(X)
+    for seed in range(3):  # who is late, and by how much
+        cluster = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=seed)
+        run = anyk.train(problem, spec, cluster, steps=1)
+        assert w - run.model == pytest.approx(whole, abs=1e-9)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    partitions=st.integers(1, 7),
+    batch=st.integers(1, 6),
+    version=st.integers(0, 5),
+    microbatch=st.sampled_from([None, 1, 2, 5]),
+    reduction=st.sampled_from(["mean", "sum"]),
+)
+def test_mini_batches_are_drawn_by_key_and_scaled(partitions, batch, version, microbatch, reduction):
+    problem, module, X, y = made(loss=nn.CrossEntropyLoss(reduction=reduction), microbatch=microbatch)
+    w = problem.initial()
+    parts = problem.split(partitions)
+    messages = Messages(parts, seed=7)
+    ends = np.concatenate(([0], np.cumsum(parts.sizes)))
+    for j in range(partitions):
+        assert parts.partial_gradient(j, w) == pytest.approx(
+            autograd(module, X[ends[j] : ends[j + 1]], y[ends[j] : ends[j + 1]]), abs=1e-12
+        )
+        chunk = Chunk("model", (j,), (1.0,), batch=batch)
+        rows = messages.rows(j, chunk, version)
+        chosen = np.arange(parts.sizes[j]) if rows is None else rows
+        some = torch.from_numpy(chosen + ends[j])
+        expected = autograd(module, X[some], y[some]) * (parts.sizes[j] / len(chosen))
+        assert messages.partial_gradient(j, w, chunk, version) == pytest.approx(expected, abs=1e-12)
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight, a frozen one, and one that is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(5, 5, bias=False)
+        self.second = nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.last = nn.Linear(5, 3)
+        self.unused = nn.Linear(2, 2)
+        self.double()
+
+    def forward(self, x):
+        return self.last(self.frozen(torch.tanh(self.second(torch.tanh(self.first(x))))))
+
+
+def test_shared_parameters_count_once_and_frozen_ones_stay():
+    torch.manual_seed(0)
+    problem, module, X, y = made(module=Tied())
+    assert problem.dimension == 25 + 5 + (5 * 3 + 3) + (4 + 2)
+    w = problem.initial() * 0.7
+    there = problem.module_at(w)
+    assert there.second.weight is there.first.weight
+    assert torch.equal(there.frozen.weight, module.frozen.weight)
+    assert np.array_equal(flat(p for p in there.parameters() if p.requires_grad), w)
+    parts = problem.split(3)
+    whole = sum(parts.partial_gradient(j, w) for j in range(3))
+    assert whole == pytest.approx(autograd(there, X, y), abs=1e-12)
+    assert not whole[-6:].any()  # what is not used has no gradient
+
+
+def test_any_module_works_and_the_users_own_is_left_alone():
+    torch.manual_seed(0)
+    lstm = nn.LSTM(4, 3, batch_first=True)
+    before = flat(lstm.parameters())
+    X, y = torch.randn(8, 6, 4), torch.randn(8, 6, 3)
+    problem = TorchProblem(lstm, lambda outputs, y: mse_loss(outputs[0], y), (X, y), metrics={"none": lambda o, y: 0.0})
+    parts = problem.split(2)
+    w = problem.initial() + np.float32(0.1)
+    whole = (parts.partial_gradient(0, w) + parts.partial_gradient(1, w)) / 8
+    assert np.array_equal(flat(lstm.parameters()), before)
+    there = problem.module_at(w).train()
+    found = torch.autograd.grad(mse_loss(there(X)[0], y), list(there.parameters()))
+    assert whole == pytest.approx(flat(found), abs=1e-6)
+    assert problem.loss(w) == pytest.approx(mse_loss(there(X)[0], y).item(), abs=1e-6)
+    with torch.no_grad():
+        lstm.weight_ih_l0.zero_()
+    assert np.array_equal(problem.initial(), before)
+
+
+# ------------------------------------------------------------------------------------ buffers and draws
+
+
+def normalised():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+
+
+def test_what_a_forward_pass_does_to_buffers_is_dropped():
+    problem, module, X, y = made(module=normalised())
+    parts = problem.split(3)
+    w = problem.initial()
+    first = parts.partial_gradient(0, w)
+    parts.partial_gradient(2, w + 1.0)
+    assert np.array_equal(parts.partial_gradient(0, w), first)
+    assert first == pytest.approx(autograd(module.train(), X[:8], y[:8]), abs=1e-12)  # the batch's own statistics
+    worker = parts._network.module[1]
+    assert torch.equal(worker.running_mean, torch.zeros(6)) and worker.num_batches_tracked == 0
+
+
+def test_statistics_for_evaluation_are_update_bns():
+    problem, module, X, y = made(module=normalised(), microbatch=8, held_out=None)
+    w = problem.initial()
+    with torch.no_grad():
+        module[1].running_mean.fill_(17.0)  # of what the user did since, nothing is seen
+    own = normalised()
+    torch.optim.swa_utils.update_bn([X[:8], X[8:16], X[16:]], own)
+    there = problem.module_at(w)
+    assert not there.training
+    assert torch.equal(there[1].running_mean, own[1].running_mean) and there[1].momentum == own[1].momentum
+    assert torch.equal(there[1].running_var, own[1].running_var)
+    assert problem.loss(w) == pytest.approx(cross_entropy(own.eval()(X), y).item(), rel=1e-12)
+    there[1].running_mean.zero_()
+    assert torch.equal(problem.module_at(w)[1].running_mean, own[1].running_mean)
+
+
+def test_replicas_draw_alike_and_leave_everybodys_draws_alone():
+    module = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3)).double()
+    problem, *_ = made(module=module)
+    w, rows = problem.initial(), np.array([1, 3])
+    one, other = problem.split(4), pickle.loads(cloudpickle.dumps(problem.split(4)))
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = one.partial_gradient(1, w)
+    assert torch.equal(torch.rand(3), expected)
+    other.partial_gradient(0, w)
+    assert np.array_equal(other.partial_gradient(1, w), first)
+    assert np.array_equal(one.partial_gradient(1, w, rows), other.partial_gradient(1, w, rows))
+
+    def dropped(partition, w, rows=None):
+        units = one.partial_gradient(partition, w, rows)[:200].reshape(40, 5)
+        return tuple(~units.any(axis=1)) if rows is not None else units.tobytes()
+
+    single = np.array([2])
+    assert dropped(1, w, single) != dropped(2, w, single) != dropped(1, w + 1e-9, single)
+    loss = problem.loss(w)  # evaluation drops nothing out
+    plain = problem.module_at(w)
+    assert loss == problem.loss(w) == pytest.approx(cross_entropy(plain(made()[2]), made()[3]).item(), rel=1e-12)
+
+
+# ------------------------------------------------------------------------------------ data
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Items made when asked for, with two inputs."""
+
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, i):
+        return torch.full((2,), float(i)), torch.tensor([1.0]), torch.tensor(float(i % 3))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x, one):
+        return self.layer(torch.cat([x, one], dim=1))[:, 0]
+
+
+def test_a_data_set_is_read_item_by_item():
+    torch.manual_seed(0)
+    problem = TorchProblem(Two(), mse_loss, Drawn(), held_out=Drawn(), microbatch=3)
+    assert (problem.samples, problem.metric, problem.better) == (13, "mse", "lower")
+    arrays = [torch.stack(column) for column in zip(*(Drawn()[i] for i in range(13)), strict=True)]
+    other = TorchProblem(Two(), mse_loss, torch.utils.data.TensorDataset(*arrays))
+    w, parts, plain = problem.initial(), problem.split(3), other.split(3)
+    assert problem.metrics(w)["mse"] == pytest.approx(problem.loss(w), rel=1e-5)
+    for rows in (None, np.array([0, 2])):
+        assert parts.partial_gradient(1, w, rows) == pytest.approx(plain.partial_gradient(1, w, rows), rel=1e-5)
+
+
+def test_arrays_go_out_of_band_and_are_used_where_they_lie():
+    X, y = torch.randn(5000, 30), torch.randint(0, 3, (5000,))
+    module = nn.Linear(30, 3000)
+    problem = TorchProblem(nn.Sequential(module, nn.Linear(3000, 3)), nn.CrossEntropyLoss(), (X, y))
+    raw = []
+    main = cloudpickle.dumps(problem.split(4), protocol=5, buffer_callback=raw.append)
+    assert len(main) < 20_000  # neither data nor parameters
+    assert sum(len(buffer.raw()) for buffer in raw) == X.numel() * 4 + y.numel() * 8
+    parts = pickle.loads(main, buffers=[bytes(buffer.raw()) for buffer in raw])  # read-only, as on a worker
+    parts.load([1])
+    (held, _), array = parts._held[1], parts._samples.arrays[0]
+    assert held.data_ptr() == array[1250:].ctypes.data and not array.flags.writeable
+    w = problem.initial()
+    w.flags.writeable = False
+    assert np.array_equal(parts.partial_gradient(1, w), problem.split(4).partial_gradient(1, w))
+
+
+def test_metrics_of_ones_own_and_of_sequences():
+    X = torch.randint(0, 4, (6, 7))
+    module = nn.Embedding(4, 4)
+    with torch.no_grad():
+        module.weight.copy_(torch.eye(4))
+    loss = nn.CrossEntropyLoss()
+    problem = TorchProblem(module, lambda o, y: loss(o.transpose(1, 2), y), (X, X), held_out=(X, X))
+    assert problem.metrics(problem.initial()) == {"accuracy": 1.0}
+    seen = []
+    own = {"first": lambda o, y: seen.append((o.shape, y.shape)) or 0.25, "second": lambda o, y: 2}
+    problem = TorchProblem(module, lambda o, y: loss(o.transpose(1, 2), y), (X, X), held_out=(X, X), metrics=own,
+                           better="lower", microbatch=4)  # fmt: skip
+    assert problem.metrics(problem.initial()) == {"first": 0.25, "second": 2.0}
+    assert seen == [((6, 7, 4), (6, 7))] and (problem.metric, problem.better) == ("first", "lower")
+
+
+def test_bf16_computes_in_bf16_and_answers_in_float32():
+    precise, *_ = made(torch.float32)
+    mixed, *_ = made(torch.float32, precision="bf16")
+    w = precise.initial()
+    one, other = precise.split(2).partial_gradient(0, w), mixed.split(2).partial_gradient(0, w)
+    assert other.dtype == np.float32
+    assert 0 < np.linalg.norm(one - other) < 0.05 * np.linalg.norm(one)
+
+
+def test_what_cannot_work_is_said():
+    X, y = torch.randn(10, 5), torch.zeros(10, dtype=torch.long)
+    layer, loss = nn.Linear(5, 3), nn.CrossEntropyLoss()
+    bad = [
+        ((layer, loss, (X, y[:9])), {}, "one entry for each sample, got \\[10, 9\\] entries"),
+        ((layer, loss, (X * np.nan, y)), {}, "the data set must hold finite numbers"),
+        ((layer, loss, X), {}, "must be a pair \\(X, y\\) of tensors or arrays"),
+        ((layer, loss, (X,)), {}, "must be inputs and targets, \\(X, y\\), got 1 array"),
+        ((nn.Linear(4, 3), loss, (X, y)), {}, "module and loss fail on the first 2 samples: RuntimeError"),
+        ((layer, nn.CrossEntropyLoss(reduction="none"), (X, y)), {}, "its mean or its sum, got reduction 'none'"),
+        ((layer, lambda o, y: o, (X, y)), {}, "must give one number for a batch.* got shape \\(2, 3\\)"),
+        ((layer, loss, (X, y)), {"reduction": "sum"}, "the loss says that it gives the mean"),
+        ((layer, nn.CrossEntropyLoss(weight=torch.ones(3)), (X, y)), {}, "give the loss reduction='sum'"),
+        ((layer.requires_grad_(True), loss, (X, y)), {"precision": "fp16"}, "not done; use 'bf16'"),
+        ((layer, loss, (X, y)), {"device": "gpu"}, "there is no device 'gpu' in torch"),
+        ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be at least 1 sample, got 0"),
+        ((layer, loss, (X, y)), {"l2": -1.0}, "l2 must be a finite number of at least 0, got -1"),
+        ((nn.ReLU(), loss, (X, y)), {}, "no parameter to train"),
+        ((nn.Linear(5, 3).half(), loss, (X, y)), {}, "all be float32 or all float64, got float16"),
+        ((nn.Sequential(nn.ReLU(inplace=True), layer), loss, (X, y)), {}, "changes its inputs or parameters in place"),
+    ]  # fmt: skip
+    for arguments, options, sentence in bad:
+        with pytest.raises(BadInput, match=sentence):
+            TorchProblem(*arguments, **options)
+    with pytest.raises(BadInput, match="10 rows cannot be cut into 11 partitions"):
+        TorchProblem(layer, loss, (X, y)).split(11)
+
+
+# ------------------------------------------------------------------------------------ real workers
+
+
+def test_a_script_without_a_guard_trains_on_processes_to_the_simulators_bits(tmp_path):
+    """A module, a loss and a data set of ``__main__``; dropout and batch norm; a worker that is killed."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, signal, warnings
+            warnings.simplefilter("error")
+            import anyk, torch
+
+            class Net(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.layers = torch.nn.Sequential(
+                        torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.ReLU(), torch.nn.Dropout(0.2),
+                        torch.nn.Linear(12, 3))
+
+                def forward(self, x):
+                    return self.layers(x)
+
+            def loss(outputs, targets):
+                return torch.nn.functional.cross_entropy(outputs, targets)
+
+            torch.manual_seed(0)
+            X = torch.randn(120, 6)
+            problem = anyk.problems.TorchProblem(Net(), loss, (X, X[:, :3].argmax(1)), l2=1e-3)
+            models = []
+            for kind in ("Simulated", "Processes"):
+                cluster = getattr(anyk.clusters, kind)(3, delays=anyk.delays.Exponential(mean=0.01), seed=1)
+                killed = []
+
+                def kill(driver, _):
+                    if kind == "Processes" and driver.step == 3 and not killed:
+                        killed.append(os.kill(cluster.pids[0], signal.SIGKILL))
+
+                run = anyk.train(problem, "frc:stragglers=1", cluster, optimizer=anyk.optimizers.Adam(lr=0.01), steps=8,
+                                 watch=kill, evaluate_every=8)
+                models.append(run.model.tobytes())
+            assert models[0] == models[1]
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_device_that_a_worker_lacks_is_said():
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    problem, *_ = made(device="cuda")
+    assert problem.loss(problem.initial()) > 0  # the driver's machine need not have it
+    with pytest.raises(RunFailed, match="there is no device 'cuda' here: torch finds no CUDA; use device='cpu'"):
+        anyk.train(problem, "uncoded", anyk.clusters.Processes(1), steps=1)
+
+
+def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
+    module = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    problem, *_ = made(torch.float32, module=module)
+    arguments = {"optimizer": anyk.optimizers.Adam(lr=0.05), "evaluate_every": 100}
+
+    def fleet():
+        return anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=4)
+
+    whole = anyk.train(problem, "frc:stragglers=1,batch=3", fleet(), steps=12, **arguments)
+    anyk.train(problem, "frc:stragglers=1,batch=3", fleet(), steps=5, out=tmp_path / "run", **arguments).close()
+    rest = anyk.resume(tmp_path / "run", problem=problem, steps=12, evaluate_every=100)
+    assert rest.model.tobytes() == whole.model.tobytes()
+    assert str(anyk.replay(rest, problem=problem)).endswith("the same bits of model")
