@@ -168,6 +168,13 @@ class Entry(Generic[T]):
             if key not in self.given and parameter.kind is not parameter.VAR_KEYWORD
         }
 
+    def further(self) -> Any:
+        """The annotation of keys beyond the named ones, where the constructor takes any; else None."""
+        for key, parameter in inspect.signature(self.build).parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                return typing.get_type_hints(self.build).get(key)
+        return None
+
     def usage(self) -> str:
         """The spec with every key and its default, as shown in help."""
         keys = [
@@ -219,7 +226,7 @@ class Registry(Generic[T]):
     def build_parsed(self, text: str, name: str, values: Mapping[str, str], **given: Any) -> T:
         """As :meth:`build`, from a spec already split."""
         entry = self.entry(name)
-        parameters = entry.parameters()
+        parameters, further = entry.parameters(), entry.further()
         arguments: dict[str, Any] = {}
         for key, value in values.items():
             if not key:
@@ -229,6 +236,9 @@ class Registry(Generic[T]):
                 if key in values:
                     raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
             key += "_" * iskeyword(key)  # a parameter cannot be called lambda
+            if key not in parameters and further is not None:
+                arguments[key] = read(value, further, f"{key} in '{text}'")
+                continue
             if key not in parameters:
                 near = get_close_matches(key, parameters, n=1)
                 known = ", ".join(parameters) or "none"

@@ -1,5 +1,7 @@
 """Optimisers: steps on flat vectors."""
 
+from anyk.optimizers.clipping import Clip
+from anyk.optimizers.optax_transformations import OptaxOptimizer
 from anyk.optimizers.schedules import (
     ConstantRate,
     ExponentialRate,
@@ -9,13 +11,28 @@ from anyk.optimizers.schedules import (
 )
 from anyk.optimizers.schedules import registry as schedules
 from anyk.optimizers.steps import GD, Accelerated, Adam, AdamW, Momentum, Nesterov, Optimizer, SlowMo
+from anyk.optimizers.torch_optimizers import Argument, TorchOptimizer
 from anyk.specs import Registry
 
 registry: Registry[Optimizer] = Registry("optimizer", given=("lr",))
-for _optimizer in (GD, Momentum, Nesterov, Accelerated, Adam, AdamW, SlowMo):
+for _optimizer in (GD, Momentum, Nesterov, Accelerated, Adam, AdamW, SlowMo, Clip):
     registry.register(_optimizer.name)(_optimizer)
 
 register = registry.register
+
+
+@register("torch")
+def _torch(
+    method: str, *, lr: float | str | Schedule = 1e-3, schedule: str | None = None, **arguments: Argument
+) -> Optimizer:
+    """An optimiser of ``torch.optim``, with its own arguments as further keys."""
+    return TorchOptimizer(method, lr=lr, schedule=schedule, **arguments)
+
+
+@register("optax")
+def _optax(method: str, *, lr: float | str | Schedule = 1.0, **arguments: Argument) -> Optimizer:
+    """An optimiser of ``optax``, with its own arguments as further keys."""
+    return OptaxOptimizer(method, lr=lr, **arguments)
 
 
 def optimizer(spec: str, *, lr: float | str | Schedule) -> Optimizer:
@@ -32,14 +49,17 @@ __all__ = [
     "Accelerated",
     "Adam",
     "AdamW",
+    "Clip",
     "ConstantRate",
     "ExponentialRate",
     "InverseTimeRate",
     "Momentum",
     "Nesterov",
+    "OptaxOptimizer",
     "Optimizer",
     "Schedule",
     "SlowMo",
+    "TorchOptimizer",
     "learning_rate",
     "optimizer",
     "register",

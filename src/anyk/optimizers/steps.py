@@ -46,6 +46,11 @@ class Optimizer(ABC):
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("lr", "rate")}
         return show(self.name, own)
 
+    def fitted(self, problem: Any) -> Optimizer:
+        """The same, with what it needs to know of a problem's parameters: their shapes, say; most need nothing."""
+        del problem
+        return self
+
     def start(self, w: Vector) -> State:
         """The state before the first step from ``w``."""
         del w

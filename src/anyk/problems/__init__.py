@@ -11,6 +11,7 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem
 from anyk.problems.data import Dataset, load, sources
+from anyk.problems.jax_functions import JaxPartitions, JaxProblem
 from anyk.problems.linear import (
     LeastSquares,
     LinearPartitions,
@@ -99,6 +100,8 @@ def from_recipe(recipe: dict[str, Any]) -> Problem:
 
 __all__ = [
     "Dataset",
+    "JaxPartitions",
+    "JaxProblem",
     "LeastSquares",
     "LinearPartitions",
     "LinearProblem",

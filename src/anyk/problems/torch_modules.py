@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
@@ -273,7 +274,7 @@ def _pieces(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch
     """Views of a flat tensor, one for each parameter."""
     import torch
 
-    parts: Any = torch.split(flat, [int(np.prod(shape)) for shape in shapes])
+    parts: Any = torch.split(flat, [prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -296,9 +297,17 @@ def _drawing(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's draws from a seed; those of everybody else go on as if nothing had been drawn."""
     import torch
 
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    generators: list[Any] = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:  # torch.manual_seed does this too, and much that takes longer than a small gradient
+        generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 @contextmanager

@@ -78,6 +78,8 @@ class Driver:
         told: Sequence[Assessed | Scattered] = (),
         beginning: Beginning | None = None,
     ) -> None:
+        if optimizer is not None and problem is not None:
+            optimizer = optimizer.fitted(problem_of(problem, strategy.slots[0]))
         self.strategy, self.cluster, self.problem, self.optimizer, self.log = strategy, cluster, problem, optimizer, log
         self.steps, self.seconds = steps, seconds
         self.watch = watch
@@ -442,7 +444,9 @@ class Driver:
             change = np.subtract(w, target).astype(w.dtype, copy=False)
             inner = 1.0 if self.optimizer is None else self.optimizer.rate.at(command.number)
             scale = inner if isinstance(outer, SlowMo) else 1.0
-            blank = outer.step(w, change, self._outer_state(slot, outer, w), version, scale, out=blank)
+            state = self._outer_state(slot, outer, w)
+            blank = outer.step(w, change, state, version, scale, out=blank)
+            self.optimizer_states[slot] |= {f"outer {name}": vector for name, vector in state.items()}
         if not np.isfinite(np.add.reduce(blank)) and not np.isfinite(blank).all():
             raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
         return blank

@@ -154,6 +154,7 @@ def resume(
     path: str | Path,
     *,
     problem: Problem | None = None,
+    optimizer: Optimizer | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
@@ -163,8 +164,8 @@ def resume(
 ) -> Run:
     """Go on with a run from its last checkpoint (or from its beginning), until its limits or the new ones given.
 
-    ``problem`` is needed where the run's was made in Python, not from a data set's spec. On a simulated cluster the
-    result is bit for bit that of a run never interrupted.
+    ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
+    it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
     """
     folder = Path(path)
     config = read_config(folder)
@@ -199,7 +200,7 @@ def resume(
             strategy,
             cluster,
             problem=problem,
-            optimizer=build_optimizer(config["optimizer"], lr=config["lr"]),
+            optimizer=optimizer or build_optimizer(config["optimizer"], lr=config["lr"]),
             log=log,
             steps=config.get("steps"),
             seconds=config.get("seconds"),

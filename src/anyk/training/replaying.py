@@ -10,6 +10,7 @@ from typing import Any
 from anyk.clusters import Order, Simulated
 from anyk.clusters import cluster as build_cluster
 from anyk.errors import BadInput
+from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
@@ -79,11 +80,17 @@ class _Recorded(Simulated):
             yield event
 
 
-def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bool = True) -> Replay:
+def replay(
+    run: Run | str | Path,
+    *,
+    problem: Problem | None = None,
+    optimizer: Optimizer | None = None,
+    compute: bool = True,
+) -> Replay:
     """Replay a run's decisions and, with ``compute``, its model.
 
-    ``problem`` is needed to compute where the run's was made in Python. A run whose strategy has no spec cannot be
-    replayed from its folder alone.
+    ``problem`` and ``optimizer`` are needed to compute where the run's were made in Python. A run whose strategy has no
+    spec cannot be replayed from its folder alone.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -106,7 +113,7 @@ def replay(run: Run | str | Path, *, problem: Problem | None = None, compute: bo
         strategy,
         _Recorded(run.log, config["workers"], config["seed"], _liars(config)),
         problem=problem if why is None else None,
-        optimizer=build_optimizer(config["optimizer"], lr=config["lr"]) if why is None else None,
+        optimizer=(optimizer or build_optimizer(config["optimizer"], lr=config["lr"])) if why is None else None,
         log=new,
         steps=run.steps,
         beginning=run.beginning,

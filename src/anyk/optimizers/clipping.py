@@ -1,0 +1,67 @@
+"""Clipping: another optimiser's steps, on gradients that are not too long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anyk.errors import BadInput
+from anyk.optimizers.steps import Optimizer, State, Vector
+from anyk.specs import bracketed, show
+
+
+@dataclass(frozen=True)
+class Clip(Optimizer):
+    """Steps of another optimiser (``of``) on gradients scaled down to a Euclidean ``norm`` (Pascanu et al. 2013).
+
+    The gradient is the one of a whole step, combined, averaged and regularised; a longer one is multiplied by
+    ``norm / (|g| + 1e-6)``, as ``torch.nn.utils.clip_grad_norm_`` does. ``of`` is an optimiser, whose learning rate
+    holds, or a spec, which takes ``lr``.
+
+    >>> import numpy as np
+    >>> Clip(lr=1.0, of="gd", norm=5.0).step(np.zeros(2), np.array([30.0, 40.0]), {}, 0).round(5)
+    array([-3., -4.])
+    """
+
+    of: str | Optimizer = "gd"
+    norm: float = 1.0
+    name: ClassVar[str] = "clip"
+
+    def __post_init__(self) -> None:
+        from anyk.optimizers import optimizer
+
+        if not 0.0 < self.norm < float("inf"):
+            raise BadInput(f"norm of 'clip' must be a finite number above 0, got {self.norm:g}")
+        if isinstance(self.of, str):
+            object.__setattr__(self, "of", optimizer(self.of, lr=self.lr))
+        object.__setattr__(self, "lr", self._inner.lr)
+        object.__setattr__(self, "rate", self._inner.rate)
+
+    @property
+    def _inner(self) -> Optimizer:
+        assert isinstance(self.of, Optimizer)
+        return self.of
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Optimizer.spec`."""
+        return show(self.name, {"of": bracketed(self._inner.spec), "norm": self.norm})
+
+    def fitted(self, problem: Any) -> Optimizer:
+        """See :meth:`Optimizer.fitted`."""
+        return replace(self, of=self._inner.fitted(problem))
+
+    def start(self, w: Vector) -> State:
+        """See :meth:`Optimizer.start`."""
+        return self._inner.start(w)
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        norm = float(np.linalg.norm(gradient.astype(np.float64, copy=False)))  # squares of float32 overflow soon
+        if norm > self.norm:
+            gradient *= gradient.dtype.type(min(1.0, self.norm / (norm + 1e-6)))
+        return self._inner.step(w, gradient, state, t, scale, out)

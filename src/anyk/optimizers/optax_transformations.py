@@ -1,0 +1,144 @@
+"""Gradient transformations of optax, as they are, on the driver."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from difflib import get_close_matches
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.optimizers.schedules import ConstantRate, Schedule
+from anyk.optimizers.steps import Optimizer, State, Vector
+from anyk.optimizers.torch_optimizers import MADE
+from anyk.specs import show
+
+
+class OptaxOptimizer(Optimizer):
+    """A gradient transformation of optax as it is: ``OptaxOptimizer(optax.adamw(1e-3))``, also a chain with schedules.
+
+    Or the name of one of optax's optimisers, ``OptaxOptimizer("adamw", lr=1e-3, weight_decay=0.1)``, which has a spec,
+    with ``lr``, a number, as its learning rate. Of a transformation made in Python ``lr`` is a factor on its updates,
+    and a run with one is resumed with ``optimizer=…``.
+
+    It sees the pytree of parameters where the problem has one (``problem.params_at``), a list of arrays where it tells
+    shapes only, else one flat vector. Its state is kept as arrays, so runs resume and replay to the bit.
+
+    Raises :class:`~anyk.errors.BadInput` for a name that is not there, arguments that it refuses and, at the start, for
+    float64 parameters without ``jax_enable_x64``.
+
+    >>> OptaxOptimizer("sgd", lr=0.5, momentum=0.9).spec
+    'optax:method=sgd,momentum=0.9'
+    """
+
+    name: ClassVar[str] = "optax"
+    __eq__ = object.__eq__  # what it was made with may not be comparable
+    __hash__ = object.__hash__
+
+    def __init__(self, method: Any, *, lr: float | str | Schedule = 1.0, **arguments: Any) -> None:
+        if method == MADE:
+            raise BadInput("this optimiser was made in Python; give it: optimizer=…, to anyk.resume or anyk.replay")
+        try:
+            import optax
+        except ImportError:
+            raise MissingPackage("optax", "jax", "an optimiser of optax") from None
+        super().__init__(lr)
+        made = method
+        if isinstance(method, str):
+            if not isinstance(self.rate, ConstantRate):
+                raise BadInput(f"the learning rate of optax's '{method}' must be a number, got '{self.rate.spec}'")
+            if not callable(getattr(optax, method, None)):
+                near = get_close_matches(method, dir(optax), n=1, cutoff=0.5)
+                raise BadInput(f"no '{method}' in optax" + (f"; did you mean '{near[0]}'?" if near else ""))
+            try:
+                made = getattr(optax, method)(learning_rate=self.rate.start, **arguments)
+            except Exception as error:
+                raise BadInput(f"optax's '{method}' cannot be used so: {error}") from None
+        elif arguments:
+            raise BadInput(f"a transformation has its arguments already, got {', '.join(arguments)} as well")
+        if not (hasattr(made, "init") and hasattr(made, "update")):
+            raise BadInput(f"optax knows no optimiser {method!r}: one has init and update, as optax.adam(1e-3) does")
+        self.method, self.arguments, self._made = method, arguments, made
+        self._tree: Any = None
+        self._functions: dict[tuple[int, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Optimizer.spec`."""
+        return show(
+            self.name, {"method": self.method if isinstance(self.method, str) else f"({MADE})"} | self.arguments
+        )
+
+    def fitted(self, problem: Any) -> Optimizer:
+        """See :meth:`Optimizer.fitted`."""
+        shapes, params_at = getattr(problem, "shapes", None), getattr(problem, "params_at", None)
+        if shapes is None:
+            return self
+        flat = np.zeros(sum(map(prod, shapes)), dtype=problem.dtype)
+        fitted = copy.copy(self)
+        fitted._functions = {}
+        fitted._tree = params_at(flat) if params_at else [np.zeros(shape, dtype=problem.dtype) for shape in shapes]
+        return fitted
+
+    def start(self, w: Vector) -> State:
+        """See :meth:`Optimizer.start`."""
+        return _plain(self._compiled(w)[0](w))
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        factor = scale if isinstance(self.method, str) else self._lr(t, scale)
+        leaves = [state[key] for key in sorted(state)]
+        stepped, left = self._compiled(w)[1](w, gradient, leaves, w.dtype.type(factor))
+        state.update(_plain(left))
+        out = np.empty_like(w) if out is None else out
+        out[:] = stepped
+        return out
+
+    def _compiled(self, w: Vector) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The beginning and a step, as functions of flat vectors and the state's leaves."""
+        key = w.size, w.dtype.str
+        if key not in self._functions:
+            self._functions[key] = self._compile(w)
+        return self._functions[key]
+
+    def _compile(self, w: Vector) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        import jax
+        import optax
+        from jax.flatten_util import ravel_pytree
+
+        config: Any = jax.config
+        if w.dtype == np.float64 and not config.jax_enable_x64:
+            raise BadInput(
+                "optax would step float64 parameters in float32; first jax.config.update('jax_enable_x64', True)"
+            )
+        made = self._made
+        _, unravel = ravel_pytree(w if self._tree is None else self._tree)
+        try:
+            shaped = jax.eval_shape(lambda flat: made.init(unravel(flat)), w)
+        except Exception as error:
+            raise BadInput(f"the optax optimiser cannot begin with these parameters: {error}") from None
+        structure, shapes = jax.tree.structure(shaped), [leaf.shape for leaf in jax.tree.leaves(shaped)]
+        if any(np.dtype(leaf.dtype).kind not in "biuf" for leaf in jax.tree.leaves(shaped)):
+            raise BadInput("the optax optimiser's state has arrays that a checkpoint cannot keep, of bfloat16 or keys")
+
+        def begin(flat: Any) -> list[Any]:
+            return jax.tree.leaves(made.init(unravel(flat)))
+
+        def step(flat: Any, slope: Any, leaves: list[Any], factor: Any) -> tuple[Any, list[Any]]:
+            state = jax.tree.unflatten(structure, [leaf.reshape(s) for leaf, s in zip(leaves, shapes, strict=True)])
+            params = unravel(flat)
+            updates, state = made.update(unravel(slope), state, params)
+            updates = jax.tree.map(lambda update: update * factor, updates)
+            return ravel_pytree(optax.apply_updates(params, updates))[0], jax.tree.leaves(state)
+
+        return jax.jit(begin), jax.jit(step)
+
+
+def _plain(leaves: list[Any]) -> State:
+    """Leaves of a state as arrays, by their place; NumPy's own memory, as JAX's is read-only."""
+    return {f"{place:06d}": np.array(leaf) for place, leaf in enumerate(leaves)}

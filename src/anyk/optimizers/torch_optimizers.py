@@ -1,0 +1,258 @@
+"""Optimisers and schedulers of PyTorch, as they are, on the driver."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.optimizers.schedules import ConstantRate, Schedule
+from anyk.optimizers.steps import Optimizer, State, Vector
+from anyk.specs import bracketed, parse, read, show
+
+if TYPE_CHECKING:
+    import torch
+
+Argument = None | bool | int | float | tuple[float, ...] | str  # what a spec can say
+Scheduler = Callable[[Any], Any]
+MADE = "made in Python"  # what stands in a spec for what has none
+_PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float}
+
+
+class TorchOptimizer(Optimizer):
+    """An optimiser of PyTorch as it is: ``TorchOptimizer("AdamW", lr=1e-3, weight_decay=0.1)``.
+
+    ``method`` is the name of a class in ``torch.optim``, the dotted name of one elsewhere (``my_package.Lion``), or the
+    class; ``arguments`` are its own. ``lr`` is a number or one of our schedules. ``schedule`` is a scheduler of
+    ``torch.optim.lr_scheduler`` by its spec, ``"CosineAnnealingLR:T_max=100"``, or a function of the optimiser that
+    makes one; it steps once a step, and may change momenta as well.
+
+    Each parameter has its own tensor, as in ``module.parameters()``, where the problem tells their shapes
+    (``problem.shapes``); else the optimiser sees one flat vector, which is the same for all that work number by number.
+    Its state is kept by us as arrays: the instance that steps is made anew, so runs resume and replay to the bit. All
+    of it but classes and functions of the main program has a spec; a run with those is resumed with ``optimizer=…``.
+
+    Raises :class:`~anyk.errors.BadInput` for a name that is not there, for arguments that the class refuses, and for
+    what cannot be kept or stepped like that: LBFGS, ReduceLROnPlateau.
+
+    >>> TorchOptimizer("SGD", lr=0.5, momentum=0.9).spec
+    'torch:method=SGD,momentum=0.9'
+    """
+
+    name: ClassVar[str] = "torch"
+    __eq__ = object.__eq__  # what it was made with may not be comparable
+    __hash__ = object.__hash__
+
+    def __init__(
+        self,
+        method: str | type,
+        *,
+        lr: float | str | Schedule = 1e-3,
+        schedule: str | Scheduler | None = None,
+        **arguments: Any,
+    ) -> None:
+        if method == MADE:
+            raise BadInput("this optimiser was made in Python; give it: optimizer=…, to anyk.resume or anyk.replay")
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise MissingPackage("PyTorch", "torch", "an optimiser of torch") from None
+        super().__init__(lr)
+        self.method, self.schedule, self.arguments = method, schedule, arguments
+        self.shapes: Sequence[tuple[int, ...]] | None = None
+        self._class = _found(method, "torch.optim", "Optimizer")
+        self._try([(2, 2)])
+        if schedule is not None:
+            if not isinstance(self.rate, ConstantRate):
+                raise BadInput(f"a torch schedule starts from a learning rate that is a number, got '{self.rate.spec}'")
+            object.__setattr__(self, "rate", _Scheduled(self, self.rate.start))
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Optimizer.spec`."""
+        name = _name(self._class, "torch.optim")
+        values = {key: tuple(v) if isinstance(v, list) else v for key, v in self.arguments.items()}
+        said = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
+        if name is None or not said or callable(self.schedule):
+            return show(self.name, {"method": f"({MADE})"})
+        return show(
+            self.name, {"method": name} | values | ({"schedule": bracketed(self.schedule)} if self.schedule else {})
+        )
+
+    def fitted(self, problem: Any) -> Optimizer:
+        """See :meth:`Optimizer.fitted`."""
+        shapes = getattr(problem, "shapes", None)
+        if shapes is None:
+            return self
+        self._try(shapes)
+        fitted = copy.copy(self)
+        fitted.shapes = shapes
+        return fitted
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        """See :meth:`Optimizer.step`."""
+        out = np.empty_like(w) if out is None else out
+        out[:] = w
+        parameters, slopes = self._views(out), self._views(gradient)
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            parameter.grad = slope
+        optimizer = self._make(parameters, self.rate.at(t))
+        for group in optimizer.param_groups:
+            if isinstance(self.rate, _Scheduled):
+                group.update(self.rate.group(t))
+            group["lr"] *= scale
+        _give(optimizer, parameters, state)
+        optimizer.step()
+        _take(optimizer, parameters, state)
+        return out
+
+    def _views(self, flat: Vector) -> list[torch.Tensor]:
+        import torch
+
+        whole = torch.from_numpy(flat)
+        if self.shapes is None:
+            return [whole]
+        parts: Any = torch.split(whole, [prod(shape) for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def _make(self, parameters: Sequence[torch.Tensor], lr: float) -> Any:
+        return self._class(parameters, lr=lr, **self.arguments)
+
+    def _try(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Make one and step, so that what cannot be is said before a run."""
+        import torch
+
+        parameters = [torch.zeros(shape) for shape in shapes]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        try:
+            optimizer = self._make(parameters, self.rate.at(0))
+            optimizer.step()
+        except Exception as error:
+            raise BadInput(f"the torch optimiser {_said(self.method)} cannot be used so: {error}") from None
+        _take(optimizer, parameters, {})
+
+
+class _Scheduled:
+    """What a torch scheduler makes of an optimiser's hyperparameters, as a function of the step."""
+
+    def __init__(self, optimizer: TorchOptimizer, start: float) -> None:
+        self._of, self._start = optimizer, start
+        self._begin()
+        try:
+            self.group(1)
+        except Exception as error:
+            raise BadInput(f"the torch schedule {_said(optimizer.schedule)} cannot be used so: {error}") from None
+        self._begin()
+
+    @property
+    def spec(self) -> str:
+        """The learning rate that the scheduler starts from."""
+        return repr(self._start)
+
+    def at(self, step: int) -> float:
+        """See :class:`~anyk.optimizers.schedules.Schedule`."""
+        return float(self.group(step)["lr"])
+
+    def group(self, step: int) -> dict[str, Any]:
+        """All hyperparameters at a step; steps are asked for in order, but for a run that is taken up again."""
+        if step < self._count:
+            self._begin()
+        while self._count < step:
+            self._optimizer.step()
+            self._scheduler.step()
+            self._count += 1
+        return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
+
+    def _begin(self) -> None:
+        import torch
+
+        self._optimizer = self._of._make([torch.zeros(2, 2)], self._start)
+        schedule: Any = self._of.schedule
+        try:
+            if isinstance(schedule, str):
+                name, values = parse(schedule)
+                arguments = {key: read(value, Argument, f"{key} in '{schedule}'") for key, value in values.items()}
+                schedule = _found(name, "torch.optim.lr_scheduler", "LRScheduler")
+                self._scheduler = schedule(self._optimizer, **arguments)
+            else:
+                self._scheduler = schedule(self._optimizer)
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadInput(f"the torch schedule {_said(self._of.schedule)} cannot be used so: {error}") from None
+        self._count = 0
+
+
+def _said(what: Any) -> str:
+    return f"'{what}'" if isinstance(what, str) else str(getattr(what, "__name__", what))
+
+
+def _found(method: str | type, home: str, kind: str) -> Any:
+    """The class that a name stands for, by itself in torch's own module, with dots elsewhere."""
+    if not isinstance(method, str):
+        return method
+    where, _, name = method.rpartition(".")
+    try:
+        module = import_module(where or home)
+    except ImportError as error:
+        raise BadInput(f"'{method}' cannot be imported: {error}") from None
+    found = getattr(module, name, None)
+    base = getattr(import_module(home), kind)
+    if isinstance(found, type) and issubclass(found, base) and found is not base:
+        return found
+    known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(set(known) - {kind}))}"
+    raise BadInput(f"no '{name}' in {where or home}; {hint}")
+
+
+def _name(found: type, home: str) -> str | None:
+    """What :func:`_found` finds a class by; None for one of the main program or inside a function."""
+    if getattr(import_module(home), found.__name__, None) is found:
+        return str(found.__name__)
+    if found.__module__ == "__main__" or "." in found.__qualname__:
+        return None
+    return f"{found.__module__}.{found.__name__}"
+
+
+def _give(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
+    """Hand an optimiser its state, on the arrays' own memory."""
+    import torch
+
+    for key, array in state.items():
+        place, _, name = key.partition(".")
+        name, _, kind = name.partition(":")
+        own = optimizer.state[parameters[int(place)]]
+        if kind in _PLAIN:
+            own[name] = _PLAIN[kind](array[0])
+        else:
+            own[name] = torch.from_numpy(array).view(()) if kind == "number" else torch.from_numpy(array)
+
+
+def _take(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
+    """Put an optimiser's state where it is kept: arrays by number of the parameter, name and, if no array, kind."""
+    import torch
+
+    state.clear()
+    for place, parameter in enumerate(parameters):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            key = f"{place}.{name}"
+            if isinstance(value, torch.Tensor) and value.dtype not in (torch.bfloat16, torch.float16):
+                array = value.detach().numpy()
+                state[key if array.ndim else f"{key}:number"] = array if array.ndim else array.reshape(1)
+            elif type(value).__name__ in _PLAIN:
+                state[f"{key}:{type(value).__name__}"] = np.array([value])
+            elif value is not None:
+                raise BadInput(
+                    f"the state '{name}' of {type(optimizer).__name__} is {type(value).__name__}, which a checkpoint "
+                    "cannot keep; use another optimiser"
+                )

@@ -1,0 +1,265 @@
+"""JAX functions: any loss of a pytree of parameters, and gradients on flat vectors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.problems.base import Index, Vector, cut
+
+_EVALUATED = 1024  # rows of which the loss is evaluated at once at most
+
+Tree = Any  # nested tuples, lists, dictionaries and what else JAX takes for a pytree
+Loss = Callable[[Tree, Tree], Any]
+
+
+class JaxPartitions:
+    """A function's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
+
+    def __init__(self, loss: Loss, params: Tree, data: Tree, ends: NDArray[np.int64], *, mean: bool) -> None:
+        import jax
+
+        flat = _ravel(params)[0]
+        self.sizes = tuple(np.diff(ends).tolist())
+        self.dtype, self.dimension = np.dtype(flat.dtype), int(flat.size)
+        self._loss, self._params, self._mean = loss, jax.tree.map(np.asarray, params), mean
+        self._data, self._bounds = data, list(pairwise(ends.tolist()))
+        config: Any = jax.config
+        self._wide = bool(config.jax_enable_x64)
+        self._gradient: Callable[[Vector, Tree], Any] | None = None
+        self._compiled: set[int] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_gradient": None, "_compiled": set()}
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; compiles for each size of partition."""
+        import jax
+
+        config: Any = jax.config
+        if "ANYK_WORKER" in os.environ:  # a process of its own, in which JAX has computed nothing yet
+            os.environ["NPROC"] = "1"  # threads that XLA starts
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+            config.update("jax_platforms", "cpu")
+        if bool(config.jax_enable_x64) != self._wide:
+            config.update("jax_enable_x64", self._wide)
+        if self._gradient is None:
+            self._gradient = self._gradient_function()
+        for j in partitions:
+            if self.sizes[j] not in self._compiled:
+                self._compiled.add(self.sizes[j])
+                self.partial_gradient(j, np.zeros(self.dimension, dtype=self.dtype))
+
+    def _gradient_function(self) -> Callable[[Vector, Tree], Any]:
+        """The gradient, at a flat model, of the sum of a batch's losses; compiled once for each number of rows."""
+        import jax
+
+        return jax.jit(jax.grad(sum_of_losses(self._loss, self._params, mean=self._mean)))
+
+    def support(self, partition: int) -> Index | None:
+        """All coordinates."""
+        del partition
+        return None  # as opposed to an index of some
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        if self._gradient is None:
+            self.load(())
+        assert self._gradient is not None
+        first, last = self._bounds[partition]
+        batch = chosen(self._data, slice(first, last) if rows is None else rows + first)
+        return np.asarray(self._gradient(w, batch))
+
+
+def _ravel(params: Tree) -> tuple[Any, Callable[[Any], Tree]]:
+    from jax.flatten_util import ravel_pytree
+
+    return ravel_pytree(params)
+
+
+def sum_of_losses(loss: Loss, params: Tree, *, mean: bool) -> Callable[[Any, Tree], Any]:
+    """The sum of a batch's losses as a function of a flat model, shaped as ``params`` are."""
+    import jax
+
+    _, unravel = _ravel(params)
+
+    def total(flat: Any, batch: Tree) -> Any:
+        value = loss(unravel(flat), batch)
+        return value * jax.tree.leaves(batch)[0].shape[0] if mean else value
+
+    return total
+
+
+def chosen(data: Tree, rows: slice | Index) -> Tree:
+    """Some rows of every array."""
+    import jax
+
+    return jax.tree.map(lambda array: array[rows], data)
+
+
+def _arrays(data: Tree, name: str, dtype: np.dtype[Any]) -> tuple[Tree, int]:
+    """Data as NumPy arrays of the number types that JAX computes in, and how many rows they have."""
+    import jax
+
+    def plain(leaf: Any) -> NDArray[Any]:
+        array = np.asarray(leaf)
+        if array.ndim == 0 or array.dtype.kind not in "biuf":
+            raise BadInput(
+                f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
+            )
+        if array.dtype.kind != "f":
+            return np.ascontiguousarray(array, dtype=jax.dtypes.canonicalize_dtype(array.dtype))
+        if not np.isfinite(array).all():
+            raise BadInput(f"{name} must hold finite numbers")
+        return np.ascontiguousarray(array, dtype=dtype)
+
+    made = jax.tree.map(plain, data)
+    lengths = [len(leaf) for leaf in jax.tree.leaves(made)]
+    if len(set(lengths)) != 1:
+        raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
+    return made, lengths[0]
+
+
+class JaxProblem:
+    """A loss written in JAX; see :class:`~anyk.problems.base.Problem`.
+
+    The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over the leaves of ``params``, a pytree of float32 or
+    float64 arrays (the latter with ``jax_enable_x64``, which workers then turn on, too). The model begins as ``params``
+    is, flattened by ``jax.flatten_util.ravel_pytree``; :meth:`params_at` gives a pytree back.
+
+    - ``loss(params, batch)`` gives the mean over the batch's rows, or their sum with ``reduction="sum"``. It must be
+      one that ``jax.jit`` and ``jax.grad`` take, and a function of its arguments alone: what is random comes with the
+      data.
+    - ``data``: a pytree of arrays with equal first axis; a batch is the same pytree with some rows. The arrays exist
+      once on a machine. ``held_out`` likewise.
+    - ``metrics``: functions of (params, batch) for all held-out rows, by name; the first one is the run's, and
+      ``better`` says whether high is good. Left out: ``held_out_loss``.
+    - ``workers``: what workers compute with: ``"jax"``, on one thread of the CPU, compiled once for each number of
+      rows.
+
+    Raises :class:`~anyk.errors.BadInput` for what cannot work: the loss is traced on two rows first.
+
+    >>> import jax.numpy as jnp
+    >>> def loss(params, batch):
+    ...     return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+    >>> data = {"x": np.eye(6, 3), "y": np.ones(6)}
+    >>> problem = JaxProblem(loss, {"w": np.zeros(3), "b": 0.0}, data)
+    >>> problem.dimension, problem.loss(problem.initial())
+    (4, 1.0)
+    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=1)
+    >>> float(problem.params_at(run.model)["b"])
+    2.0
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        params: Tree,
+        data: Tree,
+        *,
+        held_out: Tree = None,
+        l2: float = 0.0,
+        reduction: Literal["mean", "sum"] = "mean",
+        metrics: Mapping[str, Loss] | None = None,
+        better: Literal["higher", "lower"] | None = None,
+        workers: Literal["jax"] = "jax",
+    ) -> None:
+        try:
+            import jax
+        except ImportError:
+            raise MissingPackage("JAX", "jax", "JaxProblem") from None
+        if workers != "jax":
+            raise BadInput(f"workers must be 'jax', got '{workers}'")
+        if reduction not in ("mean", "sum"):
+            raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
+        if not 0.0 <= l2 < float("inf"):
+            raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
+        self.l2, self._loss, self._mean = float(l2), loss, reduction == "mean"
+        self._params = _own(params)
+        flat, self._unravel = _ravel(self._params)
+        self._initial: Vector = np.array(flat)
+        self.dtype, self.dimension = self._initial.dtype, self._initial.size
+        self.shapes = [np.shape(leaf) for leaf in jax.tree.leaves(self._params)]
+        self._data, self.samples = _arrays(data, "the data", self.dtype)
+        self._held_out: Tree = None
+        if held_out is not None:
+            self._held_out, self._held = _arrays(held_out, "held_out", self.dtype)
+        self._metrics = None if metrics is None else dict(metrics)
+        if self._metrics == {}:
+            raise BadInput("metrics must name at least one function, or be left out")
+        self.metric = next(iter(self._metrics or ["held_out_loss"]))
+        self.better: Literal["higher", "lower"] = better or ("higher" if self._metrics else "lower")
+        total = sum_of_losses(loss, self._params, mean=self._mean)
+        self._try(total)
+        self._total = jax.jit(total)
+
+    def _try(self, total: Callable[[Any, Tree], Any]) -> None:
+        """Trace the gradient on some rows: nothing is computed."""
+        import jax
+
+        some = min(2, self.samples)
+        batch = chosen(self._data, slice(0, some))
+        try:
+            shape = jax.eval_shape(total, self._initial, batch).shape
+            if shape == ():
+                jax.eval_shape(jax.grad(total), self._initial, batch)
+        except Exception as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise BadInput(f"the loss fails on the first {some} rows: {type(error).__name__}: {first}") from None
+        if shape != ():
+            raise BadInput(f"the loss must give one number for a batch, its mean or sum, got shape {shape}")
+
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions:
+        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        ends = cut(self.samples, partitions, shares)
+        return JaxPartitions(self._loss, self._params, self._data, ends, mean=self._mean)
+
+    def initial(self) -> Vector:
+        """The parameters that the problem was given, as one vector."""
+        return self._initial.copy()
+
+    def loss(self, w: Vector) -> float:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return self._mean_loss(self._data, self.samples, w) + 0.5 * self.l2 * float(w @ w)
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """See :class:`~anyk.problems.base.Problem`."""
+        if self._held_out is None:
+            return {}
+        if self._metrics is None:
+            return {"held_out_loss": self._mean_loss(self._held_out, self._held, w)}
+        params = self.params_at(w)
+        return {name: float(metric(params, self._held_out)) for name, metric in self._metrics.items()}
+
+    def params_at(self, w: Vector) -> Tree:
+        """The pytree of parameters that the vector ``w`` (length d) stands for."""
+        import jax.numpy as jnp
+
+        return self._unravel(jnp.array(w))
+
+    def recipe(self) -> dict[str, Any] | None:
+        """None: it is made in Python."""
+        return None
+
+    def _mean_loss(self, data: Tree, rows: int, w: Vector) -> float:
+        ends = cut(rows, -(-rows // _EVALUATED)).tolist()
+        return sum(float(self._total(w, chosen(data, slice(a, b)))) for a, b in pairwise(ends)) / rows
+
+
+def _own(params: Tree) -> Tree:
+    """The parameters as arrays of one kind of number."""
+    import jax
+
+    leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(params)]
+    kinds = {str(leaf.dtype) for leaf in leaves}
+    if not kinds:
+        raise BadInput("params has no array to train")
+    if len(kinds) > 1 or not kinds <= {"float32", "float64"}:
+        raise BadInput(f"the arrays of params must all be float32 or all float64, got {', '.join(sorted(kinds))}")
+    return jax.tree.map(np.asarray, jax.tree.unflatten(jax.tree.structure(params), leaves))
