@@ -318,6 +318,11 @@ OPTIMIZERS = ["gd", "momentum", "momentum:momentum=0.5", "nesterov", "nesterov:m
     "adamw:weight_decay=0.1",
     "slowmo",
     "slowmo:momentum=0.7",
+    "clip",
+    "clip:of=(adam:beta1=0.8),norm=0.5",
+    "torch:SGD,momentum=0.5,nesterov=true",
+    "torch:method=AdamW,betas=0.8/0.95",
+    "optax:adamw,weight_decay=0.1",
 ]
 SCHEDULES = ["0.1", "constant:start=0.1", "exponential:start=0.1,decay=0.99", "inverse:start=0.1,decay=0.01"]
 STRATEGIES = (

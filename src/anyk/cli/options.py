@@ -16,7 +16,7 @@ from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     from anyk.optimizers import Optimizer
-    from anyk.problems import LinearProblem
+    from anyk.problems import Problem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -103,6 +103,8 @@ def common(command: Command) -> Command:
         plugin_option,
         click.option("--data", default="digits", show_default=True, metavar="SPEC", help="Data set; see 'anyk data'."),
         click.option("--data-file", metavar="PATH", help="Local file for the data set."),
+        click.option("--problem", metavar="FILE.py:FUNCTION", help="A function of yours that makes the problem (or "
+                     "module:function), in place of --data, --model and --l2."),
         click.option("--model", default="linear", show_default=True, metavar="SPEC",
                      help="linear (what suits the data) or two-layer:hidden=32."),
         click.option("--l2", type=float, help="Regulariser; 1 / training rows if left out."),
@@ -115,8 +117,8 @@ def common(command: Command) -> Command:
                      callback=lambda _, __, spec: join_cluster(spec),
                      help="processes, simulated, ray or mpi; see 'anyk cluster'."),
         click.option("--optimizer", metavar="SPEC",
-                     help="gd, momentum, nesterov, accelerated or adam; nesterov if left out (accelerated on the "
-                     "papers' data)."),
+                     help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or "
+                     "clip:of=adam,norm=1; nesterov if left out (accelerated on the papers' data)."),
         click.option("--lr", metavar="NUMBER|SPEC", help="Learning rate, or exponential:start=…,decay=… or inverse:…; "
                      "1 / smoothness if left out (the papers' on their data)."),
         click.option("--steps", type=int, help="Stop after this many steps."),
@@ -133,21 +135,36 @@ def common(command: Command) -> Command:
     return command
 
 
-def make_problem(data: str, data_file: str | None, l2: float | None, model: str) -> LinearProblem:
+def make_problem(given: dict[str, Any]) -> Problem:
     """The problem that the options ask for."""
-    from anyk.problems import from_data
+    from click.core import ParameterSource
 
-    return from_data(data, file=data_file, l2=l2, model=model, progress=lambda text: click.echo(text, err=True))
+    from anyk.problems import from_data, from_function
+
+    if given["problem"] is None:
+        tell = lambda text: click.echo(text, err=True)  # noqa: E731
+        return from_data(given["data"], file=given["data_file"], l2=given["l2"], model=given["model"], progress=tell)
+    source = click.get_current_context().get_parameter_source
+    for name in ("data", "data_file", "model", "l2"):
+        if source(name) != ParameterSource.DEFAULT:
+            raise BadInput(f"--problem brings its own data and model; leave --{name.replace('_', '-')} out")
+    return from_function(given["problem"])
 
 
-def make_optimizer(problem: LinearProblem, data: str, optimizer: str | None, lr: str | None) -> Optimizer:
+def make_optimizer(problem: Problem, given: dict[str, Any]) -> Optimizer:
     """The optimiser that the options ask for, with the defaults that suit the data."""
     from anyk.optimizers import optimizer as build
 
+    data = "" if given["problem"] else given["data"]
     name, rate = _KNOWN.get(data.partition(":")[0], ("nesterov", None))
     # the papers' learning rates were found for the papers' method
-    chosen = lr or (rate if optimizer in (None, name) else None) or f"{1.0 / (problem.smoothness() or 1.0):.3g}"
-    return build(optimizer or name, lr=chosen)
+    chosen = given["lr"] or (rate if given["optimizer"] in (None, name) else None)
+    if chosen is None:
+        smoothness: Callable[[], float] | None = getattr(problem, "smoothness", None)
+        if smoothness is None:
+            raise BadInput(f"nothing says which learning rate suits '{given['problem']}'; give --lr")
+        chosen = f"{1.0 / (smoothness() or 1.0):.3g}"
+    return build(given["optimizer"] or name, lr=chosen)
 
 
 def new_folder(kind: str) -> Path:

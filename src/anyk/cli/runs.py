@@ -26,7 +26,6 @@ from anyk.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anyk.problems import LinearProblem
     from anyk.training import Run
 
 _RACERS = ("uncoded", "frc:load=3", "agc:load=3,wait=11", "async:step=0.05")
@@ -40,7 +39,7 @@ _curve = click.option(
 )  # fmt: skip
 
 
-def _variant(problem: LinearProblem, number: int) -> LinearProblem:
+def _variant(problem: Any, number: int) -> Any:
     """The same problem with a start of its own, where it has a random one; the data is shared."""
     from anyk.problems import TwoLayerNetwork
     from anyk.specs import parse
@@ -120,8 +119,8 @@ def train(
         seed=given["seed"],
         communication=given["communication"],
     )
-    problem = make_problem(given["data"], given["data_file"], given["l2"], given["model"])
-    optimizer = make_optimizer(problem, given["data"], given["optimizer"], given["lr"])
+    problem = make_problem(given)
+    optimizer = make_optimizer(problem, given)
     folder = Path(given["out"]) if given["out"] else new_folder("train")
     console = _console(given["json_file"])
     try:
@@ -207,7 +206,7 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
     chosen = strategies or _RACERS
     from click.core import ParameterSource
 
-    told = {"steps", "seconds", "target", "delays", "data"} & {
+    told = {"steps", "seconds", "target", "delays", "data", "problem"} & {
         name for name in given if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
     }
     if not told:
@@ -224,10 +223,11 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
     console = _console(given["json_file"])
     file = Path(picture) if picture else folder / "race.png"
     _check_picture()
-    problem = make_problem(given["data"], given["data_file"], given["l2"], given["model"])
-    optimizer = make_optimizer(problem, given["data"], given["optimizer"], given["lr"])
+    problem = make_problem(given)
+    optimizer = make_optimizer(problem, given)
     console.print(
-        f"{given['data']}, {given['model']}: {problem.samples:,} rows, {problem.dimension:,} parameters; "
+        f"{given['problem'] or given['data'] + ', ' + given['model']}: {problem.samples:,} rows, "
+        f"{problem.dimension:,} parameters; "
         f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}",
         highlight=False,
     )

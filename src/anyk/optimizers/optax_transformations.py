@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyk.errors import BadInput, MissingPackage
-from anyk.optimizers.schedules import ConstantRate, Schedule
+from anyk.optimizers.schedules import Schedule
 from anyk.optimizers.steps import Optimizer, State, Vector
 from anyk.optimizers.torch_optimizers import MADE
 from anyk.specs import show
@@ -21,8 +21,8 @@ class OptaxOptimizer(Optimizer):
     """A gradient transformation of optax as it is: ``OptaxOptimizer(optax.adamw(1e-3))``, also a chain with schedules.
 
     Or the name of one of optax's optimisers, ``OptaxOptimizer("adamw", lr=1e-3, weight_decay=0.1)``, which has a spec,
-    with ``lr``, a number, as its learning rate. Of a transformation made in Python ``lr`` is a factor on its updates,
-    and a run with one is resumed with ``optimizer=…``.
+    with ``lr`` as its learning rate (a schedule of ours scales later updates). Of a transformation made in Python
+    ``lr`` is a factor on its updates, and a run with one is resumed with ``optimizer=…``.
 
     It sees the pytree of parameters where the problem has one (``problem.params_at``), a list of arrays where it tells
     shapes only, else one flat vector. Its state is kept as arrays, so runs resume and replay to the bit.
@@ -35,8 +35,6 @@ class OptaxOptimizer(Optimizer):
     """
 
     name: ClassVar[str] = "optax"
-    __eq__ = object.__eq__  # what it was made with may not be comparable
-    __hash__ = object.__hash__
 
     def __init__(self, method: Any, *, lr: float | str | Schedule = 1.0, **arguments: Any) -> None:
         if method == MADE:
@@ -48,13 +46,11 @@ class OptaxOptimizer(Optimizer):
         super().__init__(lr)
         made = method
         if isinstance(method, str):
-            if not isinstance(self.rate, ConstantRate):
-                raise BadInput(f"the learning rate of optax's '{method}' must be a number, got '{self.rate.spec}'")
             if not callable(getattr(optax, method, None)):
                 near = get_close_matches(method, dir(optax), n=1, cutoff=0.5)
                 raise BadInput(f"no '{method}' in optax" + (f"; did you mean '{near[0]}'?" if near else ""))
             try:
-                made = getattr(optax, method)(learning_rate=self.rate.start, **arguments)
+                made = getattr(optax, method)(learning_rate=self.rate.at(0), **arguments)
             except Exception as error:
                 raise BadInput(f"optax's '{method}' cannot be used so: {error}") from None
         elif arguments:
@@ -64,6 +60,13 @@ class OptaxOptimizer(Optimizer):
         self.method, self.arguments, self._made = method, arguments, made
         self._tree: Any = None
         self._functions: dict[tuple[int, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        mine = self.method, self.lr, self.arguments
+        return isinstance(other, OptaxOptimizer) and mine == (other.method, other.lr, other.arguments)
+
+    def __hash__(self) -> int:
+        return hash((self.method, self.lr))
 
     @property
     def spec(self) -> str:
@@ -91,7 +94,7 @@ class OptaxOptimizer(Optimizer):
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
         """See :meth:`Optimizer.step`."""
-        factor = scale if isinstance(self.method, str) else self._lr(t, scale)
+        factor = self._lr(t, scale) / (self.rate.at(0) if isinstance(self.method, str) else 1.0)
         leaves = [state[key] for key in sorted(state)]
         stepped, left = self._compiled(w)[1](w, gradient, leaves, w.dtype.type(factor))
         state.update(_plain(left))

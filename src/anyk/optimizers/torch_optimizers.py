@@ -46,8 +46,6 @@ class TorchOptimizer(Optimizer):
     """
 
     name: ClassVar[str] = "torch"
-    __eq__ = object.__eq__  # what it was made with may not be comparable
-    __hash__ = object.__hash__
 
     def __init__(
         self,
@@ -72,6 +70,15 @@ class TorchOptimizer(Optimizer):
             if not isinstance(self.rate, ConstantRate):
                 raise BadInput(f"a torch schedule starts from a learning rate that is a number, got '{self.rate.spec}'")
             object.__setattr__(self, "rate", _Scheduled(self, self.rate.start))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TorchOptimizer) and self._made_of() == other._made_of()
+
+    def __hash__(self) -> int:
+        return hash((self._class, self.lr))
+
+    def _made_of(self) -> tuple[Any, ...]:
+        return self._class, self.lr, self.schedule, self.arguments, self.shapes
 
     @property
     def spec(self) -> str:

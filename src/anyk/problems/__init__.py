@@ -11,6 +11,7 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem
 from anyk.problems.data import Dataset, load, sources
+from anyk.problems.functions import from_function
 from anyk.problems.jax_functions import JaxPartitions, JaxProblem
 from anyk.problems.linear import (
     LeastSquares,
@@ -92,9 +93,11 @@ def from_recipe(recipe: dict[str, Any]) -> Problem:
     """Make a problem again from what its ``recipe()`` said."""
     if set(recipe) == {"many"}:
         return ManyProblems([from_recipe(one) for one in recipe["many"]])
+    if set(recipe) == {"problem"}:
+        return from_function(recipe["problem"])
     unknown = set(recipe) - {"data", "file", "l2", "model"}
     if unknown or "data" not in recipe:
-        raise BadInput(f"a problem's recipe has data and perhaps file, l2 and model, got {sorted(recipe)}")
+        raise BadInput(f"a problem's recipe has problem, or data and perhaps file, l2 and model, got {sorted(recipe)}")
     return from_data(recipe["data"], file=recipe.get("file"), l2=recipe.get("l2"), model=recipe.get("model", "linear"))
 
 
@@ -115,6 +118,7 @@ __all__ = [
     "TorchProblem",
     "TwoLayerNetwork",
     "from_data",
+    "from_function",
     "from_recipe",
     "load",
     "models",

@@ -307,7 +307,7 @@ def setup(config: dict[str, Any]) -> dict[str, Any]:
     """The part of the JSON that is common to all runs of a race."""
     problem = config.get("problem") or {}
     return {
-        "data": problem.get("data"),
+        "data": problem.get("data") or problem.get("problem"),
         "workers": config.get("workers"),
         "delays": config.get("delays"),
         "cluster": config.get("cluster"),
