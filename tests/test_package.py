@@ -13,7 +13,8 @@ import pytest
 import anyk
 
 ROOT = Path(__file__).parents[1]
-EXTRA = {"click", "rich", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "cloudpickle", "safetensors", "torch"}
+EXTRA = {"click", "rich", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "cloudpickle", "safetensors", "torch",
+         "jax", "optax"}  # fmt: skip
 
 
 def modules_after(code):
