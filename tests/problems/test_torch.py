@@ -293,6 +293,10 @@ def test_bf16_computes_in_bf16_and_answers_in_float32():
     one, other = precise.split(2).partial_gradient(0, w), mixed.split(2).partial_gradient(0, w)
     assert other.dtype == np.float32
     assert 0 < np.linalg.norm(one - other) < 0.05 * np.linalg.norm(one)
+    layer = nn.Linear(1, 1, bias=False)  # whose gradient bf16 can say, but not the number of samples
+    X = torch.ones(301, 1)
+    problem = TorchProblem(layer, lambda o, y: (o * y).mean(), (X, X), precision="bf16")
+    assert problem.split(1).partial_gradient(0, problem.initial()).tolist() == [301.0]
 
 
 def test_what_cannot_work_is_said():
@@ -309,7 +313,11 @@ def test_what_cannot_work_is_said():
         ((layer, loss, (X, y)), {"reduction": "sum"}, "the loss says that it gives the mean"),
         ((layer, nn.CrossEntropyLoss(weight=torch.ones(3)), (X, y)), {}, "give the loss reduction='sum'"),
         ((layer.requires_grad_(True), loss, (X, y)), {"precision": "fp16"}, "not done; use 'bf16'"),
-        ((layer, loss, (X, y)), {"device": "gpu"}, "there is no device 'gpu' in torch"),
+        ((layer, loss, (X, y)), {"device": "gpu"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'gpu'"),
+        ((layer, loss, (X, y)), {"device": "mps"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'mps'"),
+        ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be told from outputs of shape \\(2, 3"),
+        ((nn.Linear(5, 1), lambda o, y: o.mean(), (X, y)), {"held_out": (X[:, :4], y)}, "the module fails on held_out"),
+        ((nn.LSTM(5, 3), lambda o, y: o[0].mean(), (X, y)), {"held_out": (X, y)}, "one tensor, the module gives tuple"),
         ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be at least 1 sample, got 0"),
         ((layer, loss, (X, y)), {"l2": -1.0}, "l2 must be a finite number of at least 0, got -1"),
         ((nn.ReLU(), loss, (X, y)), {}, "no parameter to train"),
@@ -394,3 +402,16 @@ def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
     rest = anyk.resume(tmp_path / "run", problem=problem, steps=12, evaluate_every=100)
     assert rest.model.tobytes() == whole.model.tobytes()
     assert str(anyk.replay(rest, problem=problem)).endswith("the same bits of model")
+
+
+def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatch):
+    for name, extra, make in [
+        ("torch", "torch", lambda: TorchProblem(None, None, None)),
+        ("torch", "torch", lambda: anyk.optimizers.TorchOptimizer("SGD")),
+        ("jax", "jax", lambda: anyk.problems.JaxProblem(None, None, None)),
+        ("optax", "jax", lambda: anyk.optimizers.OptaxOptimizer("sgd")),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            with pytest.raises(BadInput, match=f"pip install 'anyk\\[{extra}\\]'"):
+                make()

@@ -137,7 +137,7 @@ class TorchOptimizer(Optimizer):
         """Make one and step, so that what cannot be is said before a run."""
         import torch
 
-        parameters = [torch.zeros(shape) for shape in shapes]
+        parameters = [torch.zeros([min(size, 2) for size in shape]) for shape in shapes]  # as small as will do
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         try:

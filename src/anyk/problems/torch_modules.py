@@ -155,8 +155,8 @@ class Network:
             made: torch.Tensor = self.module(*batch[:-1])
         return made
 
-    def sum_of_losses(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The sum of a batch's sample losses."""
+    def loss_of(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, int]:
+        """What the loss says of a batch, and by what that is to be multiplied to be the sum of its sample losses."""
         import torch
 
         outputs = self.outputs(batch)
@@ -165,7 +165,7 @@ class Network:
         if not isinstance(loss, torch.Tensor) or loss.dim():
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
-        return loss * len(batch[-1]) if self.mean else loss
+        return loss, len(batch[-1]) if self.mean else 1
 
 
 class TorchPartitions:
@@ -223,13 +223,13 @@ class TorchPartitions:
             for batch in self._batches(partition, rows):
                 given = [*parameters, *batch]
                 versions = [tensor._version for tensor in given]
-                loss = self._network.sum_of_losses(batch)
+                loss, times = self._network.loss_of(batch)
                 parts = torch.autograd.grad(loss, parameters, allow_unused=True)
                 if [tensor._version for tensor in given] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
                 for piece, part in zip(pieces, parts, strict=True):
                     if part is not None:
-                        piece += part
+                        piece.add_(part, alpha=times)  # and not the loss times that: it may be bf16
         gradient: Vector = total.cpu().numpy()
         return gradient
 
@@ -400,6 +400,7 @@ class TorchProblem:
         mean = _is_mean(loss, reduction)
         try:
             own = copy.deepcopy(module).cpu()
+            own.zero_grad(set_to_none=True)
         except Exception as error:
             raise BadInput(f"the module cannot be copied: {error}") from None
         self._network = Network(own, loss, device=device, precision=precision, mean=mean)
@@ -414,13 +415,14 @@ class TorchProblem:
         self.samples = len(self._data)
         self._last: tuple[Vector, Network, torch.device] | None = None
         targets = self._try()
-        self._own_metrics = metrics is None
         plain = {"mse": _mse} if targets.is_floating_point() else {"accuracy": _accuracy}
         self._metrics: dict[str, Metric] = dict(plain if metrics is None else metrics)
         if not self._metrics:
             raise BadInput("metrics must name at least one function, or be left out")
         self.metric = next(iter(self._metrics))
         self.better: Literal["higher", "lower"] = better or ("lower" if self.metric in ("mse", "loss") else "higher")
+        if self._held_out is not None:
+            self._check_held_out(self._held_out, own_metrics=metrics is not None)
 
     def _try(self) -> torch.Tensor:
         """Compute a gradient on a copy of some samples; returns their targets."""
@@ -438,6 +440,29 @@ class TorchProblem:
                 f"module and loss fail on the first {some} samples: {type(error).__name__}: {error}"
             ) from None
         return tried._held[0][-1]
+
+    def _check_held_out(self, data: Arrays | Items, *, own_metrics: bool) -> None:
+        """Say that the metric does not suit what the module gives, before a run and not after it."""
+        import torch
+
+        batch = data.tensors(slice(0, min(_TRIED, len(data))), "cpu")
+        network = copy.deepcopy(self._network)
+        network.module.eval()
+        try:
+            with torch.no_grad():
+                outputs = network.outputs(batch)
+        except Exception as error:
+            raise BadInput(f"the module fails on held_out: {type(error).__name__}: {error}") from None
+        if not isinstance(outputs, torch.Tensor):
+            raise BadInput(f"a metric needs outputs that are one tensor, the module gives {type(outputs).__name__}")
+        fits = (
+            outputs.dim() == batch[-1].dim() + 1 if self.metric == "accuracy" else outputs.numel() == batch[-1].numel()
+        )
+        if not (own_metrics or fits):
+            raise BadInput(
+                f"{self.metric} cannot be told from outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(batch[-1].shape)}; give metrics={{name: function}}"
+            )
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer samples than partitions."""
@@ -457,8 +482,8 @@ class TorchProblem:
 
         network, device = self._at(w)
         with torch.no_grad():
-            total = sum(float(network.sum_of_losses(batch)) for batch in self._batches(self._data, device))
-        return total / self.samples + 0.5 * self.l2 * float(w @ w)
+            found = [network.loss_of(batch) for batch in self._batches(self._data, device)]
+        return sum(float(loss) * times for loss, times in found) / self.samples + 0.5 * self.l2 * float(w @ w)
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""
@@ -490,7 +515,7 @@ class TorchProblem:
         network = copy.deepcopy(self._network)
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine need not have what workers have
-        flat = torch.tensor(w)
+        flat = torch.tensor(np.asarray(w, dtype=self.dtype))
         for parameter, piece in zip(trained(network.module), _pieces(flat, self.shapes), strict=True):
             parameter.data = piece
         device = network.move()
@@ -529,9 +554,11 @@ def _check_options(device: str, precision: str | None, l2: float, microbatch: in
     except ImportError:
         raise MissingPackage("PyTorch", "torch", "TorchProblem") from None
     try:
-        torch.device(device)
+        known = torch.device(device).type in ("cpu", "cuda")
     except RuntimeError:
-        raise BadInput(f"there is no device '{device}' in torch; use 'cpu', 'cuda' or 'cuda:0'") from None
+        known = False
+    if not known:
+        raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
     if precision == "fp16":
         raise BadInput("precision 'fp16' would need its losses scaled, which is not done; use 'bf16'")
     if precision not in (None, "bf16"):
