@@ -56,5 +56,4 @@ if __name__ == "__main__":
         evaluate_every=steps,
     )
     print(f"{problem.dimension:,} parameters, {steps} steps in {run.seconds:.1f} s: {run.metric}")
-    network = problem.module_at(run.model)  # with running statistics, in evaluation mode: ready to use
-    print(network)
+    print(problem.module_at(run.model))  # with running statistics, in evaluation mode: ready to use

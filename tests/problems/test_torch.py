@@ -247,6 +247,7 @@ def test_a_data_set_is_read_item_by_item():
     assert (problem.samples, problem.metric, problem.better) == (13, "mse", "lower")
     arrays = [torch.stack(column) for column in zip(*(Drawn()[i] for i in range(13)), strict=True)]
     other = TorchProblem(Two(), mse_loss, torch.utils.data.TensorDataset(*arrays))
+    assert TorchProblem(Two(), mse_loss, [Drawn()[i] for i in range(13)]).samples == 13  # a list is a data set, too
     w, parts, plain = problem.initial(), problem.split(3), other.split(3)
     assert problem.metrics(w)["mse"] == pytest.approx(problem.loss(w), rel=1e-5)
     for rows in (None, np.array([0, 2])):
@@ -306,6 +307,8 @@ def test_what_cannot_work_is_said():
         ((layer, loss, (X, y[:9])), {}, "one entry for each sample, got \\[10, 9\\] entries"),
         ((layer, loss, (X * np.nan, y)), {}, "the data set must hold finite numbers"),
         ((layer, loss, X), {}, "must be a pair \\(X, y\\) of tensors or arrays"),
+        ((layer, loss, ([[1.0], [2.0, 3.0]], y)), {}, "must hold arrays of numbers with a row for each sample, got object"),
+        ((layer, loss, [(X[0], y[0]), (X[1],)]), {}, "module and loss fail on the first 2 samples"),
         ((layer, loss, (X,)), {}, "must be inputs and targets, \\(X, y\\), got 1 array"),
         ((nn.Linear(4, 3), loss, (X, y)), {}, "module and loss fail on the first 2 samples: RuntimeError"),
         ((layer, nn.CrossEntropyLoss(reduction="none"), (X, y)), {}, "its mean or its sum, got reduction 'none'"),

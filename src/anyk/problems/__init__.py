@@ -22,7 +22,8 @@ from anyk.problems.linear import (
 )
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
-from anyk.problems.torch_modules import TorchPartitions, TorchProblem
+from anyk.problems.torch_modules import TorchProblem
+from anyk.problems.torch_partitions import TorchPartitions
 from anyk.specs import Registry
 
 _LINEAR: dict[str, type[LinearProblem]] = {

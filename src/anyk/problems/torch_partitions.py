@@ -1,0 +1,331 @@
+"""What workers do for a PyTorch problem: a module's gradients on flat vectors, from arrays that all share."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk import keyed
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Vector, cut
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = slice | Index
+
+
+class _Alias:
+    """A read-only array as one that may be written: torch has no read-only tensors, and warns."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+        self._array = array
+
+
+def tensor_over(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor on an array's own memory; nobody may write to one that was read-only."""
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Alias(array)))
+
+
+class Arrays:
+    """Samples as arrays with equal first axis: the module's inputs, then the targets."""
+
+    def __init__(self, arrays: Sequence[Any], name: str, dtype: np.dtype[Any]) -> None:
+        if len(arrays) < 2:
+            raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
+        self.arrays = [_array(array, name, dtype) for array in arrays]
+        if self.arrays[-1].dtype.kind in "iu":
+            self.arrays[-1] = self.arrays[-1].astype(np.int64, copy=False)  # what torch's losses take classes as
+        lengths = [len(array) for array in self.arrays]
+        if len(set(lengths)) > 1:
+            raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def tensors(self, rows: Rows, device: torch.device | str) -> tuple[torch.Tensor, ...]:
+        """Some samples; on the CPU those of a slice lie where the arrays do."""
+        return tuple(tensor_over(array[rows]).to(device) for array in self.arrays)
+
+
+class Items:
+    """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def tensors(self, rows: Rows, device: torch.device | str) -> tuple[torch.Tensor, ...]:
+        """Some samples, as torch's own loader puts them together."""
+        from torch.utils.data import default_collate
+
+        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        return tuple(part.to(device) for part in default_collate([self.data[i] for i in numbers]))
+
+
+def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """As NumPy, so that it is sent once to a machine; numbers with a fraction as the parameters have them."""
+    import torch
+
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu()
+        array = (array.to(torch.float32) if array.dtype in (torch.bfloat16, torch.float16) else array).numpy()
+    try:
+        array = np.asarray(array)
+    except ValueError:  # rows of different lengths
+        array = np.array(None)
+    if array.ndim == 0 or array.dtype.kind not in "biuf":
+        raise BadInput(
+            f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
+        )
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise BadInput(f"{name} must hold finite numbers")
+        array = array.astype(dtype, copy=False)
+    return np.ascontiguousarray(array)
+
+
+def samples_of(data: Any, name: str, dtype: np.dtype[Any]) -> Arrays | Items:
+    """A user's data as one of the two kinds; raises :class:`~anyk.errors.BadInput` where it is neither."""
+    import torch
+
+    if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
+        data = data.tensors
+    listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
+    if isinstance(data, tuple) or listed:
+        return Arrays(data, name, dtype)
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(
+        data, (str, dict, np.ndarray, torch.Tensor)
+    ):
+        raise BadInput(
+            f"{name} must be a pair (X, y) of tensors or arrays, or a data set with a length and items by number, got "
+            f"{type(data).__name__}"
+        )
+    if not len(data):
+        raise BadInput(f"{name} is empty")
+    return Items(data)
+
+
+class Network:
+    """A module, its loss and how they are computed: what worker and driver have in common."""
+
+    def __init__(self, module: torch.nn.Module, loss: Any, *, device: str, precision: str | None, mean: bool) -> None:
+        self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
+
+    def move(self) -> torch.device:
+        """Go to the device and say which it is: of several CUDA devices each worker takes the next."""
+        import torch
+
+        device = torch.device(self.device)
+        if device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise BadInput(f"there is no device '{self.device}' here: torch finds no CUDA; use device='cpu'")
+            if self.device == "cuda":
+                number = int(os.environ.get("ANYK_WORKER", "0")) % torch.cuda.device_count()
+                device = torch.device("cuda", number)
+        for part in (self.module, self.loss):
+            if isinstance(part, torch.nn.Module):
+                part.to(device)
+        return device
+
+    def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """What the module makes of a batch's inputs."""
+        import torch
+
+        kind = batch[-1].device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision is not None):
+            made: torch.Tensor = self.module(*batch[:-1])
+        return made
+
+    def loss_of(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, int]:
+        """What the loss says of a batch, and by what that is to be multiplied to be the sum of its sample losses."""
+        import torch
+
+        outputs = self.outputs(batch)
+        with torch.autocast(batch[-1].device.type, dtype=torch.bfloat16, enabled=self.precision is not None):
+            loss = self.loss(outputs, batch[-1])
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
+        return loss, len(batch[-1]) if self.mean else 1
+
+
+class TorchPartitions:
+    """A module's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
+
+    def __init__(
+        self, network: Network, samples: Arrays | Items, ends: NDArray[np.int64], microbatch: int | None = None
+    ) -> None:
+        self.sizes = tuple(np.diff(ends).tolist())
+        self._samples, self._bounds, self._microbatch = samples, list(pairwise(ends.tolist())), microbatch
+        self._network = copy.deepcopy(network)
+        parameters = trained(self._network.module.train())
+        self.shapes = [tuple(parameter.shape) for parameter in parameters]
+        self.dtype = dtype_of(parameters)
+        self.dimension = sum(parameter.numel() for parameter in parameters)
+        for parameter in parameters:
+            parameter.data = parameter.data.new_empty(0)  # a worker's lie where the model does
+        self._held: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._device: torch.device | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_held": {}, "_device": None}
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; module and data go to the device."""
+        self._device = device = self._device or self._network.move()
+        if isinstance(self._samples, Arrays):
+            new = [j for j in partitions if j not in self._held]
+            self._held |= {j: self._samples.tensors(slice(*self._bounds[j]), device) for j in new}
+
+    def support(self, partition: int) -> Index | None:
+        """All coordinates."""
+        del partition
+        return None  # as opposed to an index of some
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`.
+
+        Draws of random layers (dropout) are keyed by the bits of ``w``, the partition and the rows, so that all who
+        hold a partition draw alike. One thread computes: bits depend on how many do.
+        """
+        import torch
+
+        if self._device is None:
+            self.load(())
+        assert self._device is not None
+        module = self._network.module
+        parameters = trained(module)
+        flat = tensor_over(w).to(self._device)
+        for parameter, piece in zip(parameters, pieces_of(flat, self.shapes), strict=True):
+            parameter.data = piece
+        total = torch.zeros(self.dimension, dtype=flat.dtype, device=self._device)
+        pieces = pieces_of(total, self.shapes)
+        with _one_thread(), drawing(_key(w, partition, rows), self._device), _kept_buffers(module):
+            for batch in self._batches(partition, rows):
+                given = [*parameters, *batch]
+                versions = [tensor._version for tensor in given]
+                loss, times = self._network.loss_of(batch)
+                parts = torch.autograd.grad(loss, parameters, allow_unused=True)
+                if [tensor._version for tensor in given] != versions:
+                    raise BadInput("the module changes its inputs or parameters in place, which other workers share")
+                for piece, part in zip(pieces, parts, strict=True):
+                    if part is not None:
+                        piece.add_(part, alpha=times)  # and not the loss times that: it may be bf16
+        gradient: Vector = total.cpu().numpy()
+        return gradient
+
+    def _batches(self, partition: int, rows: Index | None) -> Iterator[tuple[torch.Tensor, ...]]:
+        """The samples of a partition or these of its rows, as many at once as a microbatch has."""
+        assert self._device is not None
+        first, last = self._bounds[partition]
+        held = self._held.get(partition)
+        size = last - first if rows is None else len(rows)
+        for a, b in pairwise(even_ends(size, self._microbatch or size)):
+            if held is None:
+                some = slice(first + a, first + b) if rows is None else rows[a:b] + first
+                yield self._samples.tensors(some, self._device)
+            elif rows is None:
+                yield tuple(tensor[a:b] for tensor in held)
+            else:
+                chosen = tensor_over(rows[a:b]).to(self._device)
+                yield tuple(tensor[chosen] for tensor in held)
+
+
+def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that are the model: shared ones once, frozen ones not."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def dtype_of(parameters: Sequence[torch.Tensor]) -> np.dtype[Any]:
+    """The one number type of all, float32 or float64."""
+    import torch
+
+    kinds = {parameter.dtype for parameter in parameters}
+    if not kinds:
+        raise BadInput("the module has no parameter to train: none requires a gradient")
+    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        names = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise BadInput(
+            f"the parameters must all be float32 or all float64, got {names}; for mixed precision use precision='bf16'"
+        )
+    return np.dtype(str(kinds.pop()).removeprefix("torch."))
+
+
+def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Views of a flat tensor, one for each parameter."""
+    import torch
+
+    parts: Any = torch.split(flat, [prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def even_ends(size: int, most: int) -> list[int]:
+    """Where batches of at most ``most`` samples end, as even as possible: batch norm cannot do with a last one of 1."""
+    ends: list[int] = cut(size, -(-size // min(size, most))).tolist()
+    return ends
+
+
+def _key(w: Vector, partition: int, rows: Index | None) -> int:
+    """The seed of what is drawn: the sum of the model's bits is one pass over it, and differs where they do."""
+    words: NDArray[Any] = np.ascontiguousarray(w).view(np.uint32 if w.dtype.itemsize == 4 else np.uint64)
+    bits = int(np.add.reduce(words, dtype=np.uint64))
+    chosen = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
+    return int(keyed.generator(bits, "module", partition, chosen).integers(2**63))
+
+
+@contextmanager
+def drawing(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's draws from a seed; those of everybody else go on as if nothing had been drawn."""
+    import torch
+
+    generators: list[Any] = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:  # torch.manual_seed does this too, and much that takes longer than a small gradient
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _kept_buffers(module: torch.nn.Module) -> Iterator[None]:
+    """Put back what a forward pass changes in buffers."""
+    kept = [(part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
+    for part, name, buffer in kept:
+        part._buffers[name] = None if buffer is None else buffer.clone()
+    try:
+        yield
+    finally:
+        for part, name, buffer in kept:
+            part._buffers[name] = buffer
