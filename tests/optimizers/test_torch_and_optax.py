@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import anyk
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import GD, Adam, Clip, ExponentialRate, OptaxOptimizer, TorchOptimizer, optimizer
 from anyk.training import checkpoints
 
@@ -148,6 +148,16 @@ def test_a_step_may_be_scaled_and_the_rate_ours():
     )
 
 
+def test_a_schedule_that_ends_ends_the_run():
+    module, X, y = network()
+    problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
+    made = TorchOptimizer("SGD", lr=0.1, schedule="OneCycleLR:max_lr=0.1,total_steps=3")
+    with pytest.raises(
+        RunFailed, match="'OneCycleLR:max_lr=0.1,total_steps=3' cannot go beyond step 3: Tried to step 4"
+    ):
+        anyk.train(problem, "uncoded", fleet(), optimizer=made, steps=6)
+
+
 def test_what_a_torch_optimiser_cannot_be_is_said():
     bad = [
         (lambda: TorchOptimizer("AdmaW"), "no 'AdmaW' in torch.optim; did you mean 'AdamW'?"),
@@ -155,7 +165,7 @@ def test_what_a_torch_optimiser_cannot_be_is_said():
         (lambda: TorchOptimizer("Adam", momentum=0.9), "'Adam' cannot be used so: .*unexpected keyword.*'momentum'"),
         (lambda: TorchOptimizer("SGD", lr=-1.0), "learning rate must be a finite number above 0"),
         (lambda: TorchOptimizer("LBFGS"), "'LBFGS' cannot be used so"),
-        (lambda: TorchOptimizer("SGD", schedule="ReduceLROnPlateau"), "'ReduceLROnPlateau' cannot be used so"),
+        (lambda: TorchOptimizer("SGD", schedule="ReduceLROnPlateau"), "'ReduceLROnPlateau' cannot go beyond step 0"),
         (lambda: TorchOptimizer("SGD", schedule="StepLR"), "'StepLR' cannot be used so: .*step_size"),
         (lambda: TorchOptimizer("SGD", schedule="StepLr:step_size=2"), "did you mean 'StepLR'?"),
         (lambda: TorchOptimizer("SGD", lr=ExponentialRate(1.0, 0.5), schedule="StepLR:step_size=2"),
@@ -167,6 +177,7 @@ def test_what_a_torch_optimiser_cannot_be_is_said():
         (lambda: OptaxOptimizer(3), "optax knows no optimiser 3"),
         (lambda: optimizer("optax:(made in Python)", lr=1.0), "made in Python; give it: optimizer=…"),
         (lambda: OptaxOptimizer("adam").start(np.zeros(3)), "jax.config.update\\('jax_enable_x64', True\\)"),
+        (lambda: OptaxOptimizer("lbfgs").start(np.zeros(3, np.float32)), "cannot step parameters like these: .*value"),
         (lambda: Clip(norm=0.0), "norm of 'clip' must be a finite number above 0, got 0"),
         (lambda: optimizer("clip:of=adma", lr=1.0), "no optimizer 'adma'; did you mean 'adam'?"),
     ]  # fmt: skip

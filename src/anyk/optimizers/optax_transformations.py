@@ -120,11 +120,13 @@ class OptaxOptimizer(Optimizer):
                 "optax would step float64 parameters in float32; first jax.config.update('jax_enable_x64', True)"
             )
         made = self._made
-        _, unravel = ravel_pytree(w if self._tree is None else self._tree)
+        unravel: Callable[[Any], Any] = ravel_pytree(w if self._tree is None else self._tree)[1]
         try:
             shaped = jax.eval_shape(lambda flat: made.init(unravel(flat)), w)
+            jax.eval_shape(made.update, unravel(w), shaped, unravel(w))
         except Exception as error:
-            raise BadInput(f"the optax optimiser cannot begin with these parameters: {error}") from None
+            first = (str(error).splitlines() or [""])[0]
+            raise BadInput(f"the optax optimiser cannot step parameters like these: {first}") from None
         structure, shapes = jax.tree.structure(shaped), [leaf.shape for leaf in jax.tree.leaves(shaped)]
         if any(np.dtype(leaf.dtype).kind not in "biuf" for leaf in jax.tree.leaves(shaped)):
             raise BadInput("the optax optimiser's state has arrays that a checkpoint cannot keep, of bfloat16 or keys")

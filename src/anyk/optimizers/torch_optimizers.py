@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Vector
 from anyk.specs import bracketed, parse, read, show
@@ -156,8 +156,8 @@ class _Scheduled:
         self._begin()
         try:
             self.group(1)
-        except Exception as error:
-            raise BadInput(f"the torch schedule {_said(optimizer.schedule)} cannot be used so: {error}") from None
+        except RunFailed as error:
+            raise BadInput(str(error)) from None
         self._begin()
 
     @property
@@ -174,8 +174,12 @@ class _Scheduled:
         if step < self._count:
             self._begin()
         while self._count < step:
-            self._optimizer.step()
-            self._scheduler.step()
+            try:
+                self._optimizer.step()
+                self._scheduler.step()
+            except Exception as error:  # some end after the steps they were made for
+                what = _said(self._of.schedule)
+                raise RunFailed(f"the torch schedule {what} cannot go beyond step {self._count}: {error}") from None
             self._count += 1
         return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
 
