@@ -154,7 +154,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
     from anyk.reports.tables import candidates_text
     from anyk.training.run import setup
 
-    problem = make_problem(given["data"], given["data_file"], given["l2"], given["model"])
+    problem = make_problem(given)
     folder = Path(given["out"]) if given["out"] else new_folder("train")
     console = _console(given["json_file"])
 
@@ -170,7 +170,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
             tuned = train_tuned(
                 [problem, *(_variant(problem, i) for i in range(1, models))],
                 probe=probe,
-                optimizer=make_optimizer(problem, given["data"], given["optimizer"], given["lr"]),
+                optimizer=make_optimizer(problem, given),
                 out=folder,
                 watch=progress,
                 before=say,
