@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from anyk.clusters import Order, Simulated
-from anyk.clusters import cluster as build_cluster
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
 from anyk.protocol import Collect, Cut, Dispatch, Event, Reply
+from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 from anyk.training.driver import Driver
 from anyk.training.launch import plan
@@ -143,7 +143,8 @@ def replay(
 
 def _liars(config: dict[str, Any]) -> tuple[int, ...]:
     """The workers that were told to lie."""
-    return build_cluster(config["cluster"], workers=config["workers"]).liars
+    liars = parse(config["cluster"])[1].get("liars", "")
+    return tuple(int(liar) for liar in liars.split("/") if liar)
 
 
 def _pairs(

@@ -1,0 +1,129 @@
+"""Programs under mpiexec, as users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk.clusters.mailed import Word
+from anyk.clusters.mpi import _WORD_FORM
+
+MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
+ANYK = [sys.executable, "-m", "anyk"]
+SMALL = ["--data", "synthetic:rows=60,features=4", "--cluster", "mpi", "--quiet"]
+
+
+def mpi(ranks: int, *command: str, timeout: float = 100.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([MPIEXEC, "-n", str(ranks), *command], capture_output=True, text=True, timeout=timeout)
+
+
+def test_a_run_and_its_resumption_on_ranks_give_the_model_of_the_simulator(tmp_path: Path) -> None:
+    train = ["train", *SMALL, "--workers", "4", "--strategy", "frc:load=2", "--steps", "6", "--out", str(tmp_path / "r")]
+    done = mpi(6, *ANYK, *train)  # one rank more than are needed stays idle
+    assert done.returncode == 0, done.stderr
+    done = mpi(5, *ANYK, "resume", str(tmp_path / "r"), "--steps", "9", "--quiet")
+    assert done.returncode == 0, done.stderr
+    run = anyk.Run.open(tmp_path / "r")
+    assert run.steps == 9
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    method = anyk.optimizers.optimizer(run.config["optimizer"], lr=run.config["lr"])
+    expected = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), optimizer=method, steps=9)
+    assert np.allclose(run.model, expected.model, rtol=1e-9)
+    assert anyk.replay(run).decisions
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "sentence"),
+    [
+        (3, ["--workers", "4"], "4 workers need 5 MPI ranks, the program was started with 3; use 'mpiexec -n 5 …' or 2"),
+        (1, ["--workers", "4"], "cluster 'mpi' has no workers: start the program with mpiexec"),
+        (3, ["--workers", "2", "--strategy", "frc:lod=2"], "has no key 'lod'; did you mean 'load'?"),
+    ],
+)
+def test_what_cannot_work_is_said_once_and_ends(ranks: int, options: list[str], sentence: str, tmp_path: Path) -> None:
+    done = mpi(ranks, *ANYK, "train", *SMALL, "--out", str(tmp_path / "r"), *options)
+    assert done.returncode == 2
+    assert done.stderr.count(sentence) == 1, done.stderr
+
+
+def test_a_script_runs_a_class_of_its_own_and_several_runs(tmp_path: Path) -> None:
+    """No ``__main__`` guard; two runs one after another on the same ranks; an error in a gradient ends with a sentence."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import anyk, numpy as np
+from anyk.testing import Squares
+
+class Mine(Squares):
+    pass
+
+for spec in ("uncoded", "async:step=0.1"):
+    run = anyk.train(Mine(3), spec, anyk.clusters.Mpi(3, delays=anyk.delays.Constant(0.01)), steps=5)
+    print("steps", run.steps, flush=True)
+try:
+    anyk.train(Mine(3, faults={1: "raise"}), "uncoded", anyk.clusters.Mpi(3), steps=5)
+except anyk.RunFailed as error:
+    print(error, flush=True)
+"""
+    )
+    done = mpi(4, sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.splitlines()
+    assert (first, second) == ("steps 5", "steps 5")
+    assert "worker 1 could not compute" in third and "partition 1 is broken" in third
+
+
+def test_a_rank_that_is_killed_takes_the_program_along_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    train = ["train", *SMALL, "--workers", "2", "--delays", "constant:value=0.05", "--steps", "200", "--out", str(out)]
+    program = subprocess.Popen(
+        [MPIEXEC, "-n", "3", *ANYK, *train], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        until = time.monotonic() + 60.0
+        while not (out / "log.sqlite").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(2.0)
+        ranks = [pid for pid in below(program.pid) if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(ranks[-1], signal.SIGKILL)
+        program.communicate(timeout=60)
+        assert program.returncode != 0
+    finally:
+        program.kill()
+        program.wait()
+    done = mpi(3, *ANYK, "resume", str(out), "--steps", "5", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert anyk.Run.open(out).steps >= 5
+
+
+def below(pid: int) -> list[int]:
+    """Processes that a process has started, at any depth, in order."""
+    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [each for child in found for each in (child, *below(child))]
+
+
+def test_the_cluster_can_be_measured() -> None:
+    done = mpi(3, *ANYK, "cluster", "check", "mpi", "--workers", "2", "--steps", "2", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert measured["workers"] == 2 and measured["latency"] > 0
+    assert [each["size"] for each in measured["speeds"]] == [100_000, 2_000_000, 50_000_000]
+    assert all(0 < each["floor"] < each["step"] for each in measured["speeds"])
+
+
+def test_a_word_comes_back_as_it_was_packed() -> None:
+    word = Word(1, 2**40, 3, 4, 0.5, 1.5, 2.5, 3.5, 2**62, "é" * 10)
+    text = word.text.encode()
+    data = _WORD_FORM.pack(*word[:-1], 7, 250_000, len(text), ord("d"), text)
+    *values, run, size, length, kind, text_there = _WORD_FORM.unpack(data)
+    assert Word(*values)._replace(text=text_there[:length].decode()) == word
+    assert (run, size, chr(kind)) == (7, 250_000, "d")
