@@ -69,7 +69,7 @@ class Timing(NamedTuple):
     computing: float  # the injected delay was over
     computed: float  # the last partial gradient of the message was done
     sent: float
-    digest: int = 0  # wrapping sum of the message's bits, 0 where no payload exists
+    digest: int = 0  # of the message: the bits of its sum, of a payload's words; 0 where there is none
 
 
 # ---------------------------------------------------------------------------------------------------- events

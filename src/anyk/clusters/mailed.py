@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.messages import digest
 from anyk.clusters.orders import OrderReader
 from anyk.clusters.remote import Message, Post, Remote, Told
 from anyk.clusters.shipping import unship
@@ -244,8 +243,8 @@ class MailedWorker(Worker[None]):
     def _give_back(self, room: None) -> None:
         """The array goes with its last reference."""
 
-    def _deliver(self, task: int, index: int, room: None, message: NDArray[Any], times: Times) -> None:
-        word = Word(REPLY, task, index, 0, *times, time.monotonic(), digest(message))
+    def _deliver(self, task: int, index: int, room: None, message: NDArray[Any], times: Times, bits: int) -> None:
+        word = Word(REPLY, task, index, 0, *times, time.monotonic(), bits)
         self._speak(word, message)
 
     def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "") -> None:

@@ -18,11 +18,12 @@ from anyk.problems.base import Index, Partitions, Vector
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
+_POSITIVE = 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
 
-def digest(message: NDArray[Any]) -> int:
-    """Wrapping sum of a message's bits, or a payload's: equal for equal ones, almost never for others; one pass."""
-    words: NDArray[Any] = message.view(np.uint32 if message.dtype.itemsize == 4 else np.uint64)
-    return int(np.add.reduce(words, dtype=np.uint64)) & 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
+
+def digest(payload: NDArray[np.uint8]) -> int:
+    """Wrapping sum of a payload's 8-byte words."""
+    return int(np.add.reduce(payload.view(np.uint64))) & _POSITIVE
 
 
 def lie(message: Vector) -> None:
@@ -30,13 +31,18 @@ def lie(message: Vector) -> None:
     message *= -100.0
 
 
-def fault(message: Vector) -> str | None:
-    """Why a message must not be used, or None. The sum is looked at first: it is finite for almost all good ones."""
-    if np.isfinite(np.add.reduce(message)):
-        return None
+def checked(message: Vector) -> tuple[str | None, int]:
+    """Why a message must not be used, or None, and its digest: the bits of its sum. One pass over almost all messages.
+
+    Equal bits have equal digests; different ones have different digests but for what rounding hides.
+    """
+    total = np.float64(np.add.reduce(message))
+    bits = int(total.view(np.int64)) & _POSITIVE
+    if np.isfinite(total):
+        return None, bits
     if np.isnan(message).any():
-        return "not finite (NaN)"
-    return None if np.isfinite(message).all() else "not finite (Inf)"
+        return "not finite (NaN)", bits
+    return (None if np.isfinite(message).all() else "not finite (Inf)"), bits
 
 
 class WrongLength(BadInput):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.local import Local, LocalSteps, State, mixed
-from anyk.clusters.messages import Messages, WrongLength, digest, fault, lie
+from anyk.clusters.messages import Messages, WrongLength, checked, digest, lie
 from anyk.clusters.packing import pack, unpack
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
@@ -344,12 +344,12 @@ class Simulated(Cluster):
         """A message is made: (fault, digest)."""
         if worker in self.liars:
             lie(out)
-        why = fault(out)
+        why, bits = checked(out)
         if why is not None:
-            return why, digest(out)
+            return why, bits
         if not chunk.compress:
             self._arrived[task, index] = ids, out
-            return None, digest(out)
+            return None, bits
         base = self._models[chunk.slot, version]
         payload, left = pack(chunk, version, self.seed, out, base, self._states[worker].get(chunk.state))
         self._keep_state(worker, task, chunk, left)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.local import Local, LocalSteps, State, mixed
-from anyk.clusters.messages import Messages, WrongLength, fault, lie
+from anyk.clusters.messages import Messages, WrongLength, checked, digest, lie
 from anyk.clusters.packing import pack
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Chunk
@@ -110,8 +110,8 @@ class Worker(ABC, Generic[R]):
         """What was being written there will not be sent."""
 
     @abstractmethod
-    def _deliver(self, task: int, index: int, room: R, message: NDArray[Any], times: Times) -> None:
-        """Send what was written: a message, or its payload of bytes."""
+    def _deliver(self, task: int, index: int, room: R, message: NDArray[Any], times: Times, bits: int) -> None:
+        """Send what was written: a message, or its payload of bytes, with its digest."""
 
     @abstractmethod
     def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "") -> None:
@@ -298,7 +298,7 @@ class Worker(ABC, Generic[R]):
         if self._worker in self._frame.liars:
             lie(out)
         computed = time.monotonic()
-        why = fault(out)
+        why, bits = checked(out)
         if why is not None:
             self._give_back(room)
             self._tell(FAILED, task, chunk=index, text=why)
@@ -308,7 +308,8 @@ class Worker(ABC, Generic[R]):
             chunk, version, base = packed
             sent, left = pack(chunk, version, self._frame.seed, out, base, self._states.get(chunk.state))
             self._keep_state(task, chunk, left)
-        self._deliver(task, index, room, sent, (started, computing, computed))
+            bits = digest(sent)
+        self._deliver(task, index, room, sent, (started, computing, computed), bits)
 
 
 def _words(error: Exception) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.messages import digest
 from anyk.clusters.orders import OrderReader
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
@@ -108,12 +107,12 @@ class SharedMemoryWorker(Worker[int]):
     def _give_back(self, room: int) -> None:
         HEADER.pack_into(self._shared.replies.memory, self._layout.buffer_at(self._worker, room), FREE, -1, -1, 0)
 
-    def _deliver(self, task: int, index: int, room: int, message: NDArray[Any], times: Times) -> None:
+    def _deliver(self, task: int, index: int, room: int, message: NDArray[Any], times: Times, bits: int) -> None:
         memory, at = self._shared.replies.memory, self._layout.buffer_at(self._worker, room)
         if message.dtype == np.uint8:
             memory[at + HEADER.size : at + HEADER.size + message.size] = message.tobytes()
         HEADER.pack_into(memory, at, FULL, task, index, message.size)
-        self._record(REPLY, task, chunk=index, buffer=room, times=times, bits=digest(message))
+        self._record(REPLY, task, chunk=index, buffer=room, times=times, bits=bits)
 
     # ------------------------------------------------------------------------------------------- telling
 
