@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -25,6 +26,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.specs import show
 
+_KNOCK = 10.0  # seconds that a machine may take to answer
 _START = 300.0  # seconds that actors may take to be placed and to load their partitions
 
 
@@ -131,6 +133,7 @@ class Ray(Mailed):
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
+        self._connected = False  # by us, not by the program
         self._folder: str | None = None  # of the Ray cluster that is ours
         self._calls: dict[Any, tuple[str, int, int]] = {}  # what for, worker and incarnation, by reference
         self._objects: dict[tuple[str, int], Any] = {}  # model versions
@@ -152,10 +155,12 @@ class Ray(Mailed):
         if ray.is_initialized():
             return
         if self.address:
+            _knock(self.address)
             try:
                 ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
             except Exception as error:
                 raise BadInput(f"no Ray cluster answers at '{self.address}' ({_first_line(error)})") from None
+            self._connected = True
             return
         self._folder = tempfile.mkdtemp(prefix="anyk-ray-")
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -166,6 +171,7 @@ class Ray(Mailed):
             logging_level="ERROR",
             _temp_dir=self._folder,
         )
+        self._connected = True
 
     def open(
         self,
@@ -254,8 +260,10 @@ class Ray(Mailed):
                 ray.kill(post.actor, no_restart=True)
             post.actor = post.news = post.telling = None
         self._shipped = []
-        if self._folder is not None and ray is not None:
-            ray.shutdown()
+        if self._connected and ray is not None:
+            ray.shutdown()  # a Ray cluster of our own ends with it
+            self._connected = False
+        if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
@@ -342,6 +350,18 @@ class Ray(Mailed):
                 self._news.append(self._heard(worker, incarnation, word, room))
         if post.owed:
             self._mail_to(worker)
+
+
+def _knock(address: str) -> None:
+    """Ray itself waits for minutes where nobody answers, and then ends the program."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if not host:
+        return  # 'auto', which Ray looks up
+    try:
+        with socket.create_connection((host, int(port)), timeout=_KNOCK):
+            pass
+    except (OSError, ValueError) as error:
+        raise BadInput(f"no Ray cluster answers at '{address}' ({error})") from None
 
 
 def _first_line(error: BaseException) -> str:
