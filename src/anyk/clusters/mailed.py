@@ -212,13 +212,15 @@ class MailedWorker(Worker[None]):
         self._begin(partitions, self._held, np.zeros(partitions.dimension, dtype=partitions.dtype))
 
     def _changed(self) -> bool:
-        return self._mail is not None
+        mail = self._mail  # which may have overtaken another that brings what it needs
+        return mail is not None and all(key in self._vectors for key in mail.needs)
 
     def _take(self) -> Orders | None:
         with self._lock:
-            mail, self._mail = self._mail, None
-            if mail is None:
+            if not self._changed():
                 return None
+            mail, self._mail = self._mail, None
+            assert mail is not None
             orders = self._read(mail.orders)
             working = self._orders.task if self._orders is not None else NO_TASK
             waiting = self._next.task if self._next is not None else NO_TASK

@@ -1,0 +1,105 @@
+"""Vectors that go with the mail: what a worker is sent it has when it needs it, and no more than that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import anyk
+from anyk.clusters.mailed import Key, Mail, MailedWorker, Word
+from anyk.clusters.orders import pack_orders, pack_work
+from anyk.clusters.worker import Frame
+from anyk.protocol import Chunk
+from anyk.testing import Squares
+from anyk.training.checking import cluster_speed
+
+
+class Deaf(MailedWorker):
+    """A worker whose words nobody hears; the test moves it by hand."""
+
+    def _speak(self, word: Word, vector: Any) -> None:
+        pass
+
+    def _listen(self, until: float | None) -> None:
+        raise AssertionError("nothing to wait for")
+
+
+def mail(number: int, task: int, versions: list[int], has: set[Key]) -> tuple[Mail, dict[Key, Any]]:
+    """What the driver sends of a task with a chunk at each version, to a worker that has some of the models."""
+    work = pack_work(tuple(Chunk((0,), (1.0,)) for _ in versions))
+    needs: tuple[Key, ...] = tuple(dict.fromkeys(("model", version) for version in versions))
+    fresh = tuple(key for key in needs if key not in has)
+    orders = pack_orders(task, 0, (0.0, 0.0, 0.0), work, [*versions, *versions], [])
+    return Mail(number, orders, needs, fresh), {key: np.full(2, float(key[1])) for key in fresh}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=3), st.booleans(), st.booleans()), max_size=12)
+)
+def test_a_worker_has_what_its_newest_and_its_present_task_need(steps: list[tuple[list[int], bool, bool]]) -> None:
+    """Mail comes in order, and is looked at or not; a task is begun, or waits while another is worked on."""
+    worker = Deaf(0, Frame(), [], [0])
+    has: set[Key] = set()
+    newest = -1
+    for number, (versions, taken, begun) in enumerate(steps):
+        letter, vectors = mail(number + 1, number, versions, has)
+        worker.hear(letter, vectors)
+        has = set(letter.needs)  # what the driver then believes
+        newest = number
+        if taken:
+            orders = worker._take()
+            assert orders is not None and orders.task == newest
+            worker._next = orders
+            if begun:
+                worker._orders, worker._next = orders, None
+        for orders in (worker._orders, worker._next):
+            if orders is not None:
+                for chunk, place in zip(orders.chunks, orders.places, strict=True):
+                    assert worker._model(chunk.slot, place)[0] == place
+        assert has <= set(worker._vectors)
+        assert len(worker._vectors) <= 3 * 3  # the newest mail's, the present task's and the next one's
+
+
+def test_mail_that_comes_late_is_not_obeyed_but_its_vectors_are_kept() -> None:
+    worker = Deaf(0, Frame(), [], [0])
+    first, some = mail(1, 0, [1], set())
+    second, none = mail(2, 1, [1], {("model", 1)})
+    assert not none
+    worker.hear(second, {})
+    assert worker._take() is None  # what it needs is still on its way
+    worker.hear(first, some)
+    orders = worker._take()
+    assert orders is not None and orders.task == 1
+    assert worker._model("model", 1).tolist() == [1.0, 1.0]
+    assert worker._take() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"address": "127.0.0.1:1"}, "no Ray cluster answers at '127.0.0.1:1'"),
+        ({"address": "nowhere:port"}, "no Ray cluster answers at 'nowhere:port'"),
+    ],
+)
+def test_an_address_that_does_not_answer_is_said_at_once(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(anyk.BadInput, match=sentence):
+        anyk.train(Squares(4), "uncoded", anyk.clusters.Ray(4, **options), steps=1)
+
+
+def test_the_spec_of_a_ray_cluster_is_read_back() -> None:
+    made = anyk.cluster("ray:address=auto,cpus=0.5,nodes=10.0.0.1/10.0.0.2,liars=1/3", workers=4)
+    assert isinstance(made, anyk.clusters.Ray)
+    assert (made.address, made.cpus, made.nodes, made.liars) == ("auto", 0.5, ("10.0.0.1", "10.0.0.2"), (1, 3))
+    assert anyk.cluster(made.spec, workers=4).spec == made.spec
+    with pytest.raises(anyk.BadInput, match="cpus and gpus of a worker must be at least 0, got -1 and 0"):
+        anyk.cluster("ray:cpus=-1", workers=4)
+
+
+def test_a_virtual_clock_cannot_be_measured() -> None:
+    with pytest.raises(anyk.BadInput, match="cluster 'simulated' has a virtual clock"):
+        cluster_speed(lambda: anyk.clusters.Simulated(2))
