@@ -70,7 +70,9 @@ def test_the_docs_commands_are_understood(line, tmp_path):
     """Every command shown exists with the options shown; those marked fast are run by the page's own tests."""
     words = line.partition("#")[0].split()
     groups = {"codes", "strategies", "graphs", "cluster"}
-    command = words[1:3] if words[1] in groups and words[2:3] and words[2] in ("show", "compare", "check") else words[1:2]
+    command = (
+        words[1:3] if words[1] in groups and words[2:3] and words[2] in ("show", "compare", "check") else words[1:2]
+    )
     help_text = subprocess.run(
         [sys.executable, "-m", "anyk", *command, "--help"], capture_output=True, text=True, check=True
     ).stdout

@@ -27,7 +27,18 @@ def mpi(ranks: int, *command: str, timeout: float = 100.0) -> subprocess.Complet
 
 
 def test_a_run_and_its_resumption_on_ranks_give_the_model_of_the_simulator(tmp_path: Path) -> None:
-    train = ["train", *SMALL, "--workers", "4", "--strategy", "frc:load=2", "--steps", "6", "--out", str(tmp_path / "r")]
+    train = [
+        "train",
+        *SMALL,
+        "--workers",
+        "4",
+        "--strategy",
+        "frc:load=2",
+        "--steps",
+        "6",
+        "--out",
+        str(tmp_path / "r"),
+    ]
     done = mpi(6, *ANYK, *train)  # one rank more than are needed stays idle
     assert done.returncode == 0, done.stderr
     done = mpi(5, *ANYK, "resume", str(tmp_path / "r"), "--steps", "9", "--quiet")
@@ -44,7 +55,11 @@ def test_a_run_and_its_resumption_on_ranks_give_the_model_of_the_simulator(tmp_p
 @pytest.mark.parametrize(
     ("ranks", "options", "sentence"),
     [
-        (3, ["--workers", "4"], "4 workers need 5 MPI ranks, the program was started with 3; use 'mpiexec -n 5 …' or 2"),
+        (
+            3,
+            ["--workers", "4"],
+            "4 workers need 5 MPI ranks, the program was started with 3; use 'mpiexec -n 5 …' or 2",
+        ),
         (1, ["--workers", "4"], "cluster 'mpi' has no workers: start the program with mpiexec"),
         (3, ["--workers", "2", "--strategy", "frc:lod=2"], "has no key 'lod'; did you mean 'load'?"),
     ],

@@ -13,6 +13,7 @@ from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression as SklearnLogistic
 from sklearn.linear_model import Ridge
 
+from anyk.clusters.shipping import ship
 from anyk.errors import BadInput
 from anyk.problems import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 
@@ -408,3 +409,21 @@ def test_any_two_labels_will_do() -> None:
 def test_a_held_out_set_of_one_class_has_no_auc() -> None:
     made = LogisticRegression(X4, [0, 1, 0, 1], X_test=X4, y_test=[1] * 4)
     assert np.isnan(made.metrics(np.ones(2))["auc"])
+
+
+@pytest.mark.parametrize("thin", [False, True])
+def test_partitions_without_the_data_of_others(thin: bool) -> None:
+    """What is left computes the same, knows all supports, and is as much smaller as it holds less."""
+    random = np.random.default_rng(0)
+    X = random.standard_normal((400, 50)) * (random.random((400, 50)) < 0.05 if thin else 1.0)
+    data = sparse.csr_array(X) if thin else X
+    whole = LogisticRegression(data, np.where(random.random(400) < 0.5, -1.0, 1.0)).split(20)
+    part = whole.only([3, 7])
+    w = random.standard_normal(50)
+    for j in (3, 7):
+        assert np.array_equal(part.partial_gradient(j, w), whole.partial_gradient(j, w))
+    for j in range(20):
+        assert np.array_equal(part.support(j), whole.support(j)) if thin else part.support(j) is None
+    sizes = [sum(len(buffer) for buffer in ship(partitions)[1:]) for partitions in (whole, part)]
+    if not thin:
+        assert sizes[1] == pytest.approx(0.1 * sizes[0], rel=1e-6)

@@ -316,7 +316,7 @@ class Mpi(Mailed):
         self._frame = self._set_out(partitions, total, slots, blocks, local)
         self._dimension = partitions.dimension
         self._holdings = holdings
-        self._shipped = [np.frombuffer(buffer, dtype=np.uint8) for buffer in ship(partitions)]
+        self._partitions: Any = partitions
         self._run = self._ranks.runs = self._ranks.runs + 1
         self._ranks.open = self
         try:
@@ -333,8 +333,11 @@ class Mpi(Mailed):
 
     def _spawn(self, worker: int) -> None:
         self._reborn(self._mine[worker])
-        body = json.dumps([self._run, worker, self._frame, list(self._holdings[worker])]).encode()
-        self._post(worker, _RUN, body, self._shipped)
+        held = list(self._holdings[worker])
+        only = getattr(self._partitions, "only", None)
+        parts = ship(self._partitions if only is None else only(held))
+        body = json.dumps([self._run, worker, self._frame, held]).encode()
+        self._post(worker, _RUN, body, [np.frombuffer(part, dtype=np.uint8) for part in parts])
 
     def _post(self, worker: int, kind: int, body: bytes, vectors: Sequence[NDArray[Any]] = ()) -> None:
         sends = self._ranks.sends
@@ -363,7 +366,7 @@ class Mpi(Mailed):
         self._arrived.clear()
         self._news.clear()
         self._models.clear()
-        self._shipped = []
+        self._partitions = None
 
     # ------------------------------------------------------------------------------------------- mail
 

@@ -24,6 +24,9 @@ class Partitions(Protocol):
 
     It reaches them by pickle, arrays aside: an array in it exists once on a machine. ``sizes[j]`` is the number of
     samples in partition j, ``dimension`` the length d of the model, ``dtype`` that of model and gradients.
+
+    Optional: ``only(partitions)``, the same without the data of all others, for workers that share no memory with the
+    driver. Supports remain those of all.
     """
 
     dimension: int

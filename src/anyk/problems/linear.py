@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -78,6 +79,14 @@ class LinearPartitions:
                     )
             self._X.append(rows)
             self._columns.append(columns)
+
+    def only(self, partitions: Sequence[int]) -> LinearPartitions:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        held = set(partitions)
+        part = copy(self)
+        part._X = [X if j in held else None for j, X in enumerate(self._X)]
+        part._y = [y if j in held else np.empty(0, self.dtype) for j, y in enumerate(self._y)]
+        return part
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""
