@@ -1,17 +1,28 @@
-"""How a problem's partitions reach workers: pickled once by the driver, their arrays beside the pickle, uncopied."""
+"""How a problem's partitions reach workers: once, from the driver, their arrays beside what describes them, uncopied."""
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions
+from anyk.problems.decompiled import DecompiledPartitions
+
+_PLAIN = b"{"  # what JSON of an object begins with, and no pickle
 
 
 def ship(partitions: Partitions) -> list[memoryview]:
     """The object's bytes, then those of its arrays; classes of a script or notebook go along by value."""
+    if isinstance(partitions, DecompiledPartitions):
+        plain, arrays = partitions.plain()
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        plain["arrays"] = [[array.dtype.str, array.shape] for array in arrays]
+        return [memoryview(json.dumps(plain).encode()), *(memoryview(array.view(np.uint8).reshape(-1)) for array in arrays)]
     import cloudpickle
 
     raw: list[Any] = []
@@ -27,4 +38,11 @@ def unship(buffers: Sequence[memoryview]) -> Any:
 
     Not a peer's, a file's or a reply's bytes: the driver that this worker belongs to made them.
     """
+    if bytes(buffers[0][:1]) == _PLAIN:
+        plain = json.loads(bytes(buffers[0]))
+        arrays = [
+            np.frombuffer(buffer, dtype=np.dtype(dtype)).reshape(shape)
+            for buffer, (dtype, shape) in zip(buffers[1:], plain["arrays"], strict=True)
+        ]
+        return DecompiledPartitions.from_plain(plain, arrays)
     return pickle.loads(buffers[0], buffers=buffers[1:])

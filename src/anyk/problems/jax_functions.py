@@ -10,8 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Index, Vector, cut
+from anyk.problems.decompiled import DecompiledPartitions
 
 _EVALUATED = 1024  # rows of which the loss is evaluated at once at most
 
@@ -141,7 +143,9 @@ class JaxProblem:
     - ``metrics``: functions of (params, batch) for all held-out rows, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``held_out_loss``.
     - ``workers``: what workers compute with: ``"jax"``, on one thread of the CPU, compiled once for each number of
-      rows.
+      rows; or ``"numpy"``: workers need no JAX, they run the gradient as :func:`anyk.decompile.to_python` writes it down
+      (:meth:`source` shows it), which is plain text, and nothing is unpickled. The source is for one number of rows:
+      under a strategy with mini-batches say theirs, ``batch``.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work: the loss is traced on two rows first.
 
@@ -168,14 +172,18 @@ class JaxProblem:
         reduction: Literal["mean", "sum"] = "mean",
         metrics: Mapping[str, Loss] | None = None,
         better: Literal["higher", "lower"] | None = None,
-        workers: Literal["jax"] = "jax",
+        workers: Literal["jax", "numpy"] = "jax",
+        batch: int = 0,
     ) -> None:
         try:
             import jax
         except ImportError:
             raise MissingPackage("JAX", "jax", "JaxProblem") from None
-        if workers != "jax":
-            raise BadInput(f"workers must be 'jax', got '{workers}'")
+        if workers not in ("jax", "numpy"):
+            raise BadInput(f"workers must be 'jax' or 'numpy', got '{workers}'")
+        if batch < 0:
+            raise BadInput(f"batch must be at least 0 rows, got {batch}")
+        self._workers, self._batch = workers, batch
         if reduction not in ("mean", "sum"):
             raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
         if not 0.0 <= l2 < float("inf"):
@@ -215,10 +223,36 @@ class JaxProblem:
         if shape != ():
             raise BadInput(f"the loss must give one number for a batch, its mean or sum, got shape {shape}")
 
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions:
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
-        return JaxPartitions(self._loss, self._params, self._data, ends, mean=self._mean)
+        if self._workers == "jax":
+            return JaxPartitions(self._loss, self._params, self._data, ends, mean=self._mean)
+        import jax
+
+        sizes = set(np.diff(ends).tolist())
+        wanted = sizes | {min(self._batch, size) for size in sizes if self._batch}
+        sources = {rows: self.source(rows) for rows in sorted(wanted)}
+        return DecompiledPartitions.of(sources, jax.tree.leaves(self._data), ends.tolist(), self._initial)
+
+    def source(self, rows: int) -> Source:
+        """The gradient of the sum of the losses of so many rows, as NumPy: a function of the flat model and the arrays.
+
+        The arrays are the leaves of ``data``, in JAX's order.
+        """
+        import jax
+
+        from anyk.decompile import to_python
+
+        leaves, tree = jax.tree.flatten(chosen(self._data, slice(0, 1)))
+        examples = [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        total = sum_of_losses(self._loss, self._params, mean=self._mean)
+
+        def gradient(model: Any, *arrays: Any) -> Any:
+            return jax.grad(total)(model, jax.tree.unflatten(tree, arrays))
+
+        model = jax.ShapeDtypeStruct(self._initial.shape, self._initial.dtype)
+        return to_python(gradient, model, *examples, target="numpy")
 
     def initial(self) -> Vector:
         """The parameters that the problem was given, as one vector."""

@@ -1,0 +1,85 @@
+"""Gradients written down in NumPy by the driver, for workers that have no JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.decompile import Source, compile_source
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Vector
+
+
+class DecompiledPartitions:
+    """Training data in partitions, and the source of the gradient for each number of rows it is asked for.
+
+    ``texts``: by number of rows, source of a function of the flat model and the arrays' rows, with its digest, by which
+    workers know that it is what the driver made. It reaches workers as plain text and arrays: nothing is unpickled.
+    See :class:`~anyk.problems.base.Partitions`.
+    """
+
+    def __init__(
+        self, texts: dict[int, tuple[str, str]], arrays: Sequence[NDArray[Any]], ends: Sequence[int], dimension: int
+    ) -> None:
+        self._texts, self._arrays, self._ends = texts, list(arrays), list(ends)
+        self._bounds = list(pairwise(self._ends))
+        self.sizes = tuple(last - first for first, last in self._bounds)
+        self.dimension = dimension
+        self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self._functions: dict[int, Callable[..., Any]] = {}
+
+    @classmethod
+    def of(
+        cls, sources: dict[int, Source], arrays: Sequence[NDArray[Any]], ends: Sequence[int], initial: Vector
+    ) -> DecompiledPartitions:
+        """What the driver makes: from sources, and for models like the initial one."""
+        made = cls({rows: (s.text, s.digest) for rows, s in sources.items()}, arrays, ends, initial.size)
+        made.dtype = initial.dtype
+        return made
+
+    def plain(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """As plain data and arrays."""
+        texts = [[rows, *text] for rows, text in self._texts.items()]
+        return {
+            "texts": texts,
+            "ends": self._ends,
+            "dimension": self.dimension,
+            "dtype": self.dtype.str,
+        }, self._arrays
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> DecompiledPartitions:
+        """Back from :meth:`plain`."""
+        texts = {rows: (text, digest) for rows, text, digest in plain["texts"]}
+        made = cls(texts, arrays, plain["ends"], plain["dimension"])
+        made.dtype = np.dtype(plain["dtype"])
+        return made
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; compiles the texts."""
+        del partitions
+        self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
+
+    def support(self, partition: int) -> Index | None:
+        """All coordinates."""
+        del partition
+        return None  # as opposed to an index of some
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        if not self._functions:
+            self.load(())
+        first, last = self._bounds[partition]
+        chosen = slice(first, last) if rows is None else rows + first
+        number = last - first if rows is None else len(rows)
+        function = self._functions.get(number)
+        if function is None:
+            raise BadInput(
+                f"there is no source for mini-batches of {number} rows; give JaxProblem(…, workers='numpy', "
+                f"batch={number})"
+            )
+        return np.asarray(function(w, *(array[chosen] for array in self._arrays)))
