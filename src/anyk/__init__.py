@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         clusters,
         codes,
         compression,
+        decompile,
         delays,
         graphs,
         optimizers,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
-    "clusters", "codes", "compression", "delays", "graphs", "optimizers", "planning", "problems", "reports",
-    "strategies", "testing", "training",
+    "clusters", "codes", "compression", "decompile", "delays", "graphs", "optimizers", "planning", "problems",
+    "reports", "strategies", "testing", "training",
 )  # fmt: skip
 _NAMES = {
     "cluster": "clusters",
@@ -77,6 +78,7 @@ __all__ = [
     "code",
     "codes",
     "compression",
+    "decompile",
     "delays",
     "graphs",
     "optimizers",

@@ -37,6 +37,7 @@ def main() -> None:
     anyk codes                   gradient codes side by side; codes show, codes compare
     anyk trace show FILE         measured delays; trace record, and tune: which sequential code
     anyk graphs                  averaging among neighbours; graphs show
+    anyk decompile FUNCTION      a JAX function as Python, for JAX or for NumPy
     anyk strategies | delays | data | compression    what else can be asked for
 
     A SPEC is name:key=value,key=value, as in frc:load=3 or exp:mean=0.5.
@@ -44,6 +45,7 @@ def main() -> None:
     """
 
 
-from anyk.cli import clusters, codes, graphs, lists, runs, traces  # noqa: E402  # they add their commands to the group above
+# they add their commands to the group above
+from anyk.cli import clusters, codes, decompile, graphs, lists, runs, traces  # noqa: E402
 
-__all__ = ["clusters", "codes", "graphs", "lists", "main", "runs", "traces"]
+__all__ = ["clusters", "codes", "decompile", "graphs", "lists", "main", "runs", "traces"]

@@ -1,0 +1,110 @@
+"""The command that shows a JAX function as Python."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from anyk.cli import main
+from anyk.cli.options import json_option, write_json
+from anyk.errors import BadInput, MissingPackage
+
+_TYPES = {
+    "bool": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16",
+    "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+    "c64": "complex64", "c128": "complex128",
+}  # fmt: skip
+_ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
+
+
+@main.command()
+@click.argument("function", metavar="MODULE:FUNCTION")
+@click.option("--args", "arguments", metavar="TYPES", default="", help="Types of the arguments, as in f32[64,10],f32[].")
+@click.option("--target", type=click.Choice(["jax", "numpy"]), default="jax", show_default=True,
+              help="What the source is for.")  # fmt: skip
+@click.option("--grad", is_flag=True, help="The gradient by the first argument, in place of the function.")
+@click.option("-o", "--out", metavar="FILE", help="Write the source to a file.")
+@json_option
+def decompile(
+    function: str, arguments: str, target: str, grad: bool, out: str | None, json_file: str | None
+) -> None:
+    """Write down, as Python that can be read and edited, what a JAX function computes.
+
+    FUNCTION is module:function, or file.py:function. The source is for arguments of the types given.
+    """
+    from anyk.decompile import to_python
+
+    found, examples = _function(function), _examples(arguments)
+    if grad:
+        found = _gradient(found)
+    source = to_python(found, *examples, target="numpy" if target == "numpy" else "jax")
+    if out is not None:
+        source.save(out)
+        click.echo(f"source: {out}", err=True)
+    elif json_file != "-":
+        click.echo(source.text, nl=False)
+    write_json({"function": function, "target": target, "digest": source.digest, "text": source.text}, json_file)
+
+
+def _function(spec: str) -> Any:
+    """A function from where it is."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name:
+        raise BadInput(f"the function is asked for as module:function or file.py:function, got '{spec}'")
+    try:
+        if place.endswith(".py"):
+            if not Path(place).is_file():
+                raise BadInput(f"no file '{place}'")
+            made = importlib.util.spec_from_file_location(Path(place).stem, place)
+            assert made is not None and made.loader is not None
+            module = importlib.util.module_from_spec(made)
+            sys.modules.setdefault(made.name, module)
+            made.loader.exec_module(module)
+        else:
+            sys.path.insert(0, "")  # modules of the folder that the command is run in
+            try:
+                module = importlib.import_module(place)
+            finally:
+                sys.path.remove("")
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"'{place}' cannot be imported: {type(error).__name__}: {error}") from None
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise BadInput(f"'{place}' has no function '{name}'")
+    return found
+
+
+def _examples(text: str) -> list[Any]:
+    """Shapes and types of arguments."""
+    try:
+        import jax
+    except ImportError:
+        raise MissingPackage("jax", "jax", "decompiling a function") from None
+    examples, place = [], 0
+    while place < len(text):
+        match = _ARGUMENT.match(text, place)
+        if match is None or match[1] not in _TYPES:
+            raise BadInput(f"argument types are like f32[64,10],i32[5],f32[], with {', '.join(_TYPES)}; got '{text}'")
+        dtype = _TYPES[match[1]]
+        if dtype in ("int64", "uint64", "float64", "complex128"):
+            jax.config.update("jax_enable_x64", True)
+        shape = tuple(int(one) for one in match[2].split(",") if one.strip())
+        examples.append(jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)))
+        place = match.end()
+    return examples
+
+
+def _gradient(function: Any) -> Any:
+    import jax
+
+    return jax.grad(function)

@@ -1,0 +1,242 @@
+"""What variables are called: as in the user's source where that can be seen, else after what they are.
+
+An equation knows the expression in the user's files that it comes from. Where that expression is the whole right side
+of an assignment, its value has the assignment's name. An equation of a backward pass makes the cotangent of something
+that was read by the forward equation it was transposed from; the one name there with the same shape tells which, and
+the cotangent of ``w`` is ``d_w``.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import linecache
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from anyk.decompile.reading import Equation, Value, is_jax_file
+
+_RESERVED = {*keyword.kwlist, *dir(builtins), "np", "jnp", "lax", "jax", "partial", "special", "linalg", "base64", "_"}
+
+# what a value is called for want of anything better
+_NOUNS = {
+    "dot_general": "product", "conv_general_dilated": "convolved", "reduce_sum": "total", "reduce_max": "largest",
+    "reduce_min": "smallest", "reduce_prod": "product", "argmax": "place", "argmin": "place", "exp": "exponential",
+    "log": "logarithm", "log1p": "logarithm", "tanh": "activation", "logistic": "activation", "max": "larger",
+    "min": "smaller", "select_n": "chosen", "gather": "gathered", "scatter": "updated", "scatter-add": "scattered",
+    "sort": "ordered", "iota": "count", "mul": "scaled", "add": "total", "add_any": "total", "sub": "difference",
+    "div": "ratio", "neg": "negative", "eq": "equal", "ne": "unequal", "lt": "below", "le": "below", "gt": "above",
+    "ge": "above", "and": "both", "or": "either", "not": "opposite", "sqrt": "root", "rsqrt": "scale",
+    "integer_pow": "power", "pow": "power", "square": "squared", "reshape": "reshaped", "transpose": "transposed",
+    "broadcast_in_dim": "spread", "concatenate": "joined", "pad": "padded", "slice": "part", "dynamic_slice": "part",
+    "dynamic_update_slice": "updated", "squeeze": "squeezed", "convert_element_type": "converted", "rev": "reversed_",
+    "cumsum": "running", "cumprod": "running", "cummax": "running", "cummin": "running", "random_bits": "bits",
+    "random_split": "keys", "random_fold_in": "key", "random_seed": "key", "random_wrap": "key", "while": "state",
+    "scan": "state", "cond": "chosen", "cholesky": "factor", "lu": "factor", "qr": "factor", "eigh": "eigen",
+    "svd": "singular", "fft": "spectrum", "triangular_solve": "solution", "erf": "activation", "clamp": "clipped",
+}  # fmt: skip
+_SEVERAL = {
+    "lu": ("lu", "pivots", "order"), "qr": ("q", "r", "order"), "eigh": ("vectors", "values"),
+    "svd": ("singular", "u", "vh"), "top_k": ("largest", "places"), "eig": ("values", "left", "right"),
+    "random_split": ("keys",), "threefry2x32": ("high", "low"),
+}  # fmt: skip
+
+
+class Names:
+    """Gives every variable of a text its own name."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {*_RESERVED, *taken}
+        self._counts: dict[str, int] = {}
+
+    def take(self, wish: str) -> str:
+        """A name as near to the wish as is free."""
+        wish = re.sub(r"\W+", "_", wish).strip("_")[:30].rstrip("_") or "value"
+        if wish[0].isdigit():
+            wish = f"v{wish}"
+        name = wish
+        while name in self._taken:
+            self._counts[wish] = number = self._counts.get(wish, 1) + 1
+            name = f"{wish}_{number}"
+        self._taken.add(name)
+        return name
+
+
+class _File:
+    """The statements of one of the user's files, by line."""
+
+    def __init__(self, file: str) -> None:
+        self.statements: dict[int, ast.stmt] = {}
+        try:
+            tree = ast.parse("".join(linecache.getlines(file)))
+        except (SyntaxError, ValueError):
+            return
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr):
+                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    self.statements[line] = node
+
+
+Position = tuple[str, int, int, int, int]  # file, first line and column, last line and column
+
+
+class Origins:
+    """Finds the user's expression of an equation."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _File] = {}
+        self._codes: dict[Any, list[Any]] = {}
+        self._users: dict[str, bool] = {}
+        self._reads: dict[ast.stmt, list[str]] = {}
+
+    def positions(self, source: Any) -> list[Position]:
+        """Where the user is in each of the user's functions, innermost first."""
+        traceback = getattr(source, "traceback", None)
+        if traceback is None:
+            return []
+        found = []
+        for code, last in zip(*traceback.raw_frames(), strict=True):
+            file = code.co_filename
+            users = self._users.get(file)
+            if users is None:
+                users = not (is_jax_file(file) or "importlib" in file or file.startswith("<frozen"))
+                self._users[file] = users
+            if users:
+                places = self._codes.get(code)
+                if places is None:
+                    places = self._codes[code] = list(code.co_positions())
+                first, end, column, end_column = places[last // 2]
+                found.append((file, first or 0, column or 0, end or 0, end_column or 0))
+                if len(found) == 4:
+                    break
+        return found
+
+    def statement(self, position: Position) -> ast.stmt | None:
+        """The statement at a position."""
+        known = self._files.get(position[0])
+        if known is None:
+            known = self._files[position[0]] = _File(position[0])
+        return known.statements.get(position[1])
+
+    def assigned(self, positions: list[Position]) -> list[str]:
+        """The names an expression's value is given, if the expression is the whole right side."""
+        for position in positions:
+            statement = self.statement(position)
+            value = getattr(statement, "value", None)
+            if value is None or not _spans(position, value):
+                return []
+            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                return _targets(statement.targets[0])
+            if isinstance(statement, ast.AnnAssign):
+                return _targets(statement.target)
+            if not isinstance(statement, ast.Return):
+                return []
+        return []
+
+    def read(self, positions: list[Position]) -> list[str]:
+        """The names that the statement at a position reads."""
+        statement = self.statement(positions[0]) if positions else None
+        if statement is None:
+            return []
+        names = self._reads.get(statement)
+        if names is None:
+            names = [
+                node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+            ]
+            names += [
+                node.value
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier()
+            ]
+            self._reads[statement] = names
+        return names
+
+    def describe(self, source: Any) -> str:
+        """For messages: file, line and text."""
+        positions = self.positions(source)
+        if not positions:
+            return "a place that JAX does not tell"
+        file, line = positions[0][:2]
+        text = linecache.getline(file, line).strip()
+        return f"{file}:{line}" + (f" `{text}`" if text else "")
+
+
+def _targets(target: ast.expr) -> list[str]:
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if isinstance(target, ast.Tuple) and all(isinstance(one, ast.Name) for one in target.elts):
+        return [one.id for one in target.elts if isinstance(one, ast.Name)]
+    return []
+
+
+def _spans(position: Position, value: ast.expr) -> bool:
+    return position[1:] == (value.lineno, value.col_offset, value.end_lineno, value.end_col_offset)
+
+
+def wishes(equations: list[Equation], known: dict[str, list[Value]], origins: Origins) -> None:
+    """Set what the user calls the values of a block's equations; ``known`` are the names seen so far, and grows."""
+    runs: list[tuple[list[str], list[Equation]]] = []  # the equations that one evaluation of an expression made
+    where: tuple[Position, ...] = ()
+    seen: set[Any] = set()
+    run_of: dict[Equation, int] = {}
+    used_later: set[Value] = set()
+    for equation in equations:
+        positions = () if equation.backward else tuple(origins.positions(equation.source))
+        if positions:
+            code = tuple(equation.source.traceback.raw_frames()[1])
+            if positions != where or (code in seen and id(equation.source) not in seen):
+                where, seen = positions, set()
+                runs.append((origins.assigned(positions), []))
+            seen |= {id(equation.source), code}
+            runs[-1][1].append(equation)
+            run_of[equation] = len(runs) - 1
+        if not equation.backward:
+            for atom in [*equation.inputs, *equation.captured]:
+                if isinstance(atom, Value) and atom.maker in run_of and run_of[atom.maker] != run_of.get(equation):
+                    used_later.add(atom)
+    for names, members in runs:
+        _name_run(names, members, used_later, known)
+    for equation in equations:
+        if equation.backward:
+            _name_cotangent(equation, origins.positions(equation.source), known, origins)
+
+
+def _name_run(
+    names: list[str], members: list[Equation], used_later: set[Value], known: dict[str, list[Value]]
+) -> None:
+    """The expression's value is the last that is used elsewhere; what follows it belongs to its derivative."""
+    fits = [one for one in members if len(one.outputs) == len(names)]
+    if not names or not fits:
+        return
+    chosen = next((one for one in reversed(fits) if any(value in used_later for value in one.outputs)), fits[-1])
+    if not any(value.called for value in chosen.outputs):
+        for value, called in zip(chosen.outputs, names, strict=True):
+            value.called = called
+            known.setdefault(called, []).append(value)
+
+
+def _name_cotangent(
+    equation: Equation, positions: list[Position], known: dict[str, list[Value]], origins: Origins
+) -> None:
+    if len(equation.outputs) != 1 or not positions:
+        return
+    value = equation.outputs[0]
+    fits = {
+        called for called in origins.read(positions)
+        if any(one.shape == value.shape and one.dtype == value.dtype for one in known.get(called, [])[-3:])
+    }  # fmt: skip
+    value.called = f"d_{fits.pop()}" if len(fits) == 1 and value.shape else ""
+
+
+def noun(equation: Equation, place: int) -> str:
+    """What an output is called for want of a user's name."""
+    several = _SEVERAL.get(equation.primitive)
+    if equation.function is not None:
+        word = f"{equation.function.name}_result"
+    elif several is not None and place < len(several):
+        word = several[place]
+    else:
+        word = _NOUNS.get(equation.primitive, equation.primitive.replace("-", "_"))
+    return f"d_{word}" if equation.backward else word

@@ -1,0 +1,460 @@
+"""What NumPy lacks of XLA's operations. The functions are copied into the text that needs them, as they stand here.
+
+So they are plain: no annotations, nothing but NumPy and SciPy, lines no longer than ruff's 88 columns, no names but
+their own and each other's.
+"""
+
+import base64
+import itertools
+import math
+
+import numpy as np
+from scipy import linalg
+
+
+def unpacked(code, dtype, shape):
+    """An array from its bytes in base 64."""
+    return np.frombuffer(base64.b64decode(code), dtype).reshape(shape)
+
+
+def divide_integers(x, y):
+    """Quotient rounded towards zero; -1 for a division by zero."""
+    zero = np.equal(y, 0)
+    by = np.where(zero, np.ones_like(y), y)
+    rest = np.fmod(x, by)
+    return np.where(zero, ~np.zeros_like(y), np.floor_divide(x - rest, by))
+
+
+def remainder_integers(x, y):
+    """Remainder with the sign of x; x for a division by zero."""
+    zero = np.equal(y, 0)
+    return np.where(zero, x, np.fmod(x, np.where(zero, np.ones_like(y), y)))
+
+
+def power_integers(x, y):
+    """Integer power; for negative exponents 1 / x**y rounded towards zero."""
+    power = np.power(x, np.maximum(y, 0))
+    inverse = np.where(x == 1, 1, np.where(x == -1, 1 - 2 * (y & 1), 0)).astype(x.dtype)
+    return np.where(y < 0, inverse, power)
+
+
+def to_integer(x, dtype):
+    """Truncated; what does not fit becomes the nearest integer that does, NaN becomes 0."""
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    x = np.asarray(x, np.float64)
+    low, high = x <= least, x >= most
+    whole = np.where(low | high | np.isnan(x), 0.0, x).astype(dtype)
+    return np.where(high, dtype(most), np.where(low, dtype(least), whole))
+
+
+def shift_right_logical(x, bits):
+    """Zeros come in from the left."""
+    x, bits = np.asarray(x), np.asarray(bits)
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    return np.asarray(x.view(unsigned) >> bits.view(unsigned)).view(x.dtype)
+
+
+def leading_zeros(x):
+    """How many of the highest bits are zero."""
+    x = np.array(x)
+    bits = 8 * x.dtype.itemsize
+    x = x.view(np.dtype(f"u{x.dtype.itemsize}"))
+    count = np.full(x.shape, bits, x.dtype)
+    for place in range(bits):
+        left = x.dtype.type(bits - 1 - place)
+        count = np.where(x >> x.dtype.type(place) != 0, left, count)
+    return count
+
+
+def high_product(x, y):
+    """The upper half of the product of two integers."""
+    bits = 8 * x.dtype.itemsize
+    product = np.asarray(x).astype(object) * np.asarray(y).astype(object)
+    return np.asarray(product >> bits).astype(x.dtype)
+
+
+def round_half_away(x):
+    """To the nearest integer, halves away from zero."""
+    whole = np.trunc(x)
+    return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), np.zeros_like(x))
+
+
+def reduce_precision(x, exponent_bits, mantissa_bits):
+    """Rounded to a floating-point format with fewer bits."""
+    x = np.asarray(x)
+    width = np.finfo(x.dtype).nmant
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    bits = x.view(unsigned)
+    drop = unsigned.type(max(width - mantissa_bits, 0))
+    if drop:
+        one = unsigned.type(1)
+        half = (one << (drop - one)) - one
+        even = (bits >> drop) & one
+        bits = (bits + half + even) >> drop << drop
+    made = np.where(np.isfinite(x), bits.view(x.dtype), x)
+    bias = 2 ** (exponent_bits - 1) - 1
+    if bias < 2 ** (np.finfo(x.dtype).nexp - 1) - 1:
+        largest = x.dtype.type(math.ldexp(2.0 - 2.0**-mantissa_bits, bias))
+        smallest = x.dtype.type(math.ldexp(1.0, 1 - bias))
+        zero, infinite = x.dtype.type(0), x.dtype.type(np.inf)
+        zero, infinite = np.copysign(zero, x), np.copysign(infinite, x)
+        made = np.where(np.abs(made) > largest, infinite, made)
+        made = np.where(np.abs(made) < smallest, zero, made)
+    return np.where(np.isnan(x), x, made)
+
+
+def bitcast(x, dtype):
+    """The same bits as another type; a change of width changes the last axis."""
+    x, dtype = np.asarray(x, order="C"), np.dtype(dtype)
+    if dtype.itemsize < x.dtype.itemsize:
+        return x[..., None].view(dtype)
+    if dtype.itemsize > x.dtype.itemsize:
+        return np.ascontiguousarray(x).view(dtype)[..., 0]
+    return x.view(dtype)
+
+
+def pad(x, value, *ends):
+    """Each axis with (low, high, inner): values at its ends, which may be cut, and between."""
+    for axis, (low, high, inner) in enumerate(ends):
+        shape = list(x.shape)
+        spread = shape[axis] + max(shape[axis] - 1, 0) * inner
+        shape[axis] = max(low, 0) + spread + max(high, 0)
+        wide = np.full(shape, value, x.dtype)
+        place = [slice(None)] * x.ndim
+        place[axis] = slice(max(low, 0), max(low, 0) + spread, inner + 1)
+        wide[tuple(place)] = x
+        place[axis] = slice(max(-low, 0), shape[axis] - max(-high, 0))
+        x = wide[tuple(place)]
+    return x
+
+
+def dynamic_slice(x, starts, sizes):
+    """A window; one that would reach over the end is moved inside."""
+    window = []
+    for start, length, size in zip(starts, x.shape, sizes):
+        first = min(max(int(start), 0), length - size)
+        window.append(slice(first, first + size))
+    return x[tuple(window)]
+
+
+def dynamic_update_slice(x, update, starts):
+    """With a window overwritten; one that would reach over the end is moved inside."""
+    made = np.array(x)
+    dynamic_slice(made, starts, update.shape)[...] = update
+    return made
+
+
+def windows_at(shape, starts, axes, sizes, dropped, batch, lead):
+    """Indices of windows in an array, shaped like starts and window; whether they fit."""
+    outer = starts.shape[:-1]
+    kept = [axis for axis in range(len(shape)) if axis not in (*dropped, *batch)]
+    fits = np.ones(outer, np.bool_)
+    index = []
+    for axis, length in enumerate(shape):
+        first = np.zeros((), np.int64)
+        if axis in axes:
+            first = starts[..., axes.index(axis)].astype(np.int64)
+            fits &= (first >= 0) & (first <= length - sizes[axis])
+            first = np.clip(first, 0, length - sizes[axis])
+        elif axis in batch:
+            along = lead[batch.index(axis)]
+            first = np.arange(length)
+            first = first.reshape([-1 if d == along else 1 for d in range(len(outer))])
+        first = np.broadcast_to(first, outer).reshape(outer + (1,) * len(kept))
+        if axis in kept:
+            step = np.arange(sizes[axis])
+            first = first + step.reshape([-1 if axis == d else 1 for d in kept])
+        index.append(first)
+    return tuple(index), fits
+
+
+def gather(x, starts, offset, dropped, axes, sizes, batch=(), lead=(), fill=None):
+    """XLA's gather: windows of x that begin where the last axis of starts says.
+
+    Windows that do not fit are moved inside, or all ``fill`` if that is given.
+    """
+    index, fits = windows_at(x.shape, starts, axes, sizes, dropped, batch, lead)
+    found = x[index]
+    if fill is not None:
+        fits = fits.reshape(fits.shape + (1,) * (found.ndim - fits.ndim))
+        found = np.where(fits, found, x.dtype.type(fill))
+    return np.moveaxis(found, range(starts.ndim - 1, found.ndim), offset)
+
+
+def take(x, places, axis, fill):
+    """Slices of x along an axis; all ``fill`` for places that do not exist."""
+    found = np.take(x, places, axis, mode="clip")
+    fits = np.asarray((places >= 0) & (places < x.shape[axis]))
+    fits = fits.reshape(fits.shape + (1,) * (x.ndim - 1 - axis))
+    return np.where(fits, found, x.dtype.type(fill))
+
+
+def scatter(
+    x,
+    starts,
+    updates,
+    window,
+    inserted,
+    axes,
+    batch=(),
+    lead=(),
+    combine=None,
+    clip=False,
+):
+    """XLA's scatter: windows of x, where starts says, are overwritten or combined.
+
+    Windows that do not fit are left out, or moved inside if ``clip``.
+    """
+    kept = [axis for axis in range(x.ndim) if axis not in (*inserted, *batch)]
+    sizes = [1] * x.ndim
+    for axis, along in zip(kept, window):
+        sizes[axis] = updates.shape[along]
+    index, fits = windows_at(x.shape, starts, axes, sizes, inserted, batch, lead)
+    if clip:
+        fits = np.ones_like(fits)
+    last = range(updates.ndim - len(window), updates.ndim)
+    updates = np.moveaxis(updates, window, last)
+    index, updates = tuple(one[fits] for one in index), updates[fits]
+    made = np.array(x)
+    if combine is None:
+        made[index] = updates
+    else:
+        combine.at(made, index, updates)
+    return made
+
+
+def windows(x, fill, sizes, strides, padding, dilation, window_dilation):
+    """The windows that move over an array, in as many axes more."""
+    x = pad(x, fill, *((a, b, d - 1) for (a, b), d in zip(padding, dilation)))
+    spans = tuple(d * (size - 1) + 1 for size, d in zip(sizes, window_dilation))
+    view = np.lib.stride_tricks.sliding_window_view(x, spans)
+    steps = tuple(slice(None, None, step) for step in (*strides, *window_dilation))
+    return view[steps]
+
+
+def extreme_of_windows(x, fill, sizes, strides, padding, largest):
+    """Where in the padded array the first extreme of each window is; that array's shape."""
+    ones = (1,) * x.ndim
+    view = windows(x, fill, sizes, strides, padding, ones, ones)
+    flat = view.reshape(*view.shape[: x.ndim], -1)
+    place = flat.argmax(-1) if largest else flat.argmin(-1)
+    shape = tuple(n + a + b for n, (a, b) in zip(x.shape, padding))
+    within = np.unravel_index(place, sizes)
+    begins = np.meshgrid(*map(np.arange, place.shape), indexing="ij", sparse=True)
+    index = [a + step * b for a, step, b in zip(within, strides, begins)]
+    return tuple(index), shape
+
+
+def add_to_extremes(source, x, fill, sizes, strides, padding, largest):
+    """Each window's source is added where the window has its extreme."""
+    index, shape = extreme_of_windows(x, fill, sizes, strides, padding, largest)
+    made = np.zeros(shape, source.dtype)
+    np.add.at(made, index, source)
+    return made[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, padding))]
+
+
+def take_at_extremes(values, x, fill, sizes, strides, padding, largest):
+    """Values where each window of x has its extreme."""
+    index, _ = extreme_of_windows(x, fill, sizes, strides, padding, largest)
+    return pad(values, 0, *((a, b, 0) for a, b in padding))[index]
+
+
+def convolve(
+    x,
+    kernel,
+    strides,
+    padding,
+    dilation=None,
+    kernel_dilation=None,
+    groups=1,
+    batch_groups=1,
+):
+    """Convolution of (batch, channels, space) with (features, channels, space)."""
+    space = len(strides)
+    if batch_groups > 1:
+        rest = strides, padding, dilation, kernel_dilation
+        pairs = zip(np.split(x, batch_groups), np.split(kernel, batch_groups))
+        return np.concatenate([convolve(a, b, *rest) for a, b in pairs], 1)
+    sizes, steps = (1, 1, *kernel.shape[2:]), (1, 1, *strides)
+    dilation = (1, 1, *(dilation or (1,) * space))
+    kernel_dilation = (1, 1, *(kernel_dilation or (1,) * space))
+    ends = ((0, 0), (0, 0), *padding)
+    view = windows(x, 0, sizes, steps, ends, dilation, kernel_dilation)
+    view = view.reshape(view.shape[: 2 + space] + kernel.shape[2:])
+    batch, channels, *places = view.shape[: 2 + space]
+    # each place of each group is one row of a matrix: its window
+    rows = view.reshape(batch, groups, channels // groups, *places, *kernel.shape[2:])
+    rows = np.moveaxis(rows, (1, 0, *range(3, 3 + space)), range(2 + space))
+    rows = rows.reshape(groups, batch * math.prod(places), -1)
+    made = rows @ kernel.reshape(groups, kernel.shape[0] // groups, -1).mT
+    made = np.moveaxis(made.reshape(groups, batch, *places, -1), (0, -1), (1, 2))
+    return made.reshape(batch, kernel.shape[0], *places)
+
+
+def sort_together(arrays, axis, keys):
+    """All arrays in the order of the first ones, the keys."""
+    order = np.lexsort(tuple(arrays[:keys])[::-1], axis=axis)
+    return [np.take_along_axis(x, order, axis) for x in arrays]
+
+
+def top_k(x, k, axis):
+    """The k largest, and where they are; of equals the first."""
+    rising = np.argsort(np.flip(x, axis), axis, kind="stable")
+    order = x.shape[axis] - 1 - np.flip(rising, axis)
+    order = np.take(order, range(k), axis)
+    return np.take_along_axis(x, order, axis), order.astype(np.int32)
+
+
+def cholesky(x):
+    """Lower factor; NaN for what is not positive definite."""
+    made = np.empty_like(x)
+    for place in np.ndindex(*x.shape[:-2]):
+        try:
+            made[place] = np.linalg.cholesky(x[place])
+        except np.linalg.LinAlgError:
+            made[place] = np.nan
+    return made
+
+
+def triangular_solve(a, b, left, lower, transpose, unit):
+    """Solve ``op(a) x = b``, or ``x op(a) = b``; ``transpose`` 1 and 2 are a.T and its conjugate."""
+    trsm = linalg.get_blas_funcs("trsm", (a, b))
+    made = np.empty(b.shape, b.dtype)
+    for place in np.ndindex(*b.shape[:-2]):
+        made[place] = trsm(1.0, a[place], b[place], not left, lower, transpose, unit)
+    return made
+
+
+def permutation_of(pivots, size):
+    """The order of rows that exchanges leave."""
+    made = np.empty((*pivots.shape[:-1], size), np.int32)
+    for place in np.ndindex(*pivots.shape[:-1]):
+        order = list(range(size))
+        for row, other in enumerate(pivots[place]):
+            order[row], order[other] = order[other], order[row]
+        made[place] = order
+    return made
+
+
+def lu(x):
+    """Both factors in one matrix, the exchanges of rows, and the order they leave."""
+    getrf = linalg.get_lapack_funcs("getrf", (x,))
+    factors = np.empty_like(x)
+    pivots = np.empty((*x.shape[:-2], min(x.shape[-2:])), np.int32)
+    for place in np.ndindex(*x.shape[:-2]):
+        factors[place], pivots[place], _ = getrf(x[place])
+    return factors, pivots, permutation_of(pivots, x.shape[-2])
+
+
+def pivoted_qr(x, full):
+    """QR with columns in order of their weight."""
+    mode = "full" if full else "economic"
+    each = x.reshape(-1, *x.shape[-2:])
+    parts = [linalg.qr(one, mode=mode, pivoting=True) for one in each]
+    q, r, order = (np.stack(one) for one in zip(*parts))
+    made = q, r, order.astype(np.int32)
+    return tuple(one.reshape(x.shape[:-2] + one.shape[1:]) for one in made)
+
+
+def householder(x):
+    """QR with Q as Householder reflectors below the diagonal; their factors."""
+    geqrf = linalg.get_lapack_funcs("geqrf", (x,))
+    factors = np.empty_like(x)
+    scales = np.empty((*x.shape[:-2], min(x.shape[-2:])), x.dtype)
+    for place in np.ndindex(*x.shape[:-2]):
+        factors[place], scales[place], _, _ = geqrf(x[place])
+    return factors, scales
+
+
+def householder_product(x, scales):
+    """The first columns of the product of Householder reflectors."""
+    rows, columns = x.shape[-2:]
+    made = np.zeros_like(x)
+    for place in np.ndindex(*x.shape[:-2]):
+        product = np.eye(rows, columns, dtype=x.dtype)
+        for k in reversed(range(scales.shape[-1])):
+            v = np.concatenate([np.zeros(k), np.ones(1), x[place][k + 1 :, k]])
+            v = v.astype(x.dtype)
+            product = product - scales[place][k] * np.outer(v, v.conj() @ product)
+        made[place] = product
+    return made
+
+
+def schur(x, vectors):
+    """Schur form and vectors."""
+    form, basis = np.empty_like(x), np.empty_like(x)
+    output = "complex" if np.iscomplexobj(x) else "real"
+    for place in np.ndindex(*x.shape[:-2]):
+        form[place], basis[place] = linalg.schur(x[place], output=output)
+    return (form, basis) if vectors else (form,)
+
+
+def eig(x, left, right):
+    """Eigenvalues and vectors of general matrices."""
+    dtype = np.result_type(x.dtype, np.complex64)
+    values = np.empty(x.shape[:-1], dtype)
+    lefts, rights = np.empty(x.shape, dtype), np.empty(x.shape, dtype)
+    for place in np.ndindex(*x.shape[:-2]):
+        values[place], lefts[place], rights[place] = linalg.eig(x[place], left=True)
+    return (values, *([lefts] if left else []), *([rights] if right else []))
+
+
+def tridiagonal_solve(lower, diagonal, upper, b):
+    """Solve with a matrix that has three diagonals."""
+    made = np.empty_like(b)
+    for place in np.ndindex(*b.shape[:-2]):
+        above, below = np.roll(upper[place], 1), np.roll(lower[place], -1)
+        bands = np.stack([above, diagonal[place], below])
+        made[place] = linalg.solve_banded((1, 1), bands, b[place])
+    return made
+
+
+def threefry2x32(key_0, key_1, x_0, x_1):
+    """The Threefry hash of two words with a key of two words (Salmon et al. 2011)."""
+    u32 = np.uint32
+    keys = [key_0, key_1, key_0 ^ key_1 ^ u32(0x1BD11BDA)]
+    x_0, x_1 = x_0 + keys[0], x_1 + keys[1]
+    turns = itertools.cycle([(13, 15, 26, 6), (17, 29, 16, 24)])
+    for step, group in zip(range(1, 6), turns):
+        for turn in group:
+            x_0 = x_0 + x_1
+            x_1 = (x_1 << u32(turn)) | (x_1 >> u32(32 - turn))
+            x_1 = x_0 ^ x_1
+        x_0, x_1 = x_0 + keys[step % 3], x_1 + keys[(step + 1) % 3] + u32(step)
+    return x_0, x_1
+
+
+def hashed_counts(key, shape):
+    """Two random words a key for each place of a shape."""
+    count = np.arange(math.prod(shape), dtype=np.uint64).reshape(shape)
+    high, low = (count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32)
+    lead = key.shape[:-1] + (1,) * len(shape)
+    return threefry2x32(key[..., 0].reshape(lead), key[..., 1].reshape(lead), high, low)
+
+
+def random_bits(key, width, shape):
+    """Random unsigned integers; JAX's, for its partitionable Threefry."""
+    high, low = hashed_counts(key, shape)
+    if width == 64:
+        return (high.astype(np.uint64) << np.uint64(32)) | low
+    return (high ^ low).astype(f"u{width // 8}")
+
+
+def random_split(key, shape):
+    """New keys of a key."""
+    return np.stack(hashed_counts(key, shape), -1)
+
+
+def random_seed(seed):
+    """A key of an integer."""
+    seed = np.asarray(seed)
+    wide = seed.view(np.dtype(f"u{seed.dtype.itemsize}")).astype(np.uint64)
+    words = [wide >> np.uint64(32), wide & np.uint64(0xFFFFFFFF)]
+    return np.stack(words, -1).astype(np.uint32)
+
+
+def random_fold_in(key, data):
+    """A new key of a key and an integer."""
+    count = random_seed(np.asarray(data).astype(np.uint32))
+    words = threefry2x32(key[..., 0], key[..., 1], count[..., 0], count[..., 1])
+    return np.stack(words, -1)

@@ -1,0 +1,308 @@
+"""Loops, conditionals and calls: Python's own for NumPy, ``lax``'s for JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anyk.decompile import expressions as ex
+from anyk.decompile.expressions import Expr
+from anyk.decompile.naming import noun
+from anyk.decompile.primitives.table import row, rows
+from anyk.decompile.reading import Atom, Block, Equation, Value
+from anyk.decompile.writing import Writer, short
+
+
+@rows("call")
+def _call(w: Writer, eq: Equation) -> Expr | None:
+    assert eq.function is not None
+    name = w.module.function(eq.function)
+    made = ex.call(name, *(w.typed(a) for a in eq.inputs), shape=eq.shape if len(eq.outputs) == 1 else ())
+    return made
+
+
+def _take_names(w: Writer, values: Sequence[Value], wishes: Sequence[str]) -> list[str]:
+    """Variables for a block's inputs."""
+    names = []
+    for value, wish in zip(values, wishes, strict=True):
+        name = w.names.take(wish or value.called)
+        w.values[value] = ex.name(name, value.shape)
+        names.append(name)
+    return names
+
+
+def _wishes(w: Writer, inner: Sequence[Value], outer: Sequence[Value], noun: str) -> list[str]:
+    """What a loop's variables are called: as the user calls what comes out."""
+    return [
+        one.called if one.called.isidentifier() else after.called or one.called or noun
+        for one, after in zip(inner, outer, strict=True)
+    ]
+
+
+def _tuple(exprs: Sequence[Expr]) -> Expr:
+    """Several things side by side, on the right of an assignment."""
+    if len(exprs) == 1:
+        return exprs[0]
+    made = ex.sequence(exprs)
+    text = ", ".join(one.text for one in exprs)
+    return Expr(text, ex.TUPLE, head=made.head, items=made.items, tail=made.tail)
+
+
+def _assign(w: Writer, names: Sequence[str], exprs: Sequence[Expr]) -> None:
+    """Several assignments at once."""
+    if not names:
+        return
+    left = ", ".join(names)
+    if w.indent + len(left) <= 50:
+        w.emit(f"{left} = ", _tuple(exprs))
+        return
+    new = w.names.take("new")
+    w.emit(f"{new} = ", ex.sequence(exprs))
+    for place, name in enumerate(names):
+        w.line(f"{name} = {new}[{place}]")
+
+
+def _outputs(w: Writer, eq: Equation, places: Sequence[int], names: Sequence[str]) -> None:
+    for place, name in zip(places, names, strict=True):
+        value = eq.outputs[place]
+        w.values[value] = ex.name(name, value.shape)
+
+
+# NumPy
+
+
+def _steady(w: Writer, block: Block, start: Sequence[Atom], carries: int, first: int = 0) -> list[int]:
+    """Which carried values change; the others are what they were at the start."""
+    changing = []
+    for place in range(carries):
+        if block.outputs[first + place] is block.inputs[place]:
+            w.values[block.inputs[place]] = w.named(start[place])
+        else:
+            changing.append(place)
+    return changing
+
+
+def _call_stacked(eq: Equation, carries: int) -> None:
+    """What a loop collects is called after what it is made of."""
+    (block,) = eq.blocks
+    for value, one in zip(eq.outputs[carries:], block.outputs[carries:], strict=True):
+        if not value.called and isinstance(one, Value) and one.maker is not None:
+            value.called = (one.called or noun(one.maker, one.maker.outputs.index(one))) + "s"
+
+
+def _scan_numpy(w: Writer, eq: Equation) -> None:
+    (block,) = eq.blocks
+    carries, length = eq.params["carries"], int(eq.params["length"])
+    changing = _steady(w, block, eq.inputs, carries)
+    wishes = _wishes(w, block.inputs[:carries], eq.outputs[:carries], "state")
+    names = {}
+    for place in changing:
+        (names[place],) = _take_names(w, [block.inputs[place]], [wishes[place]])
+    starts = [w.typed(eq.inputs[place]) for place in changing]
+    _assign(w, list(names.values()), starts)
+    _call_stacked(eq, carries)
+    stacked = [w.target_of(eq, place) for place in range(carries, len(eq.outputs))]
+    for name, value in zip(stacked, eq.outputs[carries:], strict=True):
+        made = ex.call("np.empty", ex.literal(value.shape), w.dtype(value.dtype))
+        w.emit(f"{name} = ", made, comment=short(value.dtype, value.shape))
+    step = w.names.take("step" if "t" in names.values() else "t")
+    count = f"range({length})"
+    w.line(f"for {step} in {f'reversed({count})' if eq.params['reverse'] else count}:")
+    with w.indented():
+        mark = len(w.lines)
+        for value, atom in zip(block.inputs[carries:], eq.inputs[carries:], strict=True):
+            one = ex.index(w.named(atom), step, value.shape)
+            if value.uses > 1 or value.called:
+                name = w.names.take(value.called or "x")
+                w.emit(f"{name} = ", one, comment=short(value.dtype, value.shape))
+                one = ex.name(name, value.shape)
+            w.values[value] = one
+        w.body(block.equations)
+        for name, atom in zip(stacked, block.outputs[carries:], strict=True):
+            w.emit(f"{name}[{step}] = ", w.loose(atom))
+        _assign(w, list(names.values()), [w.typed(block.outputs[place]) for place in changing])
+        if len(w.lines) == mark:
+            w.line("pass")
+    for place in range(carries):
+        w.values[eq.outputs[place]] = w.values[block.inputs[place]]
+    for place in changing:
+        w.values[eq.outputs[place]] = ex.name(names[place], eq.outputs[place].shape)
+
+
+def _while_numpy(w: Writer, eq: Equation) -> None:
+    asks, does = eq.blocks
+    changing = _steady(w, does, eq.inputs, len(eq.inputs))
+    wishes = _wishes(w, does.inputs, eq.outputs, "state")
+    names = {}
+    for place in changing:
+        (names[place],) = _take_names(w, [does.inputs[place]], [wishes[place]])
+    for place, value in enumerate(asks.inputs):
+        w.values[value] = w.values[does.inputs[place]]
+    _assign(w, list(names.values()), [w.typed(eq.inputs[place]) for place in changing])
+    head = len(w.lines)
+    with w.indented():
+        w.body(asks.equations)
+        condition = w.loose(asks.outputs[0])
+        if len(w.lines) == head:
+            w.lines.insert(head, " " * (w.indent - 4) + f"while {condition}:")
+        else:
+            w.lines.insert(head, " " * (w.indent - 4) + "while True:")
+            w.line(f"if not {condition.at(ex.COMPARE)}:")
+            w.line("    break")
+        w.body(does.equations)
+        _assign(w, list(names.values()), [w.typed(does.outputs[place]) for place in changing])
+        if not changing:
+            w.line("pass")
+    for place, value in enumerate(eq.outputs):
+        w.values[value] = w.values[does.inputs[place]]
+
+
+def _cond_numpy(w: Writer, eq: Equation) -> None:
+    which = w.named(eq.inputs[0]) if len(eq.blocks) > 2 else w.typed(eq.inputs[0])
+    if isinstance(eq.inputs[0], Value):
+        w.pending.pop(eq.inputs[0], None)
+    names = [w.target_of(eq, place) for place in range(len(eq.outputs))]
+    blocks = list(enumerate(eq.blocks))
+    if len(blocks) == 2 and eq.params.get("boolean"):
+        heads = [f"if {which}:", "else:"]
+        blocks = blocks[::-1]
+    else:
+        place = which.at(ex.SHIFT)
+        heads = [f"{'elif' if k else 'if'} {place} <= {k}:" for k, _ in blocks]
+        heads[-1] = "else:"
+    for head, (_, block) in zip(heads, blocks, strict=True):
+        w.line(head)
+        with w.indented():
+            w.body(block.equations)
+            if names:
+                _assign(w, names, [w.typed(a) for a in block.outputs])
+            else:
+                w.line("pass")
+
+
+# JAX
+
+
+def _inner(w: Writer, block: Block, bundles: Sequence[tuple[str, Sequence[int]]], names: Sequence[str]) -> None:
+    """The beginning of a nested function: take the parameters apart."""
+    for bundle, places in bundles:
+        if len(places) == 1 and names[places[0]] == bundle:
+            continue
+        w.emit(", ".join(names[place] for place in places) + (", = " if len(places) == 1 else " = "), Expr(bundle))
+
+
+def _carried(names: Sequence[str], w: Writer) -> str:
+    return names[0] if len(names) == 1 else w.names.take("carry")
+
+
+def _bundle(exprs: Sequence[Expr]) -> Expr:
+    return exprs[0] if len(exprs) == 1 else ex.sequence(exprs)
+
+
+def _scan_jax(w: Writer, eq: Equation) -> None:
+    (block,) = eq.blocks
+    carries = eq.params["carries"]
+    wishes = _wishes(w, block.inputs[:carries], eq.outputs[:carries], "state")
+    starts, slices = eq.inputs[:carries], eq.inputs[carries:]
+    start = _bundle([w.typed(a) for a in starts])
+    xs = _bundle([w.typed(a) for a in slices]) if slices else ex.raw("None")
+    _call_stacked(eq, carries)
+    names = _take_names(w, block.inputs, [*wishes, *(one.called or "x" for one in block.inputs[carries:])])
+    function = w.names.take("step")
+    carry = _carried(names[:carries], w) if carries else "_"
+    x = _carried(names[carries:], w) if slices else "_"
+
+    def write() -> None:
+        if carries > 1:
+            w.emit(f"{', '.join(names[:carries])} = ", Expr(carry))
+        if len(slices) > 1:
+            w.emit(f"{', '.join(names[carries:])} = ", Expr(x))
+        w.body(block.equations)
+        outputs = [w.typed(a) for a in block.outputs]
+        after = _bundle(outputs[:carries]) if carries else ex.raw("None")
+        made = _bundle(outputs[carries:]) if outputs[carries:] else ex.raw("None")
+        w.give_back([after, made])
+
+    parameters = [carry, x] if carry != x else ["_", "__"]
+    w.define(function, parameters, write)
+    keywords: dict[str, Expr | str] = {}
+    if not slices:
+        keywords["length"] = str(int(eq.params["length"]))
+    if eq.params["reverse"]:
+        keywords["reverse"] = "True"
+    if eq.params.get("unroll", 1) != 1:
+        keywords["unroll"] = str(eq.params["unroll"])
+    finals = [w.target_of(eq, place) for place in range(carries)]
+    stacked = [w.target_of(eq, place) for place in range(carries, len(eq.outputs))]
+    made = ex.call("lax.scan", function, start if carries else ex.raw("None"), xs, **keywords)
+    left = [_group(finals), _group(stacked)]
+    if w.indent + sum(map(len, left)) <= 60:
+        w.emit(f"{left[0]}, {left[1]} = ", made)
+        return
+    both = w.names.take("results")
+    w.emit(f"{both} = ", made)
+    for side, group in enumerate((finals, stacked)):
+        for place, name in enumerate(group):
+            if name != "_":
+                w.line(f"{name} = {both}[{side}]" + (f"[{place}]" if len(group) > 1 else ""))
+
+
+def _group(names: Sequence[str]) -> str:
+    if not names:
+        return "_"
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def _while_jax(w: Writer, eq: Equation) -> None:
+    asks, does = eq.blocks
+    wishes = _wishes(w, does.inputs, eq.outputs, "state")
+    start = ex.call("(", *()) if not eq.inputs else _bundle([w.typed(a) for a in eq.inputs])
+    functions = []
+    for block, wish in ((asks, "going_on"), (does, "body")):
+        names = _take_names(w, block.inputs, wishes)
+        function = w.names.take(wish)
+        carry = _carried(names, w)
+
+        def write(block: Block = block, names: Sequence[str] = names, carry: str = carry) -> None:
+            if len(names) > 1:
+                used = [name if value.uses else "_" for name, value in zip(names, block.inputs, strict=True)]
+                w.emit(f"{', '.join(used)} = ", Expr(carry))
+            w.body(block.equations)
+            w.give_back([w.typed(a) for a in block.outputs])
+
+        w.define(function, [carry], write)
+        functions.append(function)
+    made = ex.call("lax.while_loop", *functions, start)
+    targets = [w.target_of(eq, place) for place in range(len(eq.outputs))]
+    if len(targets) == 1:
+        w.emit(f"{targets[0]} = ", made)
+    else:
+        w.assign(targets, made)
+
+
+def _cond_jax(w: Writer, eq: Equation) -> None:
+    which = w.named(eq.inputs[0])
+    boolean = len(eq.blocks) == 2 and eq.params.get("boolean")
+    functions = []
+    for place, block in enumerate(eq.blocks):
+        function = w.names.take(("if_false", "if_true")[place] if boolean else f"case_{place}")
+
+        def write(block: Block = block) -> None:
+            w.body(block.equations)
+            w.give_back([w.typed(a) for a in block.outputs])
+
+        w.define(function, [], write)
+        functions.append(function)
+    if boolean:
+        made = ex.call("lax.cond", which, *functions[::-1])
+    else:
+        made = ex.call("lax.switch", which, ex.sequence([ex.raw(one) for one in functions], "[]"))
+    targets = [w.target_of(eq, place) for place in range(len(eq.outputs))]
+    if len(targets) == 1:
+        w.emit(f"{targets[0]} = ", made)
+    elif targets:
+        w.assign(targets, made)
+
+
+row("scan", jax=_scan_jax, numpy=_scan_numpy)
+row("while", jax=_while_jax, numpy=_while_numpy)
+row("cond", jax=_cond_jax, numpy=_cond_numpy)

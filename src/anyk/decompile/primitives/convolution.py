@@ -1,0 +1,225 @@
+"""Convolutions, and reductions over windows that move."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anyk.decompile import expressions as ex
+from anyk.decompile.expressions import Expr
+from anyk.decompile.primitives.reductions import _combination, _precision
+from anyk.decompile.primitives.table import Rule, plain, row
+from anyk.decompile.reading import Equation
+from anyk.decompile.writing import Writer
+
+
+def _ordered(w: Writer, operand: Expr, order: tuple[int, ...]) -> Expr:
+    if order == tuple(range(len(order))):
+        return operand
+    shape = tuple(operand.shape[axis] for axis in order)
+    return ex.call("np.transpose", operand, ex.literal(order), shape=shape)
+
+
+def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
+    params, numbers = eq.params, eq.params["dimension_numbers"]
+    x, kernel = (
+        one if a.dtype == eq.dtype else ex.method(one, "astype", w.dtype(eq.dtype), shape=one.shape)
+        for one, a in zip((w.typed(a) for a in eq.inputs), eq.inputs, strict=True)
+    )
+    space = len(params["window_strides"])
+    keywords: dict[str, Expr | str] = {}
+    for name, key in (("dilation", "lhs_dilation"), ("kernel_dilation", "rhs_dilation")):
+        if plain(params[key]) not in ((1,) * space, ()):
+            keywords[name] = ex.literal(plain(params[key]))
+    for name, key in (("groups", "feature_group_count"), ("batch_groups", "batch_group_count")):
+        if params[key] != 1:
+            keywords[name] = str(params[key])
+    made = ex.call(
+        w.copy("convolve"), _ordered(w, x, plain(numbers.lhs_spec)), _ordered(w, kernel, plain(numbers.rhs_spec)),
+        ex.literal(plain(params["window_strides"])), ex.literal(plain(params["padding"])), **keywords,
+    )  # fmt: skip
+    back = tuple(int(axis) for axis in np.argsort(numbers.out_spec))
+    if back == tuple(range(len(back))):
+        return Expr(made.text, made.level, eq.shape, made.depth, head=made.head, items=made.items, tail=made.tail)
+    return ex.call("np.transpose", made, ex.literal(back), shape=eq.shape)
+
+
+def _convolution_jax(w: Writer, eq: Equation) -> Expr:
+    params, numbers = eq.params, eq.params["dimension_numbers"]
+    space = len(params["window_strides"])
+    keywords: dict[str, Expr | str] = {}
+    for key in ("lhs_dilation", "rhs_dilation"):
+        if plain(params[key]) not in ((1,) * space, ()):
+            keywords[key] = ex.literal(plain(params[key]))
+    letters = [
+        _letters(spec, lead, space)
+        for spec, lead in ((numbers.lhs_spec, "NC"), (numbers.rhs_spec, "OI"), (numbers.out_spec, "NC"))
+    ]
+    keywords["dimension_numbers"] = ex.literal(tuple(letters))
+    for key in ("feature_group_count", "batch_group_count"):
+        if params[key] != 1:
+            keywords[key] = str(params[key])
+    if (precision := _precision(params.get("precision"))) is not None:
+        keywords["precision"] = precision
+    wanted = params.get("preferred_element_type")
+    if wanted is not None and str(wanted) != eq.inputs[0].dtype:
+        keywords["preferred_element_type"] = w.dtype(str(wanted))
+    return ex.call(
+        "lax.conv_general_dilated", *(w.typed(a) for a in eq.inputs), ex.literal(plain(params["window_strides"])),
+        ex.literal(plain(params["padding"])), shape=eq.shape, **keywords,
+    )  # fmt: skip
+
+
+def _letters(spec: tuple[int, ...], lead: str, space: int) -> str:
+    """A layout as letters: N, C, O, I, and the axes of space."""
+    names = lead + "HWDEFGJKLM"[:space]
+    made = [""] * len(spec)
+    for name, axis in zip(names, spec, strict=True):
+        made[axis] = name
+    return "".join(made)
+
+
+row("conv_general_dilated", jax=_convolution_jax, numpy=_convolution_numpy)
+
+
+def _extreme(dtype: str, largest: bool, xp: str) -> str:
+    """Below, or above, every number of the type."""
+    if dtype == "bool":
+        return str(not largest)
+    if dtype.startswith(("int", "uint")):
+        info = np.iinfo(dtype)
+        return str(info.min if largest else info.max)
+    return f"-{xp}.inf" if largest else f"{xp}.inf"
+
+
+def _window_parameters(eq: Equation) -> list[Expr]:
+    params = eq.params
+    rank = len(params["window_dimensions"])
+    ones = (1,) * rank
+    return [
+        ex.literal(plain(params["window_dimensions"])), ex.literal(plain(params["window_strides"])),
+        ex.literal(plain(params["padding"])), ex.literal(plain(params.get("base_dilation") or ones)),
+        ex.literal(plain(params.get("window_dilation") or ones)),
+    ]  # fmt: skip
+
+
+def _window_reduction(function: str) -> Rule:
+    def rule(w: Writer, eq: Equation) -> Expr:
+        rank = len(eq.shape)
+        fill = "0" if function == "sum" else _extreme(eq.dtype, function == "max", "np")
+        view = ex.call(w.copy("windows"), w.typed(eq.inputs[0]), fill, *_window_parameters(eq))
+        keywords = {"dtype": w.dtype(eq.dtype)} if function == "sum" else {}
+        over = ex.literal(tuple(range(-rank, 0)))
+        return ex.call(f"np.{function}", view, axis=over, shape=eq.shape, **keywords)
+
+    return rule
+
+
+def _window_reduction_jax(function: str) -> Rule:
+    def rule(w: Writer, eq: Equation) -> Expr:
+        word = {"sum": "add", "max": "max", "min": "min"}[function]
+        start = "0" if function == "sum" else _extreme(eq.dtype, function == "max", "jnp")
+        initial = ex.call(w.dtype(eq.dtype), start)
+        sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
+        return ex.call(
+            "lax.reduce_window", w.typed(eq.inputs[0]), initial, f"lax.{word}", sizes, strides, padding,
+            **_dilations(dilation, window_dilation), shape=eq.shape,
+        )  # fmt: skip
+
+    return rule
+
+
+def _dilations(dilation: Expr, window_dilation: Expr) -> dict[str, Expr | str]:
+    pairs = {"base_dilation": dilation, "window_dilation": window_dilation}
+    return {name: one for name, one in pairs.items() if set(one.text) - set("(1, )")}
+
+
+for _name in ("sum", "max", "min"):
+    row(f"reduce_window_{_name}", jax=_window_reduction_jax(_name), numpy=_window_reduction(_name))
+
+
+def _reduce_window(w: Writer, eq: Equation) -> None:
+    """Windows with the user's own function."""
+    (block,) = eq.blocks
+    count = len(eq.inputs) // 2
+    operands, starts = [w.named(a) for a in eq.inputs[:count]], [w.named(a) for a in eq.inputs[count:]]
+    parameters = _window_parameters(eq)
+    if w.target == "jax":
+        name = _combination(w, eq)
+        several = ex.sequence if count > 1 else (lambda items: items[0])
+        dilations = _dilations(*parameters[3:])
+        made = ex.call("lax.reduce_window", several(operands), several(starts), name, *parameters[:3], **dilations)
+        targets = [w.target_of(eq, place) for place in range(count)]
+        w.emit(f"{', '.join(targets)} = ", made)
+        return
+    targets, flat = [w.target_of(eq, place) for place in range(count)], []
+    size = int(np.prod(eq.params["window_dimensions"]))
+    for operand, start, target in zip(operands, starts, targets, strict=True):
+        view = w.names.take("views")
+        w.emit(f"{view} = ", ex.call(w.copy("windows"), operand, start, *parameters))
+        w.emit(f"{view} = ", Expr(f"{view}.reshape(*{view}.shape[:{len(eq.shape)}], -1)", ex.CALL))
+        w.emit(f"{target} = ", start)
+        flat.append(view)
+    step = w.names.take("k")
+    w.line(f"for {step} in range({size}):")
+    with w.indented():
+        names = [*targets, *(f"{view}[..., {step}]" for view in flat)]
+        for value, name in zip(block.inputs, names, strict=True):
+            w.values[value] = ex.name(name, value.shape)
+        w.body(block.equations)
+        outputs = [w.typed(a) for a in block.outputs]
+        joined = outputs[0] if count == 1 else Expr(", ".join(one.text for one in outputs), ex.TUPLE)
+        w.emit(f"{', '.join(targets)} = ", joined)
+
+
+row("reduce_window", jax=_reduce_window, numpy=_reduce_window)
+
+
+def _window_arguments(eq: Equation) -> tuple[list[Expr], bool]:
+    params = eq.params
+    largest = str(params["select_prim"]) == "ge"
+    return [
+        ex.raw(_extreme(eq.inputs[1].dtype, largest, "np")), ex.literal(plain(params["window_dimensions"])),
+        ex.literal(plain(params["window_strides"])), ex.literal(plain(params["padding"])), ex.raw(str(largest)),
+    ], largest  # fmt: skip
+
+
+def _select_and_scatter_add_numpy(w: Writer, eq: Equation) -> Expr:
+    arguments, _ = _window_arguments(eq)
+    return ex.call(w.copy("add_to_extremes"), *(w.typed(a) for a in eq.inputs), *arguments, shape=eq.shape)
+
+
+def _select_and_gather_add_numpy(w: Writer, eq: Equation) -> Expr:
+    arguments, _ = _window_arguments(eq)
+    return ex.call(w.copy("take_at_extremes"), *(w.typed(a) for a in eq.inputs), *arguments, shape=eq.shape)
+
+
+def _select_and_scatter_add_jax(w: Writer, eq: Equation) -> Expr:
+    """The primitive itself: ``lax`` offers it in no other way."""
+    w.module.imports.add("from jax.extend.core import primitives")
+    source, operand = (w.typed(a) for a in eq.inputs)
+    params = eq.params
+    w.module.imports.add("from jax.extend.core import primitives")
+    return ex.call(
+        "primitives.select_and_scatter_add_p.bind", source, operand,
+        select_prim=f"primitives.{params['select_prim']}_p",
+        window_dimensions=ex.literal(plain(params["window_dimensions"])),
+        window_strides=ex.literal(plain(params["window_strides"])), padding=ex.literal(plain(params["padding"])),
+        shape=eq.shape,
+    )  # fmt: skip
+
+
+def _select_and_gather_add_jax(w: Writer, eq: Equation) -> Expr:
+    w.module.imports.add("from jax.extend.core import primitives")
+    params = eq.params
+    return ex.call(
+        "primitives.select_and_gather_add_p.bind", *(w.typed(a) for a in eq.inputs),
+        select_prim=f"primitives.{params['select_prim']}_p",
+        window_dimensions=ex.literal(plain(params["window_dimensions"])),
+        window_strides=ex.literal(plain(params["window_strides"])), padding=ex.literal(plain(params["padding"])),
+        base_dilation=ex.literal(plain(params["base_dilation"])),
+        window_dilation=ex.literal(plain(params["window_dilation"])), shape=eq.shape,
+    )  # fmt: skip
+
+
+row("select_and_scatter_add", jax=_select_and_scatter_add_jax, numpy=_select_and_scatter_add_numpy)
+row("select_and_gather_add", jax=_select_and_gather_add_jax, numpy=_select_and_gather_add_numpy)

@@ -1,0 +1,272 @@
+"""Arithmetic, comparisons, special functions, bits, types: one element at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anyk.decompile import expressions as ex
+from anyk.decompile.expressions import Expr
+from anyk.decompile.primitives.table import (
+    Rule,
+    broadcast,
+    copied,
+    elementwise,
+    infix,
+    lax,
+    lax_elementwise,
+    row,
+    rows,
+)
+from anyk.decompile.reading import Constant, Equation
+from anyk.decompile.writing import Writer
+
+for _name, _operator in {
+    "add": "+", "add_any": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "and": "&", "or": "|", "xor": "^",
+}.items():  # fmt: skip
+    row(_name, jax=infix(_operator), numpy=infix(_operator))
+
+# jax.numpy and NumPy agree, in name and in deed
+for _name in (
+    "exp exp2 log log1p expm1 sin cos tan sinh cosh tanh sqrt cbrt floor ceil sign abs square nextafter conj"
+).split():
+    row(_name, jax=elementwise(f"jnp.{_name}"), numpy=elementwise(f"np.{_name}"))
+for _name, _called in {
+    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
+    "atan2": "arctan2", "max": "maximum", "min": "minimum", "is_finite": "isfinite", "rem": "fmod", "real": "real",
+    "imag": "imag",
+}.items():  # fmt: skip
+    row(_name, jax=elementwise(f"jnp.{_called}"), numpy=elementwise(f"np.{_called}"))
+
+
+def _special(function: str) -> Rule:
+    """A function of scipy.special, in the operands' type."""
+
+    def rule(w: Writer, eq: Equation) -> Expr:
+        exprs = w.operands(eq)
+        made = ex.call(f"special.{function}", *exprs, shape=broadcast(exprs))
+        if eq.dtype == "float32" and function not in ("polygamma", "zeta"):
+            return made
+        return ex.method(made, "astype", w.dtype(eq.dtype), shape=made.shape)
+
+    return rule
+
+
+for _name, _called in {
+    "erf": "erf", "erfc": "erfc", "erf_inv": "erfinv", "lgamma": "gammaln", "digamma": "digamma", "igamma": "gammainc",
+    "igammac": "gammaincc", "polygamma": "polygamma", "zeta": "zeta", "bessel_i0e": "i0e", "bessel_i1e": "i1e",
+    "regularized_incomplete_beta": "betainc",
+}.items():  # fmt: skip
+    _lax = {"regularized_incomplete_beta": "betainc"}.get(_name, _name)
+    row(_name, jax=lax_elementwise(_lax), numpy=_special(_called))
+row("igamma_grad_a", jax=lax_elementwise("igamma_grad_a"))
+row("random_gamma_grad", jax=lax_elementwise("random_gamma_grad"))
+row("eq_to", numpy=infix("=="))
+row("le_to", numpy=infix("<="))
+row("lt_to", numpy=infix("<"))
+
+
+def _negative(w: Writer, eq: Equation) -> Expr:
+    (operand,) = w.operands(eq)
+    return ex.unary("-", operand, operand.shape)
+
+
+def _inverse(w: Writer, eq: Equation) -> Expr:
+    (operand,) = w.operands(eq)
+    return ex.unary("~", operand, operand.shape)
+
+
+row("neg", jax=_negative, numpy=_negative)
+row("not", jax=_inverse, numpy=_inverse)
+
+
+def _is_integer(eq: Equation) -> bool:
+    return eq.dtype.startswith(("int", "uint", "bool"))
+
+
+def _quotient(w: Writer, eq: Equation) -> Expr:
+    if not _is_integer(eq):
+        return infix("/")(w, eq) or Expr("")
+    rule = copied("divide_integers") if w.target == "numpy" else lax_elementwise("div")
+    return rule(w, eq) or Expr("")
+
+
+row("div", jax=_quotient, numpy=_quotient)
+
+
+def _remainder(w: Writer, eq: Equation) -> Expr | None:
+    return (copied("remainder_integers") if _is_integer(eq) else elementwise("np.fmod"))(w, eq)
+
+
+row("rem", jax=lax_elementwise("rem"), numpy=_remainder)
+
+
+@rows("integer_pow")
+def _integer_power(w: Writer, eq: Equation) -> Expr:
+    (base,) = w.operands(eq)
+    power = ex.raw(str(int(eq.params["y"])))
+    return ex.binary("**", base, power, base.shape)
+
+
+def _power(w: Writer, eq: Equation) -> Expr | None:
+    base, power = w.operands(eq)
+    if _is_integer(eq):
+        return copied("power_integers")(w, eq)
+    if eq.inputs[1].dtype != eq.dtype:
+        power = w.typed(eq.inputs[1])
+        power = ex.method(power, "astype", w.dtype(eq.dtype), shape=power.shape)
+    return ex.binary("**", base, power, broadcast((base, power)))
+
+
+row("pow", jax=lax_elementwise("pow"), numpy=_power)
+
+
+def _reciprocal_root(w: Writer, eq: Equation) -> Expr:
+    (operand,) = w.operands(eq)
+    root = ex.call("np.sqrt", operand, shape=operand.shape)
+    return ex.binary("/", Expr("1.0", weak=True), root, operand.shape)
+
+
+row("rsqrt", jax=lax_elementwise("rsqrt"), numpy=_reciprocal_root)
+
+
+def _logistic(w: Writer, eq: Equation) -> Expr:
+    (operand,) = w.operands(eq)
+    one = Expr("1.0", weak=True)
+    power = ex.call("np.exp", ex.unary("-", operand, operand.shape), shape=operand.shape)
+    return ex.binary("/", one, ex.binary("+", one, power, operand.shape), operand.shape)
+
+
+row("logistic", jax=lax_elementwise("logistic"), numpy=_logistic)
+
+
+def _clamp(w: Writer, eq: Equation) -> Expr:
+    low, x, high = (w.loose(a) for a in eq.inputs)
+    if x.weak:
+        x = w.typed(eq.inputs[1])
+    return ex.call("np.clip", x, low, high, shape=broadcast((low, x, high)))
+
+
+row("clamp", jax=lax("clamp"), numpy=_clamp)
+
+
+@rows("select_n")
+def _select(w: Writer, eq: Equation) -> Expr:
+    which, *cases = eq.inputs
+    chosen = w.typed(which) if isinstance(which, Constant) else w.loose(which)
+    if eq.params.get("keys"):
+        chosen = ex.index(chosen, "..., None", (*chosen.shape, 1))
+    if which.dtype == "bool":
+        exprs = [w.loose(a) for a in cases]
+        if all(expr.weak for expr in exprs):
+            exprs[1] = w.typed_number(exprs[1], eq.outputs[0])
+        shape = broadcast([chosen, *exprs])
+        return ex.call(f"{w.xp}.where", chosen, exprs[1], exprs[0], shape=shape)
+    exprs = [w.typed(a) for a in cases]
+    if w.target == "jax":
+        return ex.call("lax.select_n", w.full(which), *exprs, shape=eq.shape)
+    return ex.call("np.choose", chosen, ex.sequence(exprs), mode='"clip"', shape=broadcast([chosen, *exprs]))
+
+
+def _complex_numpy(w: Writer, eq: Equation) -> Expr:
+    exprs = [w.typed(a) for a in eq.inputs]
+    pair = ex.call("np.stack", ex.sequence(exprs), "-1", shape=(*eq.shape, 2))
+    return ex.index(ex.method(pair, "view", w.dtype(eq.dtype)), "..., 0", eq.shape)
+
+
+row("complex", jax=lax_elementwise("complex"), numpy=_complex_numpy)
+
+
+def _round(w: Writer, eq: Equation) -> Expr | None:
+    even = int(eq.params["rounding_method"]) == 1
+    if w.target == "jax":
+        if even:
+            return elementwise("jnp.round")(w, eq)
+        return ex.call("lax.round", w.typed(eq.inputs[0]), shape=eq.shape)
+    return (elementwise("np.rint") if even else copied("round_half_away"))(w, eq)
+
+
+row("round", jax=_round, numpy=_round)
+
+
+def _convert_numpy(w: Writer, eq: Equation) -> Expr:
+    (operand,) = w.operands(eq)
+    start = np.dtype(eq.inputs[0].dtype) if eq.inputs[0].dtype != "bfloat16" else None
+    end = np.dtype(eq.dtype)
+    dtype = w.dtype(eq.dtype)
+    if start is not None and start.kind == "f" and end.kind in "iu":
+        return ex.call(w.copy("to_integer"), operand, dtype, shape=operand.shape)
+    if start is not None and start.kind == "c" and end.kind != "c":
+        operand = ex.attribute(operand, "real", operand.shape)
+        if end.kind in "iu":
+            return ex.call(w.copy("to_integer"), operand, dtype, shape=operand.shape)
+    return ex.method(operand, "astype", dtype, shape=operand.shape)
+
+
+def _convert_jax(w: Writer, eq: Equation) -> Expr:
+    (operand,) = w.operands(eq)
+    dtype = w.dtype(eq.dtype)
+    if eq.inputs[0].dtype.startswith("complex") and not eq.dtype.startswith("complex"):
+        operand = ex.attribute(operand, "real", operand.shape)
+    return ex.method(operand, "astype", dtype, shape=operand.shape)
+
+
+row("convert_element_type", jax=_convert_jax, numpy=_convert_numpy)
+
+
+def _reduce_precision(w: Writer, eq: Equation) -> Expr:
+    function = "lax.reduce_precision" if w.target == "jax" else w.copy("reduce_precision")
+    bits = (str(eq.params["exponent_bits"]), str(eq.params["mantissa_bits"]))
+    return ex.call(function, w.typed(eq.inputs[0]), *bits, shape=eq.shape)
+
+
+row("reduce_precision", jax=_reduce_precision, numpy=_reduce_precision)
+
+
+def _bitcast(w: Writer, eq: Equation) -> Expr:
+    function = "lax.bitcast_convert_type" if w.target == "jax" else w.copy("bitcast")
+    return ex.call(function, w.typed(eq.inputs[0]), w.dtype(eq.dtype), shape=eq.shape)
+
+
+row("bitcast_convert_type", jax=_bitcast, numpy=_bitcast)
+
+
+def _arithmetic_shift(w: Writer, eq: Equation) -> Expr | None:
+    if eq.dtype.startswith("uint"):  # the sign bit counts here as well
+        operand = w.typed(eq.inputs[0])
+        signed = ex.method(operand, "view", w.dtype(eq.dtype[1:]), shape=operand.shape)
+        by = ex.method(w.typed(eq.inputs[1]), "astype", w.dtype(eq.dtype[1:]))
+        shifted = ex.binary(">>", signed, by, eq.shape)
+        return ex.method(shifted, "view", w.dtype(eq.dtype), shape=eq.shape)
+    return infix(">>")(w, eq)
+
+
+def _logical_shift(w: Writer, eq: Equation) -> Expr | None:
+    return (infix(">>") if eq.dtype.startswith("uint") else copied("shift_right_logical"))(w, eq)
+
+
+row("shift_left", jax=lax_elementwise("shift_left"), numpy=infix("<<"))
+row("shift_right_arithmetic", jax=lax_elementwise("shift_right_arithmetic"), numpy=_arithmetic_shift)
+row("shift_right_logical", jax=lax_elementwise("shift_right_logical"), numpy=_logical_shift)
+
+
+def _count_ones(w: Writer, eq: Equation) -> Expr:
+    operand = w.typed(eq.inputs[0])
+    if eq.inputs[0].dtype.startswith("int"):  # NumPy counts those of the absolute value
+        operand = ex.method(operand, "view", w.dtype("u" + eq.dtype))
+    return ex.method(ex.call("np.bitwise_count", operand), "astype", w.dtype(eq.dtype), shape=eq.shape)
+
+
+row("population_count", jax=lax_elementwise("population_count"), numpy=_count_ones)
+row("clz", jax=lax_elementwise("clz"), numpy=copied("leading_zeros"))
+row("mulhi", jax=lax_elementwise("mulhi"), numpy=copied("high_product"))
+
+
+def _barrier(w: Writer, eq: Equation) -> Expr:
+    exprs = [w.typed(a) for a in eq.inputs]
+    if len(exprs) == 1:
+        return ex.call("lax.optimization_barrier", *exprs, shape=eq.shape)
+    return ex.call("lax.optimization_barrier", ex.sequence(exprs))
+
+
+row("optimization_barrier", jax=_barrier)

@@ -1,0 +1,162 @@
+"""Places that are only known at run time: dynamic slices, gather, scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anyk.decompile import expressions as ex
+from anyk.decompile.expressions import Expr
+from anyk.decompile.primitives.table import plain, row
+from anyk.decompile.reading import Atom, Constant, Equation, Value
+from anyk.decompile.writing import Writer
+
+
+def _starts(w: Writer, atoms: Sequence[Atom]) -> Expr:
+    return ex.sequence([w.loose(a) if isinstance(a, Constant) else w.full(a) for a in atoms])
+
+
+def _dynamic_slice(w: Writer, eq: Equation) -> Expr:
+    operand, *starts = eq.inputs
+    sizes = ex.literal(plain(eq.params["slice_sizes"]))
+    function = "lax.dynamic_slice" if w.target == "jax" else w.copy("dynamic_slice")
+    return ex.call(function, w.typed(operand), _starts(w, starts), sizes, shape=eq.shape)
+
+
+def _dynamic_update_slice(w: Writer, eq: Equation) -> Expr:
+    operand, update, *starts = eq.inputs
+    function = "lax.dynamic_update_slice" if w.target == "jax" else w.copy("dynamic_update_slice")
+    return ex.call(function, w.typed(operand), w.typed(update), _starts(w, starts), shape=eq.shape)
+
+
+row("dynamic_slice", jax=_dynamic_slice, numpy=_dynamic_slice)
+row("dynamic_update_slice", jax=_dynamic_update_slice, numpy=_dynamic_update_slice)
+
+
+def _mode(eq: Equation) -> str:
+    return str(getattr(eq.params["mode"], "name", eq.params["mode"]))
+
+
+def _fill(eq: Equation) -> Expr:
+    """What XLA puts where there is nothing to gather."""
+    given = eq.params.get("fill_value")
+    dtype = np.dtype(eq.dtype)
+    if given is not None:
+        return ex.raw(repr(given.item() if hasattr(given, "item") else given))
+    if dtype.kind in "fc":
+        return ex.raw("np.nan")
+    if dtype.kind == "b":
+        return ex.raw("True")
+    return ex.raw(str(np.iinfo(dtype).max if dtype.kind == "u" else np.iinfo(dtype).min))
+
+
+def _without_last(w: Writer, atom: Atom) -> Expr:
+    """Places along one axis, without the axis of length 1 that XLA wants at the end."""
+    if isinstance(atom, Value) and atom.maker is not None and atom.maker.primitive in ("broadcast_in_dim", "reshape"):
+        (before,) = atom.maker.inputs
+        lead = tuple(range(len(before.shape)))
+        added = before.shape == atom.shape[:-1]
+        in_order = tuple(atom.maker.params.get("broadcast_dimensions", lead)) == lead
+        if added and in_order and isinstance(before, Value) and before in w.values:
+            return w.full(before)
+    return ex.index(w.full(atom), "..., 0", atom.shape[:-1])
+
+
+def _gather_numpy(w: Writer, eq: Equation) -> Expr:
+    operand, starts = eq.inputs
+    numbers, sizes, mode = eq.params["dimension_numbers"], plain(eq.params["slice_sizes"]), _mode(eq)
+    axes, collapsed = plain(numbers.start_index_map), plain(numbers.collapsed_slice_dims)
+    batch, lead = plain(numbers.operand_batching_dims), plain(numbers.start_indices_batching_dims)
+    fill = mode == "FILL_OR_DROP"
+    x = w.typed(operand)
+    if not batch and len(axes) == 1 and collapsed == axes and np.prod(sizes) == np.prod(operand.shape) // max(
+        operand.shape[axes[0]], 1
+    ):
+        (axis,) = axes
+        outer = len(starts.shape) - 1
+        free = tuple(d for d in range(len(eq.shape)) if d not in range(axis, axis + outer))
+        if plain(numbers.offset_dims) == free:  # whole slices along one axis
+            places = _without_last(w, starts)
+            if fill:
+                return ex.call(w.copy("take"), x, places, str(axis), _fill(eq), shape=eq.shape)
+            return ex.call("np.take", x, places, str(axis), mode='"clip"', shape=eq.shape)
+    keywords: dict[str, Expr | str] = {
+        "offset": ex.literal(plain(numbers.offset_dims)), "dropped": ex.literal(collapsed), "axes": ex.literal(axes),
+        "sizes": ex.literal(sizes),
+    }  # fmt: skip
+    if batch:
+        keywords |= {"batch": ex.literal(batch), "lead": ex.literal(lead)}
+    if fill:
+        keywords["fill"] = _fill(eq)
+    return ex.call(w.copy("gather"), x, w.typed(starts), shape=eq.shape, **keywords)
+
+
+def _numbers(kind: str, numbers: Any, fields: Sequence[str]) -> Expr:
+    keywords = {name: ex.literal(plain(getattr(numbers, name))) for name in fields if getattr(numbers, name, ())}
+    required = {name: ex.literal(()) for name in fields[:3] if name not in keywords}
+    return ex.call(f"lax.{kind}", **{name: (keywords | required)[name] for name in fields if name in keywords | required})
+
+
+def _keywords(w: Writer, eq: Equation) -> dict[str, Expr | str]:
+    keywords: dict[str, Expr | str] = {
+        name: "True" for name in ("indices_are_sorted", "unique_indices") if eq.params.get(name)
+    }
+    keywords["mode"] = f'"{_mode(eq).lower().replace("fill_or_drop", "fill")}"'
+    if (mode := _mode(eq)) in ("CLIP", "PROMISE_IN_BOUNDS", "FILL_OR_DROP"):
+        keywords["mode"] = f"lax.GatherScatterMode.{mode}"
+    return keywords
+
+
+def _gather_jax(w: Writer, eq: Equation) -> Expr:
+    fields = (
+        "offset_dims", "collapsed_slice_dims", "start_index_map", "operand_batching_dims", "start_indices_batching_dims",
+    )  # fmt: skip
+    numbers = _numbers("GatherDimensionNumbers", eq.params["dimension_numbers"], fields)
+    keywords = _keywords(w, eq)
+    if eq.params.get("fill_value") is not None:
+        keywords["fill_value"] = _fill(eq)
+    sizes = ex.literal(plain(eq.params["slice_sizes"]))
+    x, starts = (w.typed(a) for a in eq.inputs)
+    return ex.call("lax.gather", x, starts, numbers, sizes, shape=eq.shape, **keywords)
+
+
+row("gather", jax=_gather_jax, numpy=_gather_numpy)
+
+_COMBINE = {
+    "scatter": "", "scatter-add": "np.add", "scatter_add": "np.add", "scatter-sub": "np.subtract",
+    "scatter_sub": "np.subtract", "scatter-mul": "np.multiply", "scatter_mul": "np.multiply",
+    "scatter-min": "np.minimum", "scatter_min": "np.minimum", "scatter-max": "np.maximum", "scatter_max": "np.maximum",
+}  # fmt: skip
+
+
+def _scatter_numpy(w: Writer, eq: Equation) -> Expr:
+    numbers = eq.params["dimension_numbers"]
+    keywords: dict[str, Expr | str] = {
+        "window": ex.literal(plain(numbers.update_window_dims)),
+        "inserted": ex.literal(plain(numbers.inserted_window_dims)),
+        "axes": ex.literal(plain(numbers.scatter_dims_to_operand_dims)),
+    }
+    if numbers.operand_batching_dims:
+        keywords["batch"] = ex.literal(plain(numbers.operand_batching_dims))
+        keywords["lead"] = ex.literal(plain(numbers.scatter_indices_batching_dims))
+    if combine := _COMBINE[eq.primitive]:
+        keywords["combine"] = combine
+    if _mode(eq) == "CLIP":
+        keywords["clip"] = "True"
+    return ex.call(w.copy("scatter"), *(w.typed(a) for a in eq.inputs), shape=eq.shape, **keywords)
+
+
+def _scatter_jax(w: Writer, eq: Equation) -> Expr:
+    fields = (
+        "update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims", "operand_batching_dims",
+        "scatter_indices_batching_dims",
+    )  # fmt: skip
+    numbers = _numbers("ScatterDimensionNumbers", eq.params["dimension_numbers"], fields)
+    function = "lax." + eq.primitive.replace("-", "_")
+    return ex.call(function, *(w.typed(a) for a in eq.inputs), numbers, shape=eq.shape, **_keywords(w, eq))
+
+
+for _name in _COMBINE:
+    row(_name, jax=_scatter_jax, numpy=_scatter_numpy)

@@ -1,0 +1,104 @@
+"""Random keys and bits: JAX's Threefry, in NumPy bit for bit."""
+
+from __future__ import annotations
+
+from anyk.decompile import expressions as ex
+from anyk.decompile.expressions import Expr
+from anyk.decompile.primitives.table import Rule, plain, row
+from anyk.decompile.reading import Equation
+from anyk.decompile.writing import Writer
+from anyk.errors import BadInput
+
+
+def _numpy(function: str, *parameters: str) -> Rule:
+    def rule(w: Writer, eq: Equation) -> Expr:
+        import jax
+
+        if not jax.config.jax_threefry_partitionable and function in ("random_bits", "random_split"):
+            raise BadInput(
+                f"primitive '{eq.primitive}' is written for NumPy as JAX computes it by default, and "
+                "jax_threefry_partitionable is False; set it to True, or decompile with target='jax'"
+            )
+        extra = [ex.literal(plain(eq.params[name])) for name in parameters]
+        return ex.call(w.copy(function), *(w.typed(a) for a in eq.inputs), *extra, shape=eq.shape)
+
+    return rule
+
+
+def _as_it_is(w: Writer, eq: Equation) -> Expr:
+    return w.typed(eq.inputs[0])
+
+
+def _bits(w: Writer, eq: Equation) -> Expr:
+    dtype = w.dtype(f"uint{int(eq.params['bit_width'])}")
+    return _of_key(w, eq, "bits", ex.literal(plain(eq.params["shape"])), ex.raw(dtype))
+
+
+def _of_key(w: Writer, eq: Equation, function: str, *extra: Expr) -> Expr:
+    """A function of ``jax.random``, mapped over an array of keys."""
+    operands = [w.typed(a) for a in eq.inputs]
+    rank = len(eq.inputs[0].shape)
+    name = f"jax.random.{function}"
+    if not rank:
+        return ex.call(name, *operands, *extra, shape=eq.shape)
+    arguments = ", ".join(w.names.take(one) for one in ["key", "data"][: len(operands)])
+    function = ", ".join([arguments, *(one.text for one in extra)])
+    mapped = f"lambda {arguments}: {name}({function})"
+    for _ in range(rank):
+        mapped = f"jax.vmap({mapped})"
+    return ex.call(mapped, *operands, shape=eq.shape)
+
+
+def _split(w: Writer, eq: Equation) -> Expr:
+    shape = plain(eq.params["shape"])
+    return _of_key(w, eq, "split", ex.literal(shape[0] if len(shape) == 1 else shape))
+
+
+def _fold_in(w: Writer, eq: Equation) -> Expr:
+    return _of_key(w, eq, "fold_in")
+
+
+def _seed(w: Writer, eq: Equation) -> Expr:
+    made = "jax.random.key"
+    for _ in range(len(eq.inputs[0].shape)):
+        made = f"jax.vmap({made})"
+    return ex.call(made, w.typed(eq.inputs[0]), shape=eq.shape, **_implementation(eq))
+
+
+def _implementation(eq: Equation) -> dict[str, str]:
+    name = str(getattr(eq.params.get("impl"), "name", "threefry2x32"))
+    return {} if name in ("threefry2x32", "fry") else {"impl": f'"{name}"'}
+
+
+def _wrap(w: Writer, eq: Equation) -> Expr:
+    return ex.call("jax.random.wrap_key_data", w.typed(eq.inputs[0]), shape=eq.shape, **_implementation(eq))
+
+
+def _unwrap(w: Writer, eq: Equation) -> Expr:
+    return ex.call("jax.random.key_data", w.typed(eq.inputs[0]), shape=eq.shape)
+
+
+row("random_bits", jax=_bits, numpy=_numpy("random_bits", "bit_width", "shape"))
+row("random_split", jax=_split, numpy=_numpy("random_split", "shape"))
+row("random_fold_in", jax=_fold_in, numpy=_numpy("random_fold_in"))
+row("random_seed", jax=_seed, numpy=_numpy("random_seed"))
+row("random_wrap", jax=_wrap, numpy=_as_it_is)
+row("random_unwrap", jax=_unwrap, numpy=_as_it_is)
+
+
+def _hash_jax(w: Writer, eq: Equation) -> Expr:
+    w.module.imports.add("from jax.extend.random import threefry2x32_p")
+    return ex.call("threefry2x32_p.bind", *(w.typed(a) for a in eq.inputs))
+
+
+row("threefry2x32", jax=_hash_jax, numpy=_numpy("threefry2x32"))
+
+
+def _gamma(w: Writer, eq: Equation) -> Expr:
+    key, a = (w.typed(one) for one in eq.inputs)
+    dtype = w.dtype(eq.dtype)
+    word = "loggamma" if eq.params["log_space"] else "gamma"
+    return ex.call(f"jax.random.{word}", key, a, dtype=dtype, shape=eq.shape)
+
+
+row("random_gamma", jax=_gamma)

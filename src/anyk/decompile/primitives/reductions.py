@@ -1,0 +1,312 @@
+"""Products with sums, sums, extremes, running sums, sorting."""
+
+from __future__ import annotations
+
+from anyk.decompile import expressions as ex
+from anyk.decompile.expressions import Expr
+from anyk.decompile.primitives.table import Rule, axes, plain, row, rows
+from anyk.decompile.reading import Equation
+from anyk.decompile.writing import Writer
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@rows("dot_general")
+def _product(w: Writer, eq: Equation) -> Expr:
+    """``@`` where it is a matrix product, ``einsum`` elsewhere."""
+    left, right = (w.typed(a) for a in eq.inputs)
+    wanted = eq.params.get("preferred_element_type")
+    wanted = eq.dtype if wanted is None else str(wanted)
+    if w.target == "numpy" or (wanted != eq.inputs[0].dtype and eq.inputs[0].dtype != eq.inputs[1].dtype):
+        left, right = (
+            one if one_in.dtype == wanted else ex.method(one, "astype", w.dtype(wanted), shape=one.shape)
+            for one, one_in in zip((left, right), eq.inputs, strict=True)
+        )
+        widened = False
+    else:
+        widened = wanted != eq.inputs[0].dtype
+    (over_left, over_right), (batch_left, batch_right) = (
+        tuple(tuple(map(int, one)) for one in pair) for pair in eq.params["dimension_numbers"]
+    )
+    keywords: dict[str, Expr | str] = {}
+    if w.target == "jax":
+        if (precision := _precision(eq.params.get("precision"))) is not None:
+            keywords["precision"] = precision
+        if widened:
+            keywords["preferred_element_type"] = w.dtype(wanted)
+    product = None
+    if not keywords:
+        product = _matmul(left, right, over_left, over_right, batch_left, batch_right, eq.shape)
+    return product or _einsum(w, eq, left, right, (over_left, over_right), (batch_left, batch_right), keywords)
+
+
+def _precision(precision: object) -> str | Expr | None:
+    if precision is None:
+        return None
+    if isinstance(precision, tuple):
+        words = [f"lax.Precision.{one.name}" if hasattr(one, "name") else repr(one) for one in precision]
+        return words[0] if len(set(words)) == 1 else ex.sequence([ex.raw(one) for one in words])
+    return f"lax.Precision.{precision.name}" if hasattr(precision, "name") else ex.literal(str(precision))
+
+
+def _matmul(
+    left: Expr, right: Expr, over_left: tuple[int, ...], over_right: tuple[int, ...], batch_left: tuple[int, ...],
+    batch_right: tuple[int, ...], shape: tuple[int, ...],
+) -> Expr | None:  # fmt: skip
+    """The product as ``@``, or None."""
+    batch = len(batch_left)
+    if batch_left != tuple(range(batch)) or batch_right != batch_left or len(over_left) != 1:
+        if not over_left and not batch and len(left.shape) == len(right.shape) == 1:
+            return ex.binary("*", ex.index(left, ":, None"), right, shape)
+        return None
+    ranks = len(left.shape) - batch, len(right.shape) - batch
+    at_left, at_right = over_left[0] - batch, over_right[0] - batch
+    if batch:
+        if ranks != (2, 2):
+            return None
+        left = left if at_left == 1 else ex.attribute(left, "mT")
+        right = right if at_right == 0 else ex.attribute(right, "mT")
+        return ex.binary("@", left, right, shape)
+    if ranks[0] == 1 and ranks[1] == 2:
+        if at_right == 1:
+            return ex.binary("@", right, left, shape)
+    elif ranks[1] == 1 and ranks[0] == 2:
+        if at_left == 0:
+            return ex.binary("@", right, left, shape)
+    elif ranks[1] == 2 and ranks[0] == 2:
+        left = left if at_left == 1 else ex.attribute(left, "T")
+        right = right if at_right == 0 else ex.attribute(right, "T")
+    elif at_left != ranks[0] - 1 or at_right != 0 or ranks[1] > 2:
+        if ranks[1] == 2 and at_left == ranks[0] - 1:
+            return ex.binary("@", left, ex.attribute(right, "T"), shape)
+        return None
+    return ex.binary("@", left, right, shape)
+
+
+def _einsum(
+    w: Writer, eq: Equation, left: Expr, right: Expr, over: tuple[tuple[int, ...], ...],
+    batch: tuple[tuple[int, ...], ...], keywords: dict[str, Expr | str],
+) -> Expr:  # fmt: skip
+    letters = iter(_LETTERS)
+    first: dict[int, str] = {axis: next(letters) for axis in range(len(left.shape))}
+    second = {b: first[a] for a, b in zip(over[0] + batch[0], over[1] + batch[1], strict=True)}
+    for axis in range(len(right.shape)):
+        if axis not in second:
+            second[axis] = next(letters)
+    free = [first[axis] for axis in range(len(left.shape)) if axis not in over[0] + batch[0]]
+    free += [second[axis] for axis in range(len(right.shape)) if axis not in over[1] + batch[1]]
+    result = "".join([first[axis] for axis in batch[0]] + free)
+    terms = "".join(first[axis] for axis in range(len(left.shape)))
+    terms += "," + "".join(second[axis] for axis in range(len(right.shape)))
+    if w.target == "numpy" and over[0]:
+        keywords["optimize"] = "True"  # by BLAS where it can be
+    return ex.call(f"{w.xp}.einsum", f'"{terms}->{result}"', left, right, shape=eq.shape, **keywords)
+
+
+def _reduction(function: str) -> Rule:
+    def rule(w: Writer, eq: Equation) -> Expr:
+        operand, over = w.typed(eq.inputs[0]), tuple(eq.params["axes"])
+        keywords: dict[str, Expr | str] = {}
+        if len(over) != len(operand.shape):
+            keywords["axis"] = axes(over)
+        kind = eq.dtype
+        if function in ("sum", "prod"):
+            if w.target == "numpy" and kind.startswith(("int", "uint", "bool")):
+                keywords["dtype"] = w.dtype(kind)
+        elif any(operand.shape[axis] == 0 for axis in over):
+            least = function == "max"
+            if kind.startswith(("int", "uint")):
+                keywords["initial"] = f"{w.xp}.iinfo({w.dtype(kind)}).{'min' if least else 'max'}"
+            else:
+                keywords["initial"] = f"{'-' if least else ''}{w.xp}.inf"
+        return ex.call(f"{w.xp}.{function}", operand, shape=eq.shape, **keywords)
+
+    return rule
+
+
+for _name, _called in {"reduce_sum": "sum", "reduce_prod": "prod", "reduce_max": "max", "reduce_min": "min"}.items():
+    row(_name, jax=_reduction(_called), numpy=_reduction(_called))
+
+
+def _bitwise(function: str, logical: str | None) -> Rule:
+    def rule(w: Writer, eq: Equation) -> Expr:
+        operand, over = w.typed(eq.inputs[0]), tuple(eq.params["axes"])
+        keywords: dict[str, Expr | str] = {}
+        if eq.dtype == "bool" and logical:
+            if len(over) != len(operand.shape):
+                keywords["axis"] = axes(over)
+            return ex.call(f"{w.xp}.{logical}", operand, shape=eq.shape, **keywords)
+        if w.target == "jax":
+            return ex.call(f"lax.reduce_{function}", operand, ex.literal(plain(over)), shape=eq.shape)
+        word = f"np.bitwise_{function}.reduce"
+        return ex.call(word, operand, axis=ex.literal(plain(over)), shape=eq.shape)
+
+    return rule
+
+
+row("reduce_and", jax=_bitwise("and", "all"), numpy=_bitwise("and", "all"))
+row("reduce_or", jax=_bitwise("or", "any"), numpy=_bitwise("or", "any"))
+row("reduce_xor", jax=_bitwise("xor", None), numpy=_bitwise("xor", None))
+
+
+def _place(function: str) -> Rule:
+    def rule(w: Writer, eq: Equation) -> Expr:
+        operand, axis = w.typed(eq.inputs[0]), int(eq.params["axes"][0])
+        dtype = w.dtype(eq.dtype)
+        if w.target == "jax":
+            return ex.call(f"lax.{function}", operand, str(axis), dtype, shape=eq.shape)
+        found = ex.call(f"np.{function}", operand, axis=str(axis))
+        return ex.method(found, "astype", dtype, shape=eq.shape)
+
+    return rule
+
+
+row("argmax", jax=_place("argmax"), numpy=_place("argmax"))
+row("argmin", jax=_place("argmin"), numpy=_place("argmin"))
+
+
+def _running(function: str) -> tuple[Rule, Rule]:
+    ufunc = {
+        "cummax": "np.maximum.accumulate", "cummin": "np.minimum.accumulate", "cumlogsumexp": "np.logaddexp.accumulate",
+    }.get(function)  # fmt: skip
+
+    def for_jax(w: Writer, eq: Equation) -> Expr:
+        keywords = {"reverse": "True"} if eq.params["reverse"] else {}
+        axis = str(int(eq.params["axis"]))
+        return ex.call(f"lax.{function}", w.typed(eq.inputs[0]), axis=axis, shape=eq.shape, **keywords)
+
+    def for_numpy(w: Writer, eq: Equation) -> Expr:
+        operand, axis = w.typed(eq.inputs[0]), int(eq.params["axis"])
+        back = ", ".join([":"] * axis + ["::-1"])
+        if eq.params["reverse"]:
+            operand = ex.index(operand, back)
+        if ufunc is not None:
+            made = ex.call(ufunc, operand, str(axis), shape=eq.shape)
+        else:
+            made = ex.call(f"np.{function}", operand, str(axis), w.dtype(eq.dtype), shape=eq.shape)
+        return ex.index(made, back, eq.shape) if eq.params["reverse"] else made
+
+    return for_jax, for_numpy
+
+
+for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
+    _jax, _numpy = _running(_name)
+    row(_name, jax=_jax, numpy=_numpy)
+
+
+def _sort_jax(w: Writer, eq: Equation) -> Expr:
+    operands = [w.typed(a) for a in eq.inputs]
+    keywords: dict[str, Expr | str] = {"dimension": str(int(eq.params["dimension"]))}
+    if not eq.params["is_stable"]:
+        keywords["is_stable"] = "False"
+    if len(operands) == 1:
+        return ex.call("lax.sort", operands[0], shape=eq.shape, **keywords)
+    if eq.params["num_keys"] != 1:
+        keywords["num_keys"] = str(eq.params["num_keys"])
+    return ex.call("lax.sort", ex.sequence(operands), **keywords)
+
+
+def _sort_numpy(w: Writer, eq: Equation) -> Expr:
+    operands, axis = [w.typed(a) for a in eq.inputs], str(int(eq.params["dimension"]))
+    if len(operands) == 1:
+        return ex.call("np.sort", operands[0], axis, shape=eq.shape)
+    return ex.call(w.copy("sort_together"), ex.sequence(operands), axis, str(eq.params["num_keys"]))
+
+
+row("sort", jax=_sort_jax, numpy=_sort_numpy)
+
+
+def _top_k(w: Writer, eq: Equation) -> Expr:
+    operand = w.typed(eq.inputs[0])
+    axis, k = int(eq.params.get("axis", len(operand.shape) - 1)), str(int(eq.params["k"]))
+    if w.target == "numpy":
+        return ex.call(w.copy("top_k"), operand, k, str(axis))
+    return ex.call("lax.top_k", operand, k, **({} if axis == len(operand.shape) - 1 else {"axis": str(axis)}))
+
+
+row("top_k", jax=_top_k, numpy=_top_k)
+
+
+def _approximate_top_k(w: Writer, eq: Equation) -> Expr:
+    """Approximate on accelerators only: NumPy's is exact."""
+    operand, axis, k = w.typed(eq.inputs[0]), int(eq.params["reduction_dimension"]), str(int(eq.params["k"]))
+    largest = bool(eq.params["is_max_k"])
+    if w.target == "jax":
+        name = "lax.approx_max_k" if largest else "lax.approx_min_k"
+        return ex.call(name, operand, k, reduction_dimension=str(axis), recall_target=str(eq.params["recall_target"]))
+    if not largest:
+        found = ex.call(w.copy("top_k"), ex.unary("-", operand), k, str(axis))
+        w.assign(names := [w.names.take("least"), w.names.take("places")], found)
+        return ex.sequence([ex.unary("-", ex.name(names[0])), ex.name(names[1])])
+    return ex.call(w.copy("top_k"), operand, k, str(axis))
+
+
+row("approx_top_k", jax=_approximate_top_k, numpy=_approximate_top_k)
+
+
+def _reduce(w: Writer, eq: Equation) -> None:
+    """A reduction by the user's own function: a loop over slices, or ``lax.reduce``."""
+    (block,) = eq.blocks
+    count = len(eq.inputs) // 2
+    over = tuple(int(axis) for axis in eq.params["dimensions"])
+    operands, starts = [w.named(a) for a in eq.inputs[:count]], [w.named(a) for a in eq.inputs[count:]]
+    if w.target == "jax":
+        name = _combination(w, eq)
+        several = ex.sequence if count > 1 else (lambda items: items[0])
+        made = ex.call("lax.reduce", several(operands), several(starts), name, ex.literal(over))
+        targets = [w.target_of(eq, place) for place in range(count)]
+        w.emit(f"{', '.join(targets)} = ", made)
+        return
+    rank = len(eq.inputs[0].shape)
+    order = tuple(axis for axis in range(rank) if axis not in over)
+    flat = []
+    for operand in operands:
+        turned = ex.call("np.transpose", operand, ex.literal((*over, *order)))
+        name = w.names.take("slices")
+        w.emit(f"{name} = ", ex.method(turned, "reshape", "-1", *map(str, eq.shape)))
+        flat.append(name)
+    targets = [w.target_of(eq, place) for place in range(count)]
+    for target, start in zip(targets, starts, strict=True):
+        w.emit(f"{target} = ", start)
+    each = [w.names.take("one") for _ in flat]
+    heads = ", ".join(each)
+    several = flat[0] if count == 1 else f"zip({', '.join(flat)})"
+    w.line(f"for {heads} in {several}:")
+    with w.indented():
+        for value, name in zip(block.inputs, [*targets, *each], strict=True):
+            w.values[value] = ex.name(name, value.shape)
+        w.body(block.equations)
+        w.emit(f"{', '.join(targets)} = ", _joined([w.typed(a) for a in block.outputs]))
+
+
+def _joined(exprs: list[Expr]) -> Expr:
+    return exprs[0] if len(exprs) == 1 else Expr(", ".join(one.text for one in exprs), ex.TUPLE)
+
+
+def _combination(w: Writer, eq: Equation) -> str:
+    (block,) = eq.blocks
+    name = w.names.take("combine")
+    half = len(block.inputs) // 2
+    parameters = [w.names.take("x" if k < half else "y") for k in range(2 * half)]
+
+    def write() -> None:
+        for value, one in zip(block.inputs, parameters, strict=True):
+            w.values[value] = ex.name(one, value.shape)
+        w.body(block.equations)
+        outputs = [w.typed(a) for a in block.outputs]
+        w.give_back(outputs)
+
+    if half == 1:
+        w.define(name, parameters, write)
+    else:
+
+        def unpack() -> None:
+            w.line(f"{', '.join(parameters[:half])} = {name}_left")
+            w.line(f"{', '.join(parameters[half:])} = {name}_right")
+            write()
+
+        w.define(name, [f"{name}_left", f"{name}_right"], unpack)
+    return name
+
+
+row("reduce", jax=_reduce, numpy=_reduce)

@@ -1,0 +1,177 @@
+"""Shapes: reshaping, broadcasting, joining and cutting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anyk.decompile import expressions as ex
+from anyk.decompile.expressions import Expr
+from anyk.decompile.primitives.table import lax, plain, row, rows
+from anyk.decompile.reading import Constant, Equation
+from anyk.decompile.writing import Writer
+
+
+@rows("broadcast_in_dim")
+def _broadcast(w: Writer, eq: Equation) -> Expr:
+    """The operand with new axes where broadcasting needs them; whoever needs the full shape says so."""
+    operand = w.loose(eq.inputs[0])
+    shape, places = eq.shape, tuple(eq.params["broadcast_dimensions"])
+    if not operand.shape:
+        return operand
+    if operand.shape != eq.inputs[0].shape:
+        operand = w.full(eq.inputs[0])
+    first = places[0] if places else 0
+    axes = [places.index(axis) if axis in places else None for axis in range(first, len(shape))]
+    if None not in axes:
+        return operand
+    while axes and axes[-1] is not None and axes[-2:-1] != [None]:
+        axes.pop()
+    what = ", ".join("None" if axis is None else ":" for axis in axes)
+    if len(axes) > 2 and axes[-1] is None and None not in axes[:-1]:
+        what = "..., None"
+    taken = tuple(operand.shape[places.index(axis)] if axis in places else 1 for axis in range(first, len(shape)))
+    return ex.index(operand, what, taken)
+
+
+@rows("reshape")
+def _reshape(w: Writer, eq: Equation) -> Expr:
+    operand = w.typed(eq.inputs[0])
+    dimensions = eq.params.get("dimensions")
+    if dimensions is not None:
+        operand = ex.call(f"{w.xp}.transpose", operand, ex.literal(plain(dimensions)))
+    old, new = eq.inputs[0].shape, eq.shape
+    if len(new) == 1 and len(old) > 1:
+        return ex.method(operand, "reshape", "-1", shape=new)
+    return ex.method(operand, "reshape", *(map(str, new) if new else ["()"]), shape=new)
+
+
+@rows("squeeze")
+def _squeeze(w: Writer, eq: Equation) -> Expr:
+    operand = w.typed(eq.inputs[0])
+    dropped = {axis % len(eq.inputs[0].shape) for axis in eq.params["dimensions"]}
+    kept = ["0" if axis in dropped else ":" for axis in range(len(eq.inputs[0].shape))]
+    while kept and kept[-1] == ":":
+        kept.pop()
+    return ex.index(operand, ", ".join(kept), eq.shape) if kept else operand
+
+
+@rows("expand_dims")
+def _expand(w: Writer, eq: Equation) -> Expr:
+    return ex.call(f"{w.xp}.expand_dims", w.typed(eq.inputs[0]), repr(plain(eq.params["dimensions"])), shape=eq.shape)
+
+
+@rows("transpose")
+def _transpose(w: Writer, eq: Equation) -> Expr:
+    operand = w.typed(eq.inputs[0])
+    order = tuple(eq.params["permutation"])
+    if order == tuple(range(len(order))):
+        return operand
+    if order == tuple(reversed(range(len(order)))):
+        return ex.attribute(operand, "T", eq.shape)
+    if order == (*range(len(order) - 2), len(order) - 1, len(order) - 2):
+        return ex.attribute(operand, "mT", eq.shape)
+    return ex.method(operand, "transpose", *map(str, order), shape=eq.shape)
+
+
+@rows("rev")
+def _reverse(w: Writer, eq: Equation) -> Expr:
+    operand = w.typed(eq.inputs[0])
+    turned = {int(axis) for axis in eq.params["dimensions"]}
+    if not turned:
+        return operand
+    what = ["::-1" if axis in turned else ":" for axis in range(max(turned) + 1)]
+    return ex.index(operand, ", ".join(what), eq.shape)
+
+
+@rows("slice")
+def _slice(w: Writer, eq: Equation) -> Expr:
+    operand = w.typed(eq.inputs[0])
+    strides = eq.params["strides"] or (1,) * len(operand.shape)
+    parts = [
+        _range(*one) for one in zip(operand.shape, eq.params["start_indices"], eq.params["limit_indices"], strides,
+                                    strict=True)
+    ]  # fmt: skip
+    while parts and parts[-1] == ":":
+        parts.pop()
+    return ex.index(operand, ", ".join(parts), eq.shape) if parts else operand
+
+
+def _range(length: int, start: int, limit: int, stride: int) -> str:
+    first = str(start) if start else ""
+    last = str(limit) if limit < length else ""
+    return f"{first}:{last}" + (f":{stride}" if stride != 1 else "")
+
+
+@rows("iota")
+def _count(w: Writer, eq: Equation) -> Expr:
+    """Along one axis; the others are broadcast."""
+    axis, shape = int(eq.params["dimension"]), eq.shape
+    counted = ex.call(f"{w.xp}.arange", str(shape[axis]), w.dtype(eq.dtype), shape=(shape[axis],))
+    if axis == len(shape) - 1:
+        return counted
+    after = len(shape) - 1 - axis
+    return ex.index(counted, ", ".join([":"] + ["None"] * after), (shape[axis],) + (1,) * after)
+
+
+@rows("concatenate")
+def _concatenate(w: Writer, eq: Equation) -> Expr:
+    items = [w.typed(a) for a in eq.inputs]
+    axis = int(eq.params["dimension"])
+    rest = [str(axis)] if axis else []
+    return ex.call(f"{w.xp}.concatenate", ex.sequence(items, "[]"), *rest, shape=eq.shape)
+
+
+@rows("stack")
+def _stack(w: Writer, eq: Equation) -> Expr:
+    items = [w.typed(a) for a in eq.inputs]
+    axis = int(eq.params.get("axis", eq.params.get("dimension", 0)))
+    return ex.call(f"{w.xp}.stack", ex.sequence(items, "[]"), *([str(axis)] if axis else []), shape=eq.shape)
+
+
+@rows("unstack")
+def _unstack(w: Writer, eq: Equation) -> Expr:
+    axis = int(eq.params.get("axis", eq.params.get("dimension", 0)))
+    made = ex.call(f"{w.xp}.unstack", w.typed(eq.inputs[0]), axis=str(axis))
+    return made if len(eq.outputs) > 1 else ex.index(made, "0", eq.shape)
+
+
+@rows("split")
+def _split(w: Writer, eq: Equation) -> Expr:
+    sizes, axis = eq.params["sizes"], int(eq.params["axis"])
+    if len(set(sizes)) == 1:
+        places = str(len(sizes))
+    else:
+        places = repr([sum(sizes[: k + 1]) for k in range(len(sizes) - 1)])
+    made = ex.call(f"{w.xp}.split", w.typed(eq.inputs[0]), places, *([str(axis)] if axis else []))
+    return made if len(eq.outputs) > 1 else ex.index(made, "0", eq.shape)
+
+
+@rows("tile")
+def _tile(w: Writer, eq: Equation) -> Expr:
+    return ex.call(f"{w.xp}.tile", w.typed(eq.inputs[0]), ex.literal(plain(eq.params["reps"])), shape=eq.shape)
+
+
+def _pad(w: Writer, eq: Equation) -> Expr:
+    operand, value = w.typed(eq.inputs[0]), w.loose(eq.inputs[1])
+    ends: Sequence[tuple[int, int, int]] = plain(eq.params["padding_config"])
+    if w.target == "jax":
+        return ex.call("lax.pad", operand, w.typed(eq.inputs[1]), ex.literal(ends), shape=eq.shape)
+    if any(inner or min(low, high) < 0 for low, high, inner in ends):
+        return ex.call(w.copy("pad"), operand, value, *(repr(end) for end in ends), shape=eq.shape)
+    widths = ex.literal(tuple((low, high) for low, high, _ in ends))
+    zero = isinstance(eq.inputs[1], Constant) and not eq.inputs[1].value
+    keywords = {} if zero else {"constant_values": value}
+    return ex.call("np.pad", operand, widths, shape=eq.shape, **keywords)
+
+
+row("pad", jax=_pad, numpy=_pad)
+
+
+@rows("empty empty2 zeros_like")
+def _zeros(w: Writer, eq: Equation) -> Expr:
+    return ex.call(f"{w.xp}.zeros", ex.literal(eq.shape), w.dtype(eq.dtype), shape=eq.shape)
+
+
+row("copy copy_p", jax=lax("copy"), numpy=lambda w, eq: w.typed(eq.inputs[0]))
+for _name in ("stop_gradient", "name", "pvary", "random_clone"):
+    row(_name, jax=lambda w, eq: w.typed(eq.inputs[0]), numpy=lambda w, eq: w.typed(eq.inputs[0]))
