@@ -47,8 +47,9 @@ _SEVERAL = {
 class Names:
     """Gives every variable of a text its own name."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
+    def __init__(self, taken: Iterable[str] = (), stems: Iterable[str] = ()) -> None:
         self._taken = {*_RESERVED, *taken}
+        self._stems = set(stems)  # these are given to others, also with a number at the end
         self._counts: dict[str, int] = {}
 
     def take(self, wish: str) -> str:
@@ -56,6 +57,8 @@ class Names:
         wish = re.sub(r"\W+", "_", wish).strip("_")[:30].rstrip("_") or "value"
         if wish[0].isdigit():
             wish = f"v{wish}"
+        if re.sub(r"_\d+$", "", wish) in self._stems:
+            wish += "_value"
         name = wish
         while name in self._taken:
             self._counts[wish] = number = self._counts.get(wish, 1) + 1

@@ -31,13 +31,6 @@ def remainder_integers(x, y):
     return np.where(zero, x, np.fmod(x, np.where(zero, np.ones_like(y), y)))
 
 
-def power_integers(x, y):
-    """Integer power; for negative exponents 1 / x**y rounded towards zero."""
-    power = np.power(x, np.maximum(y, 0))
-    inverse = np.where(x == 1, 1, np.where(x == -1, 1 - 2 * (y & 1), 0)).astype(x.dtype)
-    return np.where(y < 0, inverse, power)
-
-
 def to_integer(x, dtype):
     """Truncated; what does not fit becomes the nearest integer that does, NaN becomes 0."""
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -56,13 +49,13 @@ def shift_right_logical(x, bits):
 
 def leading_zeros(x):
     """How many of the highest bits are zero."""
-    x = np.array(x)
+    x = np.asarray(x)
     bits = 8 * x.dtype.itemsize
-    x = x.view(np.dtype(f"u{x.dtype.itemsize}"))
+    word = x.view(np.dtype(f"u{x.dtype.itemsize}"))
     count = np.full(x.shape, bits, x.dtype)
     for place in range(bits):
         left = x.dtype.type(bits - 1 - place)
-        count = np.where(x >> x.dtype.type(place) != 0, left, count)
+        count = np.where(word >> word.dtype.type(place) != 0, left, count)
     return count
 
 
@@ -378,6 +371,21 @@ def householder_product(x, scales):
             product = product - scales[place][k] * np.outer(v, v.conj() @ product)
         made[place] = product
     return made
+
+
+def hessenberg(x):
+    """Hessenberg form with the reflectors that lead to it below; their factors."""
+    gehrd = linalg.get_lapack_funcs("gehrd", (x,))
+    form = np.empty_like(x)
+    scales = np.empty((*x.shape[:-2], x.shape[-1] - 1), x.dtype)
+    for place in np.ndindex(*x.shape[:-2]):
+        form[place], scales[place], _ = gehrd(x[place])
+    return form, scales
+
+
+def cholesky_update(factor, w):
+    """The upper factor of factor.T @ factor + outer(w, w)."""
+    return np.linalg.cholesky(factor.T @ factor + w[:, None] * w).T
 
 
 def schur(x, vectors):

@@ -229,6 +229,8 @@ class Reader:
             if primitive in _SHARDINGS:
                 self.notes["where arrays lie (shardings, devices) is left out"] = None
             return atoms[: len(made)]
+        if (unchanged := _unchanged(primitive, atoms, made)) is not None:
+            return [unchanged]
         folded = _fold(primitive, atoms, made)
         if folded is not None:
             return [folded]
@@ -245,7 +247,9 @@ class Reader:
         elif primitive == "custom_linear_solve":
             return self._solve(read, out)
         elif primitive in ("reduce", "reduce_window"):
-            read.blocks = [self._block(read.params["jaxpr"].jaxpr, read.params["jaxpr"].consts)]
+            closed = read.params["jaxpr"]
+            constants = getattr(closed, "consts", None) or read.params.get("consts", ())
+            read.blocks = [self._block(_jaxpr(closed), constants)]
         elif primitive == "convert_element_type" and isinstance(atoms[0], Value) and atoms[0].dtype == "bool":
             self._truths[made[0]] = atoms[0]
         elif primitive.startswith("reduce_") and "axes" in read.params and _over_ones(read):
@@ -379,8 +383,30 @@ class Reader:
         first, second = int(read.params["cond_nconsts"]), int(read.params["body_nconsts"])
         start = read.inputs[first + second :]
         fresh: list[Atom | None] = [None] * len(start)
-        asks = self._body(read.params["cond_jaxpr"], [*read.inputs[:first], *fresh])
+        given: list[Atom | None] = [*read.inputs[:first], *fresh]
+        asks = self._body(read.params["cond_jaxpr"], given)
         does = self._body(read.params["body_jaxpr"], [*read.inputs[first : first + second], *fresh])
+        if asks.outputs[0].shape:  # several loops side by side: those that have ended keep what they have
+            again = self._block(_jaxpr(read.params["cond_jaxpr"]), read.params["cond_jaxpr"].consts, [
+                *read.inputs[:first], *does.inputs
+            ])  # fmt: skip
+            (going,) = again.outputs
+            kept = []
+            for old, new in zip(does.inputs, does.outputs, strict=True):
+                wide, chosen = Value(old.shape, "bool"), Value(old.shape, old.dtype)
+                places = tuple(range(len(going.shape)))
+                spread = Equation("broadcast_in_dim", [going], [wide], {"broadcast_dimensions": places})
+                select = Equation("select_n", [wide, old, new], [chosen], {})
+                wide.maker, chosen.maker = spread, select
+                does.equations += [spread, select]
+                kept.append(chosen)
+            does.equations = again.equations + does.equations
+            does.outputs = list(kept)
+            some = Value((), "bool")
+            over = {"axes": tuple(range(len(going.shape)))}
+            some.maker = Equation("reduce_or", [asks.outputs[0]], [some], over)
+            asks.equations.append(some.maker)
+            asks.outputs = [some]
         read.blocks = [asks, does]
         read.inputs = start
 
@@ -530,6 +556,19 @@ def _fold(primitive: str, atoms: list[Atom], made: list[Value]) -> Constant | No
             if primitive == "sqrt" and kind != "f":
                 return None
             return Constant(np.asarray(_FOLDED[primitive](*values)).astype(made[0].dtype)[()], made[0].dtype)
+    return None
+
+
+def _unchanged(primitive: str, atoms: list[Atom], made: list[Value]) -> Atom | None:
+    """The operand, if zero is added to an integer, or anything multiplied by one."""
+    if primitive not in ("add", "sub", "mul", "div") or len(atoms) != 2:
+        return None
+    for one, other in (atoms, atoms[::-1])[: 1 if primitive in ("sub", "div") else 2]:
+        if not isinstance(other, Constant) or one.shape != made[0].shape or one.dtype != made[0].dtype:
+            continue
+        if other.value == (1 if primitive in ("mul", "div") else 0):
+            if primitive in ("mul", "div") or made[0].dtype.startswith(("int", "uint")):
+                return one
     return None
 
 

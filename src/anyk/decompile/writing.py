@@ -44,6 +44,8 @@ class Module:
         self.reader = reader
         self.origins = origins
         self.names = Names(_copied())
+        # what variables are not called: functions and constants have these names
+        self.stems = {_stem(function) for function in reader.functions.values()} | {"CONSTANT", "primitives"}
         self.imports: set[str] = set()
         self.copied: set[str] = set()
         self.constants: dict[Value, tuple[str, list[str]]] = {}
@@ -62,7 +64,7 @@ class Module:
                     f"up to {_LARGEST:,} are written into the source: pass it as an argument"
                 )
             self.check_type(value.dtype)
-            name = self.names.take((value.called or "constant").upper())
+            name = self.names.take("CONSTANT")
             self.constants[value] = (name, self._definition(name, value, array))
         return ex.name(self.constants[value][0], value.shape)
 
@@ -110,7 +112,6 @@ class Module:
     def function(self, function: Function) -> str:
         """Write a nested function, unless it, or one that reads the same, is written already; returns its name."""
         if function not in self.called:
-            wish = function.name.strip("_") or "function"
             writer = Writer(self)
             known: dict[str, list[Value]] = {}
             parameters = []
@@ -126,7 +127,7 @@ class Module:
                 writer.give_back(outputs)
             text = tuple([function.decorator, ", ".join(map(str, parameters)), *writer.lines])
             if text not in self.functions:
-                self.functions[text] = name = self.names.take(wish)
+                self.functions[text] = name = self.names.take(_stem(function))
                 self.lines += ["", ""]
                 self.lines += [function.decorator] if function.decorator else []
                 self.lines += ex.layout("def ", ex.call(name, *parameters), 0, after=":")
@@ -178,6 +179,10 @@ _STANDARD = {
     "import base64", "import math", "import itertools", "from functools import partial",
     "from collections import namedtuple",
 }  # fmt: skip
+
+
+def _stem(function: Function) -> str:
+    return re.sub(r"\W+", "_", function.name).strip("_") or "function"
 
 
 def _copied() -> set[str]:
@@ -241,7 +246,7 @@ class Writer:
         self.module = module
         self.target = module.target
         self.xp = module.xp
-        self.names = Names([*_copied(), *module.names._taken])
+        self.names = Names(_copied(), stems=module.stems)
         self.lines: list[str] = []
         self.indent = 0
         self.values: dict[Value, Expr] = {}
@@ -465,6 +470,7 @@ def module_of(
                 value.uses += 1 if value in function.block.inputs else 0
     module = Module(target, reader, origins)
     name = module.names.take(name)
+    module.stems.add(name)
     writer = Writer(module)
     for parameter in parameters:
         writer.names.take(parameter)

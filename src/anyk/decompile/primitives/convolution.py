@@ -117,8 +117,9 @@ def _window_reduction(function: str) -> Rule:
 def _window_reduction_jax(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
         word = {"sum": "add", "max": "max", "min": "min"}[function]
-        start = "0" if function == "sum" else _extreme(eq.dtype, function == "max", "jnp")
-        initial = ex.call(w.dtype(eq.dtype), start)
+        start = "0" if function == "sum" else _extreme(eq.dtype, function == "max", "np")
+        # that this is a sum from 0 is only recognised if the 0 is a NumPy number
+        initial = f'np.asarray({start}, "{eq.dtype}")[()]' if eq.dtype == "bfloat16" else f"np.{eq.dtype}({start})"
         sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
         return ex.call(
             "lax.reduce_window", w.typed(eq.inputs[0]), initial, f"lax.{word}", sizes, strides, padding,

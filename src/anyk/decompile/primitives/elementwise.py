@@ -61,9 +61,20 @@ for _name, _called in {
     row(_name, jax=lax_elementwise(_lax), numpy=_special(_called))
 row("igamma_grad_a", jax=lax_elementwise("igamma_grad_a"))
 row("random_gamma_grad", jax=lax_elementwise("random_gamma_grad"))
-row("eq_to", numpy=infix("=="))
-row("le_to", numpy=infix("<="))
-row("lt_to", numpy=infix("<"))
+
+
+def _ordered(function: str) -> Rule:
+    """Comparisons for sorting, which ``lax`` has as primitives only."""
+
+    def rule(w: Writer, eq: Equation) -> Expr:
+        w.module.imports.add("from jax.extend.core import primitives")
+        return ex.call(f"primitives.{function}_p.bind", *(w.typed(a) for a in eq.inputs), shape=eq.shape)
+
+    return rule
+
+
+for _name, _operator in {"eq_to": "==", "le_to": "<=", "lt_to": "<"}.items():
+    row(_name, jax=_ordered(_name), numpy=infix(_operator))
 
 
 def _negative(w: Writer, eq: Equation) -> Expr:
@@ -110,8 +121,6 @@ def _integer_power(w: Writer, eq: Equation) -> Expr:
 
 def _power(w: Writer, eq: Equation) -> Expr | None:
     base, power = w.operands(eq)
-    if _is_integer(eq):
-        return copied("power_integers")(w, eq)
     if eq.inputs[1].dtype != eq.dtype:
         power = w.typed(eq.inputs[1])
         power = ex.method(power, "astype", w.dtype(eq.dtype), shape=power.shape)

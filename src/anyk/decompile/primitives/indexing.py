@@ -11,7 +11,7 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.table import plain, row
 from anyk.decompile.reading import Atom, Constant, Equation, Value
-from anyk.decompile.writing import Writer
+from anyk.decompile.writing import Writer, number
 
 
 def _starts(w: Writer, atoms: Sequence[Atom]) -> Expr:
@@ -42,9 +42,9 @@ def _mode(eq: Equation) -> str:
 def _fill(eq: Equation) -> Expr:
     """What XLA puts where there is nothing to gather."""
     given = eq.params.get("fill_value")
-    dtype = np.dtype(eq.dtype)
     if given is not None:
-        return ex.raw(repr(given.item() if hasattr(given, "item") else given))
+        return ex.raw(number(np.asarray(given, eq.dtype)[()], "np"))
+    dtype = np.dtype(eq.dtype)
     if dtype.kind in "fc":
         return ex.raw("np.nan")
     if dtype.kind == "b":
@@ -116,7 +116,7 @@ def _gather_jax(w: Writer, eq: Equation) -> Expr:
     numbers = _numbers("GatherDimensionNumbers", eq.params["dimension_numbers"], fields)
     keywords = _keywords(w, eq)
     if eq.params.get("fill_value") is not None:
-        keywords["fill_value"] = _fill(eq)
+        keywords["fill_value"] = number(np.asarray(eq.params["fill_value"])[()], "jnp")
     sizes = ex.literal(plain(eq.params["slice_sizes"]))
     x, starts = (w.typed(a) for a in eq.inputs)
     return ex.call("lax.gather", x, starts, numbers, sizes, shape=eq.shape, **keywords)

@@ -125,8 +125,13 @@ def _qr_jax(w: Writer, eq: Equation) -> Expr:
 
 
 row("qr", jax=_qr_jax, numpy=_qr_numpy)
-row("geqrf", jax=_jax("geqrf"), numpy=_copied("householder"))
+row("geqrf", numpy=_copied("householder"))
 row("householder_product", jax=_jax("householder_product"), numpy=_copied("householder_product"))
+
+row("hessenberg", jax=_jax("hessenberg"), numpy=_copied("hessenberg"))
+row("cholesky_update", jax=_jax("cholesky_update"), numpy=_copied("cholesky_update"))
+row("tridiagonal", jax=_jax("tridiagonal", "lower"))
+row("ormqr", jax=_jax("ormqr", "left", "transpose"))
 
 
 def _schur(w: Writer, eq: Equation) -> Expr:
