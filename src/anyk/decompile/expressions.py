@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WIDTH = 88  # ruff's own, where no project says otherwise
 
@@ -80,7 +80,8 @@ def method(owner: Expr, function: str, *arguments: str, shape: tuple[int, ...] =
 
 def attribute(owner: Expr, what: str, shape: tuple[int, ...] = ()) -> Expr:
     """An attribute; of a variable it is free."""
-    return Expr(f"{_owner(owner)}.{what}", CALL, shape, owner.depth, free=owner.free)
+    made = Expr(f"{_owner(owner)}.{what}", CALL, shape, owner.depth, free=owner.free)
+    return _still_breakable(made, owner, f".{what}")
 
 
 def _owner(owner: Expr) -> str:
@@ -89,7 +90,15 @@ def _owner(owner: Expr) -> str:
 
 def index(owner: Expr, what: str, shape: tuple[int, ...] = ()) -> Expr:
     """What stands in square brackets; of a variable it is free."""
-    return Expr(f"{_owner(owner)}[{what}]", CALL, shape, owner.depth, free=owner.free)
+    made = Expr(f"{_owner(owner)}[{what}]", CALL, shape, owner.depth, free=owner.free)
+    return _still_breakable(made, owner, f"[{what}]")
+
+
+def _still_breakable(made: Expr, owner: Expr, suffix: str) -> Expr:
+    """What follows a call leaves it the place to break a long line at."""
+    if not owner.items or owner.level < CALL:
+        return made
+    return replace(made, head=owner.head, items=owner.items, tail=owner.tail + suffix)
 
 
 def binary(operator: str, left: Expr, right: Expr, shape: tuple[int, ...] = ()) -> Expr:
@@ -122,6 +131,14 @@ def sequence(items: Sequence[Expr], brackets: str = "()") -> Expr:
         body += ","
     text = f"{brackets[0]}{body}{brackets[1]}"
     return Expr(text, ATOM, depth=_deeper(items), head=brackets[0], items=tuple(items), tail=brackets[1])
+
+
+def side_by_side(items: Sequence[Expr]) -> Expr:
+    """Several things with commas between; within brackets if the line is long."""
+    if len(items) == 1:
+        return items[0]
+    made = sequence(items)
+    return replace(made, text=", ".join(one.text for one in items), level=TUPLE)
 
 
 def mapping(items: Sequence[tuple[str, Expr]]) -> Expr:

@@ -223,7 +223,7 @@ def number(value: Any, xp: str) -> str:
         return f"{xp}.nan"
     if np.isinf(as_float):
         return f"{'-' if as_float < 0 else ''}{xp}.inf"
-    text = str(value)
+    text = str(value).replace("e+", "e")
     return text if any(mark in text for mark in ".en") else f"{text}.0"
 
 
@@ -426,14 +426,7 @@ class Writer:
 
     def give_back(self, outputs: Sequence[Expr]) -> None:
         """Write a return of one thing or several."""
-        if len(outputs) == 1:
-            self.emit("return ", outputs[0])
-            return
-        flat = "return " + ", ".join(one.at(ex.COMPARE) for one in outputs)
-        if outputs and self.indent + len(flat) <= ex.WIDTH:
-            self.line(flat)
-        else:
-            self.emit("return ", ex.sequence(outputs))
+        self.emit("return ", ex.side_by_side(outputs) if outputs else ex.raw("()"))
 
     @contextmanager
     def indented(self) -> Iterator[None]:

@@ -38,22 +38,13 @@ def _wishes(w: Writer, inner: Sequence[Value], outer: Sequence[Value], noun: str
     ]
 
 
-def _tuple(exprs: Sequence[Expr]) -> Expr:
-    """Several things side by side, on the right of an assignment."""
-    if len(exprs) == 1:
-        return exprs[0]
-    made = ex.sequence(exprs)
-    text = ", ".join(one.text for one in exprs)
-    return Expr(text, ex.TUPLE, head=made.head, items=made.items, tail=made.tail)
-
-
 def _assign(w: Writer, names: Sequence[str], exprs: Sequence[Expr]) -> None:
     """Several assignments at once."""
     if not names:
         return
     left = ", ".join(names)
     if w.indent + len(left) <= 50:
-        w.emit(f"{left} = ", _tuple(exprs))
+        w.emit(f"{left} = ", ex.side_by_side(exprs))
         return
     new = w.names.take("new")
     w.emit(f"{new} = ", ex.sequence(exprs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from anyk.decompile import expressions as ex
@@ -39,7 +41,7 @@ def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
     )  # fmt: skip
     back = tuple(int(axis) for axis in np.argsort(numbers.out_spec))
     if back == tuple(range(len(back))):
-        return Expr(made.text, made.level, eq.shape, made.depth, head=made.head, items=made.items, tail=made.tail)
+        return replace(made, shape=eq.shape)
     return ex.call("np.transpose", made, ex.literal(back), shape=eq.shape)
 
 
@@ -167,9 +169,7 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
         for value, name in zip(block.inputs, names, strict=True):
             w.values[value] = ex.name(name, value.shape)
         w.body(block.equations)
-        outputs = [w.typed(a) for a in block.outputs]
-        joined = outputs[0] if count == 1 else Expr(", ".join(one.text for one in outputs), ex.TUPLE)
-        w.emit(f"{', '.join(targets)} = ", joined)
+        w.emit(f"{', '.join(targets)} = ", ex.side_by_side([w.typed(a) for a in block.outputs]))
 
 
 row("reduce_window", jax=_reduce_window, numpy=_reduce_window)

@@ -177,6 +177,8 @@ def _fft(w: Writer, eq: Equation) -> Expr:
     lengths = plain(eq.params["fft_lengths"])
     operand, rank = w.typed(eq.inputs[0]), len(eq.shape)
     word = kind.lower()
+    if w.target == "jax" and kind == "IRFFT":  # jax.numpy's pads and cuts first
+        return ex.call("lax.fft", operand, "lax.FftType.IRFFT", ex.literal(lengths), shape=eq.shape)
     if len(lengths) == 1:
         sizes = [str(lengths[0])] if kind == "IRFFT" else []
         return ex.call(f"{w.xp}.fft.{word}", operand, *sizes, shape=eq.shape)

@@ -276,11 +276,7 @@ def _reduce(w: Writer, eq: Equation) -> None:
         for value, name in zip(block.inputs, [*targets, *each], strict=True):
             w.values[value] = ex.name(name, value.shape)
         w.body(block.equations)
-        w.emit(f"{', '.join(targets)} = ", _joined([w.typed(a) for a in block.outputs]))
-
-
-def _joined(exprs: list[Expr]) -> Expr:
-    return exprs[0] if len(exprs) == 1 else Expr(", ".join(one.text for one in exprs), ex.TUPLE)
+        w.emit(f"{', '.join(targets)} = ", ex.side_by_side([w.typed(a) for a in block.outputs]))
 
 
 def _combination(w: Writer, eq: Equation) -> str:
