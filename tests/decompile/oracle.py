@@ -100,6 +100,9 @@ def formatted(texts):
     """Assert that ruff, as it comes, would leave the texts as they are."""
     for text in texts:
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", "format", "--isolated", "--diff", "-"], input=text, capture_output=True, text=True
+            [sys.executable, "-m", "ruff", "format", "--isolated", "--diff", "-"],
+            input=text,
+            capture_output=True,
+            text=True,
         )
         assert not done.stdout and not done.returncode, done.stdout + done.stderr

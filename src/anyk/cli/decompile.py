@@ -25,15 +25,15 @@ _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
 
 @main.command()
 @click.argument("function", metavar="MODULE:FUNCTION")
-@click.option("--args", "arguments", metavar="TYPES", default="", help="Types of the arguments, as in f32[64,10],f32[].")
+@click.option(
+    "--args", "arguments", metavar="TYPES", default="", help="Types of the arguments, as in f32[64,10],f32[]."
+)
 @click.option("--target", type=click.Choice(["jax", "numpy"]), default="jax", show_default=True,
               help="What the source is for.")  # fmt: skip
 @click.option("--grad", is_flag=True, help="The gradient by the first argument, in place of the function.")
 @click.option("-o", "--out", metavar="FILE", help="Write the source to a file.")
 @json_option
-def decompile(
-    function: str, arguments: str, target: str, grad: bool, out: str | None, json_file: str | None
-) -> None:
+def decompile(function: str, arguments: str, target: str, grad: bool, out: str | None, json_file: str | None) -> None:
     """Write down, as Python that can be read and edited, what a JAX function computes.
 
     FUNCTION is module:function, or file.py:function. The source is for arguments of the types given.
@@ -97,9 +97,9 @@ def _examples(text: str) -> list[Any]:
             raise BadInput(f"argument types are like f32[64,10],i32[5],f32[], with {', '.join(_TYPES)}; got '{text}'")
         dtype = _TYPES[match[1]]
         if dtype in ("int64", "uint64", "float64", "complex128"):
-            jax.config.update("jax_enable_x64", True)
+            jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
         shape = tuple(int(one) for one in match[2].split(",") if one.strip())
-        examples.append(jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)))
+        examples.append(jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)))  # type: ignore[no-untyped-call]
         place = match.end()
     return examples
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 WIDTH = 88  # ruff's own, where no project says otherwise
 
@@ -59,7 +60,7 @@ def raw(text: str) -> Expr:
     return Expr(text, free=True)
 
 
-def call(function: str, *arguments: Expr | str, shape: tuple[int, ...] = (), **keywords: Expr | str) -> Expr:
+def call(function: str, *arguments: Expr | str, shape: Any = (), **keywords: Expr | str) -> Expr:
     """A call of a function."""
     items = tuple(one if isinstance(one, Expr) else raw(one) for one in arguments)
     items += tuple(
@@ -111,7 +112,7 @@ def binary(operator: str, left: Expr, right: Expr, shape: tuple[int, ...] = ()) 
         gap = "" if _SIMPLE.fullmatch(base) and _SIMPLE.fullmatch(power) else " "
         return Expr(f"{base}{gap}**{gap}{power}", POWER, shape, depth)
     level = _LEVELS[operator]
-    # comparisons chain in Python, which is never meant here; a + (b + c) is not the same floating-point sum as a + b + c
+    # comparisons chain in Python, which is not meant; a + (b + c) is another floating-point sum than a + b + c
     before = left.at(level + 1 if level == COMPARE else level)
     return Expr(f"{before} {operator} {right.at(level + 1)}", level, shape, depth)
 

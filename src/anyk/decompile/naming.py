@@ -181,12 +181,12 @@ def _spans(position: Position, value: ast.expr) -> bool:
 def wishes(equations: list[Equation], known: dict[str, list[Value]], origins: Origins) -> None:
     """Set what the user calls the values of a block's equations; ``known`` are the names seen so far, and grows."""
     runs: list[tuple[list[str], list[Equation]]] = []  # the equations that one evaluation of an expression made
-    where: tuple[Position, ...] = ()
+    where: list[Position] = []
     seen: set[Any] = set()
     run_of: dict[Equation, int] = {}
     used_later: set[Value] = set()
     for equation in equations:
-        positions = () if equation.backward else tuple(origins.positions(equation.source))
+        positions = [] if equation.backward else origins.positions(equation.source)
         if positions:
             code = tuple(equation.source.traceback.raw_frames()[1])
             if positions != where or (code in seen and id(equation.source) not in seen):
@@ -206,9 +206,7 @@ def wishes(equations: list[Equation], known: dict[str, list[Value]], origins: Or
             _name_cotangent(equation, origins.positions(equation.source), known, origins)
 
 
-def _name_run(
-    names: list[str], members: list[Equation], used_later: set[Value], known: dict[str, list[Value]]
-) -> None:
+def _name_run(names: list[str], members: list[Equation], used_later: set[Value], known: dict[str, list[Value]]) -> None:
     """The expression's value is the last that is used elsewhere; what follows it belongs to its derivative."""
     fits = [one for one in members if len(one.outputs) == len(names)]
     if not names or not fits:

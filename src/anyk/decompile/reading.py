@@ -270,7 +270,9 @@ class Reader:
     def _is_identity(self, primitive: str, atoms: list[Atom], made: list[Value]) -> bool:
         if primitive == "optimization_barrier" and self.target == "jax":
             return False
-        if len(atoms) < len(made) or any(a.dtype != m.dtype or a.shape != m.shape for a, m in zip(atoms, made)):
+        if len(atoms) < len(made) or any(
+            a.dtype != m.dtype or a.shape != m.shape for a, m in zip(atoms, made, strict=False)
+        ):
             return False
         # these may leave a shape as it is and yet do something
         return primitive not in ("transpose", "rev", "pad", "reduce_precision", "slice") or (
@@ -427,8 +429,8 @@ class Reader:
 
         log_space = eqn.params["log_space"]
         rule = random_gamma_p.impl
-        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-        closed = jax.make_jaxpr(lambda key, a: rule(key, a, log_space=log_space))(*shapes)
+        avals: list[Any] = [v.aval for v in eqn.invars]
+        closed = jax.make_jaxpr(lambda key, a: rule(key, a, log_space=log_space))(*avals)
         self._measure(closed.jaxpr)
         return self._inline(closed.jaxpr, closed.consts, atoms, out)
 
@@ -566,9 +568,11 @@ def _unchanged(primitive: str, atoms: list[Atom], made: list[Value]) -> Atom | N
     for one, other in (atoms, atoms[::-1])[: 1 if primitive in ("sub", "div") else 2]:
         if not isinstance(other, Constant) or one.shape != made[0].shape or one.dtype != made[0].dtype:
             continue
-        if other.value == (1 if primitive in ("mul", "div") else 0):
-            if primitive in ("mul", "div") or made[0].dtype.startswith(("int", "uint")):
-                return one
+        by_one = primitive in ("mul", "div")  # zero may turn a float's -0.0 to 0.0
+        if (by_one and other.value == 1) or (
+            other.value == 0 and made[0].dtype.startswith(("int", "uint")) and not by_one
+        ):
+            return one
     return None
 
 

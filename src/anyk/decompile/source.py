@@ -105,5 +105,7 @@ def compile_source(text: str, digest: str) -> Callable[..., Any]:
             f"the source has digest {source.digest[:12]}…, not {digest[:12]}…: it is not what was sent, and is not run"
         )
     if int(np.__version__.partition(".")[0]) < 2:
-        raise BadInput(f"decompiled source needs NumPy 2 or newer, this is {np.__version__}; run: pip install 'numpy>=2'")
+        raise BadInput(
+            f"decompiled source needs NumPy 2 or newer, this is {np.__version__}; run: pip install 'numpy>=2'"
+        )
     return source.function()

@@ -79,7 +79,7 @@ def _write(closed: Any, arguments: Sequence[Any], result: Any, own: list[str], c
 
     notes = list(reader.notes)
     kinds = [short(v.dtype, v.shape) for v in block.inputs]
-    if jax.config.jax_enable_x64 and target == "jax" and any("64" in kind for kind in kinds):
+    if target == "jax" and any(kind.startswith(("f64", "i64", "u64", "c128")) for kind in kinds):
         notes.append("Needs 64-bit types: jax.config.update('jax_enable_x64', True).")
     title = f"{called}, as {_TARGETS[target]}: decompiled by anyk from JAX {jax.__version__}."
     sentences = [_sentence(note) for note in notes]
@@ -152,7 +152,9 @@ def _leaves(arguments: Sequence[Any], own: list[str]) -> list[tuple[str, str]]:
                     access += f"[{key.idx}]"
                     words.append(str(key.idx))
                 else:
-                    raise BadInput(f"argument '{name}' is a tree of a kind that is unknown; pass tuples, lists or dicts")
+                    raise BadInput(
+                        f"argument '{name}' is a tree of a kind that is unknown; pass tuples, lists or dicts"
+                    )
             found.append((words, name, access))
     # the last word and its numbers say enough, if no other argument has the same
     brief = ["_".join(_tail(words)) or name for words, name, _ in found]

@@ -72,24 +72,14 @@ class Module:
         dtype = "uint32" if value.dtype == "key" else value.dtype
         kind = f"{self.xp}.{_type_name(dtype)}"
         if array.size <= 64 and dtype in _NUMPY_TYPES:
-            numbers = ex.literal(_numbers(array, self.xp))
-            expr = ex.call(f"{self.xp}.array", numbers, kind)
+            expr = ex.call(f"{self.xp}.array", ex.literal(_numbers(array, self.xp)), kind)
         else:
-            self.imports.add("import base64")
-            self.imports.add("import numpy as np")
             self.copied.add("unpacked")
             code = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
             expr = ex.call("unpacked", f'"{code}"', kind, repr(tuple(array.shape)))
-            # the long line stays alone, and the comma at the end keeps it so
-            lines = [f"{name} = unpacked(", f'    "{code}",', f"    {kind},", f"    {tuple(array.shape)},", ")"]
             if self.target == "jax":
-                lines[0] = f"{name} = jnp.asarray(unpacked("
-                lines = [f"{name} = jnp.asarray(", "    unpacked(", *("    " + one for one in lines[1:-1]), "    )", ")"]
-            if value.dtype != "key":
-                return lines
-            raise BadInput("the function holds a constant array of many random keys: pass it as an argument")
+                expr = ex.call("jnp.asarray", expr)
         if value.dtype == "key":
-            self.imports.add("import jax")
             expr = ex.call("jax.random.wrap_key_data", expr)
         return ex.layout(f"{name} = ", expr, 0)
 
@@ -125,7 +115,7 @@ class Module:
                 writer.body(function.block.equations)
                 outputs = [writer.typed(atom) for atom in function.block.outputs]
                 writer.give_back(outputs)
-            text = tuple([function.decorator, ", ".join(map(str, parameters)), *writer.lines])
+            text = (function.decorator, ", ".join(map(str, parameters)), *writer.lines)
             if text not in self.functions:
                 self.functions[text] = name = self.names.take(_stem(function))
                 self.lines += ["", ""]
@@ -171,9 +161,9 @@ def _import_order(line: str) -> tuple[bool, str]:
 
 
 _IMPORTS = {
-    "lax": "from jax import lax", "jax": "import jax", "special": "from scipy import special", "np": "import numpy as np",
-    "linalg": "from scipy import linalg", "base64": "import base64", "math": "import math",
-    "itertools": "import itertools", "jnp": "import jax.numpy as jnp",
+    "base64": "import base64", "itertools": "import itertools", "jax": "import jax", "jnp": "import jax.numpy as jnp",
+    "lax": "from jax import lax", "linalg": "from scipy import linalg", "math": "import math",
+    "np": "import numpy as np", "special": "from scipy import special",
 }  # fmt: skip
 _STANDARD = {
     "import base64", "import math", "import itertools", "from functools import partial",

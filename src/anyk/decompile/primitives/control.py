@@ -16,8 +16,7 @@ from anyk.decompile.writing import Writer, short
 def _call(w: Writer, eq: Equation) -> Expr | None:
     assert eq.function is not None
     name = w.module.function(eq.function)
-    made = ex.call(name, *(w.typed(a) for a in eq.inputs), shape=eq.shape if len(eq.outputs) == 1 else ())
-    return made
+    return ex.call(name, *(w.typed(a) for a in eq.inputs), shape=eq.shape if len(eq.outputs) == 1 else ())
 
 
 def _take_names(w: Writer, values: Sequence[Value], wishes: Sequence[str]) -> list[str]:

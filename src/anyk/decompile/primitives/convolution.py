@@ -148,9 +148,8 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
     parameters = _window_parameters(eq)
     if w.target == "jax":
         name = _combination(w, eq)
-        several = ex.sequence if count > 1 else (lambda items: items[0])
-        dilations = _dilations(*parameters[3:])
-        made = ex.call("lax.reduce_window", several(operands), several(starts), name, *parameters[:3], **dilations)
+        bundles = (ex.sequence(operands), ex.sequence(starts)) if count > 1 else (operands[0], starts[0])
+        made = ex.call("lax.reduce_window", *bundles, name, *parameters[:3], **_dilations(*parameters[3:]))
         targets = [w.target_of(eq, place) for place in range(count)]
         w.emit(f"{', '.join(targets)} = ", made)
         return

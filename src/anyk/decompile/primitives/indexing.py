@@ -71,8 +71,11 @@ def _gather_numpy(w: Writer, eq: Equation) -> Expr:
     batch, lead = plain(numbers.operand_batching_dims), plain(numbers.start_indices_batching_dims)
     fill = mode == "FILL_OR_DROP"
     x = w.typed(operand)
-    if not batch and len(axes) == 1 and collapsed == axes and np.prod(sizes) == np.prod(operand.shape) // max(
-        operand.shape[axes[0]], 1
+    if (
+        not batch
+        and len(axes) == 1
+        and collapsed == axes
+        and np.prod(sizes) == np.prod(operand.shape) // max(operand.shape[axes[0]], 1)
     ):
         (axis,) = axes
         outer = len(starts.shape) - 1
@@ -96,7 +99,9 @@ def _gather_numpy(w: Writer, eq: Equation) -> Expr:
 def _numbers(kind: str, numbers: Any, fields: Sequence[str]) -> Expr:
     keywords = {name: ex.literal(plain(getattr(numbers, name))) for name in fields if getattr(numbers, name, ())}
     required = {name: ex.literal(()) for name in fields[:3] if name not in keywords}
-    return ex.call(f"lax.{kind}", **{name: (keywords | required)[name] for name in fields if name in keywords | required})
+    return ex.call(
+        f"lax.{kind}", **{name: (keywords | required)[name] for name in fields if name in keywords | required}
+    )
 
 
 def _keywords(w: Writer, eq: Equation) -> dict[str, Expr | str]:
@@ -111,7 +116,8 @@ def _keywords(w: Writer, eq: Equation) -> dict[str, Expr | str]:
 
 def _gather_jax(w: Writer, eq: Equation) -> Expr:
     fields = (
-        "offset_dims", "collapsed_slice_dims", "start_index_map", "operand_batching_dims", "start_indices_batching_dims",
+        "offset_dims", "collapsed_slice_dims", "start_index_map", "operand_batching_dims",
+        "start_indices_batching_dims",
     )  # fmt: skip
     numbers = _numbers("GatherDimensionNumbers", eq.params["dimension_numbers"], fields)
     keywords = _keywords(w, eq)

@@ -14,7 +14,8 @@ def _numpy(function: str, *parameters: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
         import jax
 
-        if not jax.config.jax_threefry_partitionable and function in ("random_bits", "random_split"):
+        partitionable = bool(jax.config.jax_threefry_partitionable)  # type: ignore[attr-defined]
+        if not partitionable and function in ("random_bits", "random_split"):
             raise BadInput(
                 f"primitive '{eq.primitive}' is written for NumPy as JAX computes it by default, and "
                 "jax_threefry_partitionable is False; set it to True, or decompile with target='jax'"

@@ -252,8 +252,8 @@ def _reduce(w: Writer, eq: Equation) -> None:
     operands, starts = [w.named(a) for a in eq.inputs[:count]], [w.named(a) for a in eq.inputs[count:]]
     if w.target == "jax":
         name = _combination(w, eq)
-        several = ex.sequence if count > 1 else (lambda items: items[0])
-        made = ex.call("lax.reduce", several(operands), several(starts), name, ex.literal(over))
+        bundles = (ex.sequence(operands), ex.sequence(starts)) if count > 1 else (operands[0], starts[0])
+        made = ex.call("lax.reduce", *bundles, name, ex.literal(over))
         targets = [w.target_of(eq, place) for place in range(count)]
         w.emit(f"{', '.join(targets)} = ", made)
         return

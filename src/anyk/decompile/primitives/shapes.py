@@ -138,10 +138,8 @@ def _unstack(w: Writer, eq: Equation) -> Expr:
 @rows("split")
 def _split(w: Writer, eq: Equation) -> Expr:
     sizes, axis = eq.params["sizes"], int(eq.params["axis"])
-    if len(set(sizes)) == 1:
-        places = str(len(sizes))
-    else:
-        places = repr([sum(sizes[: k + 1]) for k in range(len(sizes) - 1)])
+    cuts = [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
+    places = str(len(sizes)) if len(set(sizes)) == 1 else repr(cuts)
     made = ex.call(f"{w.xp}.split", w.typed(eq.inputs[0]), places, *([str(axis)] if axis else []))
     return made if len(eq.outputs) > 1 else ex.index(made, "0", eq.shape)
 
