@@ -28,8 +28,8 @@ for _name, _operator in {
 
 # jax.numpy and NumPy agree, in name and in deed
 for _name in (
-    "exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "sinh", "cosh", "tanh", "sqrt", "cbrt", "floor", "ceil",
-    "sign", "abs", "square", "nextafter", "conj",
+    "exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "sinh", "cosh", "tanh", "sqrt", "cbrt", "floor",
+    "ceil", "sign", "abs", "square", "nextafter", "conj",
 ):  # fmt: skip
     row(_name, jax=elementwise(f"jnp.{_name}"), numpy=elementwise(f"np.{_name}"))
 for _name, _called in {
