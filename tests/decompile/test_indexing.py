@@ -14,7 +14,7 @@ PLACES = np.array([0, 2, -1, 1, 7, -9])  # some of them nowhere
 
 
 @pytest.mark.parametrize("x", [X, I, I.astype(np.uint8), X > 0, X.astype(np.complex64)], ids=lambda x: str(x.dtype))
-@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds", "wrap"])
+@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
 def test_gathering(mode, x):
     places = PLACES[:4] if mode == "promise_in_bounds" else PLACES
 

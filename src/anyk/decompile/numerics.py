@@ -192,6 +192,7 @@ def scatter(
     batch=(),
     lead=(),
     combine=None,
+    apply=None,
     clip=False,
 ):
     """XLA's scatter: windows of x, where starts says, are overwritten or combined.
@@ -209,7 +210,9 @@ def scatter(
     updates = np.moveaxis(updates, window, last)
     index, updates = tuple(one[fits] for one in index), updates[fits]
     made = np.array(x)
-    if combine is None:
+    if apply is not None:
+        made[index] = apply(made[index])
+    elif combine is None:
         made[index] = updates
     else:
         combine.at(made, index, updates)

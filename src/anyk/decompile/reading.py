@@ -111,6 +111,9 @@ _FOLDED: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "max": np.maximum,
     "min": np.minimum, "sqrt": np.sqrt,
 }  # fmt: skip
+_COMPARED: dict[str, Callable[..., Any]] = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
 
 
 class Reader:
@@ -246,6 +249,9 @@ class Reader:
             self._while(read)
         elif primitive == "custom_linear_solve":
             return self._solve(read, out)
+        elif primitive == "scatter" and read.params.get("update_jaxpr") is not None:
+            read.primitive = "scatter_apply"  # x.at[places].apply(function)
+            read.blocks = [self._block(_jaxpr(read.params["update_jaxpr"]), read.params["update_consts"])]
         elif primitive in ("reduce", "reduce_window"):
             closed = read.params["jaxpr"]
             constants = getattr(closed, "consts", None) or read.params.get("consts", ())
@@ -347,7 +353,7 @@ class Reader:
     def _body(self, closed: Any, given: Sequence[Atom | None]) -> Block:
         """A block that uses the given values, and takes the others as inputs."""
         jaxpr = _jaxpr(closed)
-        if self._references[id(jaxpr)] <= 1 or self._sizes[id(jaxpr)] <= MEDIUM:
+        if self._references[id(jaxpr)] <= 1 or self._sizes.get(id(jaxpr), 0) <= MEDIUM:
             return self._block(jaxpr, getattr(closed, "consts", ()), given)
         inputs = []
         atoms: list[Atom] = []
@@ -552,6 +558,10 @@ def _fold(primitive: str, atoms: list[Atom], made: list[Value]) -> Constant | No
             if from_kind in "fc" and kind not in "fc":
                 return None  # how what does not fit is rounded is the target's business
             return Constant(np.asarray(values[0]).astype(made[0].dtype)[()], made[0].dtype)
+        if primitive in _COMPARED and all(a.dtype in _PLAIN for a in atoms):
+            return Constant(np.bool_(_COMPARED[primitive](*values)), "bool")
+        if primitive == "select_n" and atoms[0].dtype == "bool":
+            return Constant(values[1 + int(values[0])], made[0].dtype)
         if kind == "f" and primitive == "div":
             return Constant(values[0] / values[1], made[0].dtype)
         if kind in ("f", "i") and primitive in _FOLDED and all(a.dtype == made[0].dtype for a in atoms):

@@ -180,7 +180,10 @@ def _select(w: Writer, eq: Equation) -> Expr:
 
 def _complex_numpy(w: Writer, eq: Equation) -> Expr:
     exprs = [w.typed(a) for a in eq.inputs]
-    pair = ex.call("np.stack", ex.sequence(exprs), "-1", shape=(*eq.shape, 2))
+    parts = ex.sequence(exprs)
+    if any(expr.shape != eq.shape for expr in exprs):
+        parts = ex.call("np.broadcast_arrays", *exprs)
+    pair = ex.call("np.stack", parts, "-1", shape=(*eq.shape, 2))
     return ex.index(ex.method(pair, "view", w.dtype(eq.dtype)), "..., 0", eq.shape)
 
 

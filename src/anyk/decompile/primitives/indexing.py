@@ -11,24 +11,31 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.table import plain, row
 from anyk.decompile.reading import Atom, Constant, Equation, Value
-from anyk.decompile.writing import Writer, number
+from anyk.decompile.writing import Writer, number, short
 
 
 def _starts(w: Writer, atoms: Sequence[Atom]) -> Expr:
     return ex.sequence([w.loose(a) if isinstance(a, Constant) else w.full(a) for a in atoms])
 
 
+def _as_they_are(w: Writer, starts: Sequence[Atom]) -> dict[str, str]:
+    """The primitive does not count negative places from the end, as ``lax`` does by default."""
+    known = all(isinstance(a, Constant) and a.value >= 0 for a in starts)
+    return {} if known or w.target == "numpy" else {"allow_negative_indices": "False"}
+
+
 def _dynamic_slice(w: Writer, eq: Equation) -> Expr:
     operand, *starts = eq.inputs
     sizes = ex.literal(plain(eq.params["slice_sizes"]))
     function = "lax.dynamic_slice" if w.target == "jax" else w.copy("dynamic_slice")
-    return ex.call(function, w.typed(operand), _starts(w, starts), sizes, shape=eq.shape)
+    return ex.call(function, w.typed(operand), _starts(w, starts), sizes, shape=eq.shape, **_as_they_are(w, starts))
 
 
 def _dynamic_update_slice(w: Writer, eq: Equation) -> Expr:
     operand, update, *starts = eq.inputs
     function = "lax.dynamic_update_slice" if w.target == "jax" else w.copy("dynamic_update_slice")
-    return ex.call(function, w.typed(operand), w.typed(update), _starts(w, starts), shape=eq.shape)
+    operands = w.typed(operand), w.typed(update), _starts(w, starts)
+    return ex.call(function, *operands, shape=eq.shape, **_as_they_are(w, starts))
 
 
 row("dynamic_slice", jax=_dynamic_slice, numpy=_dynamic_slice)
@@ -137,7 +144,7 @@ _COMBINE = {
 }  # fmt: skip
 
 
-def _scatter_numpy(w: Writer, eq: Equation) -> Expr:
+def _scatter_keywords(eq: Equation) -> dict[str, Expr | str]:
     numbers = eq.params["dimension_numbers"]
     keywords: dict[str, Expr | str] = {
         "window": ex.literal(plain(numbers.update_window_dims)),
@@ -147,21 +154,52 @@ def _scatter_numpy(w: Writer, eq: Equation) -> Expr:
     if numbers.operand_batching_dims:
         keywords["batch"] = ex.literal(plain(numbers.operand_batching_dims))
         keywords["lead"] = ex.literal(plain(numbers.scatter_indices_batching_dims))
-    if combine := _COMBINE[eq.primitive]:
+    if combine := _COMBINE.get(eq.primitive):
         keywords["combine"] = combine
     if _mode(eq) == "CLIP":
         keywords["clip"] = "True"
-    return ex.call(w.copy("scatter"), *(w.typed(a) for a in eq.inputs), shape=eq.shape, **keywords)
+    return keywords
 
 
-def _scatter_jax(w: Writer, eq: Equation) -> Expr:
+def _scatter_numpy(w: Writer, eq: Equation) -> Expr:
+    return ex.call(w.copy("scatter"), *(w.typed(a) for a in eq.inputs), shape=eq.shape, **_scatter_keywords(eq))
+
+
+def _scatter_apply(w: Writer, eq: Equation) -> None:
+    """Windows of which each element becomes a function of itself."""
+    (block,) = eq.blocks
+    name, element = w.names.take("change"), w.names.take("element")
+
+    def write() -> None:
+        w.values[block.inputs[0]] = ex.name(element)
+        w.body(block.equations)
+        w.give_back([w.typed(a) for a in block.outputs])
+
+    w.define(name, [element], write)
+    x, starts, updates = (w.typed(a) for a in eq.inputs)
+    if w.target == "numpy":
+        made = ex.call(w.copy("scatter"), x, starts, updates, **_scatter_keywords(eq), apply=name)
+    else:
+        shape = ex.literal(eq.inputs[2].shape)
+        made = ex.call("lax.scatter_apply", x, starts, name, _scatter_numbers(eq), update_shape=shape, **_keywords(w, eq))
+    w.emit(f"{w.target_of(eq, 0)} = ", made, comment=short(eq.dtype, eq.shape))
+
+
+row("scatter_apply", jax=_scatter_apply, numpy=_scatter_apply)
+
+
+def _scatter_numbers(eq: Equation) -> Expr:
     fields = (
         "update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims", "operand_batching_dims",
         "scatter_indices_batching_dims",
     )  # fmt: skip
-    numbers = _numbers("ScatterDimensionNumbers", eq.params["dimension_numbers"], fields)
+    return _numbers("ScatterDimensionNumbers", eq.params["dimension_numbers"], fields)
+
+
+def _scatter_jax(w: Writer, eq: Equation) -> Expr:
     function = "lax." + eq.primitive.replace("-", "_")
-    return ex.call(function, *(w.typed(a) for a in eq.inputs), numbers, shape=eq.shape, **_keywords(w, eq))
+    operands = [w.typed(a) for a in eq.inputs]
+    return ex.call(function, *operands, _scatter_numbers(eq), shape=eq.shape, **_keywords(w, eq))
 
 
 for _name in _COMBINE:
