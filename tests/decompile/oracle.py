@@ -14,7 +14,7 @@ _FREE = {
     "jit", "broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "copy_p", "transpose", "iota",
     "slice", "rev", "stop_gradient", "expand_dims", "custom_jvp_call", "custom_vjp_call", "remat2", "add_any", "add",
     "select_n", "name", "sharding_constraint", "optimization_barrier", "custom_linear_solve", "square", "pjit", "concatenate",
-    "random_wrap", "random_unwrap", "split", "neg", "mul", "sub", "div", "integer_pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "max", "min", "clamp", "abs", "sign", "empty2",
+    "random_wrap", "random_unwrap", "split", "neg", "mul", "sub", "div", "integer_pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "max", "min", "clamp", "abs", "sign", "empty2", "sqrt",
     "reduce_or",
 }  # fmt: skip
 
@@ -28,7 +28,9 @@ def heavy(jaxpr, found=None):
     for eqn in jaxpr.eqns:
         name = str(eqn.primitive)
         outer = name == "dot_general" and not eqn.params["dimension_numbers"][0][0]  # may be written as *
-        nothing = name.startswith("reduce_") and all(eqn.invars[0].aval.shape[d] == 1 for d in eqn.params.get("axes", [0]))
+        nothing = name.startswith("reduce_") and all(
+            eqn.invars[0].aval.shape[d] == 1 for d in eqn.params.get("axes", [0])
+        )
         if name not in _FREE and not outer and not nothing:
             found[name] = found.get(name, 0) + 1
         if name == "custom_linear_solve":

@@ -102,7 +102,7 @@ _IDENTITIES = {
     "copy", "copy_p", "stop_gradient", "name", "sharding_constraint", "layout_constraint", "reshard", "mesh_cast",
     "pvary", "random_clone", "device_put", "xla_metadata_value", "shard_alike", "convert_element_type", "reshape",
     "broadcast_in_dim", "transpose", "squeeze", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
-    "reduce_or", "reduce_xor", "slice", "pad", "optimization_barrier", "concatenate", "tile", "rev", "reduce_precision",
+    "reduce_or", "reduce_xor", "slice", "pad", "optimization_barrier", "concatenate", "tile", "rev", "split",
 }  # fmt: skip
 _SHARDINGS = {"sharding_constraint", "layout_constraint", "reshard", "device_put"}
 _DROPPED = {"debug_callback", "debug_print", "inspect_sharding", "dce_sink"}
@@ -128,6 +128,7 @@ class Reader:
         self._arrays: dict[int, Value] = {}
         self._kept: list[Any] = []  # so that no id is given twice
         self._truths: dict[Value, Atom] = {}  # an integer, and the Boolean it was made of
+        self._once: set[Value] = set()  # what is read once
         self._source: Any = None  # where a private function is called that is being written out
         self._backward = False
 
@@ -211,10 +212,17 @@ class Reader:
                 return self._constant(value) if value.shape else Constant(value[()], str(variable.aval.dtype))
             return known[variable]
 
+        reads = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if not hasattr(v, "val"))
+        reads.update(v for v in jaxpr.outvars if not hasattr(v, "val"))
+        for variable, one in zip(jaxpr.invars, given, strict=True):
+            if reads[variable] > 1 and isinstance(one, Value):
+                self._once.discard(one)
         for eqn in jaxpr.eqns:
             atoms = [atom(variable) for variable in eqn.invars]
             for variable, found in zip(eqn.outvars, self._equation(eqn, atoms, out), strict=True):
                 known[variable] = found
+                if isinstance(found, Value):
+                    (self._once.add if reads[variable] == 1 else self._once.discard)(found)
         return [atom(variable) for variable in jaxpr.outvars]
 
     def _equation(self, eqn: Any, atoms: list[Atom], out: list[Equation]) -> Sequence[Atom]:
@@ -260,7 +268,7 @@ class Reader:
             self._truths[made[0]] = atoms[0]
         elif primitive.startswith("reduce_") and "axes" in read.params and _over_ones(read):
             read.primitive, read.params = "squeeze", {"dimensions": read.params["axes"]}
-        elif primitive == "transpose" and (swapped := _transposed_product(read)) is not None:
+        elif primitive == "transpose" and atoms[0] in self._once and (swapped := _transposed_product(read)) is not None:
             read = swapped
         elif primitive == "random_gamma" and self.target == "numpy":
             return self._random_gamma(eqn, atoms, out)
@@ -281,9 +289,7 @@ class Reader:
         ):
             return False
         # these may leave a shape as it is and yet do something
-        return primitive not in ("transpose", "rev", "pad", "reduce_precision", "slice") or (
-            not made[0].shape and primitive != "reduce_precision"
-        )
+        return primitive not in ("transpose", "rev", "pad", "slice") or not made[0].shape
 
     def _platform(self, platforms: Sequence[tuple[str, ...] | None]) -> int:
         """Which branch of code that depends on the platform is meant: the processor's, or this machine's for JAX."""

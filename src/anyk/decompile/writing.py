@@ -250,7 +250,7 @@ class Writer:
             text = number(atom.value, self.xp)
             level = ex.UNARY if text.startswith("-") else ex.ATOM
             if atom.dtype.startswith("u") and int(atom.value) > 2**31 - 1 and self.target == "jax":
-                return self.typed(atom)
+                return ex.call(self.dtype(atom.dtype), Expr(text))  # JAX takes bare integers for signed ones
             return Expr(text, level, free=True, weak=True)
         if atom in self.values:
             return self.values[atom]

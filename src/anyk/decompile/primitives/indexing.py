@@ -181,7 +181,9 @@ def _scatter_apply(w: Writer, eq: Equation) -> None:
         made = ex.call(w.copy("scatter"), x, starts, updates, **_scatter_keywords(eq), apply=name)
     else:
         shape = ex.literal(eq.inputs[2].shape)
-        made = ex.call("lax.scatter_apply", x, starts, name, _scatter_numbers(eq), update_shape=shape, **_keywords(w, eq))
+        made = ex.call(
+            "lax.scatter_apply", x, starts, name, _scatter_numbers(eq), update_shape=shape, **_keywords(w, eq)
+        )
     w.emit(f"{w.target_of(eq, 0)} = ", made, comment=short(eq.dtype, eq.shape))
 
 
