@@ -225,10 +225,18 @@ def _name_cotangent(
         return
     value = equation.outputs[0]
     fits = {
-        called for called in origins.read(positions)
+        called
+        for called in origins.read(positions)
         if any(one.shape == value.shape and one.dtype == value.dtype for one in known.get(called, [])[-3:])
-    }  # fmt: skip
-    value.called = f"d_{fits.pop()}" if len(fits) == 1 and value.shape else ""
+    }
+    if len(fits) != 1 or not value.shape:
+        return
+    value.called = f"d_{fits.pop()}"
+    for atom in equation.inputs:  # what it is made of by the same statement was on the way to it
+        if isinstance(atom, Value) and atom.called == value.called and atom.maker is not None:
+            before = origins.positions(atom.maker.source)
+            if before and origins.statement(before[0]) is origins.statement(positions[0]):
+                atom.called = ""
 
 
 def noun(equation: Equation, place: int) -> str:

@@ -32,7 +32,7 @@ def remainder_integers(x, y):
 
 
 def to_integer(x, dtype):
-    """Truncated; what does not fit becomes the nearest integer that does, NaN becomes 0."""
+    """Truncated; what does not fit becomes the nearest that does, NaN becomes 0."""
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     x = np.asarray(x, np.float64)
     low, high = x <= least, x >= most
@@ -107,7 +107,7 @@ def bitcast(x, dtype):
 
 
 def pad(x, value, *ends):
-    """Each axis with (low, high, inner): values at its ends, which may be cut, and between."""
+    """Each axis with (low, high, inner) values at its ends and between."""
     for axis, (low, high, inner) in enumerate(ends):
         shape = list(x.shape)
         spread = shape[axis] + max(shape[axis] - 1, 0) * inner
@@ -138,7 +138,7 @@ def dynamic_update_slice(x, update, starts):
 
 
 def windows_at(shape, starts, axes, sizes, dropped, batch, lead):
-    """Indices of windows in an array, shaped like starts and window; whether they fit."""
+    """Indices of windows, shaped like starts and window; whether they fit."""
     outer = starts.shape[:-1]
     kept = [axis for axis in range(len(shape)) if axis not in (*dropped, *batch)]
     fits = np.ones(outer, np.bool_)
@@ -229,7 +229,7 @@ def windows(x, fill, sizes, strides, padding, dilation, window_dilation):
 
 
 def extreme_of_windows(x, fill, sizes, strides, padding, largest):
-    """Where in the padded array the first extreme of each window is; that array's shape."""
+    """Where in the padded array each window has its extreme; that array's shape."""
     ones = (1,) * x.ndim
     view = windows(x, fill, sizes, strides, padding, ones, ones)
     flat = view.reshape(*view.shape[: x.ndim], -1)
@@ -313,7 +313,7 @@ def cholesky(x):
 
 
 def triangular_solve(a, b, left, lower, transpose, unit):
-    """Solve ``op(a) x = b``, or ``x op(a) = b``; ``transpose`` 1 and 2 are a.T and its conjugate."""
+    """Solve op(a) x = b, or x op(a) = b; op is 0: a, 1: a.T, 2: its conjugate."""
     trsm = linalg.get_blas_funcs("trsm", (a, b))
     made = np.empty(b.shape, b.dtype)
     for place in np.ndindex(*b.shape[:-2]):

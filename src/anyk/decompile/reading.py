@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from anyk.errors import BadInput
+
 SMALL = 3  # a call of at most so many equations is written out in place, however often it is made
 MEDIUM = 8  # a loop's body of more equations is written once, if several loops have it
 
@@ -162,6 +164,11 @@ class Reader:
         shape, dtype = tuple(int(d) for d in aval.shape), str(aval.dtype)
         if dtype.startswith("key<"):
             if self.target == "numpy":
+                if dtype != "key<fry>":
+                    raise BadInput(
+                        f"random keys of the generator '{dtype[4:-1]}' cannot be written for NumPy, only Threefry's; "
+                        "use jax.random.key(seed), or decompile with target='jax'"
+                    )
                 return Value((*shape, 2), "uint32")
             return Value(shape, "key")
         return Value(shape, dtype)

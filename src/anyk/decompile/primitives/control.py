@@ -172,12 +172,15 @@ def _cond_numpy(w: Writer, eq: Equation) -> None:
 # JAX
 
 
-def _inner(w: Writer, block: Block, bundles: Sequence[tuple[str, Sequence[int]]], names: Sequence[str]) -> None:
-    """The beginning of a nested function: take the parameters apart."""
-    for bundle, places in bundles:
-        if len(places) == 1 and names[places[0]] == bundle:
-            continue
-        w.emit(", ".join(names[place] for place in places) + (", = " if len(places) == 1 else " = "), Expr(bundle))
+def _unpack(w: Writer, names: Sequence[str], bundle: str) -> None:
+    """Take a parameter of a nested function apart."""
+    line = f"{', '.join(names)} = {bundle}"
+    if w.indent + len(line) <= ex.WIDTH:
+        w.line(line)
+        return
+    for place, name in enumerate(names):
+        if name != "_":
+            w.line(f"{name} = {bundle}[{place}]")
 
 
 def _carried(names: Sequence[str], w: Writer) -> str:
@@ -203,9 +206,9 @@ def _scan_jax(w: Writer, eq: Equation) -> None:
 
     def write() -> None:
         if carries > 1:
-            w.emit(f"{', '.join(names[:carries])} = ", Expr(carry))
+            _unpack(w, names[:carries], carry)
         if len(slices) > 1:
-            w.emit(f"{', '.join(names[carries:])} = ", Expr(x))
+            _unpack(w, names[carries:], x)
         w.body(block.equations)
         outputs = [w.typed(a) for a in block.outputs]
         after = _bundle(outputs[:carries]) if carries else ex.raw("None")
@@ -255,7 +258,7 @@ def _while_jax(w: Writer, eq: Equation) -> None:
         def write(block: Block = block, names: Sequence[str] = names, carry: str = carry) -> None:
             if len(names) > 1:
                 used = [name if value.uses else "_" for name, value in zip(names, block.inputs, strict=True)]
-                w.emit(f"{', '.join(used)} = ", Expr(carry))
+                _unpack(w, used, carry)
             w.body(block.equations)
             w.give_back([w.typed(a) for a in block.outputs])
 
