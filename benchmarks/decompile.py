@@ -1,7 +1,8 @@
 """What decompiled source costs: under JAX against the original, in NumPy against what one would write by hand.
 
-Two functions are timed in turn, so that a busy machine is busy for both; the ratio is the median of the ratios of
-neighbours. The hand-written gradients are what a careful person writes in NumPy, and are checked to give the same.
+Two functions are timed in turn, in seconds of CPU on one thread, which others on the machine disturb least; a ratio is
+the median of the ratios of neighbours. The hand-written gradients are what a careful person writes in NumPy, and are
+checked to give the same.
 """
 
 import os
@@ -27,17 +28,18 @@ def normal(*shape):
     return (RANDOM.normal(size=shape) * 0.3).astype(np.float32)
 
 
-def ratios(one, other, repetitions=60, least=0.004):
+def ratios(one, other, repetitions=60, least=0.01):
     """Times of one over times of the other, call by call; the other's median time."""
-    began = time.perf_counter()
     other()
-    calls = max(1, int(least / max(time.perf_counter() - began, 1e-7)))
+    began = time.process_time()
+    other()
+    calls = max(1, int(least / max(time.process_time() - began, 1e-6)))
 
     def timed(function):
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(calls):
             function()
-        return (time.perf_counter() - began) / calls
+        return (time.process_time() - began) / calls
 
     found, times = [], []
     for turn in range(repetitions):

@@ -16,7 +16,7 @@ P = np.abs(X) + np.float32(0.1)
 Q = np.abs(Y) + np.float32(0.1)
 U = np.clip(X, -0.9, 0.9)
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 1e30, 1e-30], np.float32)
-I = RANDOM.integers(-9, 9, (3, 4)).astype(np.int32)
+N = RANDOM.integers(-9, 9, (3, 4)).astype(np.int32)
 J = np.array([[0, 1, 2, 3], [-1, -2, 5, 0], [7, -3, 2, 1]], np.int32)
 
 UNARY = [
@@ -52,7 +52,7 @@ def test_functions_of_two_numbers(name):
 def test_integers_wrap_and_divide_as_xla_does(name, dtype):
     """Towards zero; -1 (all ones) for a division by zero, and what is divided as its remainder."""
     least = np.iinfo(dtype).min
-    a = np.append(I.ravel(), [least, np.iinfo(dtype).max]).astype(dtype)
+    a = np.append(N.ravel(), [least, np.iinfo(dtype).max]).astype(dtype)
     b = np.append(J.ravel(), [-1, 3]).astype(dtype)
     if name == "div":
         a, b = a[:-2], b[:-2]  # least / -1 is left to XLA's processor
@@ -62,7 +62,7 @@ def test_integers_wrap_and_divide_as_xla_does(name, dtype):
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "uint32"])
 @pytest.mark.parametrize("name", ["shift_left", "shift_right_logical", "shift_right_arithmetic"])
 def test_shifts_also_by_more_than_there_are_bits(name, dtype):
-    same(lambda x, y: getattr(lax, name)(x, y), I.astype(dtype), np.abs(J * 7).astype(dtype))
+    same(lambda x, y: getattr(lax, name)(x, y), N.astype(dtype), np.abs(J * 7).astype(dtype))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "uint32"])
@@ -70,7 +70,7 @@ def test_bits(dtype):
     def fn(a, b):
         return a & b, a | b, a ^ b, ~a, lax.population_count(a), lax.clz(a)
 
-    same(fn, I.astype(dtype), J.astype(dtype))
+    same(fn, N.astype(dtype), J.astype(dtype))
 
 
 def test_comparisons_and_choices():
@@ -84,7 +84,7 @@ def test_comparisons_and_choices():
 
 
 def test_a_choice_among_several():
-    same(lambda a: lax.select_n(jnp.abs(a) % 3, a, a * 2, a * 3), I)
+    same(lambda a: lax.select_n(jnp.abs(a) % 3, a, a * 2, a * 3), N)
 
 
 def test_clipping():
@@ -92,8 +92,8 @@ def test_clipping():
 
 
 def test_powers():
-    same(lambda a, b: (a**3, a**-2, a**b, a**0.5, 2.0**a, lax.pow(a, I[0, 0]), lax.integer_pow(b, 5)), P, Q)
-    same(lambda a: a**3, I)
+    same(lambda a, b: (a**3, a**-2, a**b, a**0.5, 2.0**a, lax.pow(a, N[0, 0]), lax.integer_pow(b, 5)), P, Q)
+    same(lambda a: a**3, N)
     same(lambda a, n: lax.pow(a, n), P, J)
 
 
@@ -174,7 +174,7 @@ def test_numbers_as_arguments():
 @given(
     st.lists(st.integers(0, 3), min_size=0, max_size=3),
     st.lists(st.sampled_from("+-*/<=|"), min_size=1, max_size=5),
-    st.integers(0, 2**31),
+    st.integers(0, 100),
 )
 def test_expressions_of_any_shape_keep_their_brackets(shape, operators, seed):
     """Random trees of operators: what binds how tightly is the text's business."""
@@ -184,10 +184,23 @@ def test_expressions_of_any_shape_keep_their_brackets(shape, operators, seed):
     def fn(a, b, c):
         made = [a, b, c]
         for step, operator in enumerate(operators):
-            x, y = made[-1], made[random.integers(0, len(made)) if False else step % len(made)]
-            made.append({"+": lambda: x + y, "-": lambda: y - x, "*": lambda: (x - y) * (x + 1.0), "/": lambda: x / (y * y + 1.0),
-                         "<": lambda: jnp.where(x < y, -x, y), "=": lambda: -(x - y) ** 2,
-                         "|": lambda: jnp.where((x > 0) | (y > 0), x, 1.0)}[operator]())  # fmt: skip
+            x, y = made[-1], made[step % len(made)]
+            match operator:
+                case "+":
+                    x = x + (y - c)
+                case "-":
+                    x = y - (x - b)
+                case "*":
+                    x = (x - y) * (x + 1.0)
+                case "/":
+                    x = x / (y * y + 1.0) / 2.0
+                case "<":
+                    x = jnp.where(x < y, -x, y)
+                case "=":
+                    x = -((x - y) ** 2)
+                case "|":
+                    x = jnp.where((x > 0) | (y > 0), x, 1.0)
+            made.append(x)
         return made[-1]
 
     same(fn, *args, tolerance=1e-4)

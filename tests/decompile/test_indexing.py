@@ -9,11 +9,11 @@ from oracle import same
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3, 4)).astype(np.float32)
-I = RANDOM.integers(-9, 9, (3, 4)).astype(np.int32)
+N = RANDOM.integers(-9, 9, (3, 4)).astype(np.int32)
 PLACES = np.array([0, 2, -1, 1, 7, -9])  # some of them nowhere
 
 
-@pytest.mark.parametrize("x", [X, I, I.astype(np.uint8), X > 0, X.astype(np.complex64)], ids=lambda x: str(x.dtype))
+@pytest.mark.parametrize("x", [X, N, N.astype(np.uint8), X > 0, X.astype(np.complex64)], ids=lambda x: str(x.dtype))
 @pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
 def test_gathering(mode, x):
     places = PLACES[:4] if mode == "promise_in_bounds" else PLACES
@@ -30,7 +30,7 @@ def test_gathering(mode, x):
 def test_gathering_what_indexing_means():
     same(lambda a, k: (a[k], a[:, k], a[1, k], a[k[0]], a[k[0], k[1]], jnp.take(a, k, 1), a[..., k[1]]), X, PLACES)
     same(lambda a, k: a.at[:, k].get(mode="fill", fill_value=7), X, PLACES)
-    same(lambda a, k: (jnp.take_along_axis(a, k, 1), jnp.take_along_axis(a, k[:1], 0)), X, np.abs(I) % 3)
+    same(lambda a, k: (jnp.take_along_axis(a, k, 1), jnp.take_along_axis(a, k[:1], 0)), X, np.abs(N) % 3)
 
 
 def test_whole_rows_are_taken_in_few_words():
@@ -57,7 +57,7 @@ def test_scattering(operation, mode):
 
 
 def test_scattering_integers():
-    same(lambda a, k: (a.at[k].set(5), a.at[k].add(1), a.at[k].subtract(2), a.at[k].max(3)), I, PLACES)
+    same(lambda a, k: (a.at[k].set(5), a.at[k].add(1), a.at[k].subtract(2), a.at[k].max(3)), N, PLACES)
 
 
 def test_gathering_and_scattering_in_batches():
@@ -77,7 +77,7 @@ def test_gathering_and_scattering_in_batches():
 
 def test_gradients_of_gathering():
     same(jax.grad(lambda t, k: (t[k] ** 2).sum()), X, np.array([1, 1, 2]))
-    same(jax.grad(lambda t, k: (jnp.take_along_axis(t, k, 1) ** 2).sum()), X, np.abs(I) % 3)
+    same(jax.grad(lambda t, k: (jnp.take_along_axis(t, k, 1) ** 2).sum()), X, np.abs(N) % 3)
     same(jax.grad(lambda t, k: (t.at[k].mul(3.0) ** 2).sum()), X, np.array([0, 2]))
 
 
@@ -124,7 +124,7 @@ def test_convolutions_in_one_and_three_dimensions():
     same(lambda a, k: (jnp.convolve(a, k), jnp.convolve(a, k, "same")), X.ravel(), X[0])
     volume = RANDOM.normal(size=(1, 2, 4, 5, 3)).astype(np.float32)
     same(lambda a, k: lax.conv(a, k, (1, 2, 1), "SAME"), volume, RANDOM.normal(size=(3, 2, 2, 2, 2)).astype(np.float32))
-    same(lambda a, k: lax.conv(a, k, (1,), "VALID"), I[None] % 5, I[None, :, :2] % 3)
+    same(lambda a, k: lax.conv(a, k, (1,), "VALID"), N[None] % 5, N[None, :, :2] % 3)
 
 
 def test_reductions_over_windows():
@@ -135,7 +135,7 @@ def test_reductions_over_windows():
                 lax.reduce_window(a, 0.0, lax.add, (1, 1, 2, 2), (1, 1, 1, 1), "VALID", base_dilation=(1, 1, 2, 1)))  # fmt: skip
 
     same(fn, IMAGES)
-    same(lambda a: lax.reduce_window(a, np.int32(0), lax.add, (2, 2), (1, 1), "SAME"), I)
+    same(lambda a: lax.reduce_window(a, np.int32(0), lax.add, (2, 2), (1, 1), "SAME"), N)
     same(
         lambda a: lax.reduce_window(a, np.float32(1), lambda p, q: p * q + 0.5, (2, 2), (1, 1), "VALID"),
         X,

@@ -12,7 +12,7 @@ from oracle import same
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3, 4)).astype(np.float32)
 Y = RANDOM.normal(size=(3, 4)).astype(np.float32)
-I = RANDOM.integers(-9, 9, (3, 4)).astype(np.int32)
+N = RANDOM.integers(-9, 9, (3, 4)).astype(np.int32)
 HOLES = X.copy()
 HOLES[1, 2] = np.nan
 
@@ -52,7 +52,7 @@ def test_shapes_and_orders(what):
     same(CASES[what], X, traced=what not in ("unique", "eye"))
 
 
-@pytest.mark.parametrize("x", [X, I, HOLES, X.astype(np.float16), I.astype(np.uint8)], ids=lambda x: str(x.dtype))
+@pytest.mark.parametrize("x", [X, N, HOLES, X.astype(np.float16), N.astype(np.uint8)], ids=lambda x: str(x.dtype))
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "argmax", "argmin"])
 def test_reductions(name, x):
     fn = getattr(jnp, name)
@@ -67,7 +67,7 @@ def test_logical_reductions():
         return (jnp.any(a > 0), jnp.all(a > 0, 1), (a > 0).sum(), lax.reduce_xor(a > 0, (0,)), lax.reduce_and(n, (0,)),
                 lax.reduce_or(n, (1,)), lax.reduce_xor(n, (0, 1)), jnp.max(a > 0, 0))  # fmt: skip
 
-    same(fn, X, I)
+    same(fn, X, N)
 
 
 def test_reductions_of_nothing():
@@ -81,7 +81,7 @@ def test_reductions_by_a_users_function():
         better = p[0] > q[0]
         return jnp.where(better, p[0], q[0]), jnp.where(better, p[1], q[1])
 
-    same(lambda a, b: lax.reduce((a, b), (np.float32(-9), np.int32(0)), best, (1,)), X, I)
+    same(lambda a, b: lax.reduce((a, b), (np.float32(-9), np.int32(0)), best, (1,)), X, N)
 
 
 def test_ties_and_holes_sort_alike():
@@ -122,7 +122,7 @@ def test_products_that_say_how():
                 lax.dot_general(n, n, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32),
                 jnp.dot(a.astype(jnp.float16), b.T.astype(jnp.float16), preferred_element_type=jnp.float32))  # fmt: skip
 
-    same(fn, X, Y, I.astype(np.int8))
+    same(fn, X, Y, N.astype(np.int8))
 
 
 @settings(max_examples=15, deadline=None)

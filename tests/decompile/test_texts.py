@@ -176,7 +176,7 @@ def test_other_random_number_generators_are_refused():
 
 
 def test_names_that_are_given_and_names_that_would_clash():
-    def fn(lambda_, np, range, d):  # noqa: A002
+    def fn(lambda_, np, range, d):
         jnp_ = np * lambda_
         return {"list": jnp_ + range, "b": [d["if"], (d["x"] * 2,)], "none": None}
 
@@ -208,7 +208,7 @@ def test_constants_small_and_large():
 def test_what_nobody_uses_is_not_there():
     def fn(x):
         unused = jnp.sin(x) @ jnp.cos(x).T
-        kept, dropped = jax.lax.scan(lambda c, row: (c + row, unused @ unused), jnp.zeros(4), x)
+        kept, _ = jax.lax.scan(lambda c, row: (c + row, unused @ unused), jnp.zeros(4), x)
         return kept
 
     text = same(fn, X)["numpy"]

@@ -444,10 +444,9 @@ class Reader:
     def _random_gamma(self, eqn: Any, atoms: list[Atom], out: list[Equation]) -> Sequence[Atom]:
         """JAX makes gamma variates of simpler things; so do we, of the same."""
         import jax
-        from jax._src.random.core import random_gamma_p
 
         log_space = eqn.params["log_space"]
-        rule = random_gamma_p.impl
+        rule: Any = eqn.primitive.impl
         avals: list[Any] = [v.aval for v in eqn.invars]
         closed = jax.make_jaxpr(lambda key, a: rule(key, a, log_space=log_space))(*avals)
         self._measure(closed.jaxpr)

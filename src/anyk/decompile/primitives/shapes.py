@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.table import lax, plain, row, rows
-from anyk.decompile.reading import Constant, Equation
+from anyk.decompile.reading import Atom, Constant, Equation, Value
 from anyk.decompile.writing import Writer
 
 
@@ -47,12 +47,26 @@ def _reshape(w: Writer, eq: Equation) -> Expr:
 
 @rows("squeeze")
 def _squeeze(w: Writer, eq: Equation) -> Expr:
-    operand = w.typed(eq.inputs[0])
-    dropped = {axis % len(eq.inputs[0].shape) for axis in eq.params["dimensions"]}
-    kept = ["0" if axis in dropped else ":" for axis in range(len(eq.inputs[0].shape))]
+    rank = len(eq.inputs[0].shape)
+    places = {axis % rank: 0 for axis in eq.params["dimensions"]}
+    operand = _sliced(w, eq.inputs[0], places) or w.typed(eq.inputs[0])
+    kept = [str(places[axis]) if axis in places else ":" for axis in range(rank)]
     while kept and kept[-1] == ":":
         kept.pop()
     return ex.index(operand, ", ".join(kept), eq.shape) if kept else operand
+
+
+def _sliced(w: Writer, atom: Atom, places: dict[int, int]) -> Expr | None:
+    """What a slice of one element was taken of, and where: x[2:3][0] is x[2]."""
+    maker = atom.maker if isinstance(atom, Value) else None
+    if maker is None or maker.primitive != "slice" or maker.inputs[0] not in w.values:
+        return None
+    (whole,) = maker.inputs
+    if any(whole.shape[axis] != atom.shape[axis] for axis in range(len(whole.shape)) if axis not in places):
+        return None
+    for axis in places:
+        places[axis] = int(maker.params["start_indices"][axis])
+    return w.typed(whole)
 
 
 @rows("expand_dims")
