@@ -3,9 +3,11 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +49,15 @@ def loss(w, x):
     return d_w
 '''.replace("VERSION", jax.__version__)
     )
+
+
+def test_the_docs_show_what_is_printed(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "decompile.md").read_text(encoding="utf-8")
+    code = re.search(r"^```python\n(.*?)^```", page, flags=re.M | re.S)[1]
+    shown = re.search(r"what it prints -->\n```\n(.*?)^```", page, flags=re.M | re.S)[1]
+    (tmp_path / "page.py").write_text(code)
+    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == re.sub(r"JAX [\d.]+\d", f"JAX {jax.__version__}", shown).strip()
 
 
 def test_editing_a_number_and_inserting_a_print(capsys):

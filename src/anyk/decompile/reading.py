@@ -669,3 +669,9 @@ def _keys_as_numbers(read: Equation) -> None:
             params["slice_sizes"] = (*params["slice_sizes"], 2)
         case "select_n":
             params["keys"] = True
+        case "concatenate" | "squeeze" | "rev" | "copy" | "split" | "stack" | "unstack":
+            pass  # the axis more is the last one, and these do not count from the end
+        case other if not other.startswith("random_"):
+            raise BadInput(
+                f"primitive '{other}' on random keys cannot be written for NumPy; use jax.random.key_data first"
+            )

@@ -37,7 +37,7 @@ class Source:
         """SHA-256 of the text, in hexadecimal: by it a receiver knows the text that was sent.
 
         >>> Source("x = 1").digest[:8]
-        'f3b7ac7c'
+        '8ff436de'
         """
         return hashlib.sha256(self.text.encode()).hexdigest()
 

@@ -188,7 +188,8 @@ def _tree(result: Any, outputs: Any, types: dict[str, tuple[str, ...]]) -> Expr:
     if result is None:
         return ex.raw("None")
     if isinstance(result, tuple) and hasattr(result, "_fields"):
-        types[type(result).__name__] = tuple(result._fields)
+        if types.setdefault(type(result).__name__, tuple(result._fields)) != tuple(result._fields):
+            raise BadInput(f"the function returns two kinds of named tuples called {type(result).__name__}; rename one")
         return ex.call(type(result).__name__, *(_tree(one, outputs, types) for one in result))
     if isinstance(result, tuple | list):
         return ex.sequence([_tree(one, outputs, types) for one in result], "()" if isinstance(result, tuple) else "[]")
