@@ -13,7 +13,7 @@ from anyk.decompile import to_python
 _FREE = {
     "jit", "broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "copy", "copy_p", "transpose", "iota",
     "slice", "rev", "stop_gradient", "expand_dims", "custom_jvp_call", "custom_vjp_call", "remat2", "add_any", "add",
-    "select_n", "name", "sharding_constraint", "optimization_barrier", "custom_linear_solve", "square", "pjit", "concatenate",
+    "select_n", "name", "sharding_constraint", "device_put", "optimization_barrier", "custom_linear_solve", "square", "pjit", "concatenate",
     "random_wrap", "random_unwrap", "split", "neg", "mul", "sub", "div", "integer_pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "max", "min", "clamp", "abs", "sign", "empty2", "sqrt",
     "reduce_or",
 }  # fmt: skip

@@ -168,6 +168,8 @@ DRAWS = {
     "keys of keys": lambda k: jax.random.key_data(jax.random.fold_in(jax.random.split(k, (2, 3))[1, 2], 5)),
     "keys come out": lambda k: (k, jax.random.split(k), jax.random.split(k, 4)[::2].reshape(2, 1)),
     "keys side by side": lambda k: jax.vmap(lambda q: jax.random.normal(q, (2,)))(jax.random.split(k, 6)),
+    "keys and numbers": lambda k: jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(k, jnp.arange(3))),
+    "keys with numbers": lambda k: jax.vmap(lambda q: jax.random.bits(q, (2,)))(jax.vmap(jax.random.fold_in)(jax.random.split(k, 3), jnp.arange(3))),
     "keys in a loop": lambda k: lax.scan(lambda c, _: (jax.random.split(c)[0], jax.random.uniform(c)), k, None, length=3)[1],
     "keys chosen": lambda k: jax.random.normal(jnp.where(jax.random.bits(k) > 5, k, jax.random.fold_in(k, 1)), (2,)),
 }  # fmt: skip

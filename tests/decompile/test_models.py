@@ -236,6 +236,35 @@ def test_dropout_draws_the_same_units():
     same(jax.grad(lambda w, x, key: fn(w, x, key).sum()), W, X, jax.random.key(5))
 
 
+SQUARE = X[:5] @ X[:5].T + np.eye(5, dtype=np.float32)
+WRITTEN = {
+    "gradients of special functions": (jax.grad(lambda a: (jax.scipy.special.erfinv(jnp.tanh(a)) + jax.scipy.special.gammaln(a**2 + 1)
+                                                           + jax.scipy.stats.norm.logcdf(a)).sum()), X * 0.5),
+    "gradient of svd": (jax.grad(lambda a: jnp.linalg.svd(a, compute_uv=False).sum()), X[:3]),
+    "gradient of qr": (jax.grad(lambda a: (jnp.linalg.qr(a)[1] ** 2).sum()), X[:6]),
+    "gradient of cholesky": (jax.grad(lambda a: jnp.linalg.cholesky(a).sum()), SQUARE),
+    "gradient of sorting": (jax.grad(lambda a: (jnp.sort(a, 1) * jnp.arange(5)).sum() + a.max(1).sum() + jnp.median(a)), X),
+    "gradient of running sums": (jax.grad(lambda a: (jnp.cumsum(a, 1) ** 2).sum() + jnp.cumprod(a, 0).sum()), X),
+    "segments": (lambda a, k: (jax.ops.segment_sum(a, k, 3), jax.ops.segment_max(a, k, 3), jax.nn.one_hot(k, 3)), X, LABELS),
+    "division": (lambda a: (a // 0.3, a % 0.3, jnp.divmod(a, 0.7), jnp.hypot(a, 1.0), jnp.logaddexp(a, 2.0), jnp.frexp(a)), X),
+    "conjugate gradients": (lambda a, b: jax.scipy.sparse.linalg.cg(lambda v: a @ v, b)[0], SQUARE, W),
+    "products of rows, twice mapped": (jax.vmap(jax.vmap(jnp.dot, (0, None)), (None, 0)), X, X),
+    "systems, mapped": (jax.vmap(lambda a, b: jnp.linalg.solve(a, b)), np.stack([SQUARE, SQUARE * 2]), np.stack([W, W])),
+    "mapped choices": (jax.vmap(lambda a: (jnp.argsort(a), lax.top_k(a, 2), jnp.argmax(a), jnp.cumsum(a))), X[:4]),
+    "checkpoint with a policy": (jax.grad(lambda a: jax.checkpoint(lambda v: jnp.sin(v @ v.T).sum(),
+                                                                   policy=jax.checkpoint_policies.dots_saveable)(a)), X[:3]),
+    "unrolled": (lambda a: lax.scan(lambda c, r: (c * r, c), a[0], a, unroll=2), X),
+    "a number": (lambda a: (a + 1, a**2, jnp.where(a > 0, a, -a), a[None], jnp.broadcast_to(a, (2,)), a.astype(int)), np.float32(0.5)),
+    "Hessian of a network": (jax.hessian(lambda w: jnp.sum(jnp.tanh(jnp.tanh(X @ w) @ w.T) ** 2)), normal(5, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_what_else_people_write(what):
+    fn, *args = WRITTEN[what]
+    same(fn, *args, tolerance=1e-3 if "gradient" in what else 1e-4)
+
+
 def test_x64_gradients(wide):
     w, x, y = (a.astype(np.float64) for a in (W, X, Y))
     same(jax.grad(logistic), w, x, y, tolerance=1e-13)

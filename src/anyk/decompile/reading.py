@@ -244,7 +244,7 @@ class Reader:
             return [Constant(np.int32(self._platform(eqn.params["platforms"])), "int32")]
         made = [self._value(variable.aval) for variable in eqn.outvars]
         if primitive in _IDENTITIES and self._is_identity(primitive, atoms, made):
-            if primitive in _SHARDINGS:
+            if primitive in _SHARDINGS and any(one is not None for one in eqn.params.get("devices", [True])):
                 self.notes["where arrays lie (shardings, devices) is left out"] = None
             return atoms[: len(made)]
         if (unchanged := _unchanged(primitive, atoms, made)) is not None:

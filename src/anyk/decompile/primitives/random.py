@@ -36,17 +36,17 @@ def _bits(w: Writer, eq: Equation) -> Expr:
 
 
 def _of_key(w: Writer, eq: Equation, function: str, *extra: Expr) -> Expr:
-    """A function of ``jax.random``, mapped over an array of keys."""
+    """A function of ``jax.random``, mapped over arrays of keys or numbers."""
     operands = [w.typed(a) for a in eq.inputs]
-    rank = len(eq.inputs[0].shape)
+    ranks = [len(a.shape) for a in eq.inputs]
     name = f"jax.random.{function}"
-    if not rank:
+    if not max(ranks):
         return ex.call(name, *operands, *extra, shape=eq.shape)
     arguments = ", ".join(w.names.take(one) for one in ["key", "data"][: len(operands)])
-    function = ", ".join([arguments, *(one.text for one in extra)])
-    mapped = f"lambda {arguments}: {name}({function})"
-    for _ in range(rank):
-        mapped = f"jax.vmap({mapped})"
+    mapped = f"lambda {arguments}: {name}({', '.join([arguments, *(one.text for one in extra)])})"
+    alike = "" if min(ranks) else ", " + repr(tuple(0 if rank else None for rank in ranks))
+    for _ in range(max(ranks)):
+        mapped = f"jax.vmap({mapped}{alike if len(ranks) > 1 else ''})"
     return ex.call(mapped, *operands, shape=eq.shape)
 
 
