@@ -41,7 +41,6 @@ class Module:
     def __init__(self, target: str, reader: Reader, origins: Origins) -> None:
         self.target = target
         self.xp = "np" if target == "numpy" else "jnp"
-        self.reader = reader
         self.origins = origins
         self.names = Names(_copied())
         # what variables are not called: functions and constants have these names
@@ -124,8 +123,6 @@ class Module:
                 self.lines += writer.lines
                 if "partial" in function.decorator:
                     self.imports.add("from functools import partial")
-                if function.decorator:
-                    self.imports.add("import jax")
             self.called[function] = self.functions[text]
         return self.called[function]
 
@@ -277,16 +274,17 @@ class Writer:
     def typed(self, atom: Atom) -> Expr:
         """An operand of its full shape and type."""
         expr = self.full(atom)
-        if not expr.weak:
-            return expr
+        return self.typed_number(expr, atom) if expr.weak else expr
+
+    def typed_number(self, expr: Expr, atom: Atom) -> Expr:
+        """A bare number with its type."""
         return ex.call(self.dtype(atom.dtype), Expr(expr.text))
 
     def operands(self, equation: Equation) -> list[Expr]:
         """Of an elementwise operation; at least one has a type."""
         exprs = [self.loose(atom) for atom in equation.inputs]
         if all(expr.weak for expr in exprs):
-            atom = equation.inputs[0]
-            exprs[0] = ex.call(self.dtype(atom.dtype), Expr(exprs[0].text))
+            exprs[0] = self.typed_number(exprs[0], equation.inputs[0])
         return exprs
 
     def named(self, atom: Atom) -> Expr:
@@ -365,16 +363,10 @@ class Writer:
 
     def _emit_value(self, value: Value, expr: Expr, equation: Equation) -> None:
         name = self.names.take(value.called or noun(equation, 0))
-        shape = value.shape if expr.weak else expr.shape
         if expr.weak:
             expr = self.typed_number(expr, value)
-            shape = ()
-        self.emit(f"{name} = ", expr, comment=short(value.dtype, shape))
-        self.values[value] = ex.name(name, shape)
-
-    def typed_number(self, expr: Expr, value: Value) -> Expr:
-        """A bare number with its type."""
-        return ex.call(self.dtype(value.dtype), Expr(expr.text))
+        self.emit(f"{name} = ", expr, comment=short(value.dtype, expr.shape))
+        self.values[value] = ex.name(name, expr.shape)
 
     def flush(self, value: Value) -> None:
         """Give a value that was kept to be folded a statement of its own."""
@@ -403,9 +395,9 @@ class Writer:
             if one != "_":
                 self.emit(f"{one} = ", Expr(f"{name}[{place}]"))
 
-    def emit(self, before: str, expr: Expr, comment: str = "", after: str = "") -> None:
+    def emit(self, before: str, expr: Expr, comment: str = "") -> None:
         """Write a statement."""
-        lines = ex.layout(before, expr, self.indent, after)
+        lines = ex.layout(before, expr, self.indent)
         if comment and len(lines[-1]) + 4 + len(comment) <= ex.WIDTH:
             lines[-1] += f"  # {comment}"
         self.lines += lines
@@ -448,9 +440,6 @@ def module_of(
     prune(block)
     for function in reader.functions.values():
         prune(function.block)
-        for value in function.block.outputs:
-            if isinstance(value, Value):
-                value.uses += 1 if value in function.block.inputs else 0
     module = Module(target, reader, origins)
     name = module.names.take(name)
     module.stems.add(name)

@@ -29,10 +29,10 @@ def _take_names(w: Writer, values: Sequence[Value], wishes: Sequence[str]) -> li
     return names
 
 
-def _wishes(w: Writer, inner: Sequence[Value], outer: Sequence[Value], noun: str) -> list[str]:
+def _wishes(inner: Sequence[Value], outer: Sequence[Value], otherwise: str) -> list[str]:
     """What a loop's variables are called: as the user calls what comes out."""
     return [
-        one.called if one.called.isidentifier() else after.called or one.called or noun
+        one.called if one.called.isidentifier() else after.called or one.called or otherwise
         for one, after in zip(inner, outer, strict=True)
     ]
 
@@ -49,12 +49,6 @@ def _assign(w: Writer, names: Sequence[str], exprs: Sequence[Expr]) -> None:
     w.emit(f"{new} = ", ex.sequence(exprs))
     for place, name in enumerate(names):
         w.line(f"{name} = {new}[{place}]")
-
-
-def _outputs(w: Writer, eq: Equation, places: Sequence[int], names: Sequence[str]) -> None:
-    for place, name in zip(places, names, strict=True):
-        value = eq.outputs[place]
-        w.values[value] = ex.name(name, value.shape)
 
 
 # NumPy
@@ -83,7 +77,7 @@ def _scan_numpy(w: Writer, eq: Equation) -> None:
     (block,) = eq.blocks
     carries, length = eq.params["carries"], int(eq.params["length"])
     changing = _steady(w, block, eq.inputs, carries)
-    wishes = _wishes(w, block.inputs[:carries], eq.outputs[:carries], "state")
+    wishes = _wishes(block.inputs[:carries], eq.outputs[:carries], "state")
     names = {}
     for place in changing:
         (names[place],) = _take_names(w, [block.inputs[place]], [wishes[place]])
@@ -121,7 +115,7 @@ def _scan_numpy(w: Writer, eq: Equation) -> None:
 def _while_numpy(w: Writer, eq: Equation) -> None:
     asks, does = eq.blocks
     changing = _steady(w, does, eq.inputs, len(eq.inputs))
-    wishes = _wishes(w, does.inputs, eq.outputs, "state")
+    wishes = _wishes(does.inputs, eq.outputs, "state")
     names = {}
     for place in changing:
         (names[place],) = _take_names(w, [does.inputs[place]], [wishes[place]])
@@ -194,7 +188,7 @@ def _bundle(exprs: Sequence[Expr]) -> Expr:
 def _scan_jax(w: Writer, eq: Equation) -> None:
     (block,) = eq.blocks
     carries = eq.params["carries"]
-    wishes = _wishes(w, block.inputs[:carries], eq.outputs[:carries], "state")
+    wishes = _wishes(block.inputs[:carries], eq.outputs[:carries], "state")
     starts, slices = eq.inputs[:carries], eq.inputs[carries:]
     start = _bundle([w.typed(a) for a in starts])
     xs = _bundle([w.typed(a) for a in slices]) if slices else ex.raw("None")
@@ -247,8 +241,8 @@ def _group(names: Sequence[str]) -> str:
 
 def _while_jax(w: Writer, eq: Equation) -> None:
     asks, does = eq.blocks
-    wishes = _wishes(w, does.inputs, eq.outputs, "state")
-    start = ex.call("(", *()) if not eq.inputs else _bundle([w.typed(a) for a in eq.inputs])
+    wishes = _wishes(does.inputs, eq.outputs, "state")
+    start = _bundle([w.typed(a) for a in eq.inputs])
     functions = []
     for block, wish in ((asks, "going_on"), (does, "body")):
         names = _take_names(w, block.inputs, wishes)

@@ -115,10 +115,7 @@ def _keywords(w: Writer, eq: Equation) -> dict[str, Expr | str]:
     keywords: dict[str, Expr | str] = {
         name: "True" for name in ("indices_are_sorted", "unique_indices") if eq.params.get(name)
     }
-    keywords["mode"] = f'"{_mode(eq).lower().replace("fill_or_drop", "fill")}"'
-    if (mode := _mode(eq)) in ("CLIP", "PROMISE_IN_BOUNDS", "FILL_OR_DROP"):
-        keywords["mode"] = f"lax.GatherScatterMode.{mode}"
-    return keywords
+    return {**keywords, "mode": f"lax.GatherScatterMode.{_mode(eq)}"}
 
 
 def _gather_jax(w: Writer, eq: Equation) -> Expr:
