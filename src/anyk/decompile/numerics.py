@@ -219,8 +219,10 @@ def scatter(
     return made
 
 
-def windows(x, fill, sizes, strides, padding, dilation, window_dilation):
+def windows(x, fill, sizes, strides, padding, dilation=None, window_dilation=None):
     """The windows that move over an array, in as many axes more."""
+    dilation = dilation or (1,) * x.ndim
+    window_dilation = window_dilation or (1,) * x.ndim
     x = pad(x, fill, *((a, b, d - 1) for (a, b), d in zip(padding, dilation)))
     spans = tuple(d * (size - 1) + 1 for size, d in zip(sizes, window_dilation))
     view = np.lib.stride_tricks.sliding_window_view(x, spans)
@@ -230,8 +232,7 @@ def windows(x, fill, sizes, strides, padding, dilation, window_dilation):
 
 def extreme_of_windows(x, fill, sizes, strides, padding, largest):
     """Where in the padded array each window has its extreme; that array's shape."""
-    ones = (1,) * x.ndim
-    view = windows(x, fill, sizes, strides, padding, ones, ones)
+    view = windows(x, fill, sizes, strides, padding)
     flat = view.reshape(*view.shape[: x.ndim], -1)
     place = flat.argmax(-1) if largest else flat.argmin(-1)
     shape = tuple(n + a + b for n, (a, b) in zip(x.shape, padding))

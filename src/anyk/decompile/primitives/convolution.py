@@ -108,7 +108,9 @@ def _window_reduction(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
         rank = len(eq.shape)
         fill = "0" if function == "sum" else _extreme(eq.dtype, function == "max", "np")
-        view = ex.call(w.copy("windows"), w.typed(eq.inputs[0]), fill, *_window_parameters(eq))
+        sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
+        how = _dilations(dilation, window_dilation, ("dilation", "window_dilation"))
+        view = ex.call(w.copy("windows"), w.typed(eq.inputs[0]), fill, sizes, strides, padding, **how)
         keywords = {"dtype": w.dtype(eq.dtype)} if function == "sum" else {}
         over = ex.literal(tuple(range(-rank, 0)))
         return ex.call(f"np.{function}", view, axis=over, shape=eq.shape, **keywords)
@@ -131,9 +133,12 @@ def _window_reduction_jax(function: str) -> Rule:
     return rule
 
 
-def _dilations(dilation: Expr, window_dilation: Expr) -> dict[str, Expr | str]:
-    pairs = {"base_dilation": dilation, "window_dilation": window_dilation}
-    return {name: one for name, one in pairs.items() if set(one.text) - set("(1, )")}
+def _dilations(
+    dilation: Expr, window_dilation: Expr, names: tuple[str, str] = ("base_dilation", "window_dilation")
+) -> dict[str, Expr | str]:
+    """Those that are not all 1."""
+    pairs = zip(names, (dilation, window_dilation), strict=True)
+    return {name: one for name, one in pairs if any(step.text != "1" for step in one.items)}
 
 
 for _name in ("sum", "max", "min"):
@@ -149,7 +154,7 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
     if w.target == "jax":
         name = _combination(w, eq)
         bundles = (ex.sequence(operands), ex.sequence(starts)) if count > 1 else (operands[0], starts[0])
-        made = ex.call("lax.reduce_window", *bundles, name, *parameters[:3], **_dilations(*parameters[3:]))
+        made = ex.call("lax.reduce_window", *bundles, name, *parameters[:3], **_dilations(parameters[3], parameters[4]))
         targets = [w.target_of(eq, place) for place in range(count)]
         w.emit(f"{', '.join(targets)} = ", made)
         return
