@@ -1,4 +1,4 @@
-"""How a problem's partitions reach workers: once, from the driver, their arrays beside what describes them, uncopied."""
+"""How partitions reach workers: once, from the driver, their arrays beside what describes them, uncopied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def ship(partitions: Partitions) -> list[memoryview]:
         plain, arrays = partitions.plain()
         arrays = [np.ascontiguousarray(array) for array in arrays]
         plain["arrays"] = [[array.dtype.str, array.shape] for array in arrays]
-        return [memoryview(json.dumps(plain).encode()), *(memoryview(array.view(np.uint8).reshape(-1)) for array in arrays)]
+        texts = memoryview(json.dumps(plain).encode())
+        return [texts, *(array.view(np.uint8).reshape(-1).data for array in arrays)]
     import cloudpickle
 
     raw: list[Any] = []

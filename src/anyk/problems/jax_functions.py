@@ -143,9 +143,9 @@ class JaxProblem:
     - ``metrics``: functions of (params, batch) for all held-out rows, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``held_out_loss``.
     - ``workers``: what workers compute with: ``"jax"``, on one thread of the CPU, compiled once for each number of
-      rows; or ``"numpy"``: workers need no JAX, they run the gradient as :func:`anyk.decompile.to_python` writes it down
-      (:meth:`source` shows it), which is plain text, and nothing is unpickled. The source is for one number of rows:
-      under a strategy with mini-batches say theirs, ``batch``.
+      rows; or ``"numpy"``: workers need no JAX. They run the gradient as :func:`anyk.decompile.to_python` writes it
+      down (:meth:`source` shows it), which is plain text, and nothing is unpickled. The source is for one number of
+      rows: under a strategy with mini-batches say theirs, ``batch``.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work: the loss is traced on two rows first.
 
@@ -245,13 +245,14 @@ class JaxProblem:
         from anyk.decompile import to_python
 
         leaves, tree = jax.tree.flatten(chosen(self._data, slice(0, 1)))
-        examples = [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        like: Any = jax.ShapeDtypeStruct
+        examples = [like((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
         total = sum_of_losses(self._loss, self._params, mean=self._mean)
 
         def gradient(model: Any, *arrays: Any) -> Any:
             return jax.grad(total)(model, jax.tree.unflatten(tree, arrays))
 
-        model = jax.ShapeDtypeStruct(self._initial.shape, self._initial.dtype)
+        model = like(self._initial.shape, self._initial.dtype)
         return to_python(gradient, model, *examples, target="numpy")
 
     def initial(self) -> Vector:
