@@ -41,6 +41,13 @@ def through_mpi() -> None:
     for check in CHECKS:
         tell(check.__name__, lambda check=check: check(lambda n, delays: Mpi(n, delays=delays)))
 
+    def go_on() -> None:
+        """Many steps whose last workers are cut off each time: mail is always on its way somewhere."""
+        run = anyk.train(Squares(3, 20_000), "uncoded:wait=2", Mpi(3), steps=500)
+        assert run.steps == 500
+
+    tell("go_on", go_on)
+
 
 def through_ray() -> None:
     import ray
@@ -80,6 +87,15 @@ def through_ray() -> None:
         assert "lost" in kinds, kinds
 
     tell("nodes", come_and_go)
+
+    def exits() -> None:
+        """A gradient that ends its thread ends its actor: the others go on, and it is said."""
+        made.append(Ray(2, cpus=0.5))
+        run = anyk.train(Squares(2, faults={1: "exit"}), "frc:stragglers=1", made[-1], seconds=1.0)
+        assert run.steps > 3
+        assert run.books["lost"] >= 1, run.books
+
+    tell("exits", exits)
     pids = {pid for cluster in made for pid in cluster.pids.values()}
 
     def leaks() -> None:

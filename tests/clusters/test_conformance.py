@@ -43,7 +43,7 @@ def test_a_lost_worker_that_is_a_process() -> None:
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, dict[str, str]]:
-    """What the programs told, by cluster and check: '' for what held."""
+    """Once for all tests of the group, which one process runs. What the programs told, by cluster and check: '' for what held."""
     found = {}
     for name, command in {
         "ray": [sys.executable, str(HERE / "conform.py"), "ray"],
@@ -64,23 +64,24 @@ def mpiexec() -> str:
     return found
 
 
+@pytest.mark.xdist_group("told")
 @pytest.mark.parametrize("check", NAMES)
 def test_ray_conforms(told: dict[str, dict[str, str]], check: str) -> None:
     assert told["ray"][check] == ""
 
 
+@pytest.mark.xdist_group("told")
 @pytest.mark.parametrize("check", [name for name in NAMES if name != "check_a_lost_worker"])
 def test_mpi_conforms(told: dict[str, dict[str, str]], check: str) -> None:
     """A rank cannot be started anew: what becomes of one that dies is in test_mpi."""
     assert told["mpi"][check] == ""
 
 
-def test_ray_nodes_come_and_go(told: dict[str, dict[str, str]]) -> None:
-    assert told["ray"]["nodes"] == ""
-
-
-def test_ray_leaves_nothing_behind(told: dict[str, dict[str, str]]) -> None:
-    assert told["ray"]["leaks"] == ""
+@pytest.mark.xdist_group("told")
+@pytest.mark.parametrize(("cluster", "what"), [("ray", "nodes"), ("ray", "exits"), ("ray", "leaks"), ("mpi", "go_on")])
+def test_what_else_was_tried(told: dict[str, dict[str, str]], cluster: str, what: str) -> None:
+    """Machines that leave and come, a gradient that exits, processes left behind, many steps with stragglers."""
+    assert told[cluster][what] == ""
 
 
 def test_the_suite_notices_a_cluster_that_adds_wrongly() -> None:

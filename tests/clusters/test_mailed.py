@@ -79,6 +79,27 @@ def test_mail_that_comes_late_is_not_obeyed_but_its_vectors_are_kept() -> None:
     assert worker._take() is None
 
 
+def test_orders_that_are_overtaken_between_two_looks_stop_nobody() -> None:
+    """A complete mail is seen; before it is taken a newer one comes whose vectors are still on their way."""
+    worker = Deaf(0, Frame(), [], [0])
+    letter, vectors = mail(1, 0, [1], set())
+    worker.hear(letter, vectors)
+    worker._orders = worker._take()
+    newer, on_their_way = mail(2, 1, [2], {("model", 1)})
+    seen = worker._complete
+
+    def changed() -> bool:
+        before = seen()
+        worker.hear(newer, {})
+        return before or True
+
+    worker._changed = changed  # type: ignore[method-assign]
+    worker._heed(0, 0)  # neither stops nor fails
+    worker.hear(newer, on_their_way)
+    orders = worker._take()
+    assert orders is not None and orders.task == 1
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -81,6 +81,13 @@ from anyk.testing import Squares
 class Mine(Squares):
     pass
 
+import threading
+unsendable = Mine(3)
+unsendable.faults = {0: threading.Lock()}
+try:
+    anyk.train(unsendable, "uncoded", anyk.clusters.Mpi(3), steps=5)
+except anyk.BadInput as error:
+    print(error, flush=True)
 for spec in ("uncoded", "async:step=0.1"):
     run = anyk.train(Mine(3), spec, anyk.clusters.Mpi(3, delays=anyk.delays.Constant(0.01)), steps=5)
     print("steps", run.steps, flush=True)
@@ -92,7 +99,8 @@ except anyk.RunFailed as error:
     )
     done = mpi(4, sys.executable, str(script))
     assert done.returncode == 0, done.stderr
-    first, second, third = done.stdout.splitlines()
+    refused, first, second, third = done.stdout.splitlines()
+    assert "the problem cannot be sent to workers: cannot pickle" in refused
     assert (first, second) == ("steps 5", "steps 5")
     assert "worker 1 could not compute" in third and "partition 1 is broken" in third
 

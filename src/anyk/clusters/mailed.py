@@ -64,6 +64,7 @@ class MailedPost(Post):
         self.number = 0
         self.has: frozenset[Key] = frozenset()  # what the last mail left with the worker
         self.owed = False  # whether there is something newer to say
+        self.here = True  # whether its clock is the driver's
 
 
 class Mailed(Remote[MailedPost]):
@@ -172,7 +173,10 @@ class Mailed(Remote[MailedPost]):
         if word.kind == READY and not word.done:
             where, pid = word.text.rsplit(" ", 1)
             self.pids[worker] = int(pid)
-            post.clock = 0.0 if where == machine() else word.sent - time.monotonic()
+            post.here = where == machine()
+            post.clock = 0.0 if post.here else word.sent - time.monotonic()
+        if not post.here:  # words are late by their way, by the least of which is known what its clock shows
+            post.clock = max(post.clock, word.sent - time.monotonic())
         late = post.clock
         times = word.started - late, word.computing - late, word.computed - late, word.sent - late
         return Told(
@@ -211,13 +215,17 @@ class MailedWorker(Worker[None]):
         partitions = unship(self._shipped)
         self._begin(partitions, self._held, np.zeros(partitions.dimension, dtype=partitions.dtype))
 
-    def _changed(self) -> bool:
-        mail = self._mail  # which may have overtaken another that brings what it needs
+    def _complete(self) -> bool:
+        """Whether there is a mail with all it needs; it may have overtaken another that brings that."""
+        mail = self._mail
         return mail is not None and all(key in self._vectors for key in mail.needs)
+
+    def _changed(self) -> bool:
+        return self._complete()
 
     def _take(self) -> Orders | None:
         with self._lock:
-            if not self._changed():
+            if not self._complete():
                 return None
             mail, self._mail = self._mail, None
             assert mail is not None

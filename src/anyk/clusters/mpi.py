@@ -58,7 +58,7 @@ def _world() -> Any:
     """The communicator of anyk's own, made once by all ranks; starts MPI."""
     try:
         from mpi4py import MPI
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
         hint = "pip install 'anyk[mpi]'" if isinstance(error, ModuleNotFoundError) else f"no MPI library ({error})"
         raise BadInput(f"cluster 'mpi' needs mpi4py and an MPI library: {hint}") from None
     return MPI.COMM_WORLD.Dup()
@@ -132,9 +132,12 @@ class _MpiWorker(MailedWorker):
     def __init__(self, inbox: _Inbox, sends: _Sends, run: int, *what: Any) -> None:
         super().__init__(*what)
         self._inbox, self._sends, self._run = inbox, sends, run
+        self.ended = False  # whether there will be no further run
 
     def _speak(self, word: Word, vector: NDArray[Any] | None) -> None:
-        text = word.text.encode()[:_TEXT]
+        text = word.text.encode()
+        if len(text) > _TEXT:
+            text = text[: _TEXT - 3] + "…".encode()
         size, single = (-1, 0) if vector is None else (vector.size, ord(vector.dtype.char))
         data = bytearray(_WORD_FORM.pack(*word[:-1], self._run, size, len(text), single, text))
         self._sends(0, _WORD, data)
@@ -152,7 +155,8 @@ class _MpiWorker(MailedWorker):
         if letter is None:
             return False
         kind, body, vectors = letter
-        if kind == _CLOSE:
+        if kind in (_CLOSE, _END):
+            self.ended = kind == _END
             raise HungUp
         number, needs, fresh, size = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
         keys: list[tuple[Key, ...]] = [tuple((first, second) for first, second in some) for some in (needs, fresh)]
@@ -173,9 +177,13 @@ class _MpiWorker(MailedWorker):
 
 def _serve(world: Any) -> None:
     """Be a worker, run after run, until the driver ends."""
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1)  # ranks share their machine
     inbox, sends = _Inbox(world), _Sends(world)
     pause = _Pause()
-    while True:
+    ended = False
+    while not ended:
         letter = inbox.take()
         sends.tidy()
         if letter is None:
@@ -183,10 +191,7 @@ def _serve(world: Any) -> None:
             continue
         pause = _Pause()
         kind, body, vectors = letter
-        if kind == _END:
-            while sends.left:
-                time.sleep(_LONG)
-            return
+        ended = kind == _END
         if kind != _RUN:
             continue
         run, worker, frame, held = json.loads(body)
@@ -194,6 +199,9 @@ def _serve(world: Any) -> None:
         made = _MpiWorker(inbox, sends, run, worker, Frame.from_plain(frame), [part.data for part in vectors], held)
         made.run()
         made.leave()
+        ended = made.ended
+    while sends.left:
+        time.sleep(_LONG)
 
 
 def join() -> None:
@@ -217,16 +225,44 @@ def join() -> None:
 # ----------------------------------------------------------------------------------------------- the driver
 
 
-class _RankPost(MailedPost):
-    """With what is awaited of the rank."""
+class _Rank:
+    """What is awaited of a worker's rank, for as long as the program runs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.buffer = bytearray(_WORD_FORM.size)
-        self.heard = True
-        self.word: Word | None = None  # whose vector is under way
-        self.vector: NDArray[Any] | None = None
-        self.gone = False  # has left the run
+    def __init__(self, world: Any, number: int) -> None:
+        self.number = number
+        self._world = world
+        self._buffer = bytearray(_WORD_FORM.size)
+        self._pending: tuple[int, Word, NDArray[Any]] | None = None  # a word whose vector is under way
+        self.busy = 0  # the run it is in
+        self.told_to_close = False
+        self.heard = True  # whether it has heard the last mail
+        self.dead = False
+        self.request = self._await_word()
+
+    def _await_word(self) -> Any:
+        return self._world.Irecv(self._buffer, source=self.number, tag=_WORD)
+
+    def came(self) -> tuple[int, Word, NDArray[Any] | None] | None:
+        """What has come: the number of a run, a word and its vector; None while that is under way."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.request = self._await_word()
+            return pending
+        *values, run, size, length, single, text = _WORD_FORM.unpack(self._buffer)
+        word = Word(*values)._replace(text=text[:length].decode(errors="replace"))
+        if size < 0:
+            self.request = self._await_word()
+            return run, word, None
+        vector = np.empty(size, dtype=np.dtype(chr(single)))
+        self._pending = run, word, vector
+        self.request = self._world.Irecv(vector, source=self.number, tag=_VECTOR)
+        return None
+
+    def let_go(self) -> None:
+        """Await nothing more."""
+        if not self.dead:
+            self.request.Cancel()
+            self.request.Wait()
 
 
 class _Ranks:
@@ -234,22 +270,89 @@ class _Ranks:
 
     def __init__(self, world: Any) -> None:
         self.world = world
-        self.sends = _Sends(world)
+        self._sends = _Sends(world)
+        self.all = [_Rank(world, number) for number in range(1, world.size)]
         self.runs = 0
         self.open: Mpi | None = None
         atexit.register(self.end)
 
+    def send(self, rank: _Rank, kind: int, body: bytes = b"", vectors: Sequence[NDArray[Any]] = ()) -> None:
+        """Send a letter."""
+        if not rank.dead:
+            self._sends(rank.number, _TO_WORKER, _letter(kind, body, vectors))
+            for vector in vectors:
+                self._sends(rank.number, _TO_WORKER, vector)
+
+    def look(self) -> bool:
+        """Take in what has come, also of runs that are over; False when nothing has."""
+        from mpi4py import MPI
+
+        living = [rank for rank in self.all if not rank.dead]
+        requests = [rank.request for rank in living]
+        try:
+            self._sends.tidy()
+            done = MPI.Request.Testsome(requests)
+        except MPI.Exception as error:
+            return self._find_the_dead(living, error)
+        for place in done or ():
+            self._take_in(living[place])
+        return bool(done)
+
+    def _take_in(self, rank: _Rank) -> None:
+        came = rank.came()
+        if came is None:
+            return
+        run, word, vector = came
+        if word.kind == _BYE:
+            rank.busy = 0
+        elif word.kind == _HEARD:
+            rank.heard = True
+        if self.open is not None and run == self.open.run:
+            self.open.told(rank.number - 1, word, vector)
+
+    def _find_the_dead(self, living: list[_Rank], error: Exception) -> bool:
+        """Which ranks an MPI library has lost that goes on without them."""
+        from mpi4py import MPI
+
+        found = False
+        for rank in living:
+            try:
+                if rank.request.Test():
+                    self._take_in(rank)
+            except MPI.Exception as reason:
+                rank.dead = found = True
+                rank.busy = 0
+                if self.open is not None:
+                    self.open.lost(rank.number - 1, str(reason).splitlines()[0])
+        if not found:
+            raise RunFailed(f"MPI reports an error that is no rank's death ({error}); resume the run")
+        return True
+
+    def freed(self, ranks: Sequence[_Rank], within: float) -> bool:
+        """Wait until the ranks have left what they were in; False when they have not within so many seconds."""
+        until = time.monotonic() + within
+        pause = _Pause(_LONG_DRIVER)
+        while any(rank.busy for rank in ranks):
+            if not self.look():
+                pause()
+            if time.monotonic() > until:
+                return False
+        return True
+
     def end(self) -> None:
-        """Let the workers leave; one that does not listen is ended by MPI."""
+        """Let the workers leave; where one does not listen, end the program for all."""
         if self.open is not None:
             self.open.close()
-        for rank in range(1, self.world.size):
-            self.sends(rank, _TO_WORKER, _letter(_END, b"", ()))
-        deadline = time.monotonic() + _PATIENCE
-        while self.sends.left and time.monotonic() < deadline:
-            time.sleep(_SHORT)
-        if self.sends.left:
+        for rank in self.all:
+            self.send(rank, _END)
+        if not self.freed(self.all, _PATIENCE):
+            late = [rank.number - 1 for rank in self.all if rank.busy]
+            print(f"anyk: workers {late} are still at work; ending the MPI program", file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
             self.world.Abort(1)
+        for rank in self.all:
+            rank.let_go()
 
 
 @cache
@@ -279,8 +382,8 @@ class Mpi(Mailed):
         liars: Sequence[int] = (),
         communication: Communication | None = None,
     ) -> None:
-        self._mine = [_RankPost() for _ in range(workers)]
-        super().__init__(workers, self._mine, delays=delays, seed=seed, liars=liars, communication=communication)
+        posts = [MailedPost() for _ in range(workers)]
+        super().__init__(workers, posts, delays=delays, seed=seed, liars=liars, communication=communication)
         join()
         self._ranks = _ranks()
         there = self._ranks.world.size - 1
@@ -289,8 +392,8 @@ class Mpi(Mailed):
                 f"{workers} workers need {workers + 1} MPI ranks, the program was started with {there + 1}; use "
                 f"'mpiexec -n {workers + 1} …' or {there} workers"
             )
-        self._requests: list[Any] = []
-        self._run = -1
+        self._ours = self._ranks.all[:workers]
+        self.run = 0
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -309,18 +412,22 @@ class Mpi(Mailed):
         del covers  # messages have the room they need
         if partitions is None:
             raise BadInput("cluster 'mpi' needs a problem to work on; for timing alone use 'simulated'")
-        if self._run >= 0:
+        if self.run:
             raise BadInput("this cluster is in use already; make one for each run")
-        if self._ranks.open is not None:
+        ranks = self._ranks
+        if ranks.open is not None:
             raise BadInput("the MPI ranks are at work for another run; close its cluster first")
         self._frame = self._set_out(partitions, total, slots, blocks, local)
         self._dimension = partitions.dimension
         self._holdings = holdings
-        self._partitions: Any = partitions
-        self._run = self._ranks.runs = self._ranks.runs + 1
-        self._ranks.open = self
+        only = getattr(partitions, "only", None)
+        self._parcels = [ship(partitions if only is None else only(held)) for held in holdings]
+        if not ranks.freed(self._ours, _START):
+            late = [rank.number - 1 for rank in self._ours if rank.busy]
+            raise RunFailed(f"workers {late} are still at work for the last run")
+        self.run = ranks.runs = ranks.runs + 1
+        ranks.open = self
         try:
-            self._requests = [self._await_word(post, worker) for worker, post in enumerate(self._mine)]
             for worker in range(self.workers):
                 self._spawn(worker)
             return self._await_workers(_START)
@@ -328,121 +435,62 @@ class Mpi(Mailed):
             self.close()
             raise
 
-    def _await_word(self, post: _RankPost, worker: int) -> Any:
-        return self._ranks.world.Irecv(post.buffer, source=worker + 1, tag=_WORD)
-
     def _spawn(self, worker: int) -> None:
-        self._reborn(self._mine[worker])
-        held = list(self._holdings[worker])
-        only = getattr(self._partitions, "only", None)
-        parts = ship(self._partitions if only is None else only(held))
-        body = json.dumps([self._run, worker, self._frame, held]).encode()
-        self._post(worker, _RUN, body, [np.frombuffer(part, dtype=np.uint8) for part in parts])
-
-    def _post(self, worker: int, kind: int, body: bytes, vectors: Sequence[NDArray[Any]] = ()) -> None:
-        sends = self._ranks.sends
-        sends(worker + 1, _TO_WORKER, _letter(kind, body, vectors))
-        for vector in vectors:
-            sends(worker + 1, _TO_WORKER, vector)
+        self._reborn(self._posts[worker])
+        rank = self._ours[worker]
+        rank.busy, rank.told_to_close, rank.heard = self.run, False, True
+        body = json.dumps([self.run, worker, self._frame, list(self._holdings[worker])]).encode()
+        parcel = [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
+        self._ranks.send(rank, _RUN, body, parcel)
 
     def close(self) -> None:
-        """See :meth:`Cluster.close`; waits until the ranks have left the run."""
+        """See :meth:`Cluster.close`; workers that do not listen leave the run when they do."""
         if self._ranks.open is not self:
             return
-        self._ranks.open = None
-        for worker, post in enumerate(self._mine):
-            post.present = False
-            if not post.gone:
-                self._post(worker, _CLOSE, b"")
-        deadline = time.monotonic() + _PATIENCE
-        pause = _Pause()
-        while not all(post.gone for post in self._mine):
-            if not self._look():
-                pause()
-            if time.monotonic() > deadline:
-                late = [worker for worker, post in enumerate(self._mine) if not post.gone]
-                print(f"anyk: workers {late} do not answer; ending the MPI program", file=sys.stderr, flush=True)
-                self._ranks.world.Abort(1)
-        self._arrived.clear()
-        self._news.clear()
-        self._models.clear()
-        self._partitions = None
+        try:
+            for rank in self._ours:
+                if rank.busy == self.run and not rank.told_to_close:
+                    rank.told_to_close = True
+                    self._ranks.send(rank, _CLOSE)
+            self._ranks.freed(self._ours, _PATIENCE)
+        finally:
+            self._ranks.open = None
+            for post in self._posts:
+                post.present = False
+            self._arrived.clear()
+            self._news.clear()
+            self._models.clear()
+            self._parcels = []
 
     # ------------------------------------------------------------------------------------------- mail
 
     def _listens(self, worker: int) -> bool:
-        return self._mine[worker].heard
+        return self._ours[worker].heard
 
     def _send(self, worker: int, mail: Mail) -> None:
-        post = self._mine[worker]
-        post.heard = False
+        self._ours[worker].heard = False
         head = json.dumps([mail.number, mail.needs, mail.fresh, len(mail.orders)]).encode()
         vectors = [vector for key in mail.fresh if (vector := self._vector(key)) is not None]
-        self._post(worker, _MAIL, len(head).to_bytes(8, "little") + head + mail.orders, vectors)
+        self._ranks.send(self._ours[worker], _MAIL, len(head).to_bytes(8, "little") + head + mail.orders, vectors)
 
     # ------------------------------------------------------------------------------------------- news
 
     def _poll(self, timeout: float) -> None:
         until = time.monotonic() + timeout
         pause = _Pause(_LONG_DRIVER)
-        while not self._look() and time.monotonic() < until:
+        while not self._ranks.look() and time.monotonic() < until:
             pause(until)
 
-    def _look(self) -> bool:
-        """Take in what has come; False when nothing has."""
-        from mpi4py import MPI
-
-        self._ranks.sends.tidy()
-        try:
-            done = MPI.Request.Testsome(self._requests)
-        except MPI.Exception:
-            return self._find_the_dead()
-        for worker in done or ():
-            self._came(worker)
-        return bool(done)
-
-    def _came(self, worker: int) -> None:
-        """A worker's word is in, or the vector of its last one."""
-        post = self._mine[worker]
-        if post.word is not None:
-            word, vector = post.word, post.vector
-            post.word = post.vector = None
-            self._news.append(self._heard(worker, post.incarnation, word, vector))
-            self._requests[worker] = self._await_word(post, worker)
-            return
-        *values, run, size, length, single, text = _WORD_FORM.unpack(post.buffer)
-        word = Word(*values)._replace(text=text[:length].decode(errors="replace"))
-        assert run == self._run, "a rank speaks of a run that has ended"
-        if size >= 0:
-            post.word, post.vector = word, np.empty(size, dtype=np.dtype(chr(single)))
-            receive = self._ranks.world.Irecv
-            self._requests[worker] = receive(post.vector, source=worker + 1, tag=_VECTOR)
-            return
-        if word.kind == _BYE:
-            post.gone = True
-            return  # nothing more comes of it
-        self._requests[worker] = self._await_word(post, worker)
+    def told(self, worker: int, word: Word, vector: NDArray[Any] | None) -> None:
+        """A worker of this run has said something."""
+        post = self._posts[worker]
         if word.kind == _HEARD:
-            post.heard = True
             if post.owed:
                 self._mail_to(worker)
-            return
-        self._news.append(self._heard(worker, post.incarnation, word, None))
+        elif word.kind != _BYE:
+            self._news.append(self._heard(worker, post.incarnation, word, vector))
 
-    def _find_the_dead(self) -> bool:
-        """Which of the requests an MPI library that goes on without a rank has failed."""
-        from mpi4py import MPI
-
-        found = False
-        for worker, request in enumerate(self._requests):
-            try:
-                if request.Test():
-                    self._came(worker)
-            except MPI.Exception as error:
-                post = self._mine[worker]
-                post.gone = found = True
-                self._requests[worker] = MPI.REQUEST_NULL
-                self._news.append(Died(worker, post.incarnation, str(error).splitlines()[0]))
-        if not found:
-            raise RunFailed("MPI reports an error that is no rank's death; resume the run")
-        return True
+    def lost(self, worker: int, reason: str) -> None:
+        """A worker's rank has died."""
+        if worker < self.workers:
+            self._news.append(Died(worker, self._posts[worker].incarnation, reason))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import shutil
+import signal
 import socket
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from anyk.clusters.local import Local
 from anyk.clusters.mailed import Key, Mail, Mailed, MailedPost, MailedWorker, Word
 from anyk.clusters.remote import Died, Message, Told
 from anyk.clusters.shipping import ship
-from anyk.clusters.worker import Frame, HungUp
+from anyk.clusters.worker import Frame
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -72,8 +74,11 @@ class Actor:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        with contextlib.suppress(HungUp):
+        try:
             self._worker.run()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # else Ray would take the actor for alive
 
     def hear(self, mail: Sequence[Any], places: Sequence[int], *objects: Any) -> None:
         """Take in a mail; a vector is an object, or, with a place, in the list of news that the object is."""
@@ -151,27 +156,43 @@ class Ray(Mailed):
 
     def prepare(self) -> None:
         """See :meth:`Cluster.prepare`: the connection, or a Ray cluster of our own."""
+        previous = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
         ray = _ray()
         if ray.is_initialized():
+            there = ray.get_runtime_context().gcs_address
+            if self.address not in ("", "auto", there):
+                raise BadInput(f"this program is connected to the Ray cluster at '{there}', not '{self.address}'")
             return
-        if self.address:
-            _knock(self.address)
-            try:
-                ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
-            except Exception as error:
-                raise BadInput(f"no Ray cluster answers at '{self.address}' ({_first_line(error)})") from None
-            self._connected = True
-            return
-        self._folder = tempfile.mkdtemp(prefix="anyk-ray-")
-        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        ray.init(
-            num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _temp_dir=self._folder,
-        )
         self._connected = True
+        try:
+            self._connect(ray)
+        finally:
+            if threading.current_thread() is threading.main_thread() and previous is not None:
+                signal.signal(signal.SIGTERM, previous)
+
+    def _connect(self, ray: Any) -> None:
+        address = self.address or os.environ.get("RAY_ADDRESS", "")
+        if address:
+            _knock(address)
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            except Exception as error:
+                raise BadInput(f"no Ray cluster answers at '{address}' ({_words(error)})") from None
+            return
+        self._folder = tempfile.mkdtemp(prefix="anyk-ray-", dir="/tmp")  # names of sockets have to be short
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _temp_dir=self._folder,
+            )
+        except Exception as error:
+            self.close()
+            raise RunFailed(f"Ray does not start here: {_words(error)}") from None
 
     def open(
         self,
@@ -215,22 +236,28 @@ class Ray(Mailed):
                     f"{self.workers} workers of {each:g} {name} each need {each * self.workers:g}, the Ray cluster has "
                     f"{there.get(name, 0.0):g}; use fewer workers or a smaller {name.lower()}s="
                 )
-        known = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        known = self._machines(ray)
         for address in self.nodes:
             if address not in known:
                 raise BadInput(f"the Ray cluster has no machine '{address}'; it has {', '.join(sorted(known))}")
-        self._known = known
+
+    def _machines(self, ray: Any) -> dict[str, str]:
+        """Machines of the Ray cluster, as it is now, by address."""
+        return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def _spawn(self, worker: int) -> None:
         ray = _ray()
         post = self._mine[worker]
         self._reborn(post)
+        if post.actor is not None:
+            ray.kill(post.actor, no_restart=True)  # it may only have been out of reach
         strategy: Any = "SPREAD"
-        if self.nodes:
+        known = self._machines(ray) if self.nodes else {}
+        there = [address for address in self.nodes if address in known]
+        if there:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-            node = self._known[self.nodes[worker % len(self.nodes)]]
-            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+            strategy = NodeAffinitySchedulingStrategy(known[there[worker % len(there)]], soft=False)
         # Ray itself keeps the actors' linear algebra to as many threads as they have processors
         kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, concurrency_groups={"mail": 1, "news": 1})(Actor)
         made = kind.options(scheduling_strategy=strategy)
@@ -315,19 +342,25 @@ class Ray(Mailed):
 
     def _poll(self, timeout: float) -> None:
         ray = _ray()
-        busy = {entry.worker for entry in self._live.values()}
-        for worker, post in enumerate(self._mine):
-            if post.news is None and worker in busy and post.present:
-                post.news = self._call("news", worker, self._exchange(post).remote())
+        self._ask_for_news({entry.worker for entry in self._live.values()})
         calls = list(self._calls)
         if not calls:
             time.sleep(min(timeout, 0.01))
+            self._ask_for_news(range(self.workers))
             return
         done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         if not done:
             done, _ = ray.wait(calls, num_returns=1, timeout=max(timeout, 0.001))
+        if not done:  # a quiet moment: whoever has nothing to do might die unnoticed
+            self._ask_for_news(range(self.workers))
         for reference in done:
             self._answered(ray, reference)
+
+    def _ask_for_news(self, workers: Iterable[int]) -> None:
+        for worker in workers:
+            post = self._mine[worker]
+            if post.news is None and post.present:
+                post.news = self._call("news", worker, self._exchange(post).remote())
 
     def _answered(self, ray: Any, reference: Any) -> None:
         what, worker, incarnation = self._calls.pop(reference)
@@ -336,11 +369,9 @@ class Ray(Mailed):
             return
         try:
             value = ray.get(reference)
-        except ray.exceptions.RayActorError as error:
-            self._news.append(Died(worker, incarnation, _first_line(error)))
+        except ray.exceptions.RayError as error:  # it has died, or what it sent is lost, or there is no place for it
+            self._news.append(Died(worker, incarnation, _words(error)))
             return
-        except ray.exceptions.RayError as error:
-            raise RunFailed(f"Ray failed at worker {worker}: {_first_line(error)}") from None
         if what == "telling":
             post.telling = None
         else:
@@ -364,9 +395,12 @@ def _knock(address: str) -> None:
         raise BadInput(f"no Ray cluster answers at '{address}' ({error})") from None
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+def _words(error: BaseException) -> str:
+    """What an error says in one line: the first, or, of what is raised far away, the last."""
+    lines = [re.sub("\x1b\\[[0-9;]*m", "", line).strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1 if "creation task" in lines[0] else 0].rstrip(".")
 
 
 def _ray() -> Any:

@@ -52,6 +52,7 @@ from anyk.protocol import (
     Timing,
 )
 
+_BODIES = 4096  # different tasks whose bytes are remembered
 _IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
 
 
@@ -334,6 +335,8 @@ class Remote(Cluster, Generic[P]):
             if body is None and chunks[0].steps:  # every task its own: not worth remembering
                 body = pack_work(tuple([self._placed(chunk) for chunk in chunks]))
             elif body is None:
+                if len(self._bodies) >= _BODIES:
+                    self._bodies.clear()
                 body = self._bodies[chunks] = pack_work(chunks)
             post.chunks, post.body = chunks, body
         post.task, post.times = task, (entry.started, entry.before, entry.each)

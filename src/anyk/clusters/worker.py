@@ -169,7 +169,8 @@ class Worker(ABC, Generic[R]):
         if not self._changed():
             return
         orders = self._take()
-        assert orders is not None
+        if orders is None:
+            return  # overtaken by newer ones that are not all there yet
         assert self._orders is not None
         self._serve(orders.collects)
         if orders.task != self._orders.task:

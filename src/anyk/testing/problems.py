@@ -40,6 +40,8 @@ class _Pieces:
                 return gradient[:-1]
             case "raise":
                 raise ValueError(f"partition {partition} is broken")
+            case "exit":
+                raise SystemExit("of its own accord")
             case "die":
                 os._exit(7)
         return gradient
@@ -49,7 +51,7 @@ class Squares:
     """``(1/m) sum_j |w - c_j|^2 / 2``: partition j has one sample, whose gradient is ``w - c_j``.
 
     ``faults`` maps a worker (processes only), or ``-1 - partition``, to what goes wrong once the model has moved:
-    ``nan``, ``inf``, ``short``, ``raise`` or ``die``.
+    ``nan``, ``inf``, ``short``, ``raise``, ``exit`` or ``die``.
     """
 
     metric = "loss"

@@ -155,10 +155,11 @@ class Processes(Remote[_BoxedPost]):
         try:
             self._start_nursery(partitions, holdings)
             present = self._await_workers(_START)
+            self._touch()
         except BaseException:
             self.close()
             raise
-        self._touch()
+        self._start = time.monotonic()
         return present
 
     def _start_nursery(self, partitions: Partitions, holdings: Sequence[tuple[int, ...]]) -> None:
