@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.clusters.base import Cluster
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, Vector
+from anyk.problems.torch_partitions import dtype_of, pieces_of, trained
 from anyk.protocol import Strategy
 from anyk.strategies import strategy as build_strategy
 from anyk.training.launch import train
@@ -29,7 +30,7 @@ class Step:
     """A gradient of the objective, decoded, and the model to be changed with it, both of length d.
 
     ``number`` counts from 0. ``scale`` is what the strategy would multiply a learning rate with (less than 1 for stale
-    gradients, say). Whatever ``model`` is when the next step is asked for is the next version.
+    gradients, say). Whatever ``model`` is when the next step is asked for, or the loop is left, is the next version.
     """
 
     number: int
@@ -43,8 +44,7 @@ class _HandOver(Optimizer):
     """An optimiser that asks somebody else to step."""
 
     name = "own"
-    steps: Any = None  # where steps are handed out, and their ends come back
-    ends: Any = None
+    rounds: Any = None
 
     @property
     def spec(self) -> str:
@@ -54,57 +54,72 @@ class _HandOver(Optimizer):
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
         del state
-        step = Step(t, gradient.astype(w.dtype, copy=False), w.copy(), scale)
-        self.steps.put(step)
-        self.ends.get()
-        if out is None:
-            return step.model
-        out[:] = step.model
+        model = self.rounds.stepped(Step(t, gradient.astype(w.dtype), w.copy(), scale))  # both may be kept
+        if np.shape(model) != w.shape:
+            raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
+        out = np.empty_like(w) if out is None else out
+        out[:] = model
         return out
 
 
 class Rounds:
-    """The steps of a run, to be taken by whoever iterates over it; :func:`rounds` makes one.
-
-    After the loop :attr:`run` is the :class:`~anyk.training.Run`.
-    """
-
-    run: Run | None = None
+    """The steps of a run, to be taken by whoever iterates over it; :func:`rounds` makes one."""
 
     def __init__(self, problem: Problem, strategy: Strategy, cluster: Cluster, into: Any, options: Any) -> None:
         self._what = problem, strategy, cluster
         self._into, self._options = into, options
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         self._ends: SimpleQueue[None] = SimpleQueue()
-        self._left = False
+        self._begun = self._left = False
+        self._run: Run | None = None
         self._error: BaseException | None = None
 
+    @property
+    def run(self) -> Run:
+        """The :class:`~anyk.training.Run`, when the loop is over; raises what it failed of, if it did."""
+        if self._error is not None:
+            raise self._error
+        if self._run is None:
+            raise BadInput("the run is there when the loop is over")
+        return self._run
+
     def __iter__(self) -> Iterator[Step]:
-        if self._left:
-            raise BadInput("these rounds are over; ask for new ones")
-        self._left = False
-        thread = threading.Thread(target=self._train, name="anyk rounds")
+        if self._begun:
+            raise BadInput("rounds are gone through once; ask for new ones: anyk.rounds(…), with a new cluster")
+        self._begun = True
+        # a daemon: a script that ends in the middle of its loop is not to wait for it; workers end with the driver
+        thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
         try:
             while (step := self._steps.get()) is not None:
                 if self._into is not None:
                     _put_gradient(self._into, step.gradient)
-                yield step
-                if self._into is not None:
-                    step.model = _parameters(self._into)
+                try:
+                    yield step
+                finally:  # also when the loop is left: its last step counts
+                    if self._into is not None:
+                        step.model = _parameters(self._into)
                 self._ends.put(None)
         finally:
             self._left = True
-            self._ends.put(None)  # if it was left early, the run ends with the version that it has
+            self._ends.put(None)
             thread.join()
         if self._error is not None:
             raise self._error
 
+    def stepped(self, step: Step) -> Vector:
+        """Hand a step out, in the run's thread, and wait for the model that is made of it."""
+        if self._left:
+            raise RunFailed("the loop was left while it waited for a gradient")
+        self._steps.put(step)
+        self._ends.get()
+        return step.model
+
     def _train(self) -> None:
         problem, strategy, cluster = self._what
-        own = _HandOver(steps=self._steps, ends=self._ends)
+        own = _HandOver(rounds=self)
         try:
-            self.run = train(problem, strategy, cluster, optimizer=own, watch=self._watch, **self._options)
+            self._run = train(problem, strategy, cluster, optimizer=own, watch=self._watch, **self._options)
         except BaseException as error:
             self._error = error
         finally:
@@ -141,20 +156,25 @@ def rounds(
     """Gradients for a training loop of one's own: ``for step in anyk.rounds(…)``.
 
     Each :class:`Step` has the decoded gradient of the objective (regulariser included) and the model, which the loop
-    changes in place. With ``into``, a PyTorch module whose trainable parameters are the problem's, gradients are put
-    into its parameters' ``grad``, and what its parameters are at the end of the loop's body is the next version: an
-    existing script keeps its optimiser, its scheduler and its clipping. Limits are those of :func:`anyk.train`; leaving
-    the loop early ends the run.
+    changes in place or assigns. With ``into``, a PyTorch module whose trainable parameters are the problem's, the run
+    begins where the module stands, gradients are put into its parameters' ``grad`` (put, not added: ``zero_grad`` is
+    not needed, and before the step it would undo them), and what its parameters are at the end of the loop's body is
+    the next version: an existing script keeps its optimiser, its scheduler and its clipping. The module's buffers and
+    frozen parameters are left alone; workers have those of the problem.
 
-    Raises :class:`~anyk.errors.BadInput` for strategies whose workers take the steps (local updates), and where the
-    module's parameters are not as many as the problem's.
+    Limits are those of :func:`anyk.train`; leaving the loop early, also by an exception, ends the run, and the step at
+    which it was left counts as its last one. The run is ``.run`` of what this returns.
+
+    Raises :class:`~anyk.errors.BadInput` for strategies whose workers take the steps (local updates) or that train
+    several models, and where the module's parameters are not the problem's; the loop raises what the run fails of.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
-    >>> for step in anyk.rounds(problem, "frc:load=2", anyk.clusters.Simulated(workers=4), steps=20):
+    >>> loop = anyk.rounds(problem, "frc:load=2", anyk.clusters.Simulated(workers=4), steps=20)
+    >>> for step in loop:
     ...     step.model -= 0.5 * step.gradient
-    >>> bool(problem.loss(step.model) < problem.loss(problem.initial()))
-    True
+    >>> loop.run.steps, bool(loop.run.loss < problem.loss(problem.initial()))
+    (20, True)
     """
     made = build_strategy(strategy, workers=cluster.workers) if isinstance(strategy, str) else strategy
     if getattr(made, "inner", None) is not None:
@@ -162,26 +182,34 @@ def rounds(
     if len(made.slots) > 1:
         raise BadInput(f"'{made.spec}' trains {len(made.slots)} models; a loop of one's own takes the steps of one")
     if into is not None:
-        w = _parameters(into)
-        if w.size != problem.dimension:
-            raise BadInput(f"the module has {w.size:,} trainable parameters, the problem {problem.dimension:,}")
-        problem = _From(problem, w.astype(problem.dtype, copy=False))
+        problem = _From(problem, _matching(into, problem))
     return Rounds(problem, made, cluster, into, {"steps": steps, "seconds": seconds, "evaluate_every": evaluate_every})
+
+
+def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
+    """The module's trainable parameters; raises where they are not the problem's."""
+    parameters = trained(module)
+    dtype, shapes = dtype_of(parameters), [tuple(parameter.shape) for parameter in parameters]
+    w = _parameters(module)
+    if w.size != problem.dimension:
+        raise BadInput(f"the module has {w.size:,} trainable parameters, the problem {problem.dimension:,}")
+    if shapes != getattr(problem, "shapes", shapes):
+        raise BadInput("the module's parameters have other shapes than the problem's; make the problem of this module")
+    if dtype != problem.dtype:
+        raise BadInput(f"the module's parameters are {dtype}, the problem's {problem.dtype}; they must be the same")
+    return w
 
 
 def _parameters(module: torch.nn.Module) -> Vector:
     """The trainable parameters, in their order, as one vector."""
-    parts = [p.detach().cpu().numpy().reshape(-1) for p in module.parameters() if p.requires_grad]
-    w: Vector = np.concatenate(parts)
+    w: Vector = np.concatenate([parameter.detach().cpu().numpy().reshape(-1) for parameter in trained(module)])
     return w
 
 
 def _put_gradient(module: torch.nn.Module, gradient: Vector) -> None:
     import torch
 
-    at = 0
-    for p in module.parameters():
-        if p.requires_grad:
-            piece = torch.from_numpy(gradient[at : at + p.numel()].copy()).reshape(p.shape)
-            p.grad = piece.to(device=p.device, dtype=p.dtype)
-            at += p.numel()
+    parameters = trained(module)
+    pieces = pieces_of(torch.from_numpy(gradient), [tuple(parameter.shape) for parameter in parameters])
+    for parameter, piece in zip(parameters, pieces, strict=True):
+        parameter.grad = piece.to(parameter.device)
