@@ -276,7 +276,9 @@ def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tor
 
 def even_ends(size: int, most: int) -> list[int]:
     """Where batches of at most ``most`` samples end, as even as possible: batch norm cannot do with a last one of 1."""
-    ends: list[int] = cut(size, -(-size // min(size, most))).tolist()
+    if size <= most:
+        return [0, size]
+    ends: list[int] = cut(size, -(-size // most)).tolist()
     return ends
 
 

@@ -161,10 +161,11 @@ def _approximate(
     wait: str | None = None,
     scaling: Scaling | None = None,
     cancel: CancelMode = "preempt",
+    batch: int = 0,
 ) -> Strategy:
     """ErasureHead's approximate gradient coding: frc stopped early (one reply more than groups, by default)."""
     code = codes.FractionalRepetition(workers, load=load)
-    return CodedRounds(code, wait=wait or min(code.groups + 1, workers), scaling=scaling, cancel=cancel)
+    return CodedRounds(code, wait=wait or min(code.groups + 1, workers), scaling=scaling, cancel=cancel, batch=batch)
 
 
 # the keys that a code's spec gains as a strategy

@@ -32,9 +32,10 @@ class Evaluator:
     """Keeps versions and evaluates them.
 
     On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
-    newest now and then, for at most 5 % of the time, and the rest is evaluated after the run. Of a long run every 2nd,
-    4th, 8th, … version is kept, a few hundred in all, unless ``every`` says otherwise. ``target`` is a value of the
-    metric (without held-out data, of the loss); :attr:`reached` is the first version known to have it.
+    newest now and then, for at most 5 % of the time (with a target, after a second at the latest), and the rest is
+    evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless ``every``
+    says otherwise. ``target`` is a value of the metric (without held-out data, of the loss); :attr:`reached` is the
+    first version known to have it.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Evaluator:
         self.every = every or 1
         self._lock = threading.Lock()
         self._news = threading.Event()
-        self._over = False
+        self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if background:
             self._thread = threading.Thread(target=self._look_now_and_then, name="anyk evaluation", daemon=True)
@@ -142,20 +143,29 @@ class Evaluator:
             self._kept.pop((slot, version), None)
 
     def _look_now_and_then(self) -> None:
-        while not self._over:
+        rest = 0.0  # until when only to take copies
+        while not self._over.is_set():
             self._news.wait()
             self._news.clear()
             clock.sleep(_AFTER)
             self._copy_borrowed()
+            pause = rest - clock.perf_counter()
+            if pause > 0.0:
+                self._over.wait(min(1.0, pause))
+                self._news.set()
+                continue
             with self._lock:
                 owned = self._kept.keys() - set(self._borrowed)
                 newest = max(owned, key=lambda key: key[1], default=None)
-                if newest is None or self._over:
+                if newest is None or self._over.is_set():
                     continue
                 time, w = self._kept[newest]
             began = clock.perf_counter()
             self._evaluate(*newest, time, w)
-            clock.sleep(min(1.0, (clock.perf_counter() - began) / _SHARE))
+            ended = clock.perf_counter()
+            rest = ended + (ended - began) / _SHARE
+            if self.target is not None:  # reached, it is to end the run soon, however long looking takes
+                rest = min(rest, ended + 1.0)
 
     def finish(self) -> list[Evaluation]:
         """Evaluate what was kept and return all, oldest first."""
@@ -166,7 +176,7 @@ class Evaluator:
 
     def stop(self) -> None:
         """End the thread."""
-        self._over = True
+        self._over.set()
         self._news.set()
         if self._thread is not None:
             self._thread.join()
