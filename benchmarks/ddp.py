@@ -21,12 +21,13 @@ import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from common import DATA, show
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import anyk
 from anyk.clusters import Messages
@@ -58,16 +59,20 @@ def problem_of(seed):
 # ----------------------------------------------------------------------------------------------- DDP
 
 
-def rank(number, folder, seed, steps, delays):
-    """One process of DDP; the first one leaves behind when it had which parameters."""
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
+def rank(number, folder, jobs, done):
+    """One process of DDP, with a job at a time; the first one leaves behind when it had which parameters."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=number, world_size=WORKERS)
-    X, y = (torch.from_numpy(np.load(f"{folder}/{name}{number}.npy")) for name in "Xy")
-    rows = torch.from_numpy(np.load(f"{folder}/rows{number}.npy"))
+    while (job := jobs[number].get()) is not None:
+        train(number, folder, *job)
+        if number == 0:
+            done.put(None)
+    dist.destroy_process_group()
+
+
+def train(number, folder, seed, steps, delays):
+    X, y, rows = (torch.from_numpy(np.load(f"{folder}/{name}{number}.npy")) for name in ("X", "y", "rows"))
     module = network(seed)
     trained = DistributedDataParallel(module)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=RATE)
@@ -89,26 +94,46 @@ def rank(number, folder, seed, steps, delays):
     dist.barrier()
     if number == 0:
         np.savez(f"{folder}/found.npz", times=times, versions=versions)
-    dist.destroy_process_group()
 
 
 def flat(module):
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).numpy()
 
 
-def ddp(problem, X, y, seed, steps, delays):
-    """Seconds and parameters of all versions."""
-    ends = np.concatenate(([0], np.cumsum(problem.split(WORKERS).sizes)))
-    draw = Messages(problem.split(WORKERS), seed=seed).rows
-    with tempfile.TemporaryDirectory() as folder:
-        for j in range(WORKERS):
+class Group:
+    """The processes of DDP, started once; between two jobs they wait."""
+
+    def __enter__(self):
+        self.home = tempfile.TemporaryDirectory()
+        context = torch.multiprocessing.get_context("spawn")
+        self.jobs, self.done = [context.SimpleQueue() for _ in range(WORKERS)], context.SimpleQueue()
+        self.processes = torch.multiprocessing.spawn(
+            rank, (self.home.name, self.jobs, self.done), nprocs=WORKERS, join=False
+        )
+        return self
+
+    def __call__(self, problem, X, y, seed, steps, delays):
+        """Seconds and parameters of all versions."""
+        folder, parts = self.home.name, problem.split(WORKERS)
+        ends = np.concatenate(([0], np.cumsum(parts.sizes)))
+        draw = Messages(parts, seed=seed).rows
+        for j, jobs in enumerate(self.jobs):
             chunk = Chunk((j,), (1.0,), batch=BATCH)
             np.save(f"{folder}/X{j}.npy", X[ends[j] : ends[j + 1]])
             np.save(f"{folder}/y{j}.npy", y[ends[j] : ends[j + 1]])
             np.save(f"{folder}/rows{j}.npy", [draw(j, chunk, t) for t in range(steps)])
-        torch.multiprocessing.spawn(rank, (folder, seed, steps, delays), nprocs=WORKERS)
-        with np.load(Path(folder, "found.npz")) as found:
+            jobs.put((seed, steps, delays))
+        while self.done.empty():
+            self.processes.join(timeout=0.2)  # raises what one of them failed of
+        self.done.get()
+        with np.load(f"{folder}/found.npz") as found:
             return found["times"], found["versions"]
+
+    def __exit__(self, *_):
+        for process in self.processes.processes:
+            process.terminate()
+            process.join()
+        self.home.cleanup()
 
 
 # ----------------------------------------------------------------------------------------------- anyk
@@ -138,7 +163,7 @@ def first(problem, found, target):
     sys.exit(f"an accuracy of {target} was not reached, {accuracy:.4f} at the end; take more steps")
 
 
-def with_stragglers(asked):
+def with_stragglers(ddp, asked):
     """(a)"""
     seconds = {way: [] for way in ("DDP", *asked.strategies)}
     for seed in range(asked.seeds):
@@ -160,7 +185,7 @@ def with_stragglers(asked):
         show(f"DDP / {spec}", ratios, "", "at least 3" if spec == best else "")
 
 
-def without(asked):
+def without(ddp, asked):
     """(b)"""
     seconds = {"DDP": [], "uncoded": []}
     for seed in range(asked.seeds):
@@ -184,15 +209,16 @@ def without(asked):
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--delays", default="exp:mean=0.25")
-    options.add_argument("--target", type=float, default=0.94, help="test accuracy to reach")
-    options.add_argument("--steps", type=int, default=70, help="steps of DDP; of the approximations half more")
-    options.add_argument("--plain-steps", type=int, default=40, help="steps without stragglers")
+    options.add_argument("--target", type=float, default=0.93, help="test accuracy to reach")
+    options.add_argument("--steps", type=int, default=55, help="steps of DDP; of the approximations half more")
+    options.add_argument("--plain-steps", type=int, default=30, help="steps without stragglers")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--strategies", nargs="+", default=STRATEGIES)
     options.add_argument("--only", choices=("with", "without"), help="stragglers")
     asked = options.parse_args()
     torch.set_num_threads(1)  # the driver's, too
-    if asked.only != "with":
-        without(asked)
-    if asked.only != "without":
-        with_stragglers(asked)
+    with Group() as ddp:
+        if asked.only != "with":
+            without(ddp, asked)
+        if asked.only != "without":
+            with_stragglers(ddp, asked)

@@ -33,9 +33,9 @@ class Evaluator:
 
     On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
     newest now and then, for at most 5 % of the time (with a target, after a second at the latest), and the rest is
-    evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless ``every``
-    says otherwise. ``target`` is a value of the metric (without held-out data, of the loss); :attr:`reached` is the
-    first version known to have it.
+    evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless
+    ``every`` says otherwise. ``target`` is a value of the metric (without held-out data, of the loss); :attr:`reached`
+    is the first version known to have it.
     """
 
     def __init__(
