@@ -64,11 +64,10 @@ def rank(number, folder, jobs, done):
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=number, world_size=WORKERS)
-    while (job := jobs[number].get()) is not None:
-        train(number, folder, *job)
+    while True:
+        train(number, folder, *jobs[number].get())
         if number == 0:
             done.put(None)
-    dist.destroy_process_group()
 
 
 def train(number, folder, seed, steps, delays):

@@ -539,6 +539,12 @@ def test_an_empty_fleet_is_waited_for() -> None:
     assert list(only(Dispatch, made.on(Joined(6.0, 0))).workers) == [0]
 
 
+def test_agc_is_frc_stopped_early_with_mini_batches_too():
+    made = strategy("agc:load=2,wait=3,batch=16", workers=6)
+    assert made.spec == "frc:load=2,wait=3,batch=16"
+    assert strategy(made.spec, workers=6).spec == made.spec
+
+
 # ------------------------------------------------------------------------------------------- any events at all
 
 Rule = Callable[[int, bool, float, float], bool]  # replies, exact, residual, elapsed

@@ -134,6 +134,31 @@ def test_a_targets_time_is_that_of_the_version_not_of_the_look():
     assert run.time_to_target <= run.seconds
 
 
+@pytest.mark.parametrize("target", [None, 0.9])
+def test_looking_at_versions_keeps_to_its_share_however_long_it_takes(target, monkeypatch):
+    monkeypatch.setattr("anyk.training.evaluation._SHARE", 1e-9)
+    problem = anyk.problems.from_data("digits")
+    evaluator = anyk.training.Evaluator(problem, target=target, every=1, background=True)
+    good = anyk.train(problem, "uncoded", Simulated(4), optimizer=anyk.optimizers.Nesterov(lr=0.15), steps=30).model
+    try:
+        evaluator.keep("model", 1, 0.1, problem.initial())
+        until = time.monotonic() + 60
+        while evaluator.latest is None and time.monotonic() < until:
+            time.sleep(0.01)
+        for version in range(2, 6):
+            evaluator.keep("model", version, version / 10, good)
+        if target is None:
+            time.sleep(1.5)  # of the years that it is to rest
+            assert list(evaluator.done) == [("model", 1)]
+        else:  # which it does not while a target may have been reached
+            while evaluator.reached is None and time.monotonic() < until:
+                time.sleep(0.01)
+            assert evaluator.reached is not None
+    finally:
+        found = evaluator.finish()
+    assert [evaluation.version for evaluation in found] == [1, 2, 3, 4, 5]
+
+
 def test_long_runs_are_evaluated_sparsely():
     run = small("uncoded", steps=3000)
     known = ~np.isnan(run.history["loss"])
