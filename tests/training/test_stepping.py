@@ -293,6 +293,7 @@ def test_modules_that_are_not_the_problems_are_refused():
         (nn.Linear(18, 3).double(), "have other shapes than the problem's"),
         (network(dtype=torch.float32), "the module's parameters are float32, the problem's float64"),
         (nn.Flatten(), "no parameter to train"),
+        (list(network().parameters()), "into must be a PyTorch module, got list"),
     ):
         with pytest.raises(BadInput, match=words):
             anyk.rounds(problem, "uncoded", simulated(), into=module)

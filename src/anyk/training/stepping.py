@@ -54,7 +54,7 @@ class _HandOver(Optimizer):
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
         del state
-        model = self.rounds.stepped(Step(t, gradient.astype(w.dtype), w.copy(), scale))  # both may be kept
+        model = self.rounds.hand_over(Step(t, gradient.astype(w.dtype), w.copy(), scale))  # both may be kept
         if np.shape(model) != w.shape:
             raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
         out = np.empty_like(w) if out is None else out
@@ -107,7 +107,7 @@ class Rounds:
         if self._error is not None:
             raise self._error
 
-    def stepped(self, step: Step) -> Vector:
+    def hand_over(self, step: Step) -> Vector:
         """Hand a step out, in the run's thread, and wait for the model that is made of it."""
         if self._left:
             raise RunFailed("the loop was left while it waited for a gradient")
@@ -188,6 +188,8 @@ def rounds(
 
 def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
     """The module's trainable parameters; raises where they are not the problem's."""
+    if not hasattr(module, "parameters"):
+        raise BadInput(f"into must be a PyTorch module, got {type(module).__name__}")
     parameters = trained(module)
     dtype, shapes = dtype_of(parameters), [tuple(parameter.shape) for parameter in parameters]
     w = _parameters(module)
