@@ -55,9 +55,10 @@ def test_kill_9_at_any_moment_changes_nothing(spec):
     problem = Squares(6)
     cluster = anyk.clusters.Processes(6, delays=anyk.delays.Exponential(mean=0.01), seed=1)
     rng = np.random.default_rng(0)
-    stop = threading.Event()
+    stop, begun = threading.Event(), threading.Event()
 
     def kill_some():
+        begun.wait()
         while not stop.wait(0.3):
             pid = dict(cluster.pids).get(int(rng.integers(6)))
             if pid is not None:
@@ -67,9 +68,11 @@ def test_kill_9_at_any_moment_changes_nothing(spec):
     killer = threading.Thread(target=kill_some)
     killer.start()
     try:
-        run = anyk.train(problem, spec, cluster, optimizer=anyk.optimizers.GD(lr=0.5), steps=200)
+        optimizer = anyk.optimizers.GD(lr=0.5)
+        run = anyk.train(problem, spec, cluster, optimizer=optimizer, steps=200, watch=lambda *_: begun.set())
     finally:
         stop.set()
+        begun.set()
         killer.join()
     assert np.allclose(run.model, plain_descent(problem, 200), rtol=1e-9)
     assert any(note["kind"] == "lost" and "SIGKILL" in note["text"] for note in run.notes)
@@ -90,7 +93,11 @@ def test_kill_9_while_a_reply_is_being_written():
 
 def test_a_worker_that_dies_at_once_is_given_up_by_name():
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.02))
-    run = anyk.train(Squares(4, faults={1: "die"}), "frc:stragglers=1", cluster, steps=30)
+
+    def watch(driver, evaluator):  # however long a machine under load takes to start it again
+        driver.reached = cluster._posts[1].deaths == 3
+
+    run = anyk.train(Squares(4, faults={1: "die"}), "frc:stragglers=1", cluster, steps=3000, watch=watch)
     gone = [note["text"] for note in run.notes if note["kind"] == "given up"]
     assert len(gone) == 1
     assert "worker 1" in gone[0]

@@ -165,7 +165,7 @@ def test_what_cannot_work_is_said():
         ((fits, p, x), {"reduction": "none"}, "its mean or its sum, got reduction 'none'"),
         ((fits, p, x), {"l2": float("nan")}, "l2 must be a finite number of at least 0, got nan"),
         ((fits, p, x), {"metrics": {}}, "metrics must name at least one function"),
-        ((fits, p, x), {"workers": "torch"}, "workers must be 'jax', got 'torch'"),
+        ((fits, p, x), {"workers": "torch"}, "workers must be 'jax' or 'numpy', got 'torch'"),
     ]
     for arguments, options, sentence in bad:
         with pytest.raises(BadInput, match=sentence):
