@@ -147,3 +147,17 @@ def test_an_unstable_draw_is_refused_with_what_works(monkeypatch: pytest.MonkeyP
         BadInput, match=r"cyclic:stragglers=3 cannot be built stably for 9 workers .*; use frc:stragglers=3, which"
     ):
         CyclicRepetition(9, stragglers=3, seed=1).rows  # noqa: B018
+
+
+def test_where_the_quick_svd_gives_up_another_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it was seen not to converge on matrices that it does well a moment later."""
+    expected, lost = CyclicRepetition(12, stragglers=3, seed=1), np.array([2, 3, 9])
+    weights = expected._drawn.weights(lost)
+
+    def gives_up(matrix: object) -> None:
+        raise np.linalg.LinAlgError("SVD did not converge")
+
+    monkeypatch.setattr(np.linalg, "svd", gives_up)
+    again = CyclicRepetition(12, stragglers=3, seed=1)
+    assert np.allclose(dense(again), dense(expected), atol=1e-10)
+    assert np.allclose(again._drawn.weights(lost), weights, atol=1e-8)

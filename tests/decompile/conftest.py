@@ -1,14 +1,7 @@
-"""This room computes; what its tests start, they wait for (subprocess.run), so nothing is looked for after each."""
-
 from __future__ import annotations
 
 import jax
 import pytest
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> None:
-    """In place of the look through all processes, and all of JAX's objects, which costs more than these tests."""
 
 
 @pytest.fixture

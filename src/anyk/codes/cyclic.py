@@ -114,7 +114,10 @@ class CyclicRepetition(Code):
         gaussian = random.standard_normal((n, s))
         check = np.linalg.qr(gaussian - gaussian.mean(axis=0))[0].T
         blocks = check[:, self._supports].transpose(1, 0, 2)  # worker x s x (s + 1)
-        values = np.linalg.svd(blocks)[2][:, -1, :]
+        try:
+            values = np.linalg.svd(blocks)[2][:, -1, :]
+        except np.linalg.LinAlgError:
+            values = np.stack([_svd(block)[2][-1] for block in blocks])
         values *= np.where(values.sum(axis=1) < 0, -1.0, 1.0)[:, None]
         return _Draw(self._supports, values.astype(np.float64))
 
@@ -122,6 +125,17 @@ class CyclicRepetition(Code):
         if self.workers - len(replies) > self.tolerates:
             return super()._solve(replies)
         return self._drawn.weights(np.setdiff1d(np.arange(self.workers), replies))
+
+
+def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
+    """Singular values and vectors. LAPACK's quick algorithm gives up now and then on a matrix that is none too hard."""
+    try:
+        left, singular, right = np.linalg.svd(matrix)
+    except np.linalg.LinAlgError:
+        from scipy.linalg import svd
+
+        left, singular, right = svd(matrix, lapack_driver="gesvd")
+    return left, singular, right
 
 
 class _Draw:
@@ -137,7 +151,7 @@ class _Draw:
         n, rank = self._n, self._n - self._s
         dense = np.zeros((n, n))
         dense[np.arange(n)[:, None], self.supports] = self.values
-        left, singular, right = np.linalg.svd(dense)
+        left, singular, right = _svd(dense)
         inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T
         return inverse.astype(np.float64), left[:, rank:].astype(np.float64)
 
@@ -158,7 +172,9 @@ class _Draw:
         inverse, null = self._dense
         if not len(lost):
             return lambda target: target @ inverse
-        fit = np.linalg.pinv(null[lost])
+        left, singular, right = _svd(null[lost])
+        kept = singular > np.finfo(float).eps * singular[0]
+        fit = (right[: len(lost)][kept].T / singular[kept]) @ left[:, kept].T
 
         def solve(target: Floats) -> Floats:
             weights: Floats = target @ inverse
