@@ -41,21 +41,6 @@ def test_a_lost_worker_that_is_a_process() -> None:
     check_a_lost_worker(MAKERS["processes"], lambda cluster, worker: os.kill(cluster.pids[worker], signal.SIGKILL))
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[str, dict[str, str]]:
-    """Once for all tests of the group, which one process runs. What the programs told, by cluster and check: '' for what held."""
-    found = {}
-    for name, command in {
-        "ray": [sys.executable, str(HERE / "conform.py"), "ray"],
-        "mpi": [mpiexec(), "-n", "7", sys.executable, str(HERE / "conform.py"), "mpi"],
-    }.items():
-        done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-        found[name] = dict(lines)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return found
-
-
 def mpiexec() -> str:
     """Of this environment, else of the machine."""
     own = Path(sys.executable).with_name("mpiexec")
@@ -64,24 +49,26 @@ def mpiexec() -> str:
     return found
 
 
-@pytest.mark.xdist_group("told")
-@pytest.mark.parametrize("check", NAMES)
-def test_ray_conforms(told: dict[str, dict[str, str]], check: str) -> None:
-    assert told["ray"][check] == ""
+def told(*command: str) -> dict[str, str]:
+    """What a program told, by check: '' for what held."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
 
 
-@pytest.mark.xdist_group("told")
-@pytest.mark.parametrize("check", [name for name in NAMES if name != "check_a_lost_worker"])
-def test_mpi_conforms(told: dict[str, dict[str, str]], check: str) -> None:
-    """A rank cannot be started anew: what becomes of one that dies is in test_mpi."""
-    assert told["mpi"][check] == ""
+def test_ray_conforms() -> None:
+    """On two nodes; also a machine that leaves and one that comes, a gradient that exits, processes left behind."""
+    assert told(sys.executable, str(HERE / "conform.py"), "ray") == dict.fromkeys(
+        [*NAMES, "nodes", "exits", "leaks"], ""
+    )
 
 
-@pytest.mark.xdist_group("told")
-@pytest.mark.parametrize(("cluster", "what"), [("ray", "nodes"), ("ray", "exits"), ("ray", "leaks"), ("mpi", "go_on")])
-def test_what_else_was_tried(told: dict[str, dict[str, str]], cluster: str, what: str) -> None:
-    """Machines that leave and come, a gradient that exits, processes left behind, many steps with stragglers."""
-    assert told[cluster][what] == ""
+def test_mpi_conforms() -> None:
+    """Also many steps with stragglers; a rank cannot be started anew: of one that dies see test_mpi."""
+    names = [name for name in NAMES if name != "check_a_lost_worker"]
+    assert told(mpiexec(), "-n", "7", sys.executable, str(HERE / "conform.py"), "mpi") == dict.fromkeys(
+        [*names, "go_on"], ""
+    )
 
 
 def test_the_suite_notices_a_cluster_that_adds_wrongly() -> None:
