@@ -237,6 +237,15 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path):
     assert resumed.exit_code == 0, resumed.output
 
 
+def test_long_names_stand_in_one_piece(tmp_path):
+    """Who copies a path from the output must get it whole, whatever its length and its brackets."""
+    folder = tmp_path / ("a-long-name-" * 15) / "run[bold]"
+    result = run("train", *SMALL, "--steps", "2", "--quiet", "--out", str(folder))
+    assert result.exit_code == 0 and f"run: {folder}\n" in result.output
+    picture = tmp_path / ("a-long-name-" * 15) / "run[bold].png"
+    assert f"picture: {picture}\n" in run("show", str(folder), "--picture", str(picture)).output
+
+
 def anyk_steps(folder):
     try:
         found = anyk.Run.open(folder)

@@ -6,7 +6,8 @@ import click
 
 from anyk.cli import main
 from anyk.cli.lists import list_entries
-from anyk.cli.options import join_cluster, json_option, plugin_option, write_json
+from anyk.cli.options import join_cluster, json_option, plugin_option
+from anyk.cli.output import people, say, write_json
 
 
 @main.group(invoke_without_command=True)
@@ -39,18 +40,12 @@ def check(spec: str, workers: int, steps: int, json_file: str | None) -> None:
         tell=lambda text: click.echo(f"· {text}", err=True),
     )
     if json_file != "-":
-        from rich.console import Console
-
-        console = Console(width=120)
-        console.print(
+        say(
+            people(None),
             f"{speed.spec}: {speed.workers} workers ready after {speed.start:.2f} s, "
             f"latency {1e3 * speed.latency:.2f} ms",
-            highlight=False,
-        )
-        console.print(speed_table(speed))
-        console.print(
+            speed_table(speed),
             "round trip: one worker gets a model and answers; step: all do; floor: adding up the answers here",
-            highlight=False,
         )
     rows = [each._asdict() | {"bandwidth": speed.bandwidth(each)} for each in speed.speeds]
     write_json(speed._asdict() | {"speeds": rows}, json_file)

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, plugin_option, write_json
+from anyk.cli.options import json_option, plugin_option
+from anyk.cli.output import people, say, write_json
 
 workers_option = click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n.")
 
@@ -16,13 +17,7 @@ def _print(*things: Any, json_file: str | None) -> None:
     """Show things to people, unless standard output carries JSON."""
     if json_file == "-":
         return
-    import sys
-
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    for thing in things:
-        console.print(thing, highlight=False, markup=False, soft_wrap=isinstance(thing, str))
+    say(people(None, width=140), *things)
 
 
 @main.group(invoke_without_command=True)

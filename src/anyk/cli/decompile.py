@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, write_json
+from anyk.cli.options import json_option
+from anyk.cli.output import write_json
 from anyk.errors import BadInput, MissingPackage
 
 _TYPES = {

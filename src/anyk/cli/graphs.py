@@ -6,7 +6,8 @@ import click
 
 from anyk.cli import main
 from anyk.cli.lists import list_entries
-from anyk.cli.options import json_option, plugin_option, write_json
+from anyk.cli.options import json_option, plugin_option
+from anyk.cli.output import write_json
 
 
 @main.group(invoke_without_command=True)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, plugin_option, write_json
+from anyk.cli.options import json_option, plugin_option
+from anyk.cli.output import write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
 from collections.abc import Callable
@@ -190,17 +189,3 @@ def show_settings(ctx: click.Context) -> None:
             click.echo(
                 f"{parameter.name.replace('_', '-'):<12} {text:<44} {sources.get(source.name if source else '', '')}"
             )
-
-
-def write_json(value: Any, file: str | None) -> None:
-    """Write a result where ``--json`` says."""
-    if file is None:
-        return
-    text = json.dumps(value, indent=2)
-    if file == "-":
-        click.echo(text)
-        return
-    try:
-        Path(file).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"the file '{file}' cannot be written ({error.strerror})") from None

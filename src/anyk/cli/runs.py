@@ -19,8 +19,8 @@ from anyk.cli.options import (
     new_folder,
     plugin_option,
     show_settings,
-    write_json,
 )
+from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -54,15 +54,6 @@ def _variant(problem: Any, number: int) -> Any:
         problem.X, problem.y, hidden=problem.hidden, seed=seed, l2=problem.l2, X_test=problem.X_test,
         y_test=problem.y_test, recipe=recipe | {"model": f"{name}:{keys}"},
     )  # fmt: skip
-
-
-def _console(json_file: str | None) -> Console:
-    """Where people read; standard error when standard output carries JSON."""
-    from rich.console import Console
-
-    to_errors = json_file == "-"
-    terminal = (sys.stderr if to_errors else sys.stdout).isatty()
-    return Console(stderr=to_errors, width=None if terminal else 120)
 
 
 def _interrupted(folder: str | Path | None) -> None:
@@ -122,7 +113,7 @@ def train(
     problem = make_problem(given)
     optimizer = make_optimizer(problem, given)
     folder = Path(given["out"]) if given["out"] else new_folder("train")
-    console = _console(given["json_file"])
+    console = people(given["json_file"])
     try:
         with Progress(console, quiet=given["quiet"]) as progress:
             training: Any = run_training
@@ -142,8 +133,7 @@ def train(
             )
     except KeyboardInterrupt:
         _interrupted(folder)
-    console.print(race_table([run]))
-    console.print(f"run: {folder}", highlight=False)
+    say(console, race_table([run]), f"run: {folder}")
     write_json(run.report(), given["json_file"])
 
 
@@ -156,13 +146,13 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
 
     problem = make_problem(given)
     folder = Path(given["out"]) if given["out"] else new_folder("train")
-    console = _console(given["json_file"])
+    console = people(given["json_file"])
 
-    def say(spec: str, candidates: Sequence[Candidate]) -> None:
+    def tell(spec: str, candidates: Sequence[Candidate]) -> None:
         if candidates:
-            console.print(candidates_text(candidates), highlight=False, soft_wrap=True, markup=False)
+            say(console, candidates_text(candidates))
         if not given["quiet"]:
-            console.print(f"· {spec}", highlight=False)
+            say(console, f"· {spec}")
 
     names = ("workers", "cluster", "delays", "communication", "seed", "steps", "seconds", "target")
     try:
@@ -173,7 +163,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
                 optimizer=make_optimizer(problem, given),
                 out=folder,
                 watch=progress,
-                before=say,
+                before=tell,
                 **{name: given[name] for name in names},
             )
     except KeyboardInterrupt:
@@ -181,10 +171,10 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
             _interrupted(folder / "run")
         click.echo("anyk: interrupted in the probe; begin again", err=True)
         sys.exit(130)
-    console.print(race_table(tuned.runs))
+    say(console, race_table(tuned.runs))
     if tuned.choice is None:
-        console.print("a limit was reached in the probe: nothing was chosen", highlight=False)
-    console.print(f"run: {tuned.run.path}", highlight=False)
+        say(console, "a limit was reached in the probe: nothing was chosen")
+    say(console, f"run: {tuned.run.path}")
     chosen = {"choice": [vars(one) for one in tuned.candidates], "seconds": tuned.seconds}
     report = setup(tuned.run.config) | {"runs": [run.result() for run in tuned.runs]} | chosen
     write_json(report, given["json_file"])
@@ -220,16 +210,16 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
     from anyk.training import race as run_race
 
     folder = Path(given["out"]) if given["out"] else new_folder("race")
-    console = _console(given["json_file"])
+    console = people(given["json_file"])
     file = Path(picture) if picture else folder / "race.png"
     _check_picture()
     problem = make_problem(given)
     optimizer = make_optimizer(problem, given)
-    console.print(
+    say(
+        console,
         f"{given['problem'] or given['data'] + ', ' + given['model']}: {problem.samples:,} rows, "
         f"{problem.dimension:,} parameters; "
         f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}",
-        highlight=False,
     )
     try:
         with Progress(console, quiet=given["quiet"]) as progress:
@@ -247,13 +237,13 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
                 target=given["target"],
                 out=folder,
                 watch=progress,
-                before=lambda spec: None if given["quiet"] else console.print(f"· {spec}", highlight=False),
+                before=lambda spec: None if given["quiet"] else say(console, f"· {spec}"),
             )
     except KeyboardInterrupt:
         _interrupted(folder / "…")
-    console.print(race_table(result.runs))
+    say(console, race_table(result.runs))
     plot(result.runs, file, of=curve)
-    console.print(f"picture: {file}", highlight=False)
+    say(console, f"picture: {file}")
     write_json(result.report(), given["json_file"])
 
 
@@ -284,13 +274,13 @@ def resume(
     from anyk.training.run import read_config
 
     join_cluster(read_config(Path(run))["cluster"])
-    console = _console(json_file)
+    console = people(json_file)
     try:
         with Progress(console, quiet=quiet) as progress:
             done = resume_training(run, steps=steps, seconds=seconds, target=target, watch=progress)
     except KeyboardInterrupt:
         _interrupted(run)
-    console.print(race_table([done]))
+    say(console, race_table([done]))
     write_json(done.report(), json_file)
 
 
@@ -306,7 +296,7 @@ def show(run: str, step: int | None, picture: str | None, curve: Any, json_file:
     from anyk.training import Run
 
     found = Run.open(run)
-    console = _console(json_file)
+    console = people(json_file)
     if step is not None:
         _show_receipt(console, found, step)
     else:
@@ -325,19 +315,19 @@ def show(run: str, step: int | None, picture: str | None, curve: Any, json_file:
         )
         for key in keys:
             if key == "strategy":
-                console.print(f"{key:<10} {_expanded(found)}", highlight=False)
+                say(console, f"{key:<10} {_expanded(found)}")
             elif found.config.get(key) is not None:
-                console.print(f"{key:<10} {found.config[key]}", highlight=False)
-        console.print(race_table([found]))
+                say(console, f"{key:<10} {found.config[key]}")
+        say(console, race_table([found]))
         books = found.books
         if books:
             ended = "  ".join(f"{key} {value}" for key, value in books.items() if value and key != "unusable")
-            console.print(f"chunks: {ended}", highlight=False)
+            say(console, f"chunks: {ended}")
         for note in found.notes:
-            console.print(f"{note['time']:9.3f} s  {note['kind']}: {note['text']}", highlight=False)
+            say(console, f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
     if picture is not None:
         plot(found, picture, of=curve)
-        console.print(f"picture: {picture}", highlight=False)
+        say(console, f"picture: {picture}")
     write_json(found.report(), json_file)
 
 
@@ -356,18 +346,15 @@ def _expanded(run: Run) -> str:
 
 def _show_receipt(console: Console, run: Run, step: int) -> None:
     receipt = run.receipt(step)
-    console.print(
-        f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}",
-        highlight=False,
-    )
-    console.print("partitions counted with weight:", highlight=False)
-    console.print("  " + " ".join(f"{weight:.3g}" for weight in receipt.weights), highlight=False)
-    console.print(f"{len(receipt.used)} messages used:", highlight=False)
+    say(console, f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}")
+    say(console, "partitions counted with weight:")
+    say(console, "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights))
+    say(console, f"{len(receipt.used)} messages used:")
     for worker, task, weight, staleness in receipt.used:
-        console.print(f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}", highlight=False)
-    console.print(f"{len(receipt.cut_off)} cut off:", highlight=False)
+        say(console, f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}")
+    say(console, f"{len(receipt.cut_off)} cut off:")
     for cut in receipt.cut_off:
-        console.print(f"  {cut}", highlight=False)
+        say(console, f"  {cut}")
 
 
 @main.command()

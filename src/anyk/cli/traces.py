@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, write_json
+from anyk.cli.options import json_option
+from anyk.cli.output import write_json
 from anyk.errors import BadInput
 
 _mu = click.option("--mu", type=float, default=1.0, show_default=True,

@@ -49,7 +49,7 @@ class Progress:
         if self._live is not None:
             self._live.update(Text(describe(driver, evaluator), overflow="ellipsis", no_wrap=True), refresh=True)
         elif not first:  # a run's first step says nothing yet
-            self._console.print(describe(driver, evaluator), highlight=False)
+            self._console.print(describe(driver, evaluator), highlight=False, markup=False, soft_wrap=True)
 
 
 def describe(driver: Driver, evaluator: Evaluator) -> str:
