@@ -5,16 +5,12 @@ each and one back, messages in shared memory, the same products, the same additi
 death, no cancel, no log. Both run in turn, in one go.
 """
 
-import gc
 import mmap
-import os
-import select
 import statistics
-import struct
 import time
 
 import numpy as np
-from common import WORKERS, accelerated, amazon, processes, show
+from common import WORKERS, BareWorkers, accelerated, amazon, processes, show
 
 import anyk
 from anyk.clusters import Messages
@@ -30,26 +26,13 @@ def bare(problem, spec):
     partitions = problem.split(strategy.partitions)
     messages = Messages(partitions)
     work = [Chunk(*row) for row in strategy.code.rows]
-    sizes = [messages.length(chunk.partitions) for chunk in work]
     model = np.frombuffer(mmap.mmap(-1, problem.dimension * 8))
-    buffers = [np.frombuffer(mmap.mmap(-1, size * 8)) for size in sizes]
-    back_read, back_write = os.pipe()
-    bells = [os.pipe() for _ in range(WORKERS)]
-    gc.freeze()
-    pids = []
-    for i in range(WORKERS):
-        pid = os.fork()
-        if pid == 0:
-            for j, (_, bell) in enumerate(bells):
-                os.close(bell)
-                if j != i:
-                    os.close(bells[j][0])
-            messages.places(work[i].partitions)
-            while select.select([bells[i][0]], [], [])[0] and os.read(bells[i][0], 1):
-                messages.encode(work[i], model, buffers[i])
-                os.write(back_write, struct.pack("=i", i))
-            os._exit(0)
-        pids.append(pid)
+
+    def encode(i, buffer):
+        messages.places(work[i].partitions)
+        messages.encode(work[i], model, buffer)
+
+    workers = BareWorkers([messages.length(chunk.partitions) for chunk in work], encode)
     optimizer = accelerated()
     w = problem.initial()
     state = optimizer.start(w)
@@ -57,28 +40,18 @@ def bare(problem, spec):
     for t in range(STEPS):
         began = time.perf_counter()
         model[:] = w
-        for _, bell in bells:
-            os.write(bell, b"!")
         decoder = strategy.code.decoder()
-        arrived = 0
-        while arrived < WORKERS:  # all of them: a worker that is not waited for would be in the next step's way
-            select.select([back_read], [], [])
-            for (i,) in struct.iter_unpack("=i", os.read(back_read, 4096)):
-                decoder.add(i)
-                arrived += 1
+        for i in workers.gather():
+            decoder.add(i)
         replies, weights, *_ = decoder.select()
-        gradient = messages.add_up([(work[i].partitions, buffers[i], a) for i, a in zip(replies, weights, strict=True)])
+        gradient = messages.add_up(
+            [(work[i].partitions, workers.buffers[i], a) for i, a in zip(replies, weights, strict=True)]
+        )
         gradient /= problem.samples
         gradient += problem.l2 * w
         w = optimizer.step(w, gradient, state, t)
         times.append(time.perf_counter() - began)
-    for read, bell in bells:
-        os.close(bell)
-        os.close(read)
-    os.close(back_read)
-    os.close(back_write)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    workers.close()
     return statistics.median(times)
 
 

@@ -10,15 +10,12 @@ the same with non-blocking messages and sleeps between looks, for fewer cores th
 """
 
 import mmap
-import os
-import select
 import statistics
-import struct
 import sys
 import time
 
 import numpy as np
-from common import WORKERS, show
+from common import WORKERS, BareWorkers, show
 
 import anyk
 from anyk.training.checking import cluster_speed
@@ -38,46 +35,22 @@ def timed(step):
 
 
 def bare_processes():
-    model = np.frombuffer(mmap.mmap(-1, BYTES))
-    buffers = [np.frombuffer(mmap.mmap(-1, BYTES)) for _ in range(WORKERS)]
-    back_read, back_write = os.pipe()
-    bells = [os.pipe() for _ in range(WORKERS)]
-    pids = []
-    for i in range(WORKERS):
-        pid = os.fork()
-        if pid == 0:
-            for j, (read, bell) in enumerate(bells):
-                os.close(bell)
-                if j != i:
-                    os.close(read)
-            gradient = np.ones(BYTES // 8)
-            while os.read(bells[i][0], 1):
-                buffers[i][:] = gradient
-                os.write(back_write, struct.pack("=i", i))
-            os._exit(0)
-        pids.append(pid)
+    model, gradient = np.frombuffer(mmap.mmap(-1, BYTES)), np.ones(BYTES // 8)
     w, total = np.zeros(BYTES // 8), np.zeros(BYTES // 8)
+
+    def write(_, buffer):
+        buffer[:] = gradient
+
+    workers = BareWorkers([BYTES // 8] * WORKERS, write)
 
     def step():
         model[:] = w
         total.fill(0.0)
-        for _, bell in bells:
-            os.write(bell, b"!")
-        arrived = 0
-        while arrived < WORKERS:
-            select.select([back_read], [], [])
-            for (i,) in struct.iter_unpack("=i", os.read(back_read, 4096)):
-                np.add(total, buffers[i], out=total)
-                arrived += 1
+        for i in workers.gather():
+            np.add(total, workers.buffers[i], out=total)
 
     seconds = timed(step)
-    for read, bell in bells:
-        os.close(bell)
-        os.close(read)
-    os.close(back_read)
-    os.close(back_write)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    workers.close()
     return seconds
 
 
@@ -177,5 +150,4 @@ if __name__ == "__main__":
             for polite, times in enumerate(floors.values()):
                 times.append(bare_mpi(comm, bool(polite)))
         comm.Barrier()
-        again = {way: iter(times) for way, times in floors.items()}
-        report(name, {way: (lambda times=times: next(times)) for way, times in again.items()}, "at most 1.2")
+        report(name, {way: iter(times).__next__ for way, times in floors.items()}, "at most 1.2")

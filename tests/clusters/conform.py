@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import anyk
 from anyk.clusters import Cluster, Mpi, Ray
 from anyk.testing import Squares
@@ -37,9 +39,45 @@ def over(pids: set[int], within: float = 20.0) -> set[int]:
     return pids
 
 
+class Own(Squares):
+    """A problem whose partitions are of a class that no other program can import."""
+
+    def split(self, partitions: int, shares: Any = None) -> Any:
+        made = super().split(partitions, shares)
+        return Doubled(made)
+
+
+class Doubled:
+    """Partial gradients of Squares, twice."""
+
+    def __init__(self, of: Any) -> None:
+        self.of, self.sizes, self.dimension, self.dtype = of, of.sizes, of.dimension, of.dtype
+
+    def load(self, partitions: Any) -> None:
+        self.of.load(partitions)
+
+    def support(self, partition: int) -> Any:
+        return self.of.support(partition)
+
+    def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
+        return 2 * self.of.partial_gradient(partition, w, rows)
+
+
+def partitions_by_value(make: Callable[[int, Any], Cluster]) -> None:
+    """What a script itself defines reaches the workers, and they compute with it what the simulator does."""
+    simulated = anyk.clusters.Simulated
+    found = anyk.train(Own(4), "frc:stragglers=1", make(4, None), steps=5).model
+    assert np.array_equal(found, anyk.train(Own(4), "frc:stragglers=1", simulated(4), steps=5).model)
+    assert not np.array_equal(found, anyk.train(Squares(4), "frc:stragglers=1", simulated(4), steps=5).model)
+
+
 def through_mpi() -> None:
+    def make(workers: int, delays: Any) -> Cluster:
+        return Mpi(workers, delays=delays)
+
     for check in CHECKS:
-        tell(check.__name__, lambda check=check: check(lambda n, delays: Mpi(n, delays=delays)))
+        tell(check.__name__, lambda check=check: check(make))
+    tell("by_value", lambda: partitions_by_value(make))
 
     def go_on() -> None:
         """Many steps whose last workers are cut off each time: mail is always on its way somewhere."""
@@ -54,8 +92,16 @@ def through_ray() -> None:
     from ray.cluster_utils import Cluster as Nodes
 
     nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
-    second = nodes.add_node(num_cpus=4)
-    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        second = nodes.add_node(num_cpus=4)
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+        on_two_machines(nodes, second)
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def on_two_machines(nodes: Any, second: Any) -> None:
     made: list[Ray] = []
 
     def make(workers: int, delays: Any) -> Cluster:
@@ -64,6 +110,7 @@ def through_ray() -> None:
 
     for check in CHECKS:
         tell(check.__name__, lambda check=check: check(make))
+    tell("by_value", lambda: partitions_by_value(make))
     tell("check_a_lost_worker", lambda: check_a_lost_worker(make, lambda c, i: os.kill(c.pids[i], signal.SIGKILL)))
 
     def come_and_go() -> None:
@@ -103,8 +150,6 @@ def through_ray() -> None:
         assert not over(set(pids)), "actors have outlived their clusters"
 
     tell("leaks", leaks)
-    ray.shutdown()
-    nodes.shutdown()
 
 
 if __name__ == "__main__":

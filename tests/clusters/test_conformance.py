@@ -59,7 +59,7 @@ def told(*command: str) -> dict[str, str]:
 def test_ray_conforms() -> None:
     """On two nodes; also a machine that leaves and one that comes, a gradient that exits, processes left behind."""
     assert told(sys.executable, str(HERE / "conform.py"), "ray") == dict.fromkeys(
-        [*NAMES, "nodes", "exits", "leaks"], ""
+        [*NAMES, "by_value", "nodes", "exits", "leaks"], ""
     )
 
 
@@ -67,7 +67,7 @@ def test_mpi_conforms() -> None:
     """Also many steps with stragglers; a rank cannot be started anew: of one that dies see test_mpi."""
     names = [name for name in NAMES if name != "check_a_lost_worker"]
     assert told(mpiexec(), "-n", "7", sys.executable, str(HERE / "conform.py"), "mpi") == dict.fromkeys(
-        [*names, "go_on"], ""
+        [*names, "by_value", "go_on"], ""
     )
 
 

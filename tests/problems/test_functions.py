@@ -64,7 +64,7 @@ def script(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "beside_it", None)
     monkeypatch.delitem(sys.modules, "beside_it")
     yield file
-    for name in ("beside_it", "anyk_problem_my_script"):
+    for name in ("beside_it", "anyk_file_my_script"):
         sys.modules.pop(name, None)
 
 

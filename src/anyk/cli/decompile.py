@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +11,7 @@ from anyk.cli import main
 from anyk.cli.options import json_option
 from anyk.cli.output import write_json
 from anyk.errors import BadInput, MissingPackage
+from anyk.named import function_named
 
 _TYPES = {
     "bool": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16",
@@ -41,7 +38,7 @@ def decompile(function: str, arguments: str, target: str, grad: bool, out: str |
     """
     from anyk.decompile import to_python
 
-    found, examples = _function(function), _examples(arguments)
+    (found, _), examples = function_named(function, "function"), _examples(arguments)
     if grad:
         found = _gradient(found)
     source = to_python(found, *examples, target="numpy" if target == "numpy" else "jax")
@@ -51,38 +48,6 @@ def decompile(function: str, arguments: str, target: str, grad: bool, out: str |
     elif json_file != "-":
         click.echo(source.text, nl=False)
     write_json({"function": function, "target": target, "digest": source.digest, "text": source.text}, json_file)
-
-
-def _function(spec: str) -> Any:
-    """A function from where it is."""
-    place, _, name = spec.rpartition(":")
-    if not place or not name:
-        raise BadInput(f"the function is asked for as module:function or file.py:function, got '{spec}'")
-    try:
-        if place.endswith(".py"):
-            if not Path(place).is_file():
-                raise BadInput(f"no file '{place}'")
-            made = importlib.util.spec_from_file_location(Path(place).stem, place)
-            assert made is not None and made.loader is not None
-            module = importlib.util.module_from_spec(made)
-            sys.modules.setdefault(made.name, module)
-            made.loader.exec_module(module)
-        else:
-            sys.path.insert(0, "")  # modules of the folder that the command is run in
-            try:
-                module = importlib.import_module(place)
-            finally:
-                sys.path.remove("")
-    except BadInput:
-        raise
-    except Exception as error:
-        raise BadInput(f"'{place}' cannot be imported: {type(error).__name__}: {error}") from None
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise BadInput(f"'{place}' has no function '{name}'")
-    return found
 
 
 def _examples(text: str) -> list[Any]:

@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,14 +67,16 @@ class MailedPost(Post):
         self.here = True  # whether its clock is the driver's
 
 
-class Mailed(Remote[MailedPost]):
+M = TypeVar("M", bound=MailedPost)
+
+
+class Mailed(Remote[M]):
     """The driver's side of clusters without shared memory."""
 
-    def __init__(self, workers: int, posts: list[Any], **options: Any) -> None:
+    def __init__(self, workers: int, posts: list[M], **options: Any) -> None:
         super().__init__(workers, posts, **options)
         self._models: dict[tuple[str, int], Vector] = {}
         self._blanks: dict[str, Vector] = {}
-        self._dimension = 0
         self.pids: dict[int, int] = {}
 
     @abstractmethod
@@ -90,7 +92,7 @@ class Mailed(Remote[MailedPost]):
     def blank(self, slot: str) -> Vector:
         """See :meth:`Cluster.blank`."""
         if slot not in self._blanks:
-            self._blanks[slot] = np.empty(self._dimension, dtype=self._dtype)
+            self._blanks[slot] = np.empty(self._messages.partitions.dimension, dtype=self._dtype)
         return self._blanks[slot]
 
     def publish(self, slot: str, version: int, w: Vector) -> None:
@@ -161,7 +163,7 @@ class Mailed(Remote[MailedPost]):
         self._send(worker, Mail(post.number, self._orders(post), there, fresh))
         post.has = frozenset(there)
 
-    def _reborn(self, post: MailedPost) -> None:
+    def _reborn(self, post: M) -> None:
         """A new life of a worker begins with nothing."""
         post.incarnation += 1
         post.has = frozenset()

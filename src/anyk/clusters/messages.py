@@ -21,11 +21,6 @@ from anyk.protocol import Chunk
 _POSITIVE = 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
 
 
-def digest(payload: NDArray[np.uint8]) -> int:
-    """Wrapping sum of a payload's 8-byte words."""
-    return int(np.add.reduce(payload.view(np.uint64))) & _POSITIVE
-
-
 def lie(message: Vector) -> None:
     """What a worker does that is told to lie: it sends -100 times its message (the reverse attack)."""
     message *= -100.0

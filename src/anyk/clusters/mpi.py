@@ -360,7 +360,7 @@ def _ranks() -> _Ranks:
     return _Ranks(_world())
 
 
-class Mpi(Mailed):
+class Mpi(Mailed[MailedPost]):
     """MPI ranks, one a worker; the program is started by ``mpiexec`` with one rank more than there are workers.
 
     On all ranks but the first, making the first of these clusters is where the program ends. Ranks that are not needed
@@ -410,15 +410,10 @@ class Mpi(Mailed):
     ) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         del covers  # messages have the room they need
-        if partitions is None:
-            raise BadInput("cluster 'mpi' needs a problem to work on; for timing alone use 'simulated'")
-        if self.run:
-            raise BadInput("this cluster is in use already; make one for each run")
         ranks = self._ranks
         if ranks.open is not None:
             raise BadInput("the MPI ranks are at work for another run; close its cluster first")
-        self._frame = self._set_out(partitions, total, slots, blocks, local)
-        self._dimension = partitions.dimension
+        partitions, self._frame = self._set_out(partitions, total, slots, blocks, local)
         self._holdings = holdings
         only = getattr(partitions, "only", None)
         self._parcels = [ship(partitions if only is None else only(held)) for held in holdings]

@@ -106,7 +106,7 @@ class _ActorPost(MailedPost):
         self.telling: Any = None  # the call that brings a mail while that one is under way
 
 
-class Ray(Mailed):
+class Ray(Mailed[_ActorPost]):
     """Ray actors, one a worker, on a cluster that runs already or on this machine.
 
     ``address``: of a running Ray cluster (``auto``: the one this machine belongs to); without one, and where
@@ -133,8 +133,8 @@ class Ray(Mailed):
         gpus: float = 0.0,
         nodes: Sequence[str] = (),
     ) -> None:
-        self._mine = [_ActorPost() for _ in range(workers)]
-        super().__init__(workers, self._mine, delays=delays, seed=seed, liars=liars, communication=communication)
+        posts = [_ActorPost() for _ in range(workers)]
+        super().__init__(workers, posts, delays=delays, seed=seed, liars=liars, communication=communication)
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
@@ -142,7 +142,6 @@ class Ray(Mailed):
         self._folder: str | None = None  # of the Ray cluster that is ours
         self._calls: dict[Any, tuple[str, int, int]] = {}  # what for, worker and incarnation, by reference
         self._objects: dict[tuple[str, int], Any] = {}  # model versions
-        self._opened = False
 
     @property
     def spec(self) -> str:
@@ -180,7 +179,6 @@ class Ray(Mailed):
                 raise BadInput(f"no Ray cluster answers at '{address}' ({_words(error)})") from None
             return
         self._folder = tempfile.mkdtemp(prefix="anyk-ray-", dir="/tmp")  # names of sockets have to be short
-        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         try:
             ray.init(
                 address="local",
@@ -207,13 +205,7 @@ class Ray(Mailed):
     ) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         del covers  # messages have the room they need
-        if partitions is None:
-            raise BadInput("cluster 'ray' needs a problem to work on; for timing alone use 'simulated'")
-        if self._opened:
-            raise BadInput("this cluster is in use already; make one for each run")
-        self._opened = True
-        self._frame = self._set_out(partitions, total, slots, blocks, local)
-        self._dimension = partitions.dimension
+        partitions, self._frame = self._set_out(partitions, total, slots, blocks, local)
         self._holdings = holdings
         buffers = ship(partitions)
         try:
@@ -247,7 +239,7 @@ class Ray(Mailed):
 
     def _spawn(self, worker: int) -> None:
         ray = _ray()
-        post = self._mine[worker]
+        post = self._posts[worker]
         self._reborn(post)
         if post.actor is not None:
             ray.kill(post.actor, no_restart=True)  # it may only have been out of reach
@@ -281,7 +273,7 @@ class Ray(Mailed):
         self._objects.clear()
         self._arrived.clear()
         self._news.clear()
-        for post in self._mine:
+        for post in self._posts:
             post.present = False
             if post.actor is not None and ray is not None and ray.is_initialized():
                 ray.kill(post.actor, no_restart=True)
@@ -297,11 +289,11 @@ class Ray(Mailed):
     # ------------------------------------------------------------------------------------------- mail
 
     def _listens(self, worker: int) -> bool:
-        post = self._mine[worker]
+        post = self._posts[worker]
         return post.news is None or post.telling is None
 
     def _send(self, worker: int, mail: Mail) -> None:
-        post = self._mine[worker]
+        post = self._posts[worker]
         places, objects = [], []
         for key in mail.fresh:
             place, reference = self._object(key)
@@ -358,13 +350,13 @@ class Ray(Mailed):
 
     def _ask_for_news(self, workers: Iterable[int]) -> None:
         for worker in workers:
-            post = self._mine[worker]
+            post = self._posts[worker]
             if post.news is None and post.present:
                 post.news = self._call("news", worker, self._exchange(post).remote())
 
     def _answered(self, ray: Any, reference: Any) -> None:
         what, worker, incarnation = self._calls.pop(reference)
-        post = self._mine[worker]
+        post = self._posts[worker]
         if incarnation != post.incarnation:
             return
         try:

@@ -31,7 +31,7 @@ from anyk.clusters.worker import (
     Frame,
 )
 from anyk.delays import Communication, DelayModel
-from anyk.errors import RunFailed
+from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import (
     Alarm,
@@ -146,6 +146,7 @@ class Remote(Cluster, Generic[P]):
         self._newest: dict[str, int] = {}
         self._bodies: dict[Task, bytes] = {}
         self._start = time.monotonic()
+        self._taken = False
 
     # ------------------------------------------------------------------------------------------- what clusters say
 
@@ -184,15 +185,20 @@ class Remote(Cluster, Generic[P]):
     # ------------------------------------------------------------------------------------------- life
 
     def _set_out(
-        self, partitions: Partitions, total: int, slots: Sequence[str], blocks: int, local: Local | None
-    ) -> Frame:
-        """What every :meth:`open` begins with; returns what all workers are told."""
+        self, partitions: Partitions | None, total: int, slots: Sequence[str], blocks: int, local: Local | None
+    ) -> tuple[Partitions, Frame]:
+        """What every :meth:`open` begins with; returns what is worked on, and what all workers are told of it."""
+        if partitions is None:
+            raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
+        if self._taken:
+            raise BadInput("this cluster is in use already; make one for each run")
+        self._taken = True
         self._total = total
         self._messages = Messages(partitions, blocks, self.seed)
         self._slots = tuple(slots)
         self._dtype = np.dtype(partitions.dtype)
         self._bytes = partitions.dimension * self._dtype.itemsize, self._dtype.itemsize
-        return Frame(blocks, self.liars, self.seed, local)
+        return partitions, Frame(blocks, self.liars, self.seed, local)
 
     def _await_workers(self, within: float) -> tuple[int, ...]:
         """Wait for those that have been spawned to say that they are ready; the run's clock starts then."""

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import keyed
 from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.local import Local, LocalSteps, State, mixed
-from anyk.clusters.messages import Messages, WrongLength, checked, digest, lie
+from anyk.clusters.messages import Messages, WrongLength, checked, lie
 from anyk.clusters.packing import pack, unpack
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
@@ -354,7 +355,7 @@ class Simulated(Cluster):
         payload, left = pack(chunk, version, self.seed, out, base, self._states[worker].get(chunk.state))
         self._keep_state(worker, task, chunk, left)
         self._arrived[task, index] = ids, unpack(chunk, version, self.seed, payload, out.size, out.dtype, base)
-        return None, digest(payload)
+        return None, keyed.digest(payload)
 
     # ------------------------------------------------------------------------------------------- commands
 

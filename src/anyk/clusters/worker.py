@@ -14,8 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import keyed
 from anyk.clusters.local import Local, LocalSteps, State, mixed
-from anyk.clusters.messages import Messages, WrongLength, checked, digest, lie
+from anyk.clusters.messages import Messages, WrongLength, checked, lie
 from anyk.clusters.packing import pack
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Chunk
@@ -309,7 +310,7 @@ class Worker(ABC, Generic[R]):
             chunk, version, base = packed
             sent, left = pack(chunk, version, self._frame.seed, out, base, self._states.get(chunk.state))
             self._keep_state(task, chunk, left)
-            bits = digest(sent)
+            bits = keyed.digest(sent)
         self._deliver(task, index, room, sent, (started, computing, computed), bits)
 
 

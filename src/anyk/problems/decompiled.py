@@ -23,13 +23,18 @@ class DecompiledPartitions:
     """
 
     def __init__(
-        self, texts: dict[int, tuple[str, str]], arrays: Sequence[NDArray[Any]], ends: Sequence[int], dimension: int
+        self,
+        texts: dict[int, tuple[str, str]],
+        arrays: Sequence[NDArray[Any]],
+        ends: Sequence[int],
+        dimension: int,
+        dtype: np.dtype[Any],
     ) -> None:
         self._texts, self._arrays, self._ends = texts, list(arrays), list(ends)
         self._bounds = list(pairwise(self._ends))
         self.sizes = tuple(last - first for first, last in self._bounds)
         self.dimension = dimension
-        self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.dtype = dtype
         self._functions: dict[int, Callable[..., Any]] = {}
 
     @classmethod
@@ -37,9 +42,8 @@ class DecompiledPartitions:
         cls, sources: dict[int, Source], arrays: Sequence[NDArray[Any]], ends: Sequence[int], initial: Vector
     ) -> DecompiledPartitions:
         """What the driver makes: from sources, and for models like the initial one."""
-        made = cls({rows: (s.text, s.digest) for rows, s in sources.items()}, arrays, ends, initial.size)
-        made.dtype = initial.dtype
-        return made
+        texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
+        return cls(texts, arrays, ends, initial.size, initial.dtype)
 
     def plain(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
         """As plain data and arrays."""
@@ -55,9 +59,7 @@ class DecompiledPartitions:
     def from_plain(cls, plain: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> DecompiledPartitions:
         """Back from :meth:`plain`."""
         texts = {rows: (text, digest) for rows, text, digest in plain["texts"]}
-        made = cls(texts, arrays, plain["ends"], plain["dimension"])
-        made.dtype = np.dtype(plain["dtype"])
-        return made
+        return cls(texts, arrays, plain["ends"], plain["dimension"], np.dtype(plain["dtype"]))
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; compiles the texts."""

@@ -283,9 +283,8 @@ def even_ends(size: int, most: int) -> list[int]:
 
 
 def _key(w: Vector, partition: int, rows: Index | None) -> int:
-    """The seed of what is drawn: the sum of the model's bits is one pass over it, and differs where they do."""
-    words: NDArray[Any] = np.ascontiguousarray(w).view(np.uint32 if w.dtype.itemsize == 4 else np.uint64)
-    bits = int(np.add.reduce(words, dtype=np.uint64))
+    """The seed of what is drawn: the digest of the model is one pass over it."""
+    bits = keyed.digest(np.ascontiguousarray(w))
     chosen = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
     return int(keyed.generator(bits, "module", partition, chosen).integers(2**63))
 

@@ -168,8 +168,8 @@ def cluster_speed(
         raise BadInput(f"steps must be at least 1 and sizes at least {_EMPTY} bytes, got {steps} and {list(sizes)}")
     found = []
     start = 0.0
-    cluster = make()
     for size in (_EMPTY, *sizes):
+        cluster = make()
         if cluster.virtual:
             raise BadInput(f"cluster '{cluster.spec}' has a virtual clock: there is nothing to measure")
         if tell is not None:
@@ -178,10 +178,7 @@ def cluster_speed(
         trip, step, ready = _measure(cluster, size // 8, number)
         start = start or ready
         found.append(Speed(size, trip, step, _floor(size // 8, cluster.workers)))
-        spec, workers = cluster.spec, cluster.workers
-        cluster = make()
-    cluster.close()
-    return ClusterSpeed(spec, workers, start, found[0].trip, tuple(found[1:]))
+    return ClusterSpeed(cluster.spec, cluster.workers, start, found[0].trip, tuple(found[1:]))
 
 
 def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, float, float]:

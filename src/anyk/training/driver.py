@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import keyed
 from anyk.clusters.base import Cluster, Order
 from anyk.clusters.local import Local
 from anyk.errors import RunFailed
@@ -537,7 +538,7 @@ class Driver:
                 w = self._stepped(command, version) if isinstance(command, Combine) else self._mixed(command, version)
             self.models[slot] = w
             self.cluster.publish(slot, version + 1, w)
-            bits = 0 if self.log is None else _bits(w)
+            bits = 0 if self.log is None else keyed.digest(w)
         else:
             self.cluster.newer(slot, version + 1)
         self.versions[slot] = version + 1
@@ -860,8 +861,3 @@ def _makers(batches: Iterable[Batch]) -> dict[int, int]:
     """Who made the messages that tasks under way begin from."""
     tasks = (task for batch in batches for task in batch.chunks)
     return {other: worker for task in tasks for chunk in task for worker, other, _, _ in chunk.mix}
-
-
-def _bits(w: Vector) -> int:
-    words: NDArray[Any] = w.view(np.uint32 if w.dtype.itemsize == 4 else np.uint64)
-    return int(np.add.reduce(words, dtype=np.uint64)) & 0x7FFF_FFFF_FFFF_FFFF

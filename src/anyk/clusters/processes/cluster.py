@@ -134,11 +134,7 @@ class Processes(Remote[_BoxedPost]):
         local: Local | None = None,
     ) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        if partitions is None:
-            raise BadInput("cluster 'processes' needs a problem to work on; for timing alone use 'simulated'")
-        if self._segments:
-            raise BadInput("this cluster is in use already; make one for each run")
-        self._frame = self._set_out(partitions, total, slots, blocks, local)
+        partitions, self._frame = self._set_out(partitions, total, slots, blocks, local)
         self._slot_numbers = {slot: i for i, slot in enumerate(slots)}
         self._layout = layout = Layout(
             workers=self.workers,
