@@ -196,7 +196,7 @@ class Remote(Cluster, Generic[P]):
         self._total = total
         self._messages = Messages(partitions, blocks, self.seed)
         self._slots = tuple(slots)
-        self._dtype = np.dtype(partitions.dtype)
+        self._dtype = self._messages.dtype
         self._bytes = partitions.dimension * self._dtype.itemsize, self._dtype.itemsize
         return partitions, Frame(blocks, self.liars, self.seed, local)
 

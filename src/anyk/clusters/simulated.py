@@ -224,8 +224,7 @@ class Simulated(Cluster):
     def blank(self, slot: str) -> Vector:
         """See :meth:`Cluster.blank`."""
         assert self._messages is not None
-        partitions = self._messages.partitions
-        return np.empty(partitions.dimension, dtype=partitions.dtype)
+        return np.empty(self._messages.partitions.dimension, dtype=self._messages.dtype)
 
     def publish(self, slot: str, version: int, w: Vector) -> None:
         """See :meth:`Cluster.publish`."""

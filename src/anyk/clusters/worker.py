@@ -126,7 +126,7 @@ class Worker(ABC, Generic[R]):
         self._messages = Messages(partitions, self._frame.blocks, self._frame.seed)
         local = self._frame.local
         self._local = None if local is None else LocalSteps(self._messages, Local(*local))
-        self._dtype = np.dtype(partitions.dtype)
+        self._dtype = self._messages.dtype
         self._messages.places(tuple(held))
         if held and first is not None:
             self._messages.partial_gradient(held[0], first)
