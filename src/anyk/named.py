@@ -49,7 +49,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
         if found is None:
             break
     if not callable(found):
-        near = get_close_matches(part, [key for key, value in vars(holder).items() if callable(value)], n=1)
+        near = get_close_matches(part, [key for key in dir(holder) if callable(getattr(holder, key, None))], n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise BadInput(f"'{where}' has no function '{function}'{hint}")
     return found, whole

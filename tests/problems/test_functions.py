@@ -105,6 +105,7 @@ def test_what_names_no_problem_is_said(script):
         ("nowhere.py:make", "no file 'nowhere.py' for the problem"),
         (f"{script}:make_problm", "has no function 'make_problm'; did you mean 'make_problem'?"),
         (f"{script}:np", "has no function 'np'"),
+        (f"{script}:make_problem.of.nothing", "has no function 'make_problem.of.nothing'"),
         (f"{script}:broken", "failed: KeyError: 'lost'"),
         (f"{script}:nothing", "gave int, which is no problem: it has no dimension"),
         (f"{script.parent}/raises.py:make", "failed: ZeroDivisionError: division by zero"),
