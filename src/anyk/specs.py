@@ -121,7 +121,7 @@ def read(text: str, annotation: Any, where: str) -> Any:
             raise BadInput(f"{where} should be one of {', '.join(map(str, options))}, got '{text}'")
         return text
     if origin is tuple:
-        return tuple(read(part, options[0], where) for part in text.split("/"))
+        return tuple(read(part, options[0], where) for part in text.removesuffix("/").split("/"))
     if annotation is bool:
         if text.lower() not in {"true", "false", "yes", "no"}:
             raise BadInput(f"{where} should be true or false, got '{text}'")
@@ -236,6 +236,8 @@ class Registry(Generic[T]):
                 if key in values:
                     raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
             key += "_" * iskeyword(key)  # a parameter cannot be called lambda
+            if key in given and further is not None:
+                raise BadInput(f"{key} of {self.kind} '{name}' stands beside its spec, not in it, got '{text}'")
             if key not in parameters and further is not None:
                 arguments[key] = read(value, further, f"{key} in '{text}'")
                 continue

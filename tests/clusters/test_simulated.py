@@ -152,3 +152,11 @@ def test_delays_by_round_are_those_of_the_round_also_where_nothing_is_computed(t
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     run = anyk.train(problem, "uncoded", anyk.clusters.Simulated(4, delays=delays), steps=9)
     assert run.seconds == run.floor_seconds == pytest.approx(table[:9].max(axis=1).sum())
+
+
+@pytest.mark.parametrize("spec", ["async", "k-async:k=2", "fedbuff:k=1,tau=2"])
+def test_of_equal_times_nobody_is_always_last(spec: str) -> None:
+    """Without delays all is due at once: whoever was asked first comes first, else some would never be heard."""
+    run = anyk.train(Squares(4), spec, anyk.clusters.Simulated(4), optimizer=anyk.optimizers.GD(lr=0.01), steps=40)
+    heard = [worker for step in range(1, 41) for worker, *_ in run.receipt(step).used]
+    assert [heard.count(worker) for worker in range(4)] == [len(heard) // 4] * 4

@@ -355,3 +355,56 @@ def test_a_torch_optimiser_steps_by_what_local_work_has_changed():
         run = anyk.train(problem, spec, fleet(), optimizer=GD(lr=0.1), steps=4, evaluate_every=9)
         models.append(run.model)
     assert models[0] == pytest.approx(models[1], abs=1e-13)
+
+
+class Counts(torch.optim.Optimizer):
+    """Keeps how often it has stepped, in one of three places that are no parameter's state."""
+
+    def __init__(self, parameters, lr=0.1, where="group"):
+        super().__init__(parameters, {"lr": lr, "count": 0})
+        self.where, self.count = where, 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += self.where == "self"
+        if self.where == "state":
+            self.state["global"]["count"] = self.state["global"].get("count", 0) + 1
+        for group in self.param_groups:
+            group["count"] += self.where == "group"
+            for parameter in group["params"]:
+                if self.where == "dotted":
+                    self.state[parameter]["a.b:c"] = 1
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"), [("group", "keeps count beside"), ("self", "keeps count beside"), ("state", "keeps global beside"), ("dotted", "'a.b:c'")]
+)  # fmt: skip
+def test_what_an_optimiser_keeps_elsewhere_is_refused_not_lost(where, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        TorchOptimizer(Counts, lr=1.0, where=where)
+    TorchOptimizer(Counts, lr=1.0, where="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: anyk.optimizers.optimizer("torch:AdamW,lr=3", lr=0.1), "lr of optimizer 'torch' stands beside its spec"),
+        (lambda: anyk.optimizers.optimizer("optax:adam,lr=3", lr=0.1), "lr of optimizer 'optax' stands beside its spec"),
+        (lambda: TorchOptimizer("SGD", lr=1.0, schedule="MultiStepLR:milestones=3;6"), "numbers as in 3/6"),
+        (lambda: TorchOptimizer("SGD", lr=1.0, schedule="MultiStepLR:milestones=(3,6)"), "numbers as in 3/6"),
+        (lambda: anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Simulated(2), optimizer="gd", steps=1),
+         "optimizer must be one of anyk.optimizers"),
+        (lambda: anyk.train(anyk.testing.Squares(2, dtype="float32"), "uncoded", anyk.clusters.Simulated(2), steps=1,
+                            optimizer=OptaxOptimizer(optax.chain(optax.add_noise(0.1, 0.5, key=3), optax.sgd(0.1)))),
+         "a checkpoint cannot keep, of bfloat16 or keys"),
+    ],
+)  # fmt: skip
+def test_what_would_be_silent_or_a_traceback_is_a_sentence(make, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        make()
+
+
+def test_one_milestone_can_be_said():
+    schedule = TorchOptimizer("SGD", lr=1.0, schedule="MultiStepLR:milestones=3/,gamma=0.5").rate
+    assert [schedule.at(t) for t in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.5]

@@ -180,3 +180,8 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert twice.exit_code == 2 and "--probe begins anew; leave out --from, or --probe" in twice.output
     missing = run("--from", str(tmp_path / "none"))
     assert missing.exit_code == 2 and "is no run folder" in missing.output
+
+
+def test_where_there_is_nothing_to_measure_nothing_is_probed() -> None:
+    with pytest.raises(BadInput, match="on a virtual clock without delays there is nothing to measure"):
+        anyk.train_tuned([anyk.testing.Squares(8)] * 2, workers=4, cluster="simulated", probe=4, steps=20)

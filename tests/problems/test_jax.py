@@ -157,8 +157,12 @@ def test_what_cannot_work_is_said():
         ((fits, p, (x, np.ones(5))), {}, "one entry for each sample, got \\[6, 5\\] entries"),
         ((fits, p, x * np.nan), {}, "the data must hold finite numbers"),
         ((fits, p, np.array(["a"])), {}, "must hold arrays of numbers"),
-        ((fits, np.ones(3), x), {}, "the loss fails on the first 2 rows: TypeError"),
-        ((lambda params, batch: float(params[0]), p, x), {}, "the loss fails on the first 2 rows: Concretization"),
+        ((fits, np.ones(3), x), {}, "the loss fails on the first 2 rows of the data: TypeError"),
+        (
+            (lambda params, batch: float(params[0]), p, x),
+            {},
+            "the loss fails on the first 2 rows of the data: Concretization",
+        ),
         ((lambda params, batch: batch @ params, p, x), {}, "must give one number .* got shape \\(2,\\)"),
         ((fits, {}, x), {}, "params has no array to train"),
         ((fits, np.array([1, 2]), x), {}, "all be float32 or all float64, got int32"),
@@ -206,3 +210,15 @@ def test_a_script_without_a_guard_trains_on_processes_in_float64(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
+
+
+def test_held_out_data_that_the_loss_cannot_take_is_said_at_once() -> None:
+    def loss(params, batch):
+        return jnp.mean((batch["x"] @ params - batch["y"]) ** 2)
+
+    data = {"x": np.ones((6, 3), np.float32), "y": np.ones(6, np.float32)}
+    params = np.zeros(3, np.float32)
+    with pytest.raises(BadInput, match="the loss fails on the first 2 rows of held_out: KeyError"):
+        JaxProblem(loss, params, data, held_out={"x": data["x"]})
+    with pytest.raises(BadInput, match="no rows"):
+        JaxProblem(loss, params, {name: array[:0] for name, array in data.items()})

@@ -418,3 +418,30 @@ def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatc
             patch.setitem(sys.modules, name, None)
             with pytest.raises(BadInput, match=f"pip install 'anyk\\[{extra}\\]'"):
                 make()
+
+
+def test_what_fails_in_the_user_s_own_code_is_said_in_a_sentence():
+    X, y = torch.randn(60, 4), torch.zeros(60, dtype=torch.long)
+    with pytest.raises(BadInput, match="the module is lazy and has no shapes yet"):
+        TorchProblem(nn.LazyLinear(3), nn.CrossEntropyLoss(), (X, y))
+    bad = TorchProblem(
+        nn.Linear(4, 3), nn.CrossEntropyLoss(), (X, y), held_out=(X, y), metrics={"m": lambda o, t: 1 / 0}
+    )
+    with pytest.raises(BadInput, match="the metrics fail at the initial model: ZeroDivisionError"):
+        anyk.train(bad, "uncoded", anyk.clusters.Simulated(4), steps=2)
+    y[50] = 7
+    with pytest.raises(RunFailed, match="the problem cannot be evaluated at step 0: IndexError: Target 7"):
+        anyk.train(
+            TorchProblem(nn.Linear(4, 3), nn.CrossEntropyLoss(), (X, y)), "uncoded", anyk.clusters.Simulated(4), steps=2
+        )
+
+
+def test_a_run_is_not_resumed_with_a_problem_of_another_size(tmp_path):
+    X, y = torch.randn(60, 4), torch.zeros(60, dtype=torch.long)
+
+    def problem(width):
+        return TorchProblem(nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3)), nn.CrossEntropyLoss(), (X, y))
+
+    anyk.train(problem(5), "uncoded", anyk.clusters.Simulated(4), steps=2, out=tmp_path / "run").close()
+    with pytest.raises(BadInput, match="the run's models have 43 parameters, those of the problem 35"):
+        anyk.resume(tmp_path / "run", problem=problem(4), steps=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -80,8 +81,9 @@ class Actor:
             traceback.print_exc()
             os._exit(1)  # else Ray would take the actor for alive
 
-    def hear(self, mail: Sequence[Any], places: Sequence[int], *objects: Any) -> None:
+    def hear(self, letter: bytes, *objects: Any) -> None:
         """Take in a mail; a vector is an object, or, with a place, in the list of news that the object is."""
+        mail, places = pickle.loads(letter)
         made = Mail(*mail)
         vectors = {
             key: object_ if place < 0 else object_[place][1]
@@ -89,10 +91,10 @@ class Actor:
         }
         self._worker.hear_and_wake(made, vectors)
 
-    def exchange(self, *mail: Any) -> list[tuple[Word, NDArray[Any] | None]]:
+    def exchange(self, *letter: Any) -> list[tuple[Word, NDArray[Any] | None]]:
         """Take in a mail, if there is one, and hand out news as soon as there is any."""
-        if mail:
-            self.hear(*mail)
+        if letter:
+            self.hear(*letter)
         return self._worker.news()
 
 
@@ -102,6 +104,8 @@ class _ActorPost(MailedPost):
     def __init__(self) -> None:
         super().__init__()
         self.actor: Any = None
+        self.exchange: Any = None  # its methods
+        self.hear: Any = None
         self.news: Any = None  # the call that brings news
         self.telling: Any = None  # the call that brings a mail while that one is under way
 
@@ -212,6 +216,9 @@ class Ray(Mailed[_ActorPost]):
             self.prepare()
             ray = _ray()
             self._check_resources(ray)
+            # Ray itself keeps the actors' linear algebra to as many threads as they have processors
+            groups = {"mail": 1, "news": 1}
+            self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, concurrency_groups=groups)(Actor)
             self._shipped = [ray.put(np.frombuffer(buffer, dtype=np.uint8)) for buffer in buffers]
             for worker in range(self.workers):
                 self._spawn(worker)
@@ -250,15 +257,12 @@ class Ray(Mailed[_ActorPost]):
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             strategy = NodeAffinitySchedulingStrategy(known[there[worker % len(there)]], soft=False)
-        # Ray itself keeps the actors' linear algebra to as many threads as they have processors
-        kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, concurrency_groups={"mail": 1, "news": 1})(Actor)
-        made = kind.options(scheduling_strategy=strategy)
+        made = self._kind.options(scheduling_strategy=strategy)
         post.actor = made.remote(worker, self._frame, list(self._holdings[worker]), *self._shipped)
-        post.news = self._call("news", worker, self._exchange(post).remote())
+        post.exchange = post.actor.exchange.options(concurrency_group="news")
+        post.hear = post.actor.hear.options(concurrency_group="mail")
+        post.news = self._call("news", worker, post.exchange.remote())
         post.telling = None
-
-    def _exchange(self, post: _ActorPost) -> Any:
-        return post.actor.exchange.options(concurrency_group="news")
 
     def _call(self, what: str, worker: int, reference: Any) -> Any:
         self._calls[reference] = what, worker, self._posts[worker].incarnation
@@ -277,7 +281,7 @@ class Ray(Mailed[_ActorPost]):
             post.present = False
             if post.actor is not None and ray is not None and ray.is_initialized():
                 ray.kill(post.actor, no_restart=True)
-            post.actor = post.news = post.telling = None
+            post.actor = post.exchange = post.hear = post.news = post.telling = None
         self._shipped = []
         if self._connected and ray is not None:
             ray.shutdown()  # a Ray cluster of our own ends with it
@@ -299,11 +303,11 @@ class Ray(Mailed[_ActorPost]):
             place, reference = self._object(key)
             places.append(place)
             objects.append(reference)
+        letter = pickle.dumps((tuple(mail), places))  # as bytes: Ray's own serialising is slow
         if post.news is None:
-            post.news = self._call("news", worker, self._exchange(post).remote(mail, places, *objects))
+            post.news = self._call("news", worker, post.exchange.remote(letter, *objects))
         else:
-            hear = post.actor.hear.options(concurrency_group="mail")
-            post.telling = self._call("telling", worker, hear.remote(mail, places, *objects))
+            post.telling = self._call("telling", worker, post.hear.remote(letter, *objects))
 
     def _object(self, key: Key) -> tuple[int, Any]:
         """Where in which object of the store a vector is."""
@@ -352,7 +356,7 @@ class Ray(Mailed[_ActorPost]):
         for worker in workers:
             post = self._posts[worker]
             if post.news is None and post.present:
-                post.news = self._call("news", worker, self._exchange(post).remote())
+                post.news = self._call("news", worker, post.exchange.remote())
 
     def _answered(self, ray: Any, reference: Any) -> None:
         what, worker, incarnation = self._calls.pop(reference)

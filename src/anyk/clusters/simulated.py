@@ -71,8 +71,8 @@ class Simulated(Cluster):
     """Workers on a virtual clock; the same seed gives the same events and times everywhere.
 
     A task takes its injected delay and, with ``compute``, a turn on one of the machine's cores; without, computing
-    and communication take no time. Equal times are ordered by worker, task and chunk. ``outages`` are workers lost
-    and found.
+    and communication take no time. What is due at equal times comes in the order in which it was asked for. ``outages``
+    are workers lost and found.
 
     >>> import anyk
     >>> cluster = Simulated(workers=30, delays=anyk.delays.Exponential(mean=0.5), seed=1)
@@ -179,7 +179,7 @@ class Simulated(Cluster):
     def state(self) -> dict[str, Any]:
         """See :meth:`Cluster.state`."""
         return super().state() | {
-            "heap": [entry for entry in sorted(self._heap) if entry[2] in self._live or entry[4] == -3],
+            "heap": [entry for entry in sorted(self._heap) if entry[1] in self._live or entry[4] == -3],
             "asked": [[list(key), order] for key, order in self._asked.items()],
             "measures": list(self._measures),
             "live": list(self._live.items()),
@@ -196,7 +196,7 @@ class Simulated(Cluster):
         """See :meth:`Cluster.restore`."""
         super().restore(time, state)
         self._now = time
-        self._heap[:] = [(t, worker, task, chunk, done) for t, worker, task, chunk, done in state["heap"]]
+        self._heap[:] = [(t, task, worker, chunk, done) for t, task, worker, chunk, done in state["heap"]]
         self._live |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
         for entry in self._live.values() if self._messages is not None else ():
             self._begins(entry.chunks)
@@ -370,7 +370,7 @@ class Simulated(Cluster):
             elif kind is Collect:
                 if self._ask(order):  # type: ignore[arg-type]
                     sent = self._now + (self.compute.task if self.compute is not None else 0.0)
-                    heappush(self._heap, (sent, order.worker, order.task, order.chunk, -2))  # type: ignore[union-attr]
+                    heappush(self._heap, (sent, order.task, order.worker, order.chunk, -2))  # type: ignore[union-attr]
             elif kind is Measure:
                 self._measures.append(order)  # type: ignore[arg-type]
             elif order.time is None:  # type: ignore[union-attr]
@@ -429,7 +429,7 @@ class Simulated(Cluster):
             number = numbers[worker]
             numbers[worker] = number + 1
             seconds = self._stream.at(worker, number)
-            heappush(heap, (now + seconds, worker, first, 0, -1))
+            heappush(heap, (now + seconds, first, worker, 0, -1))
             self._live[first] = (worker, chunks[0], version, now, seconds, 0.0)  # type: ignore[assignment]
             return True
         else:
@@ -439,7 +439,7 @@ class Simulated(Cluster):
                 held.append(at(worker, numbers[worker]))
                 numbers[worker] += 1
         tasks = range(first, first + len(workers))
-        heap.extend(zip([now + seconds for seconds in held], workers, tasks, repeat(0), repeat(-1), strict=False))
+        heap.extend(zip([now + seconds for seconds in held], tasks, workers, repeat(0), repeat(-1), strict=False))
         heapify(heap)
         # as plain tuples, which are made six times faster; whoever reads one makes it an InFlight
         plain: Any = zip(workers, chunks, repeat(version), repeat(now), held, repeat(0.0), strict=False)
@@ -459,10 +459,10 @@ class Simulated(Cluster):
             if chunk.send == "request":  # computing is counted, but does not queue for a core
                 cost = each + (self.compute.partition if self.compute is not None else 0.0)
                 for done in range(1, len(chunk.partitions) + 1):
-                    heappush(self._heap, (time + done * cost, worker, task, index, done))
+                    heappush(self._heap, (time + done * cost, task, worker, index, done))
             time += each * len(chunk.partitions)
             if chunk.send == "done":
-                heappush(self._heap, (time, worker, task, index, -1))
+                heappush(self._heap, (time, task, worker, index, -1))
 
     def _cancel(self, order: Cancel, cuts: list[Cut]) -> None:
         now, live = self._now, self._live
@@ -535,7 +535,7 @@ class Simulated(Cluster):
                     continue
             if not heap:
                 return
-            time, worker, task, chunk, done = heappop(heap)
+            time, task, worker, chunk, done = heappop(heap)
             entry = live.get(task)
             if computing:
                 if done == -3:
@@ -631,7 +631,7 @@ class Simulated(Cluster):
         work = entry.chunks[chunk]
         cost = self.compute.task + self.compute.partition * len(work.partitions) * max(1, work.steps)
         self._on_core[task, chunk] = time
-        heappush(self._heap, (max(time, self._now) + cost, entry.worker, task, chunk, -3))
+        heappush(self._heap, (max(time, self._now) + cost, task, entry.worker, chunk, -3))
 
     def _leave_core(self, time: float, task: int, chunk: int) -> None:
         del self._on_core[task, chunk]

@@ -225,6 +225,10 @@ def windows(x, fill, sizes, strides, padding, dilation=None, window_dilation=Non
     window_dilation = window_dilation or (1,) * x.ndim
     x = pad(x, fill, *((a, b, d - 1) for (a, b), d in zip(padding, dilation)))
     spans = tuple(d * (size - 1) + 1 for size, d in zip(sizes, window_dilation))
+    if any(n < span for n, span in zip(x.shape, spans)):
+        pairs = zip(x.shape, spans, strides)
+        counts = [(n - span) // step + 1 if n >= span else 0 for n, span, step in pairs]
+        return np.empty((*counts, *sizes), x.dtype)
     view = np.lib.stride_tricks.sliding_window_view(x, spans)
     steps = tuple(slice(None, None, step) for step in (*strides, *window_dilation))
     return view[steps]
@@ -233,7 +237,7 @@ def windows(x, fill, sizes, strides, padding, dilation=None, window_dilation=Non
 def extreme_of_windows(x, fill, sizes, strides, padding, largest):
     """Where in the padded array each window has its extreme; that array's shape."""
     view = windows(x, fill, sizes, strides, padding)
-    flat = view.reshape(*view.shape[: x.ndim], -1)
+    flat = view.reshape(*view.shape[: x.ndim], math.prod(sizes))
     place = flat.argmax(-1) if largest else flat.argmin(-1)
     shape = tuple(n + a + b for n, (a, b) in zip(x.shape, padding))
     within = np.unravel_index(place, sizes)
@@ -282,9 +286,10 @@ def convolve(
     # each place of each group is one row of a matrix: its window
     rows = view.reshape(batch, groups, channels // groups, *places, *kernel.shape[2:])
     rows = np.moveaxis(rows, (1, 0, *range(3, 3 + space)), range(2 + space))
-    rows = rows.reshape(groups, batch * math.prod(places), -1)
-    made = rows @ kernel.reshape(groups, kernel.shape[0] // groups, -1).mT
-    made = np.moveaxis(made.reshape(groups, batch, *places, -1), (0, -1), (1, 2))
+    width, features = math.prod(kernel.shape[1:]), kernel.shape[0] // groups
+    rows = rows.reshape(groups, batch * math.prod(places), width)
+    made = rows @ kernel.reshape(groups, features, width).mT
+    made = np.moveaxis(made.reshape(groups, batch, *places, features), (0, -1), (1, 2))
     return made.reshape(batch, kernel.shape[0], *places)
 
 
@@ -294,9 +299,17 @@ def sort_together(arrays, axis, keys):
     return [np.take_along_axis(x, order, axis) for x in arrays]
 
 
+def total_order(x):
+    """Integers in XLA's order of floating-point numbers: -NaN, -inf, -0, 0, inf, NaN."""
+    if x.dtype.kind != "f":
+        return x
+    bits = x.view(np.dtype(f"i{x.dtype.itemsize}"))
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+
 def top_k(x, k, axis):
     """The k largest, and where they are; of equals the first."""
-    rising = np.argsort(np.flip(x, axis), axis, kind="stable")
+    rising = np.argsort(np.flip(total_order(x), axis), axis, kind="stable")
     order = x.shape[axis] - 1 - np.flip(rising, axis)
     order = np.take(order, range(k), axis)
     return np.take_along_axis(x, order, axis), order.astype(np.int32)

@@ -11,7 +11,7 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
 from anyk.decompile.naming import Names, Origins
 from anyk.decompile.reading import Reader
-from anyk.decompile.writing import module_of, short
+from anyk.decompile.writing import fixed_names, module_of, short
 from anyk.errors import BadInput, MissingPackage
 
 _TARGETS = {"jax": "JAX", "numpy": "NumPy"}
@@ -57,12 +57,18 @@ def decompile(fn: Any, examples: Sequence[Any], *, target: str, names: Sequence[
         if len(names) != len(arguments) or len(set(names)) != len(names) or not all(n.isidentifier() for n in names):
             raise BadInput(f"names must be {len(arguments)} different Python names, one an argument, got {list(names)}")
         own = list(names)
+        hidden = sorted(fixed_names().intersection(own))
+        if hidden:
+            raise BadInput(f"names must not be what the text needs itself: {', '.join(hidden)}")
     return _write(closed, arguments, result, own, called, target)
 
 
 def _write(closed: Any, arguments: Sequence[Any], result: Any, own: list[str], called: str, target: str) -> str:
     import jax
 
+    hidden = fixed_names() | _tuples(result)
+    free = Names({*hidden, *own})
+    own = [free.take(name) if name in hidden else name for name in own]
     inputs = _leaves(arguments, own)
     reader, origins = Reader(target), Origins()
     block = reader.read(closed, [called for called, _ in inputs])
@@ -178,6 +184,13 @@ def _tail(words: list[str]) -> list[str]:
     while lead and words[lead - 1].isdigit():
         lead -= 1
     return [*words[place:], *words[lead:place]]
+
+
+def _tuples(result: Any) -> set[str]:
+    """The named tuples of a result, by name."""
+    found = {type(result).__name__} if hasattr(result, "_fields") else set()
+    parts = result.values() if isinstance(result, dict) else result if isinstance(result, tuple | list) else ()
+    return found.union(*map(_tuples, parts))
 
 
 def _tree(result: Any, outputs: Any, types: dict[str, tuple[str, ...]]) -> Expr:

@@ -172,6 +172,11 @@ def _stem(function: Function) -> str:
     return re.sub(r"\W+", "_", function.name).strip("_") or "function"
 
 
+def fixed_names() -> set[str]:
+    """What texts call by its own name, besides Python's and the libraries' names."""
+    return {"primitives", "namedtuple", "itertools", "math"} | _copied()
+
+
 def _copied() -> set[str]:
     return {name for name, value in vars(numerics).items() if inspect.isfunction(value)}
 
@@ -444,8 +449,9 @@ def module_of(
     name = module.names.take(name)
     module.stems.add(name)
     writer = Writer(module)
-    for parameter in parameters:
+    for parameter in parameters:  # which would hide what the module calls so
         writer.names.take(parameter)
+        module.names.take(parameter)
     known: dict[str, list[Value]] = {}
     with writer.indented():
         for value, (called, access) in zip(block.inputs, inputs, strict=True):

@@ -128,7 +128,8 @@ class OptaxOptimizer(Optimizer):
             first = (str(error).splitlines() or [""])[0]
             raise BadInput(f"the optax optimiser cannot step parameters like these: {first}") from None
         structure, shapes = jax.tree.structure(shaped), [leaf.shape for leaf in jax.tree.leaves(shaped)]
-        if any(np.dtype(leaf.dtype).kind not in "biuf" for leaf in jax.tree.leaves(shaped)):
+        kinds = [leaf.dtype for leaf in jax.tree.leaves(shaped)]
+        if any(not isinstance(kind, np.dtype) or kind.kind not in "biuf" for kind in kinds):
             raise BadInput("the optax optimiser's state has arrays that a checkpoint cannot keep, of bfloat16 or keys")
 
         def begin(flat: Any) -> list[Any]:

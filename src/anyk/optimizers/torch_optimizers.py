@@ -142,10 +142,18 @@ class TorchOptimizer(Optimizer):
             parameter.grad = torch.zeros_like(parameter)
         try:
             optimizer = self._make(parameters, self.rate.at(0))
+            before = _beside(optimizer)
             optimizer.step()
         except Exception as error:
             raise BadInput(f"the torch optimiser {_said(self.method)} cannot be used so: {error}") from None
         _take(optimizer, parameters, {})
+        changed = [key[1] for key, value in _beside(optimizer).items() if before.get(key) != value]
+        changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]
+        if changed:
+            raise BadInput(
+                f"the torch optimiser {_said(self.method)} keeps {', '.join(changed)} beside the states of its "
+                "parameters, where it would be lost from step to step; use anyk.rounds with it"
+            )
 
 
 class _Scheduled:
@@ -192,6 +200,9 @@ class _Scheduled:
             if isinstance(schedule, str):
                 name, values = parse(schedule)
                 arguments = {key: read(value, Argument, f"{key} in '{schedule}'") for key, value in values.items()}
+                for key, value in arguments.items():
+                    if isinstance(value, str) and not value[:1].isalpha():
+                        raise BadInput(f"{key} in '{schedule}' should be a number, numbers as in 3/6, or a word")
                 schedule = _found(name, "torch.optim.lr_scheduler", "LRScheduler")
                 self._scheduler = schedule(self._optimizer, **arguments)
             else:
@@ -235,6 +246,14 @@ def _name(found: type, home: str) -> str | None:
     return f"{found.__module__}.{found.__name__}"
 
 
+def _beside(optimizer: Any) -> dict[tuple[str, str], str]:
+    """What an optimiser keeps outside its parameters' states, by place and name, in words that can be compared."""
+    found = {("self", name): value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
+    for group in optimizer.param_groups:
+        found |= {("group", name): value for name, value in group.items() if name != "params"}
+    return {key: repr(value) for key, value in found.items() if not key[1].startswith("_")}
+
+
 def _give(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
     """Hand an optimiser its state, on the arrays' own memory."""
     import torch
@@ -257,6 +276,8 @@ def _take(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> N
     for place, parameter in enumerate(parameters):
         for name, value in optimizer.state.get(parameter, {}).items():
             key = f"{place}.{name}"
+            if not str(name).isidentifier():
+                raise BadInput(f"a checkpoint cannot keep the state '{name}' of {type(optimizer).__name__}: rename it")
             if isinstance(value, torch.Tensor) and value.dtype not in (torch.bfloat16, torch.float16):
                 array = value.detach().numpy()
                 state[key if array.ndim else f"{key}:number"] = array if array.ndim else array.reshape(1)

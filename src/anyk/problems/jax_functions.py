@@ -204,22 +204,28 @@ class JaxProblem:
         self.metric = next(iter(self._metrics or ["held_out_loss"]))
         self.better: Literal["higher", "lower"] = better or ("higher" if self._metrics else "lower")
         total = sum_of_losses(loss, self._params, mean=self._mean)
-        self._try(total)
+        self._try(total, self._data, self.samples, "the data")
+        if self._held_out is not None and self._metrics is None:
+            self._try(total, self._held_out, self._held, "held_out")
         self._total = jax.jit(total)
 
-    def _try(self, total: Callable[[Any, Tree], Any]) -> None:
+    def _try(self, total: Callable[[Any, Tree], Any], data: Tree, rows: int, name: str) -> None:
         """Trace the gradient on some rows: nothing is computed."""
         import jax
 
-        some = min(2, self.samples)
-        batch = chosen(self._data, slice(0, some))
+        if not rows:
+            raise BadInput(f"{name} has no rows")
+        some = min(2, rows)
+        batch = chosen(data, slice(0, some))
         try:
             shape = jax.eval_shape(total, self._initial, batch).shape
             if shape == ():
                 jax.eval_shape(jax.grad(total), self._initial, batch)
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
-            raise BadInput(f"the loss fails on the first {some} rows: {type(error).__name__}: {first}") from None
+            raise BadInput(
+                f"the loss fails on the first {some} rows of {name}: {type(error).__name__}: {first}"
+            ) from None
         if shape != ():
             raise BadInput(f"the loss must give one number for a batch, its mean or sum, got shape {shape}")
 

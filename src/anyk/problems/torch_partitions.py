@@ -248,6 +248,10 @@ class TorchPartitions:
 
 def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """The parameters that are the model: shared ones once, frozen ones not."""
+    from torch.nn.parameter import UninitializedParameter
+
+    if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
+        raise BadInput("the module is lazy and has no shapes yet; call it once on a batch before")
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 

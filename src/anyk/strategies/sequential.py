@@ -144,10 +144,10 @@ class SequentialRounds(ABC):
 
     def check_further(self, planned: int, saved: Mapping[str, Any], begun: int = 0) -> None:
         """Raise where a state, saved in a run planned for other steps, has begun rounds without further jobs."""
-        if saved["round"] > (planned - begun) * self.models:
+        if saved["round"] >= (planned - begun) * self.models:
             raise BadInput(
                 f"the run was planned for {planned} steps of each model, and its last rounds began no further jobs; "
-                "start a new one"
+                "begin a new one where it stands: anyk train --from FOLDER, or train_many(begin=…)"
             )
 
     # ------------------------------------------------------------------------------------------- what a scheme is

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.clusters.base import Cluster, Order
 from anyk.clusters.local import Local
-from anyk.errors import RunFailed
+from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer, SlowMo, optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
@@ -829,6 +829,8 @@ class Driver:
         )
         for version, slot, saved in models:
             w = self.models[slot] = self.cluster.blank(slot)
+            if saved.size != w.size:
+                raise BadInput(f"the run's models have {saved.size:,} parameters, those of the problem {w.size:,}")
             w[:] = saved
             self.cluster.publish(slot, version, w)
         for key, value in vectors.items():

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from anyk.clusters.base import PINNED
+from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 
@@ -135,7 +136,14 @@ class Evaluator:
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # a model about to diverge is worth what it is worth
             problem = problem_of(self.problem, slot)
-            metrics, loss = problem.metrics(w), problem.loss(w)
+            try:
+                metrics, loss = problem.metrics(w), problem.loss(w)
+            except (BadInput, RunFailed):
+                raise
+            except Exception as error:  # a user's problem may raise anything
+                raise RunFailed(
+                    f"the problem cannot be evaluated at step {version}: {type(error).__name__}: {error}"
+                ) from error
         evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:
             self.done[slot, version] = evaluation
@@ -161,7 +169,10 @@ class Evaluator:
                     continue
                 time, w = self._kept[newest]
             began = clock.perf_counter()
-            self._evaluate(*newest, time, w)
+            try:
+                self._evaluate(*newest, time, w)
+            except (BadInput, RunFailed):
+                return  # it is said when the run has ended and all is evaluated that is left
             ended = clock.perf_counter()
             rest = ended + (ended - began) / _SHARE
             if self.target is not None:  # reached, it is to end the run soon, however long looking takes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from anyk.clusters import Cluster, Simulated
 from anyk.protocol import Assessed, Scattered, Strategy
 from anyk.training.beginning import Beginning
@@ -15,12 +17,14 @@ SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
 def floor_seconds(
     strategy: Strategy,
     cluster: Cluster,
-    steps: int,
+    steps: int | Mapping[str, int],
     log: RunLog | None = None,
     *,
     beginning: Beginning | None = None,
 ) -> float:
     """Seconds that ``strategy`` takes for ``steps`` steps on the virtual clock with the delays of ``cluster``.
+
+    Of several models ``steps`` may say by slot how many each is to have.
 
     ``strategy`` must be fresh; computing and communication count as nothing. What the strategy was told of losses and
     gradients in the run is told again, in the same order, from its ``log``. A run that went on from another has that
@@ -31,7 +35,9 @@ def floor_seconds(
     >>> floor_seconds(strategy, anyk.cluster("processes", workers=3, delays="constant:2"), steps=5)
     10.0
     """
-    if steps == (0 if beginning is None else beginning.step):
+    begun = 0 if beginning is None else beginning.step
+    each = steps if isinstance(steps, Mapping) else {}
+    if steps == begun or (each and set(each.values()) == {begun}):
         return 0.0
     virtual = Simulated(
         cluster.workers,
@@ -43,7 +49,14 @@ def floor_seconds(
     # without a problem nothing is computed, but vectors have their length all the same
     virtual.sized_like = cluster
     told = None if log is None else [event for event in log.events(TOLD) if isinstance(event, (Assessed, Scattered))]
-    driver = Driver(strategy, virtual, steps=steps, told=told or (), beginning=beginning)
+    number = None if isinstance(steps, Mapping) else steps
+    driver = Driver(strategy, virtual, steps=number, told=told or (), beginning=beginning)
+
+    def look(driver: Driver) -> None:
+        driver.reached = all(driver.versions[slot] >= version for slot, version in each.items())
+
+    if each:
+        driver.watch = look
     driver.open()
     driver.begin()
     driver.run()

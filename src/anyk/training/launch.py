@@ -90,6 +90,8 @@ def train(
             "use fewer workers"
         )
     optimizer = optimizer or GD()
+    if not isinstance(optimizer, Optimizer):
+        raise BadInput(f"optimizer must be one of anyk.optimizers, as in GD(lr=0.1), got {optimizer!r}")
     beginning, come_from = None, None
     if begin is not None:
         earlier = begin if isinstance(begin, Run) else Run.open(begin)
@@ -233,7 +235,7 @@ def _drive(
     ended: BaseException | None = None
     try:
         with cluster, _patient_interrupts(driver), _quick_switching():
-            problem.metrics(problem.initial())  # what metrics import is not to be imported on the clock
+            _first_metrics(problem)  # what metrics import is not to be imported on the clock
             driver.open()
             evaluator = Evaluator(
                 problem, target=config.get("target"), every=evaluate_every, background=not cluster.virtual
@@ -293,12 +295,14 @@ def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, conf
         evaluations = evaluator.finish()
         for evaluation in evaluator.fresh():
             driver.log.evaluation(tuple(evaluation))
+    versions = {slot: driver.versions[slot] for slot, _ in driver.trained()}
+    steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
     reached = evaluator.reached if evaluator is not None else None
     last = evaluations[-1] if evaluations else None
     driver.log.flush()
     driver.log.summarise(
         {
-            "floor_seconds": floor_seconds(fresh, driver.cluster, driver.step, driver.log, beginning=driver.beginning),
+            "floor_seconds": floor_seconds(fresh, driver.cluster, steps, driver.log, beginning=driver.beginning),
             "loss": last.loss if last else None,
             "metric": {"name": config["metric"], "value": last.metric} if last and last.metric is not None else None,
             "time_to_target": reached.time if reached else None,
@@ -342,6 +346,15 @@ def _saving(driver: Driver, evaluator: Evaluator, folder: Path) -> Callable[[], 
 # ----------------------------------------------------------------------------------------------- set-up
 
 
+def _first_metrics(problem: Problem) -> dict[str, float]:
+    try:
+        return problem.metrics(problem.initial())
+    except BadInput:
+        raise
+    except Exception as error:  # a user's problem may raise anything
+        raise BadInput(f"the metrics fail at the initial model: {type(error).__name__}: {error}") from error
+
+
 def _check_limits(
     problem: Problem, steps: int | None, seconds: float | None, target: float | None, begun: int = 0
 ) -> None:
@@ -353,7 +366,7 @@ def _check_limits(
         raise BadInput(f"seconds must be a finite number above 0, got {seconds:g}")
     if target is None:
         return
-    metric = problem.metric if problem.metrics(problem.initial()) else "loss"
+    metric = problem.metric if _first_metrics(problem) else "loss"
     if metric in ("auc", "accuracy") and not 0 < target <= 1:
         raise BadInput(f"a target of {target:g} cannot be reached: {metric} lies between 0 and 1")
     if metric in ("mse", "loss") and not target > 0:

@@ -166,6 +166,12 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
         w.emit(f"{view} = ", Expr(f"{view}.reshape(*{view}.shape[:{len(eq.shape)}], -1)", ex.CALL))
         w.emit(f"{target} = ", start)
         flat.append(view)
+    padded = any(step.text != "1" for step in parameters[3].items) or np.any(eq.params["padding"])
+    if padded:  # where there is no element nothing is combined, not even the start
+        within = w.names.take("within")
+        everywhere = f"np.ones({operands[0].text}.shape, np.bool_)"
+        w.emit(f"{within} = ", ex.call(w.copy("windows"), everywhere, "False", *parameters))
+        w.emit(f"{within} = ", Expr(f"{within}.reshape(*{within}.shape[:{len(eq.shape)}], -1)", ex.CALL))
     step = w.names.take("k")
     w.line(f"for {step} in range({size}):")
     with w.indented():
@@ -173,7 +179,11 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
         for value, name in zip(block.inputs, names, strict=True):
             w.values[value] = ex.name(name, value.shape)
         w.body(block.equations)
-        w.emit(f"{', '.join(targets)} = ", ex.side_by_side([w.typed(a) for a in block.outputs]))
+        combined = [w.typed(a) for a in block.outputs]
+        if padded:
+            pairs = zip(combined, targets, strict=True)
+            combined = [ex.call("np.where", f"{within}[..., {step}]", one, target) for one, target in pairs]
+        w.emit(f"{', '.join(targets)} = ", ex.side_by_side(combined))
 
 
 row("reduce_window", jax=_reduce_window, numpy=_reduce_window)

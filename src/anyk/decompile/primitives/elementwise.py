@@ -74,8 +74,18 @@ def _ordered(function: str) -> Rule:
     return rule
 
 
+def _ordered_numpy(operator: str) -> Rule:
+    def rule(w: Writer, eq: Equation) -> Expr | None:
+        if not eq.inputs[0].dtype.startswith("float"):
+            return infix(operator)(w, eq)
+        left, right = (ex.call(w.copy("total_order"), w.typed(a), shape=eq.shape) for a in eq.inputs)
+        return ex.binary(operator, left, right, eq.shape)
+
+    return rule
+
+
 for _name, _operator in {"eq_to": "==", "le_to": "<=", "lt_to": "<"}.items():
-    row(_name, jax=_ordered(_name), numpy=infix(_operator))
+    row(_name, jax=_ordered(_name), numpy=_ordered_numpy(_operator))
 
 
 def _negative(w: Writer, eq: Equation) -> Expr:

@@ -15,7 +15,8 @@ from anyk.decompile.writing import Writer, number, short
 
 
 def _starts(w: Writer, atoms: Sequence[Atom]) -> Expr:
-    return ex.sequence([w.loose(a) if isinstance(a, Constant) else w.full(a) for a in atoms])
+    bare = all(isinstance(a, Constant) or a.dtype in ("int32", "int64") for a in atoms)  # as JAX takes bare numbers
+    return ex.sequence([(w.loose(a) if bare else w.typed(a)) if isinstance(a, Constant) else w.full(a) for a in atoms])
 
 
 def _as_they_are(w: Writer, starts: Sequence[Atom]) -> dict[str, str]:

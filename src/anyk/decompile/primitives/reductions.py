@@ -115,7 +115,9 @@ def _reduction(function: str) -> Rule:
                 keywords["dtype"] = w.dtype(kind)
         elif any(operand.shape[axis] == 0 for axis in over):
             least = function == "max"
-            if kind.startswith(("int", "uint")):
+            if kind == "bool":
+                keywords["initial"] = str(not least)
+            elif kind.startswith(("int", "uint")):
                 keywords["initial"] = f"{w.xp}.iinfo({w.dtype(kind)}).{'min' if least else 'max'}"
             else:
                 keywords["initial"] = f"{'-' if least else ''}{w.xp}.inf"
