@@ -300,7 +300,7 @@ def sort_together(arrays, axis, keys):
 
 
 def total_order(x):
-    """Integers in XLA's order of floating-point numbers: -NaN, -inf, -0, 0, inf, NaN."""
+    """Integers in XLA's order of floats: -NaN, -inf, ..., -0, 0, ..., inf, NaN."""
     if x.dtype.kind != "f":
         return x
     bits = x.view(np.dtype(f"i{x.dtype.itemsize}"))

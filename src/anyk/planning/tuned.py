@@ -133,11 +133,11 @@ def train_tuned(
         )
     stragglers = min(workers - 1, max(1, round(load * workers) - 1))
     law = parse(delays) if isinstance(delays, str) else delays
-    if isinstance(law, NoDelay) and build_cluster(cluster, workers=workers).virtual:
-        raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     folder = None if out is None else Path(out)
     if folder is not None and folder.exists():
         raise BadInput(f"the folder '{folder}' exists; choose another")
+    if isinstance(law, NoDelay) and build_cluster(cluster, workers=workers).virtual:
+        raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     runs: list[Run] = []
 
     def part(name: str, spec: str, upto: int | None) -> bool:
