@@ -29,7 +29,6 @@ def bare(problem, spec):
     model = np.frombuffer(mmap.mmap(-1, problem.dimension * 8))
 
     def encode(i, buffer):
-        messages.places(work[i].partitions)
         messages.encode(work[i], model, buffer)
 
     workers = BareWorkers([messages.length(chunk.partitions) for chunk in work], encode)

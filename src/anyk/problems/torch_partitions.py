@@ -248,17 +248,16 @@ class TorchPartitions:
 
 def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """The parameters that are the model: shared ones once, frozen ones not."""
-    from torch.nn.parameter import UninitializedParameter
-
-    if any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters()):
-        raise BadInput("the module is lazy and has no shapes yet; call it once on a batch before")
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def dtype_of(parameters: Sequence[torch.Tensor]) -> np.dtype[Any]:
-    """The one number type of all, float32 or float64."""
+    """The one number type of all, float32 or float64; raises where there is no such one."""
     import torch
+    from torch.nn.parameter import UninitializedParameter
 
+    if any(isinstance(parameter, UninitializedParameter) for parameter in parameters):
+        raise BadInput("the module is lazy and has no shapes yet; call it once on a batch before")
     kinds = {parameter.dtype for parameter in parameters}
     if not kinds:
         raise BadInput("the module has no parameter to train: none requires a gradient")

@@ -172,7 +172,8 @@ class Evaluator:
             try:
                 self._evaluate(*newest, time, w)
             except (BadInput, RunFailed):
-                return  # it is said when the run has ended and all is evaluated that is left
+                rest = float("inf")  # it is said when the run has ended and all is evaluated that is left
+                continue
             ended = clock.perf_counter()
             rest = ended + (ended - began) / _SHARE
             if self.target is not None:  # reached, it is to end the run soon, however long looking takes

@@ -9,7 +9,7 @@ import numpy as np
 from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.reductions import _combination, _precision
-from anyk.decompile.primitives.table import Rule, plain, row
+from anyk.decompile.primitives.table import Rule, extreme, plain, row
 from anyk.decompile.reading import Equation
 from anyk.decompile.writing import Writer
 
@@ -83,16 +83,6 @@ def _letters(spec: tuple[int, ...], lead: str, space: int) -> str:
 row("conv_general_dilated", jax=_convolution_jax, numpy=_convolution_numpy)
 
 
-def _extreme(dtype: str, largest: bool, xp: str) -> str:
-    """Below, or above, every number of the type."""
-    if dtype == "bool":
-        return str(not largest)
-    if dtype.startswith(("int", "uint")):
-        info = np.iinfo(dtype)
-        return str(info.min if largest else info.max)
-    return f"-{xp}.inf" if largest else f"{xp}.inf"
-
-
 def _window_parameters(eq: Equation) -> list[Expr]:
     params = eq.params
     rank = len(params["window_dimensions"])
@@ -107,7 +97,7 @@ def _window_parameters(eq: Equation) -> list[Expr]:
 def _window_reduction(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
         rank = len(eq.shape)
-        fill = "0" if function == "sum" else _extreme(eq.dtype, function == "max", "np")
+        fill = "0" if function == "sum" else extreme(eq.dtype, function == "max", "np")
         sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
         how = _dilations(dilation, window_dilation, ("dilation", "window_dilation"))
         view = ex.call(w.copy("windows"), w.typed(eq.inputs[0]), fill, sizes, strides, padding, **how)
@@ -121,7 +111,7 @@ def _window_reduction(function: str) -> Rule:
 def _window_reduction_jax(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
         word = {"sum": "add", "max": "max", "min": "min"}[function]
-        start = "0" if function == "sum" else _extreme(eq.dtype, function == "max", "np")
+        start = "0" if function == "sum" else extreme(eq.dtype, function == "max", "np")
         # that this is a sum from 0 is only recognised if the 0 is a NumPy number
         initial = f'np.asarray({start}, "{eq.dtype}")[()]' if eq.dtype == "bfloat16" else f"np.{eq.dtype}({start})"
         sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
@@ -163,7 +153,7 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
     for operand, start, target in zip(operands, starts, targets, strict=True):
         view = w.names.take("views")
         w.emit(f"{view} = ", ex.call(w.copy("windows"), operand, start, *parameters))
-        w.emit(f"{view} = ", Expr(f"{view}.reshape(*{view}.shape[:{len(eq.shape)}], -1)", ex.CALL))
+        w.emit(f"{view} = ", Expr(f"{view}.reshape(*{view}.shape[:{len(eq.shape)}], {size})", ex.CALL))
         w.emit(f"{target} = ", start)
         flat.append(view)
     padded = any(step.text != "1" for step in parameters[3].items) or np.any(eq.params["padding"])
@@ -171,7 +161,7 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
         within = w.names.take("within")
         everywhere = f"np.ones({operands[0].text}.shape, np.bool_)"
         w.emit(f"{within} = ", ex.call(w.copy("windows"), everywhere, "False", *parameters))
-        w.emit(f"{within} = ", Expr(f"{within}.reshape(*{within}.shape[:{len(eq.shape)}], -1)", ex.CALL))
+        w.emit(f"{within} = ", Expr(f"{within}.reshape(*{within}.shape[:{len(eq.shape)}], {size})", ex.CALL))
     step = w.names.take("k")
     w.line(f"for {step} in range({size}):")
     with w.indented():
@@ -193,7 +183,7 @@ def _window_arguments(eq: Equation) -> tuple[list[Expr], bool]:
     params = eq.params
     largest = str(params["select_prim"]) == "ge"
     return [
-        ex.raw(_extreme(eq.inputs[1].dtype, largest, "np")), ex.literal(plain(params["window_dimensions"])),
+        ex.raw(extreme(eq.inputs[1].dtype, largest, "np")), ex.literal(plain(params["window_dimensions"])),
         ex.literal(plain(params["window_strides"])), ex.literal(plain(params["padding"])), ex.raw(str(largest)),
     ], largest  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.table import Rule, axes, plain, row, rows
+from anyk.decompile.primitives.table import Rule, axes, extreme, plain, row, rows
 from anyk.decompile.reading import Equation
 from anyk.decompile.writing import Writer
 
@@ -114,13 +114,9 @@ def _reduction(function: str) -> Rule:
             if w.target == "numpy" and kind.startswith(("int", "uint", "bool")):
                 keywords["dtype"] = w.dtype(kind)
         elif any(operand.shape[axis] == 0 for axis in over):
-            least = function == "max"
-            if kind == "bool":
-                keywords["initial"] = str(not least)
-            elif kind.startswith(("int", "uint")):
-                keywords["initial"] = f"{w.xp}.iinfo({w.dtype(kind)}).{'min' if least else 'max'}"
-            else:
-                keywords["initial"] = f"{'-' if least else ''}{w.xp}.inf"
+            initial = extreme(kind, function == "max", w.xp)
+            # a bare number would have to fit int32
+            keywords["initial"] = f"{w.dtype(kind)}({initial})" if kind.startswith("uint") else initial
         return ex.call(f"{w.xp}.{function}", operand, shape=eq.shape, **keywords)
 
     return rule

@@ -39,6 +39,15 @@ def broadcast(exprs: Sequence[Expr]) -> tuple[int, ...]:
     return tuple(np.broadcast_shapes(*(expr.shape for expr in exprs)))
 
 
+def extreme(dtype: str, largest: bool, xp: str) -> str:
+    """What the search for the largest, or the smallest, begins from: below, or above, every number of the type."""
+    if dtype == "bool":
+        return str(not largest)
+    if dtype.startswith(("int", "uint")):
+        return f"{xp}.iinfo({xp}.{dtype}).{'min' if largest else 'max'}"
+    return f"-{xp}.inf" if largest else f"{xp}.inf"
+
+
 def elementwise(function: str) -> Rule:
     """A function of operands that broadcast."""
 
