@@ -26,7 +26,7 @@ def test_the_law_that_was_drawn_fits_best(spec: str) -> None:
     if isinstance(best.law, Pareto):
         assert (best.law.minimum, best.law.alpha) == pytest.approx((0.3, 2.2), rel=0.03)
     if isinstance(best.law, Bimodal):
-        assert (best.law.fast, best.law.slow, best.law.probability) == pytest.approx((1, 9, 0.1), rel=0.06)
+        assert (best.law.fast, best.law.slow, *best.law.probability) == pytest.approx((1, 9, 0.1), rel=0.06)
 
 
 @pytest.mark.parametrize("spec", ["exp:mean=0.7", "pareto:minimum=0.3,alpha=2.2"])

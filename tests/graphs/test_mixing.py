@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anyk.delays import parse
 from anyk.errors import BadInput
 from anyk.graphs import best_constant, edges_of, elastic, graph, laplacian, matcha, matchings, metropolis, zeta
-from anyk.planning import best_tau, cooperative_bound, local_round, simulated_pace
+from anyk.planning import best_tau, cooperative_bound, simulated_pace
 from anyk.strategies import strategy
 
 NAMES = ["ring", "torus", "complete", "star", "exp", "one-peer", "regular:degree=4", "ring:weights=best", "none"]
@@ -144,11 +144,11 @@ def test_value_32_the_bound() -> None:
 def test_values_33_to_35() -> None:
     law = parse("exp:mean=1")
     for tau, golden in ((1, 2.7178571), (2, 2.1802929), (5, 1.7153523), (10, 1.4917748), (100, 1.1468716)):
-        assert (local_round(law, tau, 8) or 0) / tau == pytest.approx(golden, abs=1e-6)
+        assert (law.longest_sum(tau, 8) or 0) / tau == pytest.approx(golden, abs=1e-6)
     found = simulated_pace(strategy("pasgd:tau=10", workers=8), law, updates=2000)
     assert abs(found.seconds / 10 - 1.4917748) < 4 * found.error / 10
     sync = 2.7178571429 + 1.0
-    assert sync / ((local_round(law, 10, 8) or 0) / 10 + 0.1) == pytest.approx(2.3356678, abs=1e-6)
+    assert sync / ((law.longest_sum(10, 8) or 0) / 10 + 0.1) == pytest.approx(2.3356678, abs=1e-6)
     assert best_tau(1.0, 1.0, 0.1, 1.0, 1.0, 200.0) == pytest.approx(3.1622776602, rel=1e-9)
 
 

@@ -18,7 +18,6 @@ from anyk.planning import (
     discard_seconds,
     error_floor,
     fresh_share,
-    order_statistic,
     pace,
     stability_limit,
     stationary_error,
@@ -57,7 +56,7 @@ ORDER = [
 
 @pytest.mark.parametrize(("law", "quantile", "k", "golden"), ORDER)
 def test_values_1_to_12_order_statistics(law: str, quantile: Any, k: int, golden: float) -> None:
-    found = order_statistic(parse(law), k, P)
+    found = parse(law).order_statistic(k, P)
     assert found == pytest.approx(golden, rel=1e-7 if "bimodal" in law or "hetero" in law else 1e-9)
     if quantile is not None:
         assert found == pytest.approx(by_quadrature(quantile, k, P), rel=1e-8)
@@ -186,7 +185,7 @@ def test_value_38_adasync() -> None:
 
 
 def test_value_39_the_noise_rule() -> None:
-    times = np.array([order_statistic(parse("shifted-exp:shift=1,mean=1"), k, P) for k in range(1, P + 1)], dtype=float)
+    times = np.array([parse("shifted-exp:shift=1,mean=1").order_statistic(k, P) for k in range(1, P + 1)], dtype=float)
     costs = (1 + 4.0 / np.arange(1, P + 1)) * times
     golden = [5.625, 3.80357, 3.34722, 3.26905, 3.39214, 3.69643, 4.27092, 5.57679]
     assert costs == pytest.approx(golden, abs=1e-5)
@@ -200,7 +199,7 @@ def test_the_rule_for_any_delays_agrees_with_the_formula_where_there_is_one() ->
         exact = k0 * ratio**0.5
         found = k_for_delays(k0, ratio, 1.0, np.arange(1.0, 41.0))
         assert abs(found - exact) <= 0.5 + 0.25 * exact / k0
-    times = [order_statistic(parse("exp:mean=1"), k, P) for k in range(1, P + 1)]
+    times = [parse("exp:mean=1").order_statistic(k, P) for k in range(1, P + 1)]
     chosen = [k_for_delays(2, 1.0, loss, times) for loss in (1.0, 0.5, 0.1, 0.02, 0.001)]
     assert chosen[0] == 2 and chosen == sorted(chosen) and chosen[-1] == P  # type: ignore[type-var]
     assert k_for_delays(2, 1.0, 0.25, np.arange(1.0, 41.0), rate=0.5) == k_for_delays(2, 1.0, 1.0, np.arange(1.0, 41.0))

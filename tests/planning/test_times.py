@@ -7,7 +7,7 @@ import pytest
 
 import anyk
 from anyk.delays import parse
-from anyk.planning import order_statistic, pace
+from anyk.planning import pace
 from anyk.training import Driver
 
 P = 8
@@ -24,18 +24,18 @@ def test_the_kth_of_n_delays_against_monte_carlo(law: str, k: int) -> None:
     model = parse(law)
     draws = np.array([model.draws(5, worker, 0, 20_000) for worker in range(P)])
     kth = np.sort(draws, axis=0)[k - 1]
-    expected = order_statistic(model, k, P)
+    expected = model.order_statistic(k, P)
     assert expected is not None
     assert abs(kth.mean() - expected) <= 4.5 * kth.std(ddof=1) / 20_000**0.5 + 1e-4  # what is rarer than that
 
 
 def test_golden_values() -> None:
     """H_8 - H_4; a shift adds; Pareto's largest has a mean only for alpha above 1, its smallest for alpha above 1/n."""
-    assert order_statistic(parse("exp:mean=1"), 4, 8) == pytest.approx(0.6345238, abs=5e-8)
-    assert order_statistic(parse("shifted-exp:shift=1,mean=1"), 4, 8) == pytest.approx(1.6345238, abs=5e-8)
-    assert order_statistic(parse("pareto:minimum=1,alpha=1"), 8, 8) == float("inf")
-    assert order_statistic(parse("pareto:minimum=1,alpha=1"), 1, 8) == pytest.approx(8 / 7)
-    assert order_statistic(parse("exp:mean=2"), 8, 8) == pytest.approx(2 * 2.7178571428571425)
+    assert parse("exp:mean=1").order_statistic(4, 8) == pytest.approx(0.6345238, abs=5e-8)
+    assert parse("shifted-exp:shift=1,mean=1").order_statistic(4, 8) == pytest.approx(1.6345238, abs=5e-8)
+    assert parse("pareto:minimum=1,alpha=1").order_statistic(8, 8) == float("inf")
+    assert parse("pareto:minimum=1,alpha=1").order_statistic(1, 8) == pytest.approx(8 / 7)
+    assert parse("exp:mean=2").order_statistic(8, 8) == pytest.approx(2 * 2.7178571428571425)
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -1,6 +1,9 @@
 """Delays: how long workers take, as laws or as measured traces."""
 
+from typing import Literal
+
 from anyk.delays.communication import Communication
+from anyk.delays.composed import Mixture, ScipyLaw
 from anyk.delays.fitting import Fit, fit
 from anyk.delays.models import (
     Bimodal,
@@ -20,10 +23,26 @@ from anyk.specs import Registry, read
 from anyk.specs import parse as split
 
 registry: Registry[DelayModel] = Registry("delay model")
-for _model in (NoDelay, Constant, Uniform, Exponential, ShiftedExponential, Pareto, Bimodal, Heterogeneous, Trace):
+for _model in (
+    NoDelay, Constant, Uniform, Exponential, ShiftedExponential, Pareto, Bimodal, Heterogeneous, ScipyLaw, Trace,
+):  # fmt: skip
     registry.register(_model.name)(_model)
 
 register = registry.register
+
+
+@register(Mixture.name)
+def _mixture(
+    laws: str,
+    *,
+    weights: tuple[float, ...],
+    by: Literal["task", "round", "item"] = "task",
+    per: Literal["task", "load"] = "task",
+    uninterruptible: bool = False,
+) -> DelayModel:
+    """Each delay follows one of several laws: laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1."""
+    inside = laws.strip("()").split(")/(")
+    return Mixture(tuple(map(parse, inside)), weights, by=by, per=per, uninterruptible=uninterruptible)
 
 
 def parse(spec: str) -> DelayModel:
@@ -65,8 +84,10 @@ __all__ = [
     "Exponential",
     "Fit",
     "Heterogeneous",
+    "Mixture",
     "NoDelay",
     "Pareto",
+    "ScipyLaw",
     "ShiftedExponential",
     "Table",
     "Trace",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anyk import keyed
-from anyk.delays.models import DelayModel, NoDelay
+from anyk.delays.models import DelayModel
 from anyk.delays.stream import DelayStream
 from anyk.errors import BadInput
 from anyk.specs import show
@@ -19,6 +19,7 @@ class Communication:
     it reads. ``latency`` is a law (constant, random), drawn once a task by (seed, worker, number); ``bandwidth`` is in
     bytes a second, 0 for endless.
 
+    >>> from anyk.delays import NoDelay
     >>> Communication(NoDelay(), bandwidth=1e6).spec
     'link:bandwidth=1000000'
     """
@@ -35,7 +36,7 @@ class Communication:
     @property
     def silent(self) -> bool:
         """Whether nothing takes time."""
-        return isinstance(self.latency, NoDelay) and not self.bandwidth
+        return self.latency.silent and not self.bandwidth
 
     @property
     def spec(self) -> str:
@@ -43,7 +44,7 @@ class Communication:
         if not self.bandwidth:
             return self.latency.spec
         law = self.latency.spec
-        latency = {} if isinstance(self.latency, NoDelay) else {"latency": f"({law})" if ":" in law else law}
+        latency = {} if self.latency.silent else {"latency": f"({law})" if ":" in law else law}
         return show("link", {**latency, "bandwidth": self.bandwidth})
 
     def stream(self, seed: int, workers: int) -> CommunicationStream:

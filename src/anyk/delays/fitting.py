@@ -76,7 +76,7 @@ def _two_means(times: Floats) -> Bimodal | None:
         if np.array_equal(moved, centre):
             break
         centre = moved
-    return Bimodal(fast=float(np.exp(centre[0])), slow=float(np.exp(centre[1])), probability=float(slow.mean()))
+    return Bimodal(fast=float(np.exp(centre[0])), slow=float(np.exp(centre[1])), probability=(float(slow.mean()),))
 
 
 def _misfit(law: DelayModel, times: Floats, cut: NDArray[np.bool_]) -> float:
@@ -103,6 +103,6 @@ def _distribution(law: DelayModel, at: Floats) -> Floats:
         below = law.seconds(np.minimum(middle, 1.0 - 1e-16), 0) <= at
         if isinstance(law, Bimodal):  # slow comes first there
             tops = law.fast * (1 - 1e-9), law.slow * (1 - 1e-9)  # fitted values may be off in the last digit
-            return np.where(at < tops[0], 0.0, np.where(at < tops[1], 1.0 - law.probability, 1.0))
+            return np.where(at < tops[0], 0.0, np.where(at < tops[1], 1.0 - law.of(0), 1.0))
         low, high = np.where(below, middle, low), np.where(below, high, middle)
     return low

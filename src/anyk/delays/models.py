@@ -1,15 +1,16 @@
 """Laws of how long a worker takes: constant, exponential, shifted exponential, Pareto, two-valued, heterogeneous.
 
-Every model turns keyed uniform draws into seconds, so a delay is a pure function of (seed, worker, number) and
-strategies that are compared meet the same luck. Seconds are rounded to the nanosecond, which makes them equal on
-machines whose logarithms differ in the last bit.
+A law knows its own facts (distribution, mean, order statistics); those that have no closed form are None, and whoever
+asked simulates instead. Every model turns keyed uniform draws into seconds, so a delay is a pure function of (seed,
+worker, number) and strategies that are compared meet the same luck. Seconds are rounded to the nanosecond, which makes
+them equal on machines whose logarithms differ in the last bit.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from anyk.errors import BadInput
 from anyk.specs import show
 
 Floats = NDArray[np.float64]
+_FAR = 1e15  # beyond it distribution functions are 1 to rounding, and tell nothing of the tail
 
 
 def _check(name: str, value: float, *, least: float = 0.0, strictly: bool = True) -> None:
@@ -71,6 +73,41 @@ class DelayModel(ABC):
         draws = keyed.uniforms(seed, "delay-item", worker, version, start=repeat, count=1)
         return float(np.round(self.seconds(draws, worker), 9)[0])
 
+    # ------------------------------------------------------------------------------------------- facts
+
+    silent: ClassVar[bool] = False  # no delay at all
+    memoryless: ClassVar[bool] = False  # what is left of a delay under way is distributed as a new one
+
+    def cdf(self, seconds: Floats, worker: int) -> Floats | None:
+        """P(delay <= seconds) of a worker, same shape as ``seconds``; None where it is not known."""
+        del seconds, worker
+        return None
+
+    def expected(self, worker: int = 0) -> float | None:
+        """Mean delay of a worker in seconds: inf where it does not exist, None where it is not known.
+
+        >>> Pareto(minimum=1.0, alpha=3.0).expected(), Pareto(minimum=1.0, alpha=1.0).expected()
+        (1.5, inf)
+        """
+        del worker
+        return None
+
+    def order_statistic(self, k: int, workers: int) -> float | None:
+        """Mean of the k-th smallest of one delay for each of ``workers`` workers, in seconds.
+
+        Here of independent delays, by integrating the chance that fewer than k are over; None where the distribution
+        is not known.
+
+        >>> round(Heterogeneous((1.0, 1.0, 1.0, 1.0)).order_statistic(2, 4) or 0, 6)  # 1/4 + 1/3
+        0.583333
+        """
+        return mean_of_kth(self, k, workers)
+
+    def longest_sum(self, count: int, workers: int) -> float | None:
+        """Mean of the largest of ``workers`` sums of ``count`` independent delays, in seconds; None where not known."""
+        del count, workers
+        return None
+
     def at_load(self, seconds: float, relative_load: float) -> float:
         """A drawn delay adjusted to the share of the data that the task covers; only traces change it."""
         del relative_load
@@ -81,16 +118,71 @@ class DelayModel(ABC):
         del workers
 
 
+def mean_of_kth(law: DelayModel, k: int, workers: int) -> float | None:
+    """Mean of the k-th smallest of independent delays: ``integral of P(fewer than k of them <= t) dt``, in seconds.
+
+    The number of workers that are done by t is Poisson-binomial. The integral is taken over pieces that double in
+    length until a piece no longer counts. None for a law without a distribution, and where the tail is so heavy that
+    the pieces go on counting: then the mean may be infinite. Good to about six digits: jumps of the distribution cost
+    the rest, of which SciPy would warn.
+    """
+    if law.cdf(np.zeros(1), 0) is None:
+        return None
+    from scipy.integrate import quad
+
+    def fewer(t: float) -> float:
+        counts = np.zeros(k)  # chance that exactly j < k are over by t
+        counts[0] = 1.0
+        for worker in range(workers):
+            known = law.cdf(np.array([t]), worker)
+            p = float(known[0]) if known is not None else 0.0
+            counts[1:] = counts[1:] * (1.0 - p) + counts[:-1] * p
+            counts[0] *= 1.0 - p
+        return float(counts.sum())
+
+    end = 1e-9
+    while fewer(end) > 0.5 and end < _FAR:
+        end *= 2.0
+    total = float(quad(fewer, 0.0, end, limit=500, epsabs=0.0, epsrel=1e-10, full_output=1)[0])
+    while end < _FAR:
+        piece = float(quad(fewer, end, 2.0 * end, limit=200, epsabs=1e-13 * total, epsrel=1e-9, full_output=1)[0])
+        total, end = total + piece, 2.0 * end
+        if piece <= 1e-12 * total:
+            return total
+    return None
+
+
 @dataclass(frozen=True)
 class NoDelay(DelayModel):
     """No injected delay."""
 
     name: ClassVar[str] = "none"
+    silent: ClassVar[bool] = True
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """See :meth:`DelayModel.seconds`."""
         del worker
         return np.zeros_like(uniforms)
+
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.cdf`."""
+        del worker
+        return np.where(seconds >= 0.0, 1.0, 0.0)
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        del worker
+        return 0.0
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """See :meth:`DelayModel.order_statistic`."""
+        del k, workers
+        return 0.0
+
+    def longest_sum(self, count: int, workers: int) -> float:
+        """See :meth:`DelayModel.longest_sum`."""
+        del count, workers
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +200,26 @@ class Constant(DelayModel):
         """See :meth:`DelayModel.seconds`."""
         del worker
         return np.full_like(uniforms, self.value)
+
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.cdf`."""
+        del worker
+        return np.where(seconds >= self.value, 1.0, 0.0)
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        del worker
+        return self.value
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """See :meth:`DelayModel.order_statistic`."""
+        del k, workers
+        return self.value
+
+    def longest_sum(self, count: int, workers: int) -> float:
+        """See :meth:`DelayModel.longest_sum`."""
+        del workers
+        return count * self.value
 
 
 @dataclass(frozen=True)
@@ -130,6 +242,20 @@ class Uniform(DelayModel):
         del worker
         return self.low + (self.high - self.low) * uniforms
 
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.cdf`."""
+        del worker
+        return np.clip((seconds - self.low) / (self.high - self.low), 0.0, 1.0)
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        del worker
+        return 0.5 * (self.low + self.high)
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """``low + (high - low) k / (n + 1)``."""
+        return self.low + (self.high - self.low) * k / (workers + 1)
+
 
 @dataclass(frozen=True)
 class Exponential(DelayModel):
@@ -141,6 +267,7 @@ class Exponential(DelayModel):
 
     mean: float
     name: ClassVar[str] = "exp"
+    memoryless: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +277,38 @@ class Exponential(DelayModel):
         """See :meth:`DelayModel.seconds`."""
         del worker
         return -self.mean * np.log1p(-uniforms)
+
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.cdf`."""
+        del worker
+        return -np.expm1(-np.maximum(seconds, 0.0) / self.mean)
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        del worker
+        return self.mean
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """``mean (H_n - H_(n-k))`` with the harmonic numbers H.
+
+        >>> round(Exponential(mean=1.0).order_statistic(4, 8), 7)
+        0.6345238
+        """
+        return self.mean * float((1.0 / np.arange(workers - k + 1, workers + 1)).sum())
+
+    def longest_sum(self, count: int, workers: int) -> float:
+        """Sums are Erlang: ``mean x integral of 1 - P(count, t)^n``, P the regularised incomplete gamma function.
+
+        >>> round(Exponential(mean=1.0).longest_sum(10, 8) / 10, 7)
+        1.4917748
+        """
+        from scipy.integrate import quad
+        from scipy.special import gammainc
+
+        n = workers
+        top = count + 12.0 * (count * np.log(n + 1.0)) ** 0.5 + 12.0 * np.log(n + 1.0) + 40.0
+        value, _ = quad(lambda t: 1.0 - gammainc(count, t) ** n, 0.0, top, limit=500, epsabs=1e-11, points=[count])
+        return self.mean * float(value)
 
 
 @dataclass(frozen=True)
@@ -170,6 +329,26 @@ class ShiftedExponential(DelayModel):
         del worker
         return self.shift - self.mean * np.log1p(-uniforms)
 
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.cdf`."""
+        return self._beyond.cdf(seconds - self.shift, worker)
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        return self.shift + self._beyond.expected(worker)
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """See :meth:`DelayModel.order_statistic`."""
+        return self.shift + self._beyond.order_statistic(k, workers)
+
+    def longest_sum(self, count: int, workers: int) -> float:
+        """See :meth:`DelayModel.longest_sum`."""
+        return count * self.shift + self._beyond.longest_sum(count, workers)
+
+    @property
+    def _beyond(self) -> Exponential:
+        return Exponential(mean=self.mean)
+
 
 @dataclass(frozen=True)
 class Pareto(DelayModel):
@@ -189,29 +368,76 @@ class Pareto(DelayModel):
         del worker
         return self.minimum * (1.0 - uniforms) ** (-1.0 / self.alpha)
 
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.cdf`."""
+        del worker
+        return 1.0 - (self.minimum / np.maximum(seconds, self.minimum)) ** self.alpha
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        del worker
+        return self.minimum * self.alpha / (self.alpha - 1.0) if self.alpha > 1.0 else float("inf")
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """``x G(n+1) G(n-k+1-1/a) / (G(n-k+1) G(n+1-1/a))`` with the gamma function G; inf for a <= 1/(n-k+1)."""
+        from scipy.special import gammaln
+
+        n, a = workers, self.alpha
+        if (n - k + 1) * a <= 1.0:
+            return float("inf")
+        log = gammaln(n + 1) + gammaln(n - k + 1 - 1 / a) - gammaln(n - k + 1) - gammaln(n + 1 - 1 / a)
+        return float(self.minimum * np.exp(log))
+
 
 @dataclass(frozen=True)
 class Bimodal(DelayModel):
-    """Fast most of the time, slow with the given probability."""
+    """Fast most of the time, slow with the given probability, of each worker or one for all.
+
+    Several probabilities, ``bimodal:fast=0,slow=1,probability=0.05/0.2/0.6``, are repeated over the fleet.
+    """
 
     fast: float
     slow: float
-    probability: float = 0.1
+    probability: tuple[float, ...] = (0.1,)
     name: ClassVar[str] = "bimodal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check("'fast' of 'bimodal'", self.fast, strictly=False)
         _check("'slow' of 'bimodal'", self.slow)
-        if not 0.0 < self.probability < 1.0:
-            raise BadInput(f"the probability of 'bimodal' must be between 0 and 1, got {self.probability:g}")
+        given: Any = self.probability
+        object.__setattr__(self, "probability", tuple(given) if isinstance(given, (tuple, list)) else (given,))
+        if not self.probability:
+            raise BadInput("'bimodal' needs at least one probability, as in probability=0.1")
+        for one in self.probability:
+            if not 0.0 < one < 1.0:
+                raise BadInput(f"the probability of 'bimodal' must be between 0 and 1, got {one:g}")
         if self.slow <= self.fast:
             raise BadInput(f"'slow' of 'bimodal' must be above 'fast' ({self.fast:g}), got {self.slow:g}")
 
+    def of(self, worker: int) -> float:
+        """The probability with which a worker is slow."""
+        return self.probability[worker % len(self.probability)]
+
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """See :meth:`DelayModel.seconds`."""
-        del worker
-        return np.where(uniforms < self.probability, self.slow, self.fast)
+        return np.where(uniforms < self.of(worker), self.slow, self.fast)
+
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.cdf`."""
+        return np.where(seconds >= self.slow, 1.0, np.where(seconds >= self.fast, 1.0 - self.of(worker), 0.0))
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        return self.fast + (self.slow - self.fast) * self.of(worker)
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """``slow - (slow - fast) P(at least k are fast)``; the number that are fast is Poisson-binomial."""
+        fast = np.ones(1)  # chance that exactly j are fast
+        for worker in range(workers):
+            slow = self.of(worker)
+            fast = np.append(fast * slow, 0.0) + np.append(0.0, fast * (1.0 - slow))
+        return self.slow - (self.slow - self.fast) * float(fast[k:].sum())
 
 
 @dataclass(frozen=True)
@@ -230,4 +456,12 @@ class Heterogeneous(DelayModel):
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """See :meth:`DelayModel.seconds`."""
-        return -self.means[worker % len(self.means)] * np.log1p(-uniforms)
+        return -self.expected(worker) * np.log1p(-uniforms)
+
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        """See :meth:`DelayModel.cdf`."""
+        return -np.expm1(-np.maximum(seconds, 0.0) / self.expected(worker))
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        return self.means[worker % len(self.means)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyk.delays.models import DelayModel, NoDelay
+from anyk.delays.models import DelayModel
 
 _BLOCK = 256
 
@@ -13,7 +13,7 @@ class DelayStream:
     def __init__(self, model: DelayModel, seed: int, workers: int) -> None:
         model.check_fleet(workers)
         self.model = model
-        self.silent = isinstance(model, NoDelay)
+        self.silent = model.silent
         self._seed = seed
         self._starts = [-1] * workers
         self._row_start = 0

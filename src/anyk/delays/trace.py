@@ -86,6 +86,14 @@ class Table(DelayModel):
         del seed
         return np.asarray(self.times[(start + np.arange(count)) % len(self.times), worker])
 
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        return float(self.times[:, worker].mean())
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """Mean over the rows of the k-th of each row's first ``workers``: delays of a row belong together."""
+        return float(np.sort(self.times[:, :workers], axis=1)[:, k - 1].mean())
+
     def check_fleet(self, workers: int) -> None:
         """See :meth:`DelayModel.check_fleet`."""
         if self.times.shape[1] < workers:
@@ -166,6 +174,14 @@ class Trace(DelayModel):
         if not self.slope or measured is None:
             return seconds
         return max(_LEAST, seconds + (relative_load - measured) * self.slope)
+
+    def expected(self, worker: int = 0) -> float:
+        """See :meth:`DelayModel.expected`."""
+        return float(self.times[:, worker].mean())
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """Mean over the rows of the k-th of each row's first ``workers``: delays of a row belong together."""
+        return float(np.sort(self.times[:, :workers], axis=1)[:, k - 1].mean())
 
     def check_fleet(self, workers: int) -> None:
         """See :meth:`DelayModel.check_fleet`."""

@@ -12,7 +12,7 @@ from anyk.planning.bounds import (
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
 from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
 from anyk.planning.simulation import Measured, simulate, simulated_pace
-from anyk.planning.times import Pace, discard_seconds, local_round, mean_delay, order_statistic, pace
+from anyk.planning.times import Pace, discard_seconds, pace
 from anyk.planning.tuned import Tuned, train_tuned
 
 __all__ = [
@@ -33,9 +33,6 @@ __all__ = [
     "error_floor",
     "facts",
     "fresh_share",
-    "local_round",
-    "mean_delay",
-    "order_statistic",
     "pace",
     "simulate",
     "simulated_pace",

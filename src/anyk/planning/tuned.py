@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters import cluster as build_cluster
-from anyk.delays import Communication, DelayModel, NoDelay, parse
+from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.planning.sequential import Candidate, fit_slope, tune
@@ -136,7 +136,7 @@ def train_tuned(
     folder = None if out is None else Path(out)
     if folder is not None and folder.exists():
         raise BadInput(f"the folder '{folder}' exists; choose another")
-    if isinstance(law, NoDelay) and build_cluster(cluster, workers=workers).virtual:
+    if law.silent and build_cluster(cluster, workers=workers).virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     runs: list[Run] = []
 
