@@ -26,7 +26,10 @@ class Partitions(Protocol):
     samples in partition j, ``dimension`` the length d of the model, ``dtype`` that of model and gradients.
 
     Optional: ``only(partitions)``, the same without the data of all others, for workers that share no memory with the
-    driver. Supports remain those of all.
+    driver. Supports remain those of all. ``compare_replicas()``, for gradients that a user's code computes: called on
+    the driver before the partitions are sent, where several workers hold the same one and their gradients must agree;
+    it computes a small gradient twice, and :meth:`load` compares with it what the worker computes. Both raise
+    :class:`~anyk.errors.BadInput` where gradients differ by more than rounding.
     """
 
     dimension: int

@@ -29,6 +29,13 @@ class ManyPartitions:
         for part in self._parts.values():
             part.load(partitions)
 
+    def compare_replicas(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        for part in self._parts.values():
+            compare = getattr(part, "compare_replicas", None)
+            if compare is not None:
+                compare()
+
     def support(self, partition: int) -> Index | None:
         """The common one; all coordinates where they differ."""
         supports = [part.support(partition) for part in self._parts.values()]

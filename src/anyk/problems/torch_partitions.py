@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
+from anyk.problems.replicas import ROWS, Trial, model_like
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +58,9 @@ class Arrays:
     def __len__(self) -> int:
         return len(self.arrays[0])
 
-    def tensors(self, rows: Rows, device: torch.device | str) -> tuple[torch.Tensor, ...]:
-        """Some samples; on the CPU those of a slice lie where the arrays do."""
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> tuple[torch.Tensor, ...]:
+        """Some samples; on the CPU those of a slice lie where the arrays do. Nothing is drawn, so ``key`` is unused."""
+        del key
         return tuple(tensor_over(array[rows]).to(device) for array in self.arrays)
 
 
@@ -69,12 +73,21 @@ class Items:
     def __len__(self) -> int:
         return len(self.data)
 
-    def tensors(self, rows: Rows, device: torch.device | str) -> tuple[torch.Tensor, ...]:
-        """Some samples, as torch's own loader puts them together."""
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> tuple[torch.Tensor, ...]:
+        """Some samples, as torch's own loader puts them together.
+
+        What an item draws (augmentation) from torch, NumPy's global generator or ``random`` is determined by ``key``
+        and its number: it does not depend on who reads it, nor on what was read before.
+        """
         from torch.utils.data import default_collate
 
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        return tuple(part.to(device) for part in default_collate([self.data[i] for i in numbers]))
+        items = []
+        with _kept_generators([]) as generators:
+            for i in numbers:
+                _seed(generators, keyed.integer(key, "item", i))
+                items.append(self.data[i])
+        return tuple(part.to(device) for part in default_collate(items))
 
 
 def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -177,10 +190,16 @@ class TorchPartitions:
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dtype = dtype_of(parameters)
         self.dimension = sum(parameter.numel() for parameter in parameters)
+        self._scales = [
+            (parameter.numel(), float(parameter.detach().mean()), float(parameter.detach().std(correction=0)))
+            for parameter in parameters
+            if parameter.numel()
+        ]
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's lie where the model does
         self._held: dict[int, tuple[torch.Tensor, ...]] = {}
         self._device: torch.device | None = None
+        self._trial: Trial | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_held": {}, "_device": None}
@@ -191,6 +210,31 @@ class TorchPartitions:
         if isinstance(self._samples, Arrays):
             new = [j for j in partitions if j not in self._held]
             self._held |= {j: self._samples.tensors(slice(*self._bounds[j]), device) for j in new}
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.check(self._tried())
+
+    def compare_replicas(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; where the driver lacks the workers' device, nothing is compared.
+
+        The gradient tried is that of up to 8 samples of partition 0. What may differ legitimately, between kinds of
+        processors, is taken to be the square root of the precision at most.
+        """
+        import torch
+
+        cuda = self._network.device.startswith("cuda")
+        if cuda and not torch.cuda.is_available():
+            return
+        coarsest = torch.finfo(torch.bfloat16).eps if self._network.precision else float(np.finfo(self.dtype).eps)
+        if cuda:
+            coarsest = max(coarsest, 2.0**-10)  # of TF32, in which convolutions compute by default
+        own = copy.copy(self)  # the module that is sent to workers stays on the CPU
+        own._network, own._held = copy.deepcopy(self._network), {}
+        self._trial = Trial.of(own._tried, coarsest**0.5)
+
+    def _tried(self) -> Vector:
+        rows = np.arange(min(ROWS, self.sizes[0]))
+        return self.partial_gradient(0, model_like(self._scales, self.dtype), rows)
 
     def support(self, partition: int) -> Index | None:
         """All coordinates."""
@@ -200,8 +244,9 @@ class TorchPartitions:
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """See :class:`~anyk.problems.base.Partitions`.
 
-        Draws of random layers (dropout) are keyed by the bits of ``w``, the partition and the rows, so that all who
-        hold a partition draw alike. One thread computes: bits depend on how many do.
+        Draws of random layers (dropout) are keyed by the bits of ``w``, the partition and the rows, those of a data
+        set's items by the bits of ``w`` and the item, so that all who hold a partition draw alike. One thread computes:
+        bits depend on how many do.
         """
         import torch
 
@@ -215,8 +260,9 @@ class TorchPartitions:
             parameter.data = piece
         total = torch.zeros(self.dimension, dtype=flat.dtype, device=self._device)
         pieces = pieces_of(total, self.shapes)
-        with _one_thread(), drawing(_key(w, partition, rows), self._device), _kept_buffers(module):
-            for batch in self._batches(partition, rows):
+        bits = keyed.digest(np.ascontiguousarray(w))
+        with _one_thread(), drawing(_key(bits, partition, rows), self._device), _kept_buffers(module):
+            for batch in self._batches(partition, rows, bits):
                 given = [*parameters, *batch]
                 versions = [tensor._version for tensor in given]
                 loss, times = self._network.loss_of(batch)
@@ -229,7 +275,7 @@ class TorchPartitions:
         gradient: Vector = total.cpu().numpy()
         return gradient
 
-    def _batches(self, partition: int, rows: Index | None) -> Iterator[tuple[torch.Tensor, ...]]:
+    def _batches(self, partition: int, rows: Index | None, key: int) -> Iterator[tuple[torch.Tensor, ...]]:
         """The samples of a partition or these of its rows, as many at once as a microbatch has."""
         assert self._device is not None
         first, last = self._bounds[partition]
@@ -238,7 +284,7 @@ class TorchPartitions:
         for a, b in pairwise(even_ends(size, self._microbatch or size)):
             if held is None:
                 some = slice(first + a, first + b) if rows is None else rows[a:b] + first
-                yield self._samples.tensors(some, self._device)
+                yield self._samples.tensors(some, self._device, key)
             elif rows is None:
                 yield tuple(tensor[a:b] for tensor in held)
             else:
@@ -285,29 +331,58 @@ def even_ends(size: int, most: int) -> list[int]:
     return ends
 
 
-def _key(w: Vector, partition: int, rows: Index | None) -> int:
-    """The seed of what is drawn: the digest of the model is one pass over it."""
-    bits = keyed.digest(np.ascontiguousarray(w))
+def _key(bits: int, partition: int, rows: Index | None) -> int:
+    """The seed of what is drawn at a model with these ``bits``: its digest, which is one pass over it."""
     chosen = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
     return int(keyed.generator(bits, "module", partition, chosen).integers(2**63))
 
 
 @contextmanager
 def drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's draws from a seed; those of everybody else go on as if nothing had been drawn."""
+    """Draws of torch, NumPy's global generator and ``random`` from a seed.
+
+    Those of everybody else go on as if nothing had been drawn, except in a worker's process, where nobody else draws
+    and putting states back would take longer than a small gradient.
+    """
     import torch
 
-    generators: list[Any] = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
+    more: list[Any] = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    if "ANYK_WORKER" in os.environ:
+        _seed([torch.default_generator, *more], seed)
+        yield
+        return
+    with _kept_generators(more) as generators:
+        _seed(generators, seed)
+        yield
+
+
+_KEEPING = threading.RLock()  # the driver may evaluate in a second thread; states must come back in order
+
+
+@contextmanager
+def _kept_generators(more: Sequence[Any]) -> Iterator[list[Any]]:
+    """Put back the states of all global generators; gives torch's: that of the CPU and ``more``."""
+    import torch
+
+    generators = [torch.default_generator, *more]
+    with _KEEPING:
+        states = [generator.get_state() for generator in generators]
+        numpys, pythons = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+        try:
+            yield generators
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            np.random.set_state(numpys)  # noqa: NPY002
+            random.setstate(pythons)
+
+
+def _seed(generators: Sequence[Any], seed: int) -> None:
+    """Seed torch's generators, NumPy's global one and Python's."""
     for generator in generators:  # torch.manual_seed does this too, and much that takes longer than a small gradient
         generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
 
 
 @contextmanager

@@ -131,6 +131,9 @@ class Driver:
                 else self.problem.split(strategy.partitions, shares)
             )
             self._sizes = partitions.sizes
+            compare = getattr(partitions, "compare_replicas", None)
+            if compare is not None and self._replicated() and not self.cluster.recorded:
+                compare()
         present = self.cluster.open(
             partitions,
             total=strategy.partitions,
@@ -142,6 +145,11 @@ class Driver:
         )
         self.cluster.shares = shares
         self.present = set(present)
+
+    def _replicated(self) -> bool:
+        """Whether several workers compute gradients of the same partition, which then have to agree."""
+        held = [j for partitions in self.strategy.holdings for j in partitions]
+        return len(set(held)) < len(held) and getattr(self.strategy, "inner", None) is None
 
     def _local(self) -> Local | None:
         """How workers take local steps, if the strategy has them do so."""
