@@ -34,15 +34,15 @@ def test_a_race_ends_with_table_picture_and_json(tmp_path):
     result = run("race", *SMALL, "--steps", "15", "--strategy", "uncoded", "--strategy", "agc:load=3,wait=3",
                  "--strategy", "async:step=0.1", "--out", str(tmp_path / "race"), "--json", str(tmp_path / "r.json"))  # fmt: skip
     assert result.exit_code == 0, result.output
-    for word in ("uncoded", "agc:load=3,wait=3", "async:step=0.1", "speed-up", "floor s"):
+    for word in ("uncoded", "agc:load=3,wait=3", "async:step=0.1", "speed-up", "vs uncoded"):
         assert word in result.output
     assert (tmp_path / "race" / "race.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "r.json").read_text())
-    assert list(report) == ["data", "workers", "delays", "cluster", "seed", "runs"]
+    assert list(report) == ["data", "workers", "delays", "cluster", "seed", "speed_up_over", "speed_up_by", "runs"]
     assert report["workers"] == 6
     for line in report["runs"]:
-        assert list(line) == ["strategy", "steps", "seconds", "floor_seconds", "loss", "metric", "time_to_target",
-                              "replies_used", "run"]  # fmt: skip
+        assert list(line) == ["strategy", "steps", "models", "jobs", "seconds", "floor_seconds", "loss", "metric",
+                              "best", "time_to_target", "replies_used", "run", "speed_up"]  # fmt: skip
         assert line["steps"] == 15
         assert line["seconds"] == line["floor_seconds"]
         assert line["metric"]["name"] == "auc"

@@ -17,7 +17,7 @@ def _print(*things: Any, json_file: str | None) -> None:
     """Show things to people, unless standard output carries JSON."""
     if json_file == "-":
         return
-    say(people(None, width=140), *things)
+    say(people(None), *things)
 
 
 @main.group(invoke_without_command=True)

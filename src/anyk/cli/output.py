@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,20 +15,26 @@ from anyk.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
+_UNLIMITED = 1000  # characters of a line where nobody says how long it may be
 
-def people(json_file: str | None, *, width: int = 120) -> Console:
-    """Where people read; standard error when standard output carries JSON. Tables are ``width`` wide in a file."""
+
+def people(json_file: str | None) -> Console:
+    """Where people read; standard error when standard output carries JSON.
+
+    In a file or a pipe lines are as long as they need to be, unless COLUMNS says how long they may be.
+    """
     from rich.console import Console
 
     to_errors = json_file == "-"
     terminal = (sys.stderr if to_errors else sys.stdout).isatty()
-    return Console(stderr=to_errors, width=None if terminal else width)
+    given = os.environ.get("COLUMNS", "").isdigit()
+    return Console(stderr=to_errors, width=None if terminal or given else _UNLIMITED)
 
 
 def say(console: Console, *things: Any) -> None:
     """Print tables, and texts as they are: no line is broken, no bracket is taken for a style."""
     for thing in things:
-        console.print(thing, highlight=False, markup=False, soft_wrap=isinstance(thing, str))
+        console.print(thing, highlight=False, markup=False, soft_wrap=True)
 
 
 def write_json(value: Any, file: str | None) -> None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from anyk.training import Run
 
-_RACERS = ("uncoded", "frc:load=3", "agc:load=3,wait=11", "async:step=0.05")
 # what `anyk race` does when told nothing: long enough to see, short enough to wait for
 _RACE = {"delays": "exp:mean=0.2", "target": 0.93, "seconds": 40.0}
 
@@ -140,8 +139,7 @@ def train(
 def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
     """Probe, choose, switch."""
     from anyk.planning import Candidate, train_tuned
-    from anyk.reports import Progress, race_table
-    from anyk.reports.tables import candidates_text
+    from anyk.reports import Progress, candidates_note, candidates_table, race_table
     from anyk.training.run import setup
 
     problem = make_problem(given)
@@ -150,7 +148,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
 
     def tell(spec: str, candidates: Sequence[Candidate]) -> None:
         if candidates:
-            say(console, candidates_text(candidates))
+            say(console, candidates_table(candidates), *candidates_note(candidates))
         if not given["quiet"]:
             say(console, f"· {spec}")
 
@@ -182,7 +180,8 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
 
 @main.command()
 @click.option("--strategy", "strategies", multiple=True, metavar="SPEC",
-              help=f"A strategy; repeat for each.  [default: {', '.join(_RACERS)}]")  # fmt: skip
+              help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
+              "async:step=0.05]")  # fmt: skip
 @click.option("--picture", metavar="FILE", help="Picture of the race; race.png in the run's folder if left out.")
 @_curve
 @common
@@ -193,8 +192,11 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
     held-out digits are read correctly.
     """
-    chosen = strategies or _RACERS
     from click.core import ParameterSource
+
+    from anyk.training.racing import racers
+
+    chosen = strategies or racers(given["workers"])
 
     told = {"steps", "seconds", "target", "delays", "data", "problem"} & {
         name for name in given if ctx.get_parameter_source(name) != ParameterSource.DEFAULT

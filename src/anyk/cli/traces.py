@@ -8,7 +8,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.options import json_option
-from anyk.cli.output import write_json
+from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
 
 _mu = click.option("--mu", type=float, default=1.0, show_default=True,
@@ -83,7 +83,7 @@ def tune(
     from anyk.delays import Trace
     from anyk.planning import fit_slope
     from anyk.planning import tune as find
-    from anyk.reports.tables import candidates_text
+    from anyk.reports import candidates_note, candidates_table
 
     if workers is not None and workers < 1:
         raise BadInput(f"workers must be at least 1, got {workers}")
@@ -105,5 +105,5 @@ def tune(
             f"{best[0].jobs} jobs of {models} models on {times.shape[1]} workers, trace at load {load:g}, "
             f"{slope:.4g} s for the whole data"
         )
-        click.echo(candidates_text(best))
+        say(people(None), candidates_table(best), *candidates_note(best))
     write_json([vars(one) for one in best], json_file)

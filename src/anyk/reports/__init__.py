@@ -10,12 +10,16 @@ from anyk.reports.codes import (
     plot_codes,
     theory_text,
 )
+from anyk.reports.columns import Columns
 from anyk.reports.plots import plot
 from anyk.reports.progress import Progress
-from anyk.reports.tables import race_table, ratio_to_floor, speed_table, speed_ups
+from anyk.reports.tables import candidates_note, candidates_table, race_table, ratio_to_floor, speed_table
 
 __all__ = [
+    "Columns",
     "Progress",
+    "candidates_note",
+    "candidates_table",
     "code_facts",
     "codes_table",
     "curves_table",
@@ -27,6 +31,5 @@ __all__ = [
     "race_table",
     "ratio_to_floor",
     "speed_table",
-    "speed_ups",
     "theory_text",
 ]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
 from anyk.codes import Code
 from anyk.errors import BadInput
 from anyk.planning import Curve, Facts
 from anyk.planning.codes import Missing
+from anyk.reports.columns import Columns
 from anyk.reports.plots import COLOURS, new_figure, save
 
 if TYPE_CHECKING:
@@ -23,28 +23,24 @@ if TYPE_CHECKING:
 _COLUMNS = 40  # partitions up to which a matrix is shown in full
 
 
-def codes_table(rows: Sequence[Facts | Missing]) -> Table:
+def codes_table(rows: Sequence[Facts | Missing]) -> Columns:
     """One row for each code that exists."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("code", no_wrap=True, overflow="ellipsis", max_width=44)
-    for title in ("load", "of", "copies", "tolerates", "residual", "worst", "gain", "decode ms"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        if isinstance(row, Missing):
-            continue
-        code = row.code
-        table.add_row(
-            code.spec,
-            str(code.load),
-            str(code.partitions),
-            f"{code.replication:.3g}",
-            str(code.tolerates),
+    cells = [
+        [
+            row.code.spec,
+            str(row.code.load),
+            str(row.code.partitions),
+            f"{row.code.replication:.3g}",
+            str(row.code.tolerates),
             ("" if row.expected_known else "~") + _residual(row.expected),
             ("" if row.worst_known else "≥ ") + _residual(row.worst),
             f"{row.gain:.3g}",
             f"{row.decode * 1e3:.2f}",
-        )
-    return table
+        ]
+        for row in rows
+        if not isinstance(row, Missing)
+    ]
+    return Columns(["code", "load", "of", "copies", "tolerates", "residual", "worst", "gain", "decode\nms"], cells)
 
 
 def _residual(value: float) -> str:
@@ -157,15 +153,13 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
     return figure
 
 
-def curves_table(curves: Sequence[Curve]) -> Table:
+def curves_table(curves: Sequence[Curve]) -> Columns:
     """Residuals at a few numbers of stragglers: random, then found by search."""
     points = curves[0].stragglers
     chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), 7)).round().astype(int))
-    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left")
-    table.add_column("residual with stragglers:", no_wrap=True, overflow="ellipsis", max_width=44)
-    for at in chosen:
-        table.add_column(str(points[at]), justify="right")
+    rows = []
     for curve in curves:
-        table.add_row(curve.code.spec, *(_residual(float(curve.random[at])) for at in chosen))
-        table.add_row("  chosen to hurt", *(_residual(float(curve.adversarial[at])) for at in chosen), style="dim")
-    return table
+        rows.append([curve.code.spec, *(_residual(float(curve.random[at])) for at in chosen)])
+        rows.append(["  chosen to hurt", *(_residual(float(curve.adversarial[at])) for at in chosen)])
+    titles = ["residual with\nstragglers:", *(str(points[at]) for at in chosen)]
+    return Columns(titles, rows, dim=range(1, len(rows), 2))

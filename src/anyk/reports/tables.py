@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
 from anyk.planning import Candidate
+from anyk.reports.columns import Columns, shortened
 from anyk.training.checking import ClusterSpeed
+from anyk.training.comparing import compare
 from anyk.training.floor import SHOWN_FROM
 from anyk.training.run import Run
+
+_WIDEST = 16  # characters of the reference's spec in a title
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -32,71 +34,83 @@ def ratio_to_floor(run: Run) -> float | None:
     return run.seconds / floor
 
 
-def speed_ups(runs: Sequence[Run]) -> list[float | None]:
-    """How many times sooner than the slowest: to the target where one was set, else for one step."""
-    wanted = any(run.config.get("target") is not None for run in runs)
-    taken = [run.steps - run.begun for run in runs]
-    times = [
-        run.time_to_target if wanted else (run.seconds / steps if steps else None)
-        for run, steps in zip(runs, taken, strict=True)
-    ]
-    known = [time for time in times if time]
-    return [max(known) / time if time else None for time in times]
-
-
-def race_table(runs: Sequence[Run]) -> Table:
-    """One row a strategy."""
+def race_table(runs: Sequence[Run]) -> Columns:
+    """One row a strategy; with several, how many times sooner each came equally far (:func:`anyk.training.compare`)."""
+    found = compare(runs) if len(runs) > 1 else None
     target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
-    name = runs[0].metric_name
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("strategy", no_wrap=True)
-    for title in ("steps", "seconds", "floor s", "ratio", "loss", name):
-        table.add_column(title, justify="right", no_wrap=True)
-    if target is not None:
-        table.add_column(f"s to {target:g}", justify="right", no_wrap=True)
-    table.add_column("speed-up" if target is not None else "speed-up a step", justify="right")
-    for run, speed_up in zip(runs, speed_ups(runs), strict=True):
+    several = any(run.models_trained > 1 for run in runs)
+    below = any(_ended_below(run) for run in runs)
+    titles = ["strategy", "steps", *["models", "jobs"] * several, "seconds", *["seconds\na job"] * several]
+    titles += ["floor\ns", "ratio", "loss", runs[0].metric_name, *["best"] * below]
+    titles += [] if target is None else [f"s to\n{target:g}"]
+    if found is not None:
+        titles += ["at\nloss"] * (found.by == "loss")
+        by = "\na job" if found.by == "job" else ""
+        titles += [f"speed-up{by}\nvs {shortened(found.over, _WIDEST)}"]
+    rows = []
+    for i, run in enumerate(runs):
         metric: dict[str, Any] = run.metric or {}
         ratio = ratio_to_floor(run)
-        cells = [
-            str(run.config["strategy"]),
-            str(run.steps),
-            seconds(run.seconds),
-            seconds(run.floor_seconds),
-            "–" if ratio is None else f"{ratio:.3f}",
-            number(run.loss),
-            number(metric.get("value")),
-        ]
-        if target is not None:
-            cells.append(seconds(run.time_to_target))
-        table.add_row(*cells, "–" if speed_up is None else f"{speed_up:.1f}x")
-    return table
+        row = [str(run.config["strategy"]), str(run.steps)]
+        row += [str(run.models_trained), str(run.jobs)] * several
+        row += [seconds(run.seconds), *[seconds(run.seconds_a_job)] * several, seconds(run.floor_seconds)]
+        row += ["–" if ratio is None else f"{ratio:.3f}", number(run.loss), number(metric.get("value"))]
+        row += [number(run.best)] * below
+        row += [] if target is None else [seconds(run.time_to_target)]
+        if found is not None:
+            speed_up = found.speed_ups[i]
+            row += [number(speed_up.at)] * (found.by == "loss")
+            least = "> " * speed_up.at_least
+            row += ["–" if speed_up.times is None else f"{least}{speed_up.times:.1f}x"]
+        rows.append(row)
+    return Columns(titles, rows)
 
 
-def speed_table(speed: ClusterSpeed) -> Table:
+def _ended_below(run: Run) -> bool:
+    """Whether the final model misses the target that an earlier version reached."""
+    value = (run.metric or {}).get("value")
+    if run.time_to_target is None or value is None:
+        return False
+    target = run.config["target"]
+    return bool(value < target if run.config.get("better") == "higher" else value > target)
+
+
+def speed_table(speed: ClusterSpeed) -> Columns:
     """One row a size."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("message", "round trip ms", "MB/s", "step ms", "floor ms", "step / floor"):
-        table.add_column(title, justify="right", no_wrap=True)
+    rows = []
     for each in speed.speeds:
         rate = speed.bandwidth(each)
-        table.add_row(
-            f"{each.size / 1e6:g} MB",
-            f"{1e3 * each.trip:.2f}",
-            "–" if rate is None else f"{rate / 1e6:,.0f}",
-            f"{1e3 * each.step:.2f}",
-            f"{1e3 * each.floor:.2f}",
-            f"{each.ratio:.2f}",
+        rows.append(
+            [
+                f"{each.size / 1e6:g} MB",
+                f"{1e3 * each.trip:.2f}",
+                "–" if rate is None else f"{rate / 1e6:,.0f}",
+                f"{1e3 * each.step:.2f}",
+                f"{1e3 * each.floor:.2f}",
+                f"{each.ratio:.2f}",
+            ]
         )
-    return table
+    return Columns(["message", "round trip ms", "MB/s", "step ms", "floor ms", "step / floor"], rows)
 
 
-def candidates_text(candidates: Sequence[Candidate]) -> str:
+def candidates_table(candidates: Sequence[Candidate]) -> Columns:
     """Schemes with the seconds predicted for them, the best first and marked."""
-    lines = [f"{'':2}{'scheme':<42}{'seconds':>9}{'a job':>9}{'load':>10}{'T':>4}{'waits':>7}"]
-    for i, one in enumerate(candidates):
-        numbers = f"{one.seconds:>9.4g}{one.seconds / one.jobs:>9.4g}{one.load:>10.4g}{one.T:>4}{one.waits:>7}"
-        lines.append(f"{'  ' if i else '> '}{one.spec:<42}{numbers}")
-    if candidates[0].spec == "uncoded":
-        lines.append("no coding is best here: what a code computes twice costs more than the stragglers do")
-    return "\n".join(lines)
+    rows = [
+        [
+            f"{'  ' if i else '> '}{one.spec}",
+            f"{one.seconds:.4g}",
+            f"{one.seconds / one.jobs:.4g}",
+            f"{one.load:.4g}",
+            str(one.T),
+            str(one.waits),
+        ]
+        for i, one in enumerate(candidates)
+    ]
+    return Columns(["  scheme", "seconds", "a job", "load", "T", "waits"], rows)
+
+
+def candidates_note(candidates: Sequence[Candidate]) -> list[str]:
+    """A line where the best is no code."""
+    if candidates[0].spec != "uncoded":
+        return []
+    return ["no coding is best here: what a code computes twice costs more than the stragglers do"]

@@ -1,6 +1,7 @@
 """Training: the one driver loop, run log, receipts, checkpoints, resume, replay."""
 
 from anyk.training.books import Books
+from anyk.training.comparing import Comparison, SpeedUp, compare
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluation, Evaluator
 from anyk.training.floor import floor_seconds
@@ -15,6 +16,7 @@ from anyk.training.tracing import save_trace
 
 __all__ = [
     "Books",
+    "Comparison",
     "CutOff",
     "Driver",
     "Evaluation",
@@ -24,7 +26,9 @@ __all__ = [
     "Replay",
     "Run",
     "RunLog",
+    "SpeedUp",
     "Step",
+    "compare",
     "floor_seconds",
     "race",
     "replay",

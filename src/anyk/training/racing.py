@@ -14,6 +14,7 @@ from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.strategies import strategy as build_strategy
+from anyk.training.comparing import compare
 from anyk.training.launch import Watch, train
 from anyk.training.run import Run, setup
 
@@ -26,7 +27,9 @@ class Race:
 
     def report(self) -> dict[str, Any]:
         """Set-up and results, in the shape that ``--json`` writes."""
-        return setup(self.runs[0].config) | {"runs": [run.result() for run in self.runs]}
+        found = compare(self.runs)
+        lines = [run.result() | {"speed_up": one.times} for run, one in zip(self.runs, found.speed_ups, strict=True)]
+        return setup(self.runs[0].config) | {"speed_up_over": found.over, "speed_up_by": found.by, "runs": lines}
 
 
 def race(
@@ -87,6 +90,24 @@ def race(
             )
         )
     return Race(tuple(runs))
+
+
+def racers(workers: int) -> tuple[str, ...]:
+    """What races where nobody says: waiting for all, an exact code, an approximate one, and not waiting at all.
+
+    >>> racers(30)
+    ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:step=0.05')
+    >>> racers(10)
+    ('uncoded', 'frc:stragglers=2', 'frc:stragglers=2,wait=4', 'async:step=0.05')
+    """
+    if workers < 2:
+        return ("uncoded", "async:step=0.05")
+    stragglers = min(2, workers - 1)
+    even = workers % (stragglers + 1) == 0
+    exact = f"frc:load={stragglers + 1}" if even else f"frc:stragglers={stragglers}"
+    early = f"agc:load={stragglers + 1}" if even else exact
+    step = 0.05 if workers <= 30 else float(f"{1.5 / workers:.2g}")  # a gradient is about n versions old
+    return ("uncoded", exact, f"{early},wait={max(1, round(workers * 11 / 30))}", f"async:step={step:g}")
 
 
 def _folder_names(strategies: Sequence[str]) -> list[str]:

@@ -114,6 +114,42 @@ class Run:
         return int(rows[0][0] or self.begun)
 
     @property
+    def _versions(self) -> dict[str, int]:
+        """The newest version of each model that was trained."""
+        beside = self.config.get("auxiliary") or []
+        rows = self.log.rows("SELECT slot, max(version) FROM updates GROUP BY slot")
+        return {slot: version for slot, version in rows if slot not in beside}
+
+    @property
+    def models_trained(self) -> int:
+        """Models trained at once."""
+        return len(self._versions) or 1
+
+    @property
+    def jobs(self) -> int:
+        """Steps of all models together, since the run began."""
+        return sum(version - self.begun for version in self._versions.values())
+
+    @property
+    def seconds_a_job(self) -> float | None:
+        """Seconds over :attr:`jobs`; None before the first."""
+        return self.seconds / self.jobs if self.jobs else None
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether steps used gradients of older versions."""
+        return bool(self.log.rows("SELECT max(stalest) FROM updates")[0][0])
+
+    @property
+    def best(self) -> float | None:
+        """The best metric of any version that was evaluated, of the first model; None without a metric."""
+        found = self.history[self.metric_name] if self.metric else np.empty(0)
+        found = found[~np.isnan(found)]
+        if not found.size:
+            return None
+        return float(found.max() if self.config.get("better") == "higher" else found.min())
+
+    @property
     def begun(self) -> int:
         """The step at which it began: 0, or where the run stood that it goes on from."""
         return int(self.config.get("begin", {}).get("step", 0))
@@ -285,10 +321,13 @@ class Run:
         return {
             "strategy": self.config.get("strategy"),
             "steps": self.steps,
+            "models": self.models_trained,
+            "jobs": self.jobs,
             "seconds": self.seconds,
             "floor_seconds": self.floor_seconds,
             "loss": self.loss,
             "metric": self.metric,
+            "best": self.best,
             "time_to_target": self.time_to_target,
             "replies_used": self.log.rows("SELECT total(replies) FROM updates")[0][0],
             "run": str(self.path) if self.path is not None else None,

@@ -1,0 +1,90 @@
+"""Tables that fit the width they are printed at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+_GAP = 2  # blanks between columns
+_LEAST = 12  # characters of a spec below which it says too little
+
+
+class Columns:
+    """Rows of cells, the first of each a spec or a name, the others numbers.
+
+    Where the rows are wider than the screen the names are shortened in the middle; where that is not enough, or would
+    make two names alike, each row becomes a block of lines. Numbers are never shortened. Titles may have several lines.
+
+    >>> from rich.console import Console
+    >>> table = Columns(["strategy", "seconds", "speed-up"], [["agc:load=3,wait=11", "2.561", "10.1x"]])
+    >>> Console(width=40).print(table)
+    strategy            seconds  speed-up
+    agc:load=3,wait=11    2.561     10.1x
+    >>> Console(width=32).print(table)
+    strategy       seconds  speed-up
+    agc:lo…ait=11    2.561     10.1x
+    >>> Console(width=24).print(table)
+    agc:load=3,wait=11
+      seconds   2.561
+      speed-up  10.1x
+    """
+
+    def __init__(self, titles: Sequence[str], rows: Sequence[Sequence[str]], *, dim: Sequence[int] = ()) -> None:
+        """``dim``: numbers of the rows that are shown faintly."""
+        self.titles, self.rows, self.dim = list(titles), [list(row) for row in rows], set(dim)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """The lines, for a screen of this width."""
+        heads = [title.split("\n") for title in self.titles]
+        widths = [
+            max(cell_len(text) for text in (*head, *(row[i] for row in self.rows))) for i, head in enumerate(heads)
+        ]
+        numbers = sum(widths[1:]) + _GAP * (len(widths) - 1)
+        names = [row[0] for row in self.rows]
+        room = options.max_width - numbers
+        if widths[0] > room:
+            mark = "…" if options.encoding.startswith("utf") else "..."
+            names = [shortened(name, room, mark) for name in names]
+            if room < max(_LEAST, *map(cell_len, heads[0])) or len(set(names)) < len({row[0] for row in self.rows}):
+                yield from self._blocks()
+                return
+            widths[0] = max(cell_len(text) for text in (*heads[0], *names))
+        depth = max(map(len, heads))
+        for line in zip(*([""] * (depth - len(head)) + head for head in heads), strict=True):
+            yield _line(line, widths, "bold")
+        for i, (name, row) in enumerate(zip(names, self.rows, strict=True)):
+            yield _line([name, *row[1:]], widths, "dim" if i in self.dim else "")
+
+    def _blocks(self) -> Iterator[Text]:
+        titles = [title.replace("\n", " ") for title in self.titles[1:]]
+        width = max(map(cell_len, titles))
+        for row in self.rows:
+            yield _text(row[0], "bold")
+            for title, cell in zip(titles, row[1:], strict=True):
+                yield _text(f"  {title}{' ' * (width - cell_len(title))}  {cell}", "")
+
+
+def shortened(text: str, width: int, mark: str = "…") -> str:
+    """A text with its middle left out, if it is longer than ``width``.
+
+    >>> shortened("agc:load=3,wait=11", 13)
+    'agc:lo…ait=11'
+    """
+    kept = width - len(mark)
+    if cell_len(text) <= width or kept < 2:
+        return text
+    return text[: kept - kept // 2] + mark + text[-(kept // 2) :]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
+    first, *rest = cells
+    parts = [first + " " * (widths[0] - cell_len(first))]
+    parts += [" " * (width - cell_len(cell)) + cell for cell, width in zip(rest, widths[1:], strict=True)]
+    return _text((" " * _GAP).join(parts).rstrip(), style)
+
+
+def _text(line: str, style: str) -> Text:
+    return Text(line, style=style, no_wrap=True, overflow="ignore", end="\n")
