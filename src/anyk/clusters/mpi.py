@@ -27,7 +27,7 @@ from anyk.clusters.remote import Died
 from anyk.clusters.shipping import ship
 from anyk.clusters.worker import Frame, HungUp
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, install_line
 from anyk.problems.base import Partitions
 
 _START = 300.0  # seconds that workers may take to load their partitions
@@ -59,7 +59,7 @@ def _world() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        hint = "pip install 'anyk[mpi]'" if isinstance(error, ModuleNotFoundError) else f"no MPI library ({error})"
+        hint = install_line("mpi") if isinstance(error, ModuleNotFoundError) else f"no MPI library ({error})"
         raise BadInput(f"cluster 'mpi' needs mpi4py and an MPI library: {hint}") from None
     return MPI.COMM_WORLD.Dup()
 

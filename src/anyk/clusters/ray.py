@@ -25,7 +25,7 @@ from anyk.clusters.remote import Died, Message, Told
 from anyk.clusters.shipping import ship
 from anyk.clusters.worker import Frame
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.specs import show
 
@@ -403,5 +403,5 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise BadInput("cluster 'ray' needs Ray: pip install 'anyk[ray]'") from None
+        raise MissingPackage("Ray", "ray", "cluster 'ray'") from None
     return ray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem
-from anyk.problems.data import Dataset, load, sources
+from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.functions import from_function
 from anyk.problems.jax_functions import JaxPartitions, JaxProblem
 from anyk.problems.linear import (
@@ -38,7 +39,7 @@ models: Registry[Callable[..., LinearProblem]] = Registry("model", given=("data"
 @models.register("linear")
 def _linear(data: Dataset) -> Callable[..., LinearProblem]:
     """The linear model that suits the data: logistic, softmax or least-squares regression."""
-    return _LINEAR[data.task]
+    return partial(_LINEAR[data.task], intercept=data.intercept)
 
 
 @models.register("two-layer")
@@ -61,12 +62,13 @@ def from_data(
     file: str | Path | None = None,
     l2: float | None = None,
     model: str = "linear",
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = tell,
 ) -> LinearProblem:
     """A model of a data set, by default the linear one that suits it: logistic, softmax or least-squares regression.
 
     ``data`` is a source's spec (``anyk data`` lists them), ``file`` a local file for it, ``l2`` the regulariser,
-    1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. Raises
+    1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. How a file was understood is
+    printed to standard error, or told to ``progress``; None says nothing. Raises
     :class:`~anyk.errors.BadInput` when the data is not usable.
 
     >>> from_data("synthetic:rows=100,features=5").metric
@@ -99,7 +101,13 @@ def from_recipe(recipe: dict[str, Any]) -> Problem:
     unknown = set(recipe) - {"data", "file", "l2", "model"}
     if unknown or "data" not in recipe:
         raise BadInput(f"a problem's recipe has problem, or data and perhaps file, l2 and model, got {sorted(recipe)}")
-    return from_data(recipe["data"], file=recipe.get("file"), l2=recipe.get("l2"), model=recipe.get("model", "linear"))
+    return from_data(
+        recipe["data"],
+        file=recipe.get("file"),
+        l2=recipe.get("l2"),
+        model=recipe.get("model", "linear"),
+        progress=None,
+    )
 
 
 __all__ = [

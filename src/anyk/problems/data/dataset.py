@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,14 @@ Matrix: TypeAlias = "NDArray[np.float64] | csr_array[Any]"
 _FEW = 20  # a target of at most so many different whole numbers is taken for classes
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a file before it was encoded; one of text has one 0/1 column for each of its ``categories``."""
+
+    name: str
+    categories: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test rows with their targets.
@@ -34,6 +43,10 @@ class Dataset:
     ``(rows, features)``. ``y_*`` are float64 of shape ``(rows,)``: -1 and +1 for ``binary``, 0 to C-1 for
     ``multiclass``, any number for ``regression``. ``classes`` holds the original labels in that order, and is empty
     for regression. ``name`` is the spec the data set was made from.
+
+    ``intercept``: a model should add an intercept, as ``X`` has no constant column. Of a file: ``columns`` are those
+    that ``X`` was made from, in order, ``label`` is the target's name, and ``summary`` says in a sentence how the file
+    was understood.
     """
 
     name: str
@@ -43,16 +56,26 @@ class Dataset:
     X_test: Matrix
     y_test: NDArray[np.float64]
     classes: tuple[str, ...] = ()
+    intercept: bool = False
+    columns: tuple[Column, ...] = ()
+    label: str = ""
+    summary: str = ""
+
+
+def tell(sentence: str) -> None:
+    """Print a sentence to standard error."""
+    print(sentence, file=sys.stderr)
 
 
 sources: Registry[Dataset] = Registry("data set", given=("file", "progress"))
 
 
-def load(spec: str, *, file: str | Path | None = None, progress: Progress | None = None) -> Dataset:
+def load(spec: str, *, file: str | Path | None = None, progress: Progress | None = tell) -> Dataset:
     """The data set that a spec asks for, such as ``digits`` or ``synthetic:rows=200,task=regression``.
 
     ``file`` is the local file that the source reads (on the command line: ``--data-file``); ``progress`` is called
-    with one sentence before something slow. Raises BadInput for an unknown source or key, a file that is absent,
+    with one sentence before something slow, and to say how a file was understood; left out, it prints to standard
+    error, and with None nothing is said. Raises BadInput for an unknown source or key, a file that is absent,
     unreadable or of the wrong kind, and for data from which nothing can be learned.
 
     >>> from anyk.problems.data import load
@@ -73,6 +96,13 @@ def load(spec: str, *, file: str | Path | None = None, progress: Progress | None
         data = sources.build(spec, **{key: value for key, value in given.items() if key in takes})
     except MemoryError:
         raise BadInput(f"data set '{spec}' does not fit into the memory of this machine; ask for fewer rows") from None
+    if progress is not None and data.task == "binary" and (data.y_test == data.y_test[0]).all():
+        only = data.classes[int(data.y_test[0] > 0)]
+        rows = "1 held-out row is" if len(data.y_test) == 1 else f"{len(data.y_test)} held-out rows are"
+        progress(
+            f"the {rows} of one class ('{only}'), so their AUC is not defined (nan); hold out more rows (test=) or "
+            "split by another seed="
+        )
     return replace(data, name=spec.strip())
 
 
@@ -93,7 +123,9 @@ def assemble(
 ) -> Dataset:
     """Hold out the fraction ``test`` of the rows, chosen by ``seed``; the order of rows is shuffled by it too."""
     check_fraction(test)
-    rows = X.shape[0]
+    rows, features = X.shape
+    if not features:
+        raise BadInput("a data set needs at least 1 column beside the target, got none")
     if rows < 2:
         raise BadInput(f"a data set needs at least 2 rows, one to train and one to test, got {rows}")
     # Rounded before ceil: 0.7 * 10 is a hair above 7, which is no reason to hold out an eighth row.

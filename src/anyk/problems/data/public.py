@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import http.client
+import math
 import struct
 import warnings
 import zlib
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.data.dataset import Dataset, Progress, Task, assemble, check_fraction, joined, read_target, sources
-from anyk.problems.data.files import existing_file, finite, listed, open_text, reading
+from anyk.problems.data.files import finite
+from anyk.tables import existing_file, limit, lines, listed, open_text, reading, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -143,13 +145,14 @@ def covertype(
 
 
 @sources.register("mnist-idx")
-def mnist_idx(*, test: float = 0.2, seed: int = 0, file: Path) -> Dataset:
+def mnist_idx(*, test: float = 0.2, seed: int = 0, max_gb: float | None = None, file: Path) -> Dataset:
     """Images and labels in MNIST's IDX format, plain or .gz (needs --data-file: a folder or the images file).
 
     Pixels are scaled to [0, 1] and a constant column is added: for MNIST 785 dense columns. The labels are found beside
     the images by their usual names. A folder with ``train-*`` and ``t10k-*`` gives these as training and test rows;
-    with one of them, or from an images file, ``test`` of the rows are held out. Raises BadInput for files that are
-    absent, damaged or do not belong together.
+    with one of them, or from an images file, ``test`` of the rows are held out. ``max_gb`` limits the memory that a
+    file's contents may take, by default 1 GB or 8 times its size, whichever is more. Raises BadInput for files that
+    are absent, damaged or do not belong together.
     """
     check_fraction(test)
     if not file.is_dir():
@@ -164,12 +167,12 @@ def mnist_idx(*, test: float = 0.2, seed: int = 0, file: Path) -> Dataset:
             )
         # The two spellings of one part are the same file under two names.
         parts = list({found.name.partition("-")[0]: found for found in parts}.values())
-    images = [_read_idx(part, 3) for part in parts]
-    labels = [_read_idx(_labels_beside(part), 1) for part in parts]
-    for part, shown, told in zip(parts, images, labels, strict=True):
-        if len(shown) != len(told):
-            raise BadInput(f"{part} holds {len(shown)} images but its labels file {len(told)} labels; they must agree")
-    if len({shown.shape[1:] for shown in images}) > 1:
+    images = [_read_idx(part, 3, max_gb) for part in parts]
+    labels = [_read_idx(_labels_beside(part), 1, max_gb) for part in parts]
+    for part, pixels, told in zip(parts, images, labels, strict=True):
+        if len(pixels) != len(told):
+            raise BadInput(f"{part} holds {len(pixels)} images but its labels file {len(told)} labels; they must agree")
+    if len({pixels.shape[1:] for pixels in images}) > 1:
         raise BadInput(f"the training and test images in {file} are of different sizes")
     X = [np.column_stack([i.reshape(len(i), i[0].size) / 255, np.ones(len(i))]) for i in images]
     task: Task = "multiclass"
@@ -195,28 +198,33 @@ def _labels_beside(images: Path) -> Path:
     return labels
 
 
-def _read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
+def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> NDArray[np.uint8]:
     """The bytes of an IDX file: two zeros, 8 for uint8, the number of dimensions, each size as uint32, the values."""
     existing_file(file)
-    with reading(file, "IDX"):
-        content = file.read_bytes()
-        if content[:2] == b"\x1f\x8b":  # by content: copies that a browser unpacked still end in .gz
-            content = gzip.decompress(content)
-    magic = int.from_bytes(content[:4], "big")
-    if magic != 0x800 + dimensions:
-        what = {1: "labels", 3: "images"}[dimensions]
-        raise BadInput(f"{file} is no IDX file of {what}: its magic number is {magic}, not {0x800 + dimensions}")
+    allowed = limit(file, max_gb)
     start = 4 + 4 * dimensions
-    with reading(file, "IDX"):
-        sizes = struct.unpack_from(f">{dimensions}I", content, 4)
-    told = int(np.prod(sizes, dtype=object))
-    if len(content) - start != told:
-        raise BadInput(
-            f"{file} is cut short or damaged: its header tells of {told} values, it holds {len(content) - start}"
-        )
+    with reading(file, "IDX"), file.open("rb") as packed:
+        gz = packed.read(2) == b"\x1f\x8b"  # by content: copies that a browser unpacked still end in .gz
+        packed.seek(0)
+        content = gzip.GzipFile(fileobj=packed) if gz else packed
+        head = content.read(start)
+        magic = int.from_bytes(head[:4], "big")
+        if magic != 0x800 + dimensions:
+            what = {1: "labels", 3: "images"}[dimensions]
+            raise BadInput(
+                f"{shown(file)} is no IDX file of {what}: its magic number is {magic}, not {0x800 + dimensions}"
+            )
+        sizes = struct.unpack_from(f">{dimensions}I", head, 4)
+        told = math.prod(sizes)
+        allowed.check(8 * told)  # a pixel becomes a float64
+        values = content.read(told)
+        more = content.read(1)
+    if len(values) != told or more:
+        held = f"{len(values)}" if not more else f"more than {told}"
+        raise BadInput(f"{shown(file)} is cut short or damaged: its header tells of {told} values, it holds {held}")
     if not told:
-        raise BadInput(f"{file} holds no values")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
+        raise BadInput(f"{shown(file)} holds no values")
+    return np.frombuffer(values, np.uint8).reshape(sizes)
 
 
 def _one_hot(columns: NDArray[Any]) -> csr_array[Any]:
@@ -258,28 +266,29 @@ def _table(
 
 
 def _read_csv(name: str, wanted: tuple[str, ...], file: Path) -> NDArray[np.float64]:
-    lines = _lines(file)
+    found = _lines(file)
     with reading(file, "CSV"):
-        header = next(csv.reader(lines[:1]), [])
+        header = next(csv.reader(found[:1]), [])
     _need_columns(name, wanted, header, str(file))
-    if len(lines) < 3:
+    if len(found) < 3:
         raise BadInput(
-            f"{file} has too few rows ({len(lines) - 1}); at least 2 are needed, one to train and one to test"
+            f"{file} has too few rows ({len(found) - 1}); at least 2 are needed, one to train and one to test"
         )
     places = [header.index(column) for column in wanted]
     with reading(file, "CSV"):
-        table = np.loadtxt(lines[1:], delimiter=",", comments=None, quotechar='"', usecols=places, ndmin=2)
+        table = np.loadtxt(found[1:], delimiter=",", comments=None, quotechar='"', usecols=places, ndmin=2)
     finite(table, str(file), wanted)
     return table
 
 
 def _lines(file: Path) -> list[str]:
     existing_file(file)
-    with reading(file, "CSV"), open_text(file) as text:
-        lines = [line for line in text if line.strip()]
-    if not lines:
+    allowed = limit(file, remedy=", so this is not that data set")
+    with reading(file, "CSV"), open_text(file, allowed) as text:
+        found = [line for line in lines(text, file) if line.strip()]
+    if not found:
         raise BadInput(f"{file} is empty")
-    return lines
+    return found
 
 
 def _need_columns(name: str, wanted: tuple[str, ...], found: list[str], where: str) -> None:

@@ -1,0 +1,448 @@
+"""Tables and arrays from files: CSV, Parquet and npz, checked, within a limit on memory, and never unpickled."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import math
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput, MissingPackage
+
+_GB = 10**9
+_DEFAULT = 1 * _GB  # or so many times the file's own size, whichever is more, so that only what expands is refused
+_EXPANSION = 8
+_CHUNK = 4096  # rows converted at once: as text they take ten times the memory they take as numbers
+_MISSING = {"", "na", "n/a", "#n/a", "nan", "null"}
+
+
+def shown(path: str | Path) -> str:
+    """A path for an error, without the middle of a very long one."""
+    text = str(path)
+    return text if len(text) <= 240 else f"{text[:120]}…{text[-60:]}"
+
+
+@contextmanager
+def reading(file: Path, kind: str) -> Iterator[None]:
+    """Turn whatever a library raises, or warns about, on a broken file into one sentence with the file and its kind.
+
+    Put little else than calls of libraries inside: a mistake of our own would be blamed on the file.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for harmless in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+                warnings.simplefilter("ignore", harmless)  # about the library, not about the file
+            yield
+    except BadInput:
+        raise
+    except MemoryError:
+        raise BadInput(f"{shown(file)} does not fit into the memory of this machine") from None
+    except Exception as error:
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(text.split()).rstrip(".") or type(error).__name__
+        raise BadInput(f"{shown(file)} cannot be read as {kind}: {shown(reason)}") from None
+
+
+def existing_file(file: Path, what: str = "file") -> None:
+    """Raise BadInput unless ``file`` is a file with something in it; a similar name beside it is suggested."""
+    with reading(file, "a file"):
+        if file.is_file():
+            size = file.stat().st_size
+        elif file.exists():
+            kind = "folder" if file.is_dir() else "device"
+            raise BadInput(f"'{shown(file)}' is a {kind}; give the {what} itself")
+        else:
+            near = _similar(file)
+            hint = f"; did you mean '{near}'?" if near else ""
+            raise BadInput(f"there is no {what} '{shown(file)}'{hint}")
+    if not size:
+        raise BadInput(f"{shown(file)} is empty")
+
+
+def _similar(file: Path) -> Path | None:
+    """A file in the same folder whose name, up to its first dot, is nearly the same."""
+    if not file.parent.is_dir():
+        return None
+    stems: dict[str, Path] = {}
+    for other in sorted(file.parent.iterdir()):
+        stems.setdefault(other.name.partition(".")[0].lower() or other.name, other)
+    near = get_close_matches(file.name.partition(".")[0].lower(), stems, n=1, cutoff=0.75)
+    return stems[near[0]] if near else None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many bytes of memory the contents of a file may take; see :func:`limit`."""
+
+    file: Path
+    bytes: float
+    remedy: str
+
+    def check(self, size: float, *, more: bool = False) -> None:
+        """Raise BadInput where ``size`` bytes, or ``more``, are above the limit."""
+        if size > self.bytes:
+            told = "more than " * more
+            raise BadInput(
+                f"{shown(self.file)} unpacks to {told}{size / _GB:.3g} GB, but the limit is {self.bytes / _GB:.3g} GB"
+                + self.remedy.format(math.ceil(size / _GB * 10) / 10)
+            )
+
+
+def limit(
+    file: Path, max_gb: float | None = None, *, remedy: str = "; if you trust the file give max_gb={:g}"
+) -> Limit:
+    """The limit on what ``file`` may unpack to: ``max_gb``, or else 1 GB or 8 times its size, whichever is more.
+
+    A plain file is therefore never refused, only one that expands (a small archive that fills the memory). ``remedy``
+    ends the sentence of an error. Raises BadInput unless ``max_gb`` is above 0.
+    """
+    if max_gb is None:
+        return Limit(file, max(_DEFAULT, _EXPANSION * file.stat().st_size), remedy)
+    if not max_gb > 0:
+        raise BadInput(f"max_gb must be above 0, got {max_gb:g}")
+    return Limit(file, max_gb * _GB, remedy)
+
+
+class _Counted(io.RawIOBase):
+    """A stream of unpacked bytes that stops at a limit."""
+
+    def __init__(self, source: IO[bytes], allowed: Limit) -> None:
+        self._source, self._allowed, self._count = source, allowed, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._source.read(len(buffer))
+        self._count += len(content)
+        self._allowed.check(self._count, more=True)
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+def open_binary(file: Path, allowed: Limit) -> io.BufferedReader:
+    """Open a plain, gzip or bzip2 file by its extension; reading beyond the limit raises BadInput."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+    source = openers.get(file.suffix.lower(), open)(file, "rb")
+    return io.BufferedReader(_Counted(source, allowed), buffer_size=1 << 16)
+
+
+def open_text(file: Path, allowed: Limit) -> io.TextIOWrapper:
+    """As :func:`open_binary`, for text in UTF-8 with or without a byte order mark."""
+    return io.TextIOWrapper(open_binary(file, allowed), encoding="utf-8-sig", newline="")
+
+
+def lines(text: io.TextIOWrapper, file: Path) -> Iterator[str]:
+    """The lines of a text; a NUL character, which only binary files hold, raises BadInput."""
+    for line in text:
+        if "\0" in line:
+            raise BadInput(f"{shown(file)} holds NUL characters, so it is not text in UTF-8")
+        yield line
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of equal length: float64 with NaN where a number is missing, or objects that are str (or None).
+
+    ``header`` tells whether the names were in the file; without them columns are called "column 0" and so on.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[NDArray[Any], ...]
+    header: bool
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.columns[0]) if self.columns else 0
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number; ``1_000``, which Python would take for one, is text."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def missing(cell: str) -> bool:
+    """Whether a cell stands for a value that is not known: empty, NA, N/A, NaN or null."""
+    return cell.strip().lower() in _MISSING
+
+
+def read_csv(file: Path, allowed: Limit, *, header: bool | None = None) -> Table:
+    """Read a CSV file, plain or packed (``.gz``, ``.bz2``), separated by commas, in UTF-8.
+
+    A column is numeric if all its cells are numbers or missing, else text as it stands. ``header`` says whether the
+    first row holds names; None finds out (see :func:`_has_header`) and raises BadInput where that cannot be known, as
+    for anything that is not such a file.
+    """
+    text: set[int] = set()  # columns known to be text, whose cells must not be turned into numbers
+    while True:
+        first, chunks = _read_cells(file, allowed, text, header)
+        found = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
+        if not any(chunk[i].dtype.kind == "f" for chunk in chunks for i in found):
+            break
+        text |= found  # their first cells looked like numbers: read these again as the text they are
+    columns = [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(chunks[0]))] if chunks else []
+    if header is None and first:
+        columns = columns or [np.empty(0) for _ in first]
+        header = _has_header(file, first, columns)
+        if not header:
+            columns = [_prepend(cell, column) for cell, column in zip(first, columns, strict=True)]
+    columns = columns or [np.empty(0) for _ in first]
+    names = [cell.strip() for cell in first] if header else [""] * len(first)
+    named = tuple(name or f"column {i}" for i, name in enumerate(names))
+    return Table(named, tuple(columns), bool(header))
+
+
+def _read_cells(
+    file: Path, allowed: Limit, text: set[int], header: bool | None
+) -> tuple[list[str], list[list[NDArray[Any]]]]:
+    """The first row, and the columns of the rows below (of all, with ``header=False``) in chunks."""
+    chunks: list[list[NDArray[Any]]] = []
+    cells = 0
+    with reading(file, "CSV"), open_text(file, allowed) as opened:
+        reader = csv.reader(lines(opened, file), strict=True, skipinitialspace=True)
+        rows = (row for row in reader if row)
+        first = next(rows, None)
+        if first is None:
+            raise BadInput(f"{shown(file)} is empty")
+        width, below = len(first), [] if header is not False else [first]
+        while True:
+            below += islice(rows, _CHUNK - len(below))
+            if not below:
+                return first, chunks
+            for row in below:
+                if len(row) != width:
+                    raise BadInput(
+                        f"{shown(file)} cannot be read as CSV: a row at line {reader.line_num} or shortly before has "
+                        f"{len(row)} cells, the first has {width}"
+                    )
+            cells += width * len(below)
+            allowed.check(8 * cells)
+            chunks.append([_convert(column, i in text) for i, column in enumerate(zip(*below, strict=True))])
+            below = []
+
+
+def _convert(cells: Sequence[str], text: bool) -> NDArray[Any]:
+    if not text and "_" not in "".join(cells):
+        try:
+            return np.array(list(map(float, cells)))
+        except ValueError:
+            pass
+        try:
+            return np.array([math.nan if missing(cell) else float(cell) for cell in cells])
+        except ValueError:
+            pass
+    column = np.empty(len(cells), dtype=object)
+    column[:] = [None if missing(cell) else cell for cell in cells]
+    return column
+
+
+def _prepend(cell: str, column: NDArray[Any]) -> NDArray[Any]:
+    """A column with the first row's cell on top, once that has turned out to be no name."""
+    if column.dtype.kind == "f" and len(column):
+        return np.concatenate([[math.nan if missing(cell) else float(cell)], column])
+    top = _convert([cell], text=column.dtype.kind == "O")
+    return np.concatenate([top, column]) if len(column) else top
+
+
+def _has_header(file: Path, first: list[str], columns: list[NDArray[Any]]) -> bool:
+    """Whether the first row holds the names of the columns below it; BadInput where it may be either.
+
+    Text above numbers is a name; a number above numbers, and text that is found again below itself, are data.
+    """
+    cells = [cell.strip() for cell in first]
+    words = {i for i, cell in enumerate(cells) if not missing(cell) and not is_number(cell)}
+    numeric = {i for i, column in enumerate(columns) if column.dtype.kind == "f" and len(column)}
+    numbers = {i for i in numeric - words if not missing(cells[i])}
+    names = words & numeric
+    unsure = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; say header=yes or header=no"
+    if not words:
+        counted = cells[1:] if cells[0] == "" else cells
+        if len(counted) >= 3 and (_counts(counted, 0) or _counts(counted, 1)):
+            if cells[0] == "":
+                return True
+            raise BadInput(unsure)
+        return False
+    if names:
+        if numbers:
+            raise BadInput(unsure)
+        return True
+    if not len(columns[0]):
+        return True
+    if any(cells[i] in columns[i] for i in words):
+        return False
+    if numbers or len(set(cells)) < len(cells):
+        raise BadInput(unsure)
+    return True
+
+
+def _counts(cells: Sequence[str], start: int) -> bool:
+    return list(cells) == [str(start + i) for i in range(len(cells))]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names for an error; quoted, so that a broken name shows."""
+    return ", ".join(repr(shown(name)) for name in names[:5]) + ", ..." * (len(names) > 5)
+
+
+def is_row_number(values: NDArray[Any]) -> bool:
+    """Whether a column counts its rows, 0, 1, 2, … or 1, 2, 3, …"""
+    if values.dtype.kind != "f" or len(values) < 2 or values[0] not in (0.0, 1.0):
+        return False
+    return bool((values == values[0] + np.arange(len(values))).all())
+
+
+def read_parquet(file: Path, allowed: Limit) -> Table:
+    """Read a Parquet file of numbers and text; the index that pandas may have stored is left out.
+
+    Raises BadInput for a file that is none, and for columns of dates, lists and the like, by name.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
+    with reading(file, "Parquet"):
+        size = file.stat().st_size
+        with file.open("rb") as binary, parquet.ParquetFile(binary) as opened:
+            facts, schema = opened.metadata, opened.schema_arrow
+            groups = [facts.row_group(i) for i in range(facts.num_row_groups)]
+            chunks = [group.column(j) for group in groups for j in range(group.num_columns)]
+            unpacked = sum(max(chunk.total_uncompressed_size, 0) for chunk in chunks)
+            packed = sum(max(chunk.total_compressed_size, 0) for chunk in chunks)
+    if packed > size:
+        raise BadInput(f"{shown(file)} is cut short or damaged: its columns take more bytes than it has")
+    allowed.check(max(unpacked, 8 * facts.num_rows * facts.num_columns))
+    index = _stored_index(schema.metadata)
+    kept = [i for i, name in enumerate(schema.names) if name not in index]
+    names = [str(schema.names[i]) for i in kept]
+    kinds = [schema.field(i).type for i in kept]
+    text = {
+        i
+        for i, kind in enumerate(kinds)
+        if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or _of_text(kind)
+    }
+    number = (pyarrow.types.is_floating, pyarrow.types.is_integer, pyarrow.types.is_boolean, pyarrow.types.is_decimal)
+    for i, kind in enumerate(kinds):
+        if i not in text and not any(fits(kind) for fits in number):
+            raise BadInput(
+                f"column '{names[i]}' of {shown(file)} holds {kind} values, which are neither numbers nor text; "
+                "make them one of the two, or leave the column out"
+            )
+    columns: list[NDArray[Any]] = []
+    with reading(file, "Parquet"), file.open("rb") as binary:
+        # repeated text stays in the file's dictionary: written out, it could take any multiple of the file
+        table = parquet.read_table(binary, read_dictionary=[names[i] for i in sorted(text)])
+        for i, place in enumerate(kept):
+            columns.append(_of_arrow(table.column(place), i in text))
+    return Table(tuple(names), tuple(columns), True)
+
+
+def _of_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_dictionary(kind) and (types.is_string(kind.value_type) or types.is_large_string(kind.value_type))
+    )
+
+
+def _of_arrow(column: Any, text: bool) -> NDArray[Any]:
+    import pyarrow
+
+    if not text:
+        values: NDArray[np.float64] = column.cast(pyarrow.float64(), safe=False).to_numpy()
+        return values.astype(np.float64)
+    parts: list[NDArray[Any]] = [np.empty(0, dtype=object)]
+    for chunk in column.chunks:
+        if not pyarrow.types.is_dictionary(chunk.type):
+            chunk = chunk.dictionary_encode()
+        words = np.array([*chunk.dictionary.to_pylist(), None], dtype=object)
+        places = chunk.indices.fill_null(len(words) - 1) if chunk.null_count else chunk.indices
+        parts.append(words[places.to_numpy(zero_copy_only=False).astype(np.intp)])
+    return np.concatenate(parts)
+
+
+def _stored_index(metadata: dict[bytes, bytes] | None) -> set[str]:
+    """The columns that pandas wrote for its index."""
+    try:
+        found = json.loads((metadata or {}).get(b"pandas", b"{}"))["index_columns"]
+        return {name for name in found if isinstance(name, str)}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return set()
+
+
+def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Those of the arrays ``wanted`` that an npz file holds, and the names of all it holds.
+
+    What an array takes is read off its header, and compared with the file, before any memory is taken. Raises
+    BadInput for a file that is none, is damaged, or holds Python objects, which only unpickling could read.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    if not _is_zip(file):
+        raise BadInput(f"{shown(file)} cannot be read as npz: it is no npz file, or is cut short")
+    with reading(file, "npz"), zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        taken = 0
+        for name in wanted:
+            if name not in members:
+                continue
+            info = members[name]
+            with archive.open(info) as member:
+                shape, fortran, dtype = _npy_header(file, name, member)
+                count = math.prod(shape)
+                taken += count * max(dtype.itemsize, 8)  # numbers of every kind become float64
+                allowed.check(taken)
+                if count * dtype.itemsize != info.file_size - member.tell():
+                    raise BadInput(f"array '{name}' of {shown(file)} is cut short or damaged")
+                content = member.read()
+            if len(content) != count * dtype.itemsize:
+                raise BadInput(f"array '{name}' of {shown(file)} is cut short or damaged")
+            values = np.frombuffer(content, dtype=dtype) if count else np.empty(0, dtype)
+            arrays[name] = values.reshape(shape, order="F" if fortran else "C")
+    return arrays, list(members)
+
+
+def _is_zip(file: Path) -> bool:
+    with reading(file, "npz"):
+        return zipfile.is_zipfile(file)
+
+
+def _npy_header(file: Path, name: str, member: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(member)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise BadInput(
+            f"array '{name}' of {shown(file)} is of npy format {version[0]}.{version[1]}; 1.0 and 2.0 are read"
+        )
+    shape, fortran, dtype = read(member)
+    if dtype.hasobject:
+        raise BadInput(
+            f"array '{name}' of {shown(file)} holds Python objects, which only unpickling could read, and that is "
+            "never done; save it as numbers or text"
+        )
+    if min(shape, default=0) < 0:
+        raise BadInput(f"array '{name}' of {shown(file)} is damaged: its shape is {shape}")
+    return shape, fortran, dtype
