@@ -222,3 +222,69 @@ def test_held_out_data_that_the_loss_cannot_take_is_said_at_once() -> None:
         JaxProblem(loss, params, data, held_out={"x": data["x"]})
     with pytest.raises(BadInput, match="no rows"):
         JaxProblem(loss, params, {name: array[:0] for name, array in data.items()})
+
+
+# ------------------------------------------------------------------------------------ models of Flax and Equinox
+
+
+def node(module, name, *bases):
+    """A class with the name and the home of a library's own, as a node of pytrees."""
+    made = type(name, bases or (object,), {"__module__": module})
+    jax.tree_util.register_pytree_with_keys(
+        made,
+        lambda x: ([(jax.tree_util.GetAttrKey(key), value) for key, value in vars(x).items()], tuple(vars(x))),
+        lambda keys, values: _filled(made, dict(zip(keys, values, strict=True))),
+    )
+    return made
+
+
+def _filled(kind, fields):
+    made = object.__new__(kind)
+    made.__dict__.update(fields)
+    return made
+
+
+Variable = node("flax.nnx.variablelib", "Variable")
+BatchStat = node("flax.nnx.variablelib", "BatchStat", Variable)
+Param = node("flax.nnx.variablelib", "Param", Variable)
+State = node("equinox.nn._stateful", "State")
+Perceptron = node("equinox.nn._mlp", "MLP")
+DENSE, NORM = {"kernel": np.ones((3, 2))}, {"mean": np.zeros(3), "var": np.ones(3)}
+ALONE = "which is not to be trained, and JaxProblem keeps no state; give the trainable parameters alone"
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"params": {"Dense_0": DENSE}, "batch_stats": {"Norm_0": NORM}}, f"params holds the collection 'batch_stats', {ALONE}"),
+        ({"params": {"Dense_0": DENSE}, "ema": {"Norm_0": NORM}}, "params holds the collection 'ema'"),
+        ([{"net": {"batch_stats": NORM}}], r"params\[0\]\['net'\] holds the collection 'batch_stats'"),
+        ({"d": _filled(Param, {"value": np.ones(3)}), "m": _filled(BatchStat, {"value": np.ones(3)})}, r"params\['m'\] holds a BatchStat"),
+        ((DENSE, _filled(State, {"a": np.zeros(3)})), r"params\[1\] holds a State"),
+        ({"norm": {"running_mean": np.zeros(3)}}, r"params\['norm'\]\['running_mean'\] holds 'running_mean'"),
+        (_filled(Perceptron, {"weight": np.ones(3), "activation": jax.nn.relu}), r"params.activation must be an array, it is a function; .* equinox.partition"),
+        ({"w": np.ones(3), "axis": "batch"}, r"params\['axis'\] must be an array, it is of type str"),
+        ({"w": np.ones(3), "inference": False}, r"params\['inference'\] must be an array, it is of type bool"),
+    ],
+)  # fmt: skip
+def test_state_and_what_is_not_an_array_are_refused(params, words):
+    with pytest.raises(BadInput, match=words):
+        JaxProblem(lambda params, batch: jnp.mean(batch), params, np.ones((6, 3)))
+
+
+def test_parameters_alone_are_taken():
+    for params in (
+        {"params": {"Dense_0": DENSE}},
+        {"params": np.ones(3), "scale": 1.0},
+        {"mean": np.zeros(3), "d": _filled(Param, {"value": np.ones(3)})},
+        _filled(Perceptron, {"weight": np.ones(3), "activation": None}),
+        _filled(Perceptron, {"weight": np.ones(3), "index": _filled(State, {"a": None})}),
+    ):
+        JaxProblem(
+            lambda params, batch: sum(map(jnp.sum, jax.tree.leaves(params))) * jnp.mean(batch), params, np.ones((6, 3))
+        )
+
+
+def test_random_keys_are_no_data():
+    with pytest.raises(BadInput, match="the data must hold arrays of numbers"):
+        JaxProblem(lambda params, batch: params, 1.0, jax.random.split(jax.random.key(0), 6))

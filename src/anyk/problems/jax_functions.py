@@ -17,6 +17,10 @@ from anyk.problems.decompiled import DecompiledPartitions
 
 _EVALUATED = 1024  # rows of which the loss is evaluated at once at most
 
+# what Flax's linen calls state beside 'params', and names that everybody gives to running statistics
+_COLLECTIONS = {"batch_stats", "cache", "carry", "intermediates", "perturbations"}
+_RUNNING = {f"{kind}_{what}" for kind in ("running", "moving") for what in ("mean", "var", "variance")}
+
 Tree = Any  # nested tuples, lists, dictionaries and what else JAX takes for a pytree
 Loss = Callable[[Tree, Tree], Any]
 
@@ -110,7 +114,10 @@ def _arrays(data: Tree, name: str, dtype: np.dtype[Any]) -> tuple[Tree, int]:
     import jax
 
     def plain(leaf: Any) -> NDArray[Any]:
-        array = np.asarray(leaf)
+        try:
+            array = np.asarray(leaf)
+        except (TypeError, ValueError):  # random keys, rows of different lengths
+            array = np.array(None)
         if array.ndim == 0 or array.dtype.kind not in "biuf":
             raise BadInput(
                 f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
@@ -138,6 +145,8 @@ class JaxProblem:
     - ``loss(params, batch)`` gives the mean over the batch's rows, or their sum with ``reduction="sum"``. It must be
       one that ``jax.jit`` and ``jax.grad`` take, and a function of its arguments alone: what is random comes with the
       data.
+    - ``params`` is trained as a whole: of a Flax model give ``variables["params"]``, of an Equinox model the arrays.
+      What is known to be state (``batch_stats``, say) is refused.
     - ``data``: a pytree of arrays with equal first axis; a batch is the same pytree with some rows. The arrays exist
       once on a machine. ``held_out`` likewise.
     - ``metrics``: functions of (params, batch) for all held-out rows, by name; the first one is the run's, and
@@ -294,9 +303,27 @@ class JaxProblem:
 
 
 def _own(params: Tree) -> Tree:
-    """The parameters as arrays of one kind of number."""
+    """The parameters as arrays of one kind of number; raises where something in them is not to be trained."""
     import jax
 
+    for path, node in jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda node: _state(node) is not None)[0]:
+        name = jax.tree_util.keystr(path)
+        state = _state(node) or (path and _key(path[-1]) in _RUNNING and f"'{_key(path[-1])}'")
+        if state and not jax.tree.leaves(node):
+            continue  # only a place for it
+        if state:
+            raise BadInput(
+                f"params{name} holds {state}, which is not to be trained, and JaxProblem keeps no state; give the "
+                "trainable parameters alone (variables['params'], nnx.state(model, nnx.Param)) and normalise by the "
+                "batch or within a sample (LayerNorm)"
+            )
+        if not _is_array(node):
+            kind = "a function" if callable(node) else f"of type {type(node).__name__}"
+            raise BadInput(
+                f"params{name} must be an array, it is {kind}; give the arrays alone and put the rest into the loss "
+                "(for equinox: arrays, rest = equinox.partition(model, equinox.is_inexact_array), and "
+                "equinox.combine(params, rest) in the loss)"
+            )
     leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(params)]
     kinds = {str(leaf.dtype) for leaf in leaves}
     if not kinds:
@@ -304,3 +331,34 @@ def _own(params: Tree) -> Tree:
     if len(kinds) > 1 or not kinds <= {"float32", "float64"}:
         raise BadInput(f"the arrays of params must all be float32 or all float64, got {', '.join(sorted(kinds))}")
     return jax.tree.map(np.asarray, jax.tree.unflatten(jax.tree.structure(params), leaves))
+
+
+def _is_array(leaf: Any) -> bool:
+    import jax
+
+    if isinstance(leaf, (bool, str, bytes)):
+        return False
+    try:
+        jax.numpy.asarray(leaf)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _state(node: Any) -> str | None:
+    """What state of the common libraries a node of a pytree is, in words; None where it is not known to be any."""
+    if isinstance(node, Mapping):  # of Flax's linen, one collection beside another
+        found = [key for key in node if key in _COLLECTIONS]
+        if isinstance(node.get("params"), Mapping):
+            found += [key for key, value in node.items() if key != "params" and isinstance(value, Mapping)]
+        return f"the collection '{found[0]}'" if found else None
+    kinds = {(base.__module__.partition(".")[0], base.__name__) for base in type(node).__mro__}
+    variable = ("flax", "Variable") in kinds and ("flax", "Param") not in kinds
+    if variable or kinds & {("equinox", "State"), ("equinox", "StateIndex")}:
+        return f"a {type(node).__name__}"
+    return None
+
+
+def _key(entry: Any) -> Any:
+    """The key or attribute that an entry of a path in a pytree stands for."""
+    return getattr(entry, "key", getattr(entry, "name", None))
