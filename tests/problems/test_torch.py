@@ -232,6 +232,17 @@ class Drawn(torch.utils.data.Dataset):
         return torch.full((2,), float(i)), torch.tensor([1.0]), torch.tensor(float(i % 3))
 
 
+class Listed(torch.utils.data.Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
 class Two(nn.Module):
     def __init__(self):
         super().__init__()
@@ -252,6 +263,26 @@ def test_a_data_set_is_read_item_by_item():
     assert problem.metrics(w)["mse"] == pytest.approx(problem.loss(w), rel=1e-5)
     for rows in (None, np.array([0, 2])):
         assert parts.partial_gradient(1, w, rows) == pytest.approx(plain.partial_gradient(1, w, rows), rel=1e-5)
+
+
+def test_items_that_are_not_tuples_of_tensors_are_refused():
+    x, y = torch.ones(5), torch.tensor(1)
+    good = [(x, y)] * 4
+    for item, words in (
+        ({"x": x, "y": y}, "got dict with keys 'x', 'y'; wrap the data set"),
+        ((x, {"label": y}), "got tuple of Tensor, dict; wrap"),
+        (("text", y), "got tuple of str, Tensor; wrap"),
+        ((x,), "got tuple of Tensor; wrap"),
+        (x, "got Tensor; wrap"),
+    ):
+        items = Listed([item] * 4)
+        for arguments, options in (((items,), {}), ((good,), {"held_out": items})):
+            with pytest.raises(BadInput, match=f"must be a tuple of tensors or numbers, the inputs .* {words}"):
+                TorchProblem(nn.Linear(5, 3), nn.CrossEntropyLoss(), *arguments, **options)
+    for ragged in [(x, y), (x[:3], y)], [(x, y), (None, y)]:
+        for arguments, options in (((Listed(ragged),), {}), ((good,), {"held_out": Listed(ragged)})):
+            with pytest.raises(BadInput, match="fails? on (the first 2 samples|held_out): "):
+                TorchProblem(nn.Linear(5, 3), nn.CrossEntropyLoss(), *arguments, **options)
 
 
 def test_arrays_go_out_of_band_and_are_used_where_they_lie():

@@ -148,12 +148,14 @@ class TorchProblem:
         """Say that the metric does not suit what the module gives, before a run and not after it."""
         import torch
 
-        batch = data.tensors(slice(0, min(_TRIED, len(data))), "cpu")
         network = copy.deepcopy(self._network)
         network.module.eval()
         try:
+            batch = data.tensors(slice(0, min(_TRIED, len(data))), "cpu")
             with torch.no_grad():
                 outputs = network.outputs(batch)
+        except BadInput:
+            raise
         except Exception as error:
             raise BadInput(f"the module fails on held_out: {type(error).__name__}: {error}") from None
         if not isinstance(outputs, torch.Tensor):

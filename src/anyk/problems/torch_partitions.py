@@ -79,6 +79,7 @@ class Items:
         What an item draws (augmentation) from torch, NumPy's global generator or ``random`` is determined by ``key``
         and its number: it does not depend on who reads it, nor on what was read before.
         """
+        import torch
         from torch.utils.data import default_collate
 
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
@@ -87,7 +88,22 @@ class Items:
             for i in numbers:
                 _seed(generators, keyed.integer(key, "item", i))
                 items.append(self.data[i])
-        return tuple(part.to(device) for part in default_collate(items))
+        parts = default_collate(items) if isinstance(items[0], (tuple, list)) else ()
+        if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
+            raise BadInput(
+                f"an item of a data set must be a tuple of tensors or numbers, the inputs and then the target, got "
+                f"{_described(items[0])}; wrap the data set in one whose items are such tuples"
+            )
+        return tuple(part.to(device) for part in parts)
+
+
+def _described(item: Any) -> str:
+    """An item of a data set in a few words."""
+    if isinstance(item, (tuple, list)):
+        return f"{type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
+    return (
+        f"{type(item).__name__} with keys {', '.join(map(repr, item))}" if isinstance(item, dict) else str(type(item))
+    )
 
 
 def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
