@@ -1,16 +1,125 @@
-"""Functions of the user's, named as ``file.py:function`` or ``module:function``."""
+"""Functions of the user's, named as ``file.py:function`` or ``module:function``, and who may name them.
+
+A name that the user gives now is run. A name that stands in a run folder may be anybody's: inside
+:func:`names_in_folder` nothing is run but what the user says to trust, and then only what it was when it was recorded.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module, util
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from anyk.errors import BadInput
+
+_LOADED: dict[str, str] = {}  # SHA-256 of the files that were run, by path
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A run folder that is being read: the SHA-256 it records of code, by file or module."""
+
+    path: Path
+    code: Mapping[str, str]
+    trust: bool
+
+
+_FOLDER: ContextVar[_Folder | None] = ContextVar("the run folder whose names are being read", default=None)
+
+
+@contextmanager
+def names_in_folder(path: Path, code: Mapping[str, str], *, trust: bool) -> Iterator[None]:
+    """Names met inside are those of a run folder: they are refused, or with ``trust`` compared with ``code``."""
+    token = _FOLDER.set(_Folder(path, code, trust))
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
+
+
+def admit(where: str, name: str, what: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where a run folder names code of ``where`` that must not run.
+
+    ``where`` is a file or a module, ``name`` the whole name, and ``what`` says for what it is named. With trust, the
+    file must be an absolute path outside of the folder, a module must not lie in the current folder, and its SHA-256
+    must be the one that was recorded.
+    """
+    folder = _FOLDER.get()
+    if folder is None:
+        return
+    again = f"name it again with --problem {name}, or trust the folder" if what == "problem" else "trust the folder"
+    ways = f"{again} with --trust (in Python: {what}=… or trust=True)"
+    if not folder.trust:
+        raise BadInput(
+            f"the run '{folder.path}' names code to run, the {what} '{name}', which may be anybody's; if it is yours, "
+            f"{ways}"
+        )
+    refused = f"the run '{folder.path}' names the {what} '{name}', which is not run: "
+    file = Path(where) if where.endswith(".py") else file_of(where, folder.path)
+    if file is None:
+        raise BadInput(f"{refused}no file of the module '{where}' is found outside of the current folder")
+    if not file.is_absolute():
+        raise BadInput(f"{refused}'{where}' is not an absolute path")
+    if file.resolve().is_relative_to(folder.path.resolve()):
+        raise BadInput(f"{refused}'{file}' lies in the run folder itself")
+    recorded = folder.code.get(where)
+    if recorded is None:
+        raise BadInput(f"{refused}its SHA-256 was not recorded")
+    found = sha256_of(where, folder.path)
+    if found is None:
+        raise BadInput(f"{refused}there is no file '{file}'")
+    if found != recorded:
+        raise BadInput(
+            f"{refused}'{file}' has changed since the run began (SHA-256 {found[:8]}…, recorded {recorded[:8]}…); "
+            "restore it, or begin another run where this one stands: anyk train --from"
+        )
+
+
+def file_of(module: str, besides: Path | None = None) -> Path | None:
+    """The source file of a module, found without running anything; None where there is none.
+
+    The current folder and ``besides`` are not searched.
+    """
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        known = getattr(loaded, "__file__", None)
+        return None if known is None else Path(known)
+    search: list[str] | None = _path_without(besides)
+    spec = None
+    for end, _ in enumerate(parts := module.split("."), 1):
+        spec = PathFinder.find_spec(".".join(parts[:end]), search) if search else None
+        if spec is None:
+            return None
+        search = list(spec.submodule_search_locations or ())
+    return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
+
+
+def sha256_of(where: str, besides: Path | None = None) -> str | None:
+    """SHA-256 of a file or module, as it was run if it has been; None where there is no file."""
+    file = Path(where).resolve() if where.endswith(".py") else file_of(where, besides)
+    if file is None:
+        return None
+    if str(file) in _LOADED:
+        return _LOADED[str(file)]
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _path_without(besides: Path | None) -> list[str]:
+    """Where modules are looked for, without the current folder and another."""
+    not_there = [Path.cwd().resolve(), *([] if besides is None else [besides.resolve()])]
+    return [entry for entry in sys.path if entry and Path(entry).resolve() not in not_there]
 
 
 def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
@@ -18,7 +127,8 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
 
     A file is run as a module, once, with its folder on the path; a module may also lie in the current folder. What a
     file defines travels by value when it is pickled by cloudpickle, as others do not know the file. Raises
-    :class:`~anyk.errors.BadInput` where there is no such file, module or function, and where running it fails.
+    :class:`~anyk.errors.BadInput` where there is no such file, module or function, where running it fails, and where
+    a run folder names it that is not trusted (:func:`names_in_folder`).
 
     >>> function_named("statistics:median", "average")[0]([3, 1, 2])
     2
@@ -30,6 +140,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
     parts = function.split(".")
     if not where or not all(part.isidentifier() for part in parts):
         raise BadInput(f"a {what} is named as file.py:function or module:function, got '{name}'")
+    admit(where, name, what)
     try:
         if where.endswith(".py"):
             path = Path(where).resolve()
@@ -37,7 +148,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
                 raise BadInput(f"no file '{where}' for the {what} '{name}'")
             module, whole = _module_of(path), f"{path}:{function}"
         else:
-            module, whole = _imported(where), name
+            module, whole = imported(where), name
     except BadInput:
         raise
     except Exception as error:
@@ -62,23 +173,36 @@ def _module_of(path: Path) -> ModuleType:
     found = sys.modules.get(known)
     if found is not None and found.__file__ == str(path):
         return found
-    spec = util.spec_from_file_location(known, path)
-    assert spec is not None and spec.loader is not None
+    source = path.read_bytes()
+    loader = SourceFileLoader(known, str(path))
+    spec = util.spec_from_file_location(known, path, loader=loader)
+    assert spec is not None
     module = util.module_from_spec(spec)
     sys.modules[known] = module
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script: it may import what lies beside it
     try:
-        spec.loader.exec_module(module)
+        # what is run is what was read, and not a compiled file beside it
+        exec(loader.source_to_code(source, str(path)), module.__dict__)
     except BaseException:
         del sys.modules[known]
         raise
+    _LOADED[str(path)] = hashlib.sha256(source).hexdigest()
     cloudpickle.register_pickle_by_value(module)
     return module
 
 
-def _imported(where: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+def imported(where: str, *, here: bool = True) -> ModuleType:
+    """The module of that name; with ``here`` it may lie in the current folder, unless a run folder names it."""
+    folder = _FOLDER.get()
+    if folder is not None:
+        before = sys.path[:]
+        sys.path[:] = _path_without(folder.path)
+        try:
+            return import_module(where)
+        finally:
+            sys.path[:] = before + [entry for entry in sys.path if entry not in before]
+    current = str(Path.cwd())
+    if here and current not in sys.path and "" not in sys.path:
+        sys.path.insert(0, current)
     return import_module(where)

@@ -77,9 +77,9 @@ def test_a_files_problem_trains_on_processes_and_goes_on_from_elsewhere(script, 
     whole = f"{script}:make_problem"
     assert json.loads(result.stdout)["data"] == whole
     monkeypatch.chdir("/")
-    resumed = run("resume", folder, "--steps", "8")
+    resumed = run("resume", folder, "--steps", "8", "--problem", whole)
     assert resumed.exit_code == 0, resumed.output
-    assert "the same bits of model" in run("replay", folder).output
+    assert "the same bits of model" in run("replay", folder, "--trust").output
     centres = anyk.testing.Squares(4).split(4).centres.mean(axis=0) + 0.5
     assert anyk.Run.open(folder).model == pytest.approx(centres * (1 - 0.5**8), abs=1e-12)
     raced = run("race", "--problem", whole, "--workers", "4", "--cluster", "simulated", "--lr", "0.1", "--steps", "2",

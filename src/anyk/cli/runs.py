@@ -259,27 +259,44 @@ def _check_picture() -> None:
         raise MissingPackage("matplotlib", "plot", "the picture of a race")
 
 
+_problem_again = click.option(
+    "--problem", metavar="FILE.py:FUNCTION",
+    help="The function that makes the run's problem, named again: what a run folder names is not run by itself.",
+)  # fmt: skip
+_trust = click.option(
+    "--trust", is_flag=True,
+    help="Run the code that the folder names, if it is still what it was (its SHA-256); only for folders of your own.",
+)  # fmt: skip
+
+
 @main.command()
 @click.argument("run")
 @click.option("--steps", type=int, help="New limit on steps, counted from the beginning.")
 @click.option("--seconds", type=float, help="New limit on the run's clock.")
 @click.option("--target", type=float, help="New target of the metric.")
+@_problem_again
+@_trust
 @click.option("--quiet", is_flag=True, help="No progress.")
 @json_option
 @plugin_option
 def resume(
-    run: str, steps: int | None, seconds: float | None, target: float | None, quiet: bool, json_file: str | None
-) -> None:
+    run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
+    quiet: bool, json_file: str | None,
+) -> None:  # fmt: skip
     """Go on with a run that was interrupted, killed, failed or ended at its limit."""
+    from anyk.problems import from_function
     from anyk.reports import Progress, race_table
     from anyk.training import resume as resume_training
-    from anyk.training.run import read_config
+    from anyk.training.config import read_config
 
     join_cluster(read_config(Path(run))["cluster"])
     console = people(json_file)
+    made = None if problem is None else from_function(problem)
     try:
         with Progress(console, quiet=quiet) as progress:
-            done = resume_training(run, steps=steps, seconds=seconds, target=target, watch=progress)
+            done = resume_training(
+                run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust, watch=progress
+            )
     except KeyboardInterrupt:
         _interrupted(run)
     say(console, race_table([done]))
@@ -362,12 +379,16 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
 @main.command()
 @click.argument("run")
 @click.option("--decisions-only", is_flag=True, help="Do not compute gradients.")
+@_problem_again
+@_trust
 @plugin_option
-def replay(run: str, decisions_only: bool) -> None:
+def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> None:
     """Replay a run from its log: the same decisions, the same bits of model."""
+    from anyk.problems import from_function
     from anyk.training import replay as replay_run
 
-    result = replay_run(run, compute=not decisions_only)
+    made = None if problem is None else from_function(problem)
+    result = replay_run(run, problem=made, compute=not decisions_only, trust=trust)
     click.echo(str(result))
     if not result.decisions:
         sys.exit(1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from anyk.errors import BadInput, MissingPackage, RunFailed
+from anyk.named import admit, imported
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Vector
 from anyk.specs import bracketed, parse, read, show
@@ -223,8 +224,11 @@ def _found(method: str | type, home: str, kind: str) -> Any:
     if not isinstance(method, str):
         return method
     where, _, name = method.rpartition(".")
+    own = not where or where == home or where.startswith(f"{home}.")
+    if not own:
+        admit(where, method, "optimizer")
     try:
-        module = import_module(where or home)
+        module = import_module(where or home) if own else imported(where, here=False)
     except ImportError as error:
         raise BadInput(f"'{method}' cannot be imported: {error}") from None
     found = getattr(module, name, None)

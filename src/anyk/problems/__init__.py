@@ -12,6 +12,7 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem
 from anyk.problems.data import Dataset, load, sources, tell
+from anyk.problems.digest import data_digest
 from anyk.problems.functions import from_function
 from anyk.problems.jax_functions import JaxPartitions, JaxProblem
 from anyk.problems.linear import (
@@ -126,6 +127,7 @@ __all__ = [
     "TorchPartitions",
     "TorchProblem",
     "TwoLayerNetwork",
+    "data_digest",
     "from_data",
     "from_function",
     "from_recipe",

@@ -76,7 +76,11 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> N
 
 
 class Problem(Protocol):
-    """An objective with its data, on the driver."""
+    """An objective with its data, on the driver.
+
+    Optional: ``digest()``, a text that tells its data from others, or None; left out it is made of the arrays among the
+    problem's attributes. A run that is resumed or replayed with other data is refused by it.
+    """
 
     dimension: int
     dtype: np.dtype[np.floating[Any]]

@@ -14,6 +14,7 @@ from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.decompiled import DecompiledPartitions
+from anyk.problems.digest import digest_of
 
 _EVALUATED = 1024  # rows of which the loss is evaluated at once at most
 
@@ -292,6 +293,10 @@ class JaxProblem:
         import jax.numpy as jnp
 
         return self._unravel(jnp.array(w))
+
+    def digest(self) -> str | None:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return digest_of(self._data, self._held_out)
 
     def recipe(self) -> dict[str, Any] | None:
         """None: it is made in Python."""

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
+from anyk.problems.digest import digest_of
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -216,6 +217,10 @@ class LinearProblem:
     def recipe(self) -> dict[str, Any] | None:
         """See :class:`~anyk.problems.base.Problem`."""
         return self._recipe
+
+    def digest(self) -> str | None:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return digest_of(self.X, self.y, self.X_test, self.y_test)
 
     def smoothness(self) -> float:
         """L, the largest curvature the objective can have: gradient steps with learning rate 1 / L never overshoot.

@@ -9,6 +9,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Partitions, Problem, Vector
+from anyk.problems.digest import data_digest, digest_of
 from anyk.protocol import slot_names
 
 
@@ -93,6 +94,12 @@ class ManyProblems:
     def metrics(self, w: Vector) -> dict[str, float]:
         """Of the first problem."""
         return self._first.metrics(w)
+
+    def digest(self) -> str | None:
+        """See :class:`~anyk.problems.base.Problem`; of all."""
+        distinct = {id(problem): data_digest(problem) for problem in self._of.values()}
+        digests = [distinct[id(problem)] for problem in self._of.values()]
+        return None if None in digests else digest_of(np.array(digests))
 
     def recipe(self) -> dict[str, Any] | None:
         """Those of all, or None where one has none."""

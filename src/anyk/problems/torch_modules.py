@@ -16,6 +16,7 @@ import numpy as np
 
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Vector, cut
+from anyk.problems.digest import digest_of
 from anyk.problems.torch_partitions import (
     Arrays,
     Items,
@@ -205,6 +206,11 @@ class TorchProblem:
     def module_at(self, w: Vector) -> torch.nn.Module:
         """A module with the parameters ``w`` (length d) and running statistics that suit them, in evaluation mode."""
         return copy.deepcopy(self._at(w)[0].module).cpu()
+
+    def digest(self) -> str | None:
+        """See :class:`~anyk.problems.base.Problem`; of a data set that is read item by item the arrays it holds."""
+        both = (self._data, self._held_out)
+        return digest_of(*(data.arrays if isinstance(data, Arrays) else getattr(data, "data", None) for data in both))
 
     def recipe(self) -> dict[str, Any] | None:
         """None: it is made in Python."""

@@ -156,7 +156,9 @@ class Driver:
         inner: str | None = getattr(self.strategy, "inner", None)
         if inner is None or self.problem is None or self.optimizer is None:
             return None
-        return Local(inner or self.optimizer.spec, self.optimizer.rate.spec, self.problem.l2)
+        local = Local(inner or self.optimizer.spec, self.optimizer.rate.spec, self.problem.l2)
+        optimizer(local.optimizer, lr=local.rate)  # what cannot be made is found here, and not by the workers
+        return local
 
     def begin(self) -> None:
         """Publish the first versions and ask the strategy for its first commands."""

@@ -17,19 +17,23 @@ from typing import IO, Any
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
 from anyk.errors import BadInput, RunFailed
+from anyk.named import names_in_folder
 from anyk.optimizers import GD, Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
 from anyk.protocol import Strategy
+from anyk.specs import parse
 from anyk.strategies import SequentialRounds
 from anyk.strategies import strategy as build_strategy
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
+from anyk.training.config import FORMAT, read_config, write_config
+from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
-from anyk.training.run import FORMAT, Run, read_config
+from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 
 Watch = Callable[[Driver, Evaluator], None]
@@ -131,6 +135,8 @@ def train(
     }
     if come_from is not None:
         config["begin"] = come_from
+    if out is not None:
+        config["digests"] = digests_of(problem, cluster, config)
     folder = None if out is None else _make_folder(Path(out), config)
     with _locked(folder):
         if beginning is not None and folder is not None:
@@ -160,6 +166,7 @@ def resume(
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
+    trust: bool = False,
     evaluate_every: int | None = None,
     checkpoint_every: float = 10.0,
     watch: Watch | None = None,
@@ -168,23 +175,49 @@ def resume(
 
     ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
     it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
+
+    A run folder may be anybody's: no code that it names is run (a problem's function, an optimiser of another package
+    than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
+    traces and code must be those that the run began with. Raises :class:`~anyk.errors.BadInput` where they are not.
     """
     folder = Path(path)
     config = read_config(folder)
+    with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
+        return _resume(
+            folder, config, problem, optimizer, {"steps": steps, "seconds": seconds, "target": target}, trust,
+            (evaluate_every, checkpoint_every, watch),
+        )  # fmt: skip
+
+
+def _resume(
+    folder: Path,
+    config: dict[str, Any],
+    problem: Problem | None,
+    optimizer: Optimizer | None,
+    limits: dict[str, Any],
+    trust: bool,
+    how: tuple[int | None, float, Watch | None],
+) -> Run:
     planned = config.get("steps")
-    limits = {"steps": steps, "seconds": seconds, "target": target}
     if any(value is not None for value in limits.values()):
         config = {k: v for k, v in config.items() if k not in limits} | limits
     if problem is None:
         if not config.get("problem"):
             raise BadInput(f"the problem of '{folder}' was made in Python; give it: anyk.resume(path, problem=…)")
         problem = from_recipe(config["problem"])
+    check_problem(config, problem, f"the run '{folder}'")
     beginning = Beginning.load(folder) if "begin" in config else None
     begun = 0 if beginning is None else beginning.step
     _check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"), begun)
+    admit_strategy(config)
     strategy = build_strategy(config["strategy"], workers=config["workers"])
     plan(strategy, config.get("steps"), begun)
     fresh = copy.deepcopy(strategy)
+    if not trust and parse(config["cluster"])[1].get("address", "auto") != "auto":
+        raise BadInput(
+            f"the run '{folder}' names the cluster '{config['cluster']}', which may be anybody's; if it is yours, "
+            "trust the folder with --trust (in Python: trust=True)"
+        )
     cluster = build_cluster(
         config["cluster"],
         workers=config["workers"],
@@ -192,12 +225,13 @@ def resume(
         seed=config["seed"],
         communication=config["communication"],
     )
+    check_traces(config, cluster, f"the run '{folder}'")
     with _locked(folder):
         saved = checkpoints.load(folder)
         if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
             strategy.check_further(planned, saved[0]["strategy"], begun)
         log = RunLog(folder / "log.sqlite")
-        _write_config(folder, config)
+        write_config(folder, config)
         driver = Driver(
             strategy,
             cluster,
@@ -208,7 +242,7 @@ def resume(
             seconds=config.get("seconds"),
             beginning=beginning,
         )
-        return _drive(driver, fresh, config, folder, saved, evaluate_every, checkpoint_every, watch)
+        return _drive(driver, fresh, config, folder, saved, *how)
 
 
 def plan(strategy: Strategy, steps: int | None, begun: int = 0) -> None:
@@ -373,18 +407,6 @@ def _check_limits(
         raise BadInput(f"a target of {target:g} cannot be reached: {metric} is above 0")
 
 
-def _write_config(folder: Path, config: dict[str, Any]) -> None:
-    import tomli_w
-
-    plain = {key: value for key, value in config.items() if value is not None}
-    part = folder / "run.toml.part"
-    try:
-        part.write_text(tomli_w.dumps(plain), encoding="utf-8")
-        part.replace(folder / "run.toml")
-    except OSError as error:
-        raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
-
-
 def _make_folder(folder: Path, config: dict[str, Any]) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = f"go on with it: anyk resume {folder}" if (folder / "run.toml").exists() else "it is not empty"
@@ -393,7 +415,7 @@ def _make_folder(folder: Path, config: dict[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"the run folder '{folder}' cannot be made ({error.strerror})") from None
-    _write_config(folder, config)
+    write_config(folder, config)
     return folder
 
 

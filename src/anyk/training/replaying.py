@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anyk.clusters import Order, Simulated
 from anyk.errors import BadInput
+from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
@@ -16,6 +18,7 @@ from anyk.problems.base import Problem
 from anyk.protocol import Collect, Cut, Dispatch, Event, Reply
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
+from anyk.training.digests import admit_strategy, check_problem
 from anyk.training.driver import Driver
 from anyk.training.launch import plan
 from anyk.training.run import Run
@@ -86,11 +89,12 @@ def replay(
     problem: Problem | None = None,
     optimizer: Optimizer | None = None,
     compute: bool = True,
+    trust: bool = False,
 ) -> Replay:
     """Replay a run's decisions and, with ``compute``, its model.
 
     ``problem`` and ``optimizer`` are needed to compute where the run's were made in Python. A run whose strategy has no
-    spec cannot be replayed from its folder alone.
+    spec cannot be replayed from its folder alone. ``trust`` and what the problem must be as for :func:`anyk.resume`.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -99,13 +103,22 @@ def replay(
     9 events, 3 updates: the same decisions and the same bits of model
     """
     run = run if isinstance(run, Run) else Run.open(run)
+    code = run.config.get("digests", {}).get("code", {})
+    with names_in_folder(run.path, code, trust=trust) if run.path is not None else nullcontext():
+        return _replay(run, problem, optimizer, compute)
+
+
+def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, compute: bool) -> Replay:
     config = run.config
+    admit_strategy(config)
     why = None if compute else "not asked for"
     if compute and problem is None:
         if config.get("problem"):
             problem = from_recipe(config["problem"])
         else:
             why = "its problem was made in Python; give it with problem=…"
+    if problem is not None and "digests" in config:
+        check_problem(config, problem, f"the run '{run.path}'")
     strategy = build_strategy(config["strategy"], workers=config["workers"])
     plan(strategy, config.get("steps"), run.begun)
     new = RunLog()

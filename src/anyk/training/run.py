@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +16,8 @@ from anyk.errors import BadInput
 from anyk.problems.base import Vector
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
+from anyk.training.config import read_config
 from anyk.training.runlog import RunLog
-
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -352,21 +350,3 @@ def setup(config: dict[str, Any]) -> dict[str, Any]:
         "cluster": config.get("cluster"),
         "seed": config.get("seed"),
     }
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run folder."""
-    file = folder / "run.toml"
-    if not file.is_file():
-        raise BadInput(f"'{folder}' is no run folder: it has no run.toml")
-    try:
-        config = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"'{file}' is damaged ({error})") from None
-    if not isinstance(config.get("format"), int):
-        raise BadInput(f"'{file}' does not say its format")
-    if config["format"] > FORMAT:
-        raise BadInput(
-            f"the run '{folder}' has format {config['format']}, this anyk reads up to {FORMAT}; use a newer anyk"
-        )
-    return config

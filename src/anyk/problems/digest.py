@@ -1,0 +1,72 @@
+"""A digest of a problem's data, by which a later run notices that they have changed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def data_digest(problem: Any) -> str | None:
+    """What tells a problem's data from others: ``problem.digest()`` where it has one, else of the arrays it holds.
+
+    None where nothing is known of its data.
+
+    >>> import anyk
+    >>> a, b = (anyk.problems.from_data(f"synthetic:rows=60,features=4,seed={seed}") for seed in (0, 1))
+    >>> data_digest(a) == data_digest(a), data_digest(a) == data_digest(b)
+    (True, False)
+    """
+    own = getattr(problem, "digest", None)
+    found: str | None = own() if callable(own) else digest_of(problem)
+    return found
+
+
+def digest_of(*parts: Any) -> str | None:
+    """BLAKE2 over all arrays in some parts, with their types, shapes and places; None where there is no array.
+
+    Arrays (of NumPy, SciPy, PyTorch or JAX) are found in lists, tuples and dictionaries, and of any other object
+    among its own attributes, or in a tuple there. What else objects hold may change as they are used.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    found = False
+    for place, array in _arrays(parts, ""):
+        found = True
+        digest.update(f"{place}{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest() if found else None
+
+
+def _arrays(value: Any, place: str) -> Iterator[tuple[str, NDArray[Any]]]:
+    array = _array(value)
+    if array is not None:
+        yield place, array
+    elif hasattr(value, "indptr"):  # sparse
+        for name in ("data", "indices", "indptr"):
+            yield f"{place}/{name}", getattr(value, name)
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _arrays(part, f"{place}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for number, part in enumerate(value):
+            yield from _arrays(part, f"{place}/{number}")
+    else:
+        for name, part in sorted(getattr(value, "__dict__", {}).items()):
+            if _array(part) is not None or hasattr(part, "indptr") or isinstance(part, tuple):
+                yield from _arrays(part, f"{place}/{name}")
+
+
+def _array(value: Any) -> NDArray[Any] | None:
+    """As an array of NumPy's, if it is an array of numbers or text."""
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+        import torch
+
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return np.asarray(value.numpy())
+    if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "dtype")):
+        array = np.asarray(value)
+        return None if array.dtype.kind == "O" else array
+    return None

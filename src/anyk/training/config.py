@@ -1,0 +1,106 @@
+"""The configuration of a run folder, ``run.toml``: written once, read back with its types and its digest checked."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from anyk.errors import BadInput
+
+FORMAT = 1
+NAME = "run.toml"
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Digests(msgspec.Struct, frozen=True):
+    """What a run was made of, so that a later change is noticed.
+
+    ``data``: of the problem's arrays, None where it has none to look at. ``traces``: of measured delays, by file.
+    ``code``: SHA-256 of the files and modules that the configuration names, by name.
+    """
+
+    data: str | None = None
+    traces: dict[str, str] = {}
+    code: dict[str, str] = {}
+
+
+class RunConfig(msgspec.Struct, frozen=True):
+    """The keys of ``run.toml`` and their types."""
+
+    format: int
+    digest: str  # of everything else in the file
+    strategy: str
+    cluster: str
+    workers: _Count
+    partitions: _Count
+    delays: str
+    communication: str
+    seed: int
+    optimizer: str
+    lr: str
+    metric: str
+    better: Literal["higher", "lower"]
+    anyk: str = ""
+    auxiliary: list[str] = []
+    steps: _Count | None = None
+    seconds: _Positive | None = None
+    target: float | None = None
+    problem: dict[str, Any] | None = None
+    begin: dict[str, Any] | None = None
+    digests: Digests = Digests()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run folder; raises :class:`~anyk.errors.BadInput` where it is missing or damaged."""
+    file = folder / NAME
+    if not file.is_file():
+        raise BadInput(f"'{folder}' is no run folder: it has no {NAME}")
+    try:
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"'{file}' is damaged ({error})") from None
+    except OSError as error:
+        raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
+    if not isinstance(config.get("format"), int):
+        raise BadInput(f"'{file}' does not say its format")
+    if config["format"] > FORMAT:
+        raise BadInput(
+            f"the run '{folder}' has format {config['format']}, this anyk reads up to {FORMAT}; use a newer anyk"
+        )
+    try:
+        typed = msgspec.convert(config, RunConfig)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"'{file}' is damaged ({error})") from None
+    if typed.digest != _digest(config):
+        raise BadInput(
+            f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file, or begin "
+            "another run"
+        )
+    return config
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write a run folder's configuration; raises :class:`~anyk.errors.BadInput` where the folder does not take it."""
+    import tomli_w
+
+    plain = {key: value for key, value in config.items() if value is not None}
+    # the digest is of what a reader will find
+    digest = _digest(tomllib.loads(tomli_w.dumps(plain)))
+    part = folder / f"{NAME}.part"
+    try:
+        part.write_text(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}), encoding="utf-8")
+        part.replace(folder / NAME)
+    except OSError as error:
+        raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
+
+
+def _digest(config: dict[str, Any]) -> str:
+    plain = {key: value for key, value in config.items() if key != "digest"}
+    text = msgspec.json.encode(plain, order="deterministic", enc_hook=str)  # dates are the only other type in TOML
+    return hashlib.blake2b(text, digest_size=16).hexdigest()

@@ -1,0 +1,105 @@
+"""What a run was made of, in digests: its data, its traces and the code that it names. They tell of later changes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from anyk.clusters import Cluster
+from anyk.delays import Trace
+from anyk.errors import BadInput
+from anyk.named import admit, sha256_of
+from anyk.problems import data_digest
+from anyk.problems.base import Problem
+
+_TORCH = re.compile(r"(?:torch:|method=|schedule=\(?)([A-Za-z_][\w.]*\.\w+)")
+
+
+def digests_of(problem: Problem, cluster: Cluster, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The digests to keep in a run's configuration, as :class:`~anyk.training.config.Digests` has them."""
+    code = {where: sha256_of(where) for where in _code_named(config)}
+    data = data_digest(problem)
+    return {
+        **({} if data is None else {"data": data}),
+        "traces": dict(_traces(cluster.delays)) | dict(_traces(cluster.communication)),
+        "code": {where: digest for where, digest in code.items() if digest is not None},
+    }
+
+
+def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where the problem's code or data are not those that the run began with."""
+    recorded = config["digests"]
+    before, now = config.get("problem") or {}, problem.recipe() or {}
+    if "problem" in before and "problem" in now:
+        was, where = (name["problem"].rpartition(":")[0] for name in (before, now))
+        known = recorded.get("code", {}).get(was)
+        found = sha256_of(where)
+        if known is not None and found is not None and found != known:
+            raise BadInput(
+                f"'{where}' is not the code of {of}: it has changed since (SHA-256 {found[:8]}…, recorded "
+                f"{known[:8]}…); restore it, or begin another run where this one stands: anyk train --from"
+            )
+    known, found = recorded.get("data"), data_digest(problem)
+    if known is not None and found != known:
+        data = before.get("file") or before.get("data") or "the problem's data"
+        raise BadInput(
+            f"'{data}' has changed since {of} began: the data's digest is {str(found)[:8]}…, recorded {known[:8]}…; "
+            "restore the data, or begin another run where this one stands: anyk train --from"
+        )
+
+
+def check_traces(config: Mapping[str, Any], cluster: Cluster, of: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where a trace of delays is not the one that the run began with."""
+    known = config["digests"].get("traces", {})
+    for file, found in [*_traces(cluster.delays), *_traces(cluster.communication)]:
+        if known.get(file, found) != found:
+            raise BadInput(
+                f"the trace '{file}' has changed since {of} began: its digest is {found[:8]}…, recorded "
+                f"{known[file][:8]}…; restore it, or begin another run where this one stands: anyk train --from"
+            )
+
+
+def _traces(law: Any) -> Iterator[tuple[str, str]]:
+    """The measured delays in a law of delays, by file, with their digests."""
+    if isinstance(law, Trace):
+        text = hashlib.blake2b(digest_size=16)
+        text.update(f"{law.times.shape}{law.load_measured}".encode())
+        text.update(np.ascontiguousarray(law.times).data)
+        yield law.file, text.hexdigest()
+    elif isinstance(law, (list, tuple)):
+        for part in law:
+            yield from _traces(part)
+    elif is_dataclass(law):
+        for field in fields(law):
+            yield from _traces(getattr(law, field.name))
+
+
+def admit_strategy(config: Mapping[str, Any]) -> None:
+    """Raise where the strategy names an optimiser whose code must not run; others are met as they are made."""
+    for where, name in _torch_named(config["strategy"]):
+        admit(where, name, "optimizer")
+
+
+def _code_named(config: Mapping[str, Any]) -> set[str]:
+    """The files and modules of functions and classes that a configuration names."""
+    found = {name.rpartition(":")[0] for name in _problems(config.get("problem") or {})}
+    return found | {where for key in ("strategy", "optimizer", "lr") for where, _ in _torch_named(config[key])}
+
+
+def _torch_named(spec: str) -> list[tuple[str, str]]:
+    """The modules besides torch's own whose classes a spec names, each with the class's whole name."""
+    names = [(name.rpartition(".")[0], name) for name in _TORCH.findall(spec)]
+    return [(where, name) for where, name in names if not f"{where}.".startswith("torch.optim.")]
+
+
+def _problems(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """The names of functions in a problem's recipe."""
+    if "problem" in recipe:
+        yield str(recipe["problem"])
+    for one in recipe.get("many", ()):
+        yield from _problems(one)

@@ -1,0 +1,188 @@
+"""A run folder may be a stranger's: no command that reads one runs what it names, unless it is trusted."""
+
+import json
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+from anyk.training.config import read_config, write_config
+
+EVIL = """
+from pathlib import Path
+Path({sentinel!r}).touch()
+import anyk, torch
+class X(torch.optim.SGD):
+    pass
+def make():
+    return anyk.problems.from_data("synthetic:rows=60,features=4")
+"""
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A finished run in a folder, and evil.py in it, beside it and in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in a notebook, or with python -m
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    fleet = anyk.cluster("simulated", workers=4, delays="exp:mean=1", seed=1)
+    optimizer = anyk.optimizers.GD(lr=0.1)
+    anyk.train(problem, "uncoded", fleet, steps=4, optimizer=optimizer, out=tmp_path / "run").close()
+    for folder in (tmp_path / "run", tmp_path):
+        (folder / "evil.py").write_text(EVIL.format(sentinel=str(tmp_path / "sentinel")))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith(("evil", "anyk_file_evil"))]:
+        del sys.modules[name]
+
+
+def edit(folder, **changes):
+    """As a stranger would who knows how the file is made."""
+    config = read_config(folder)
+    sha256 = {name: anyk.named.sha256_of(str(name)) for name in changes.pop("recorded", ())}
+    write_config(folder, config | changes | {"digests": {"code": {k: v for k, v in sha256.items() if v}}})
+
+
+NAMED = {
+    "a file in the folder": lambda at: {"problem": {"problem": f"{at}/run/evil.py:make"}},
+    "a file beside us": lambda at: {"problem": {"problem": "evil.py:make"}},
+    "a module beside us": lambda at: {"problem": {"problem": "evil:make"}},
+    "a function of the library": lambda at: {"problem": {"problem": "os:abort"}},
+    "one of many": lambda at: {"problem": {"many": [{"problem": f"{at}/evil.py:make"}]}},
+    "an optimiser": lambda at: {"optimizer": "torch:method=evil.X"},
+    "a clipped optimiser": lambda at: {"optimizer": "clip:of=(torch:method=evil.X),norm=1"},
+    "a schedule": lambda at: {"optimizer": "torch:method=SGD,schedule=evil.X", "lr": "0.1"},
+    "an inner optimiser": lambda at: {"strategy": "pasgd:tau=2,inner=(torch:method=evil.X)"},
+    "an outer optimiser": lambda at: {"strategy": "pasgd:tau=2,outer=(torch:method=evil.X)"},
+    "a cluster": lambda at: {"cluster": "ray:address=203.0.113.9"},
+}
+COMMANDS = {
+    "resume": ("resume", "run", "--steps", "6"),
+    "replay": ("replay", "run"),
+    "show": ("show", "run"),
+    "receipt": ("show", "run", "--step", "2"),
+    "trace": ("trace", "record", "run", "--out", "x.npz"),
+    "from": ("train", "--from", "run", "--workers", "4", "--cluster", "simulated", "--delays", "exp:mean=1", "--data",
+             "synthetic:rows=60,features=4", "--optimizer", "gd", "--lr", "0.1", "--steps", "6", "--out", "next"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_runs_what_a_folder_names(command, place):
+    shutil.copytree("run", "untouched")
+    for named, changes in NAMED.items():
+        shutil.rmtree("run")
+        shutil.copytree("untouched", "run")
+        shutil.rmtree("next", ignore_errors=True)
+        edit(place / "run", **changes(place))
+        result = run(*COMMANDS[command])
+        assert not (place / "sentinel").exists(), named
+        assert "evil" not in sys.modules, named
+        assert result.exit_code in (0, 2), (named, result.output)
+        if result.exit_code:
+            assert len(result.output.strip().splitlines()) == 1, (named, result.output)
+        if command == "resume":
+            assert result.exit_code == 2, named
+            assert "may be anybody's; if it is yours," in result.output and "--trust" in result.output, named
+
+
+def test_trust_has_its_bounds(place):
+    shutil.copytree("run", "untouched")
+    for named, recorded, why in (
+        ("a file in the folder", [f"{place}/run/evil.py"], "lies in the run folder itself"),
+        ("a file beside us", ["evil.py"], "'evil.py' is not an absolute path"),
+        ("a module beside us", ["evil"], "no file of the module 'evil' is found outside of the current folder"),
+        ("one of many", [], "its SHA-256 was not recorded"),
+        ("an optimiser", ["evil"], "no file of the module 'evil' is found outside of the current folder"),
+    ):
+        shutil.rmtree("run")
+        shutil.copytree("untouched", "run")
+        edit(place / "run", **NAMED[named](place), recorded=recorded)
+        for command in ("resume", "replay"):
+            result = run(*COMMANDS[command], "--trust")
+            assert result.exit_code == 2 and why in result.output, (named, result.output)
+            assert not (place / "sentinel").exists()
+
+
+def test_a_function_named_again_or_trusted_is_run_and_must_be_what_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "mine.py"
+    file.write_text(EVIL.format(sentinel=str(tmp_path / "sentinel")).replace("torch.optim.SGD", "object"))
+    base = ("--workers", "4", "--cluster", "simulated", "--delays", "exp:mean=1", "--optimizer", "gd", "--lr", "0.1")
+    assert run("train", "--problem", "mine.py:make", *base, "--steps", "3", "--out", "run").exit_code == 0
+    config = tomllib.loads(Path("run/run.toml").read_text())
+    assert config["problem"] == {"problem": f"{file}:make"}
+    assert list(config["digests"]["code"]) == [str(file)]
+    shutil.copytree("run", "again")
+
+    def fresh():
+        sys.modules.pop("anyk_file_mine", None)
+        anyk.named._LOADED.clear()
+        (tmp_path / "sentinel").unlink(missing_ok=True)
+
+    for more in (["--trust"], ["--problem", "mine.py:make"]):
+        fresh()
+        for command in (("resume", "run", "--steps", "6"), ("replay", "run")):
+            result = run(*command, *more)
+            assert result.exit_code == 0, result.output
+        assert (tmp_path / "sentinel").exists()
+    fresh()
+    with pytest.raises(anyk.BadInput, match="names code to run, the problem"):
+        anyk.resume("run")
+    with pytest.raises(anyk.BadInput, match="names code to run, the problem"):
+        anyk.replay("run")
+    assert anyk.replay("run", trust=True).model
+    anyk.resume("again", trust=True, steps=5).close()
+    fresh()
+    file.write_text(file.read_text() + "\n# changed\n")
+    for command in (("resume", "run", "--steps", "8"), ("replay", "run")):
+        refused = run(*command, "--trust")
+        assert refused.exit_code == 2 and "has changed since the run began (SHA-256 " in refused.output
+        assert not (tmp_path / "sentinel").exists()
+        refused = run(*command, "--problem", "mine.py:make")
+        assert refused.exit_code == 2 and "is not the code of the run" in refused.output, refused.output
+        fresh()
+
+
+def test_a_compiled_file_beside_the_source_is_not_what_runs(tmp_path):
+    """Its source has the SHA-256 that is checked; another program may lie in the cache."""
+    import py_compile
+
+    file = tmp_path / "cached.py"
+    file.write_text("print('bad')\ndef make():\n    raise RuntimeError('compiled')\n")
+    py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    file.write_text("def make():\n    raise ValueError('source')\n")
+    with pytest.raises(anyk.BadInput, match="failed: ValueError: source"):
+        anyk.problems.from_function(f"{file}:make")
+
+
+def test_a_torch_class_of_ones_own_is_recorded_and_needs_trust(tmp_path, monkeypatch):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "mysteps.py").write_text("import torch\nclass Mine(torch.optim.SGD):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    fleet = anyk.cluster("simulated", workers=4, delays="exp:mean=1", seed=1)
+    optimizer = anyk.optimizers.optimizer("torch:method=mysteps.Mine", lr=0.1)
+    anyk.train(problem, "uncoded", fleet, steps=3, optimizer=optimizer, out=tmp_path / "run").close()
+    assert list(read_config(tmp_path / "run")["digests"]["code"]) == ["mysteps"]
+    with pytest.raises(anyk.BadInput, match="names code to run, the optimizer 'mysteps.Mine'"):
+        anyk.resume(tmp_path / "run", steps=5)
+    anyk.resume(tmp_path / "run", steps=5, trust=True).close()
+    anyk.resume(tmp_path / "run", steps=6, optimizer=optimizer).close()
+    (tmp_path / "lib" / "mysteps.py").write_text("import torch\nclass Mine(torch.optim.Adam):\n    pass\n")
+    with pytest.raises(anyk.BadInput, match="mysteps.py' has changed since the run began"):
+        anyk.replay(tmp_path / "run", trust=True)
+    del sys.modules["mysteps"]
+
+
+def test_reports_of_a_folder_are_plain_data(place):
+    """Whatever a folder says, what comes of it is text."""
+    assert json.loads(run("show", "run", "--json", "-").stdout)["runs"][0]["steps"] == 4
