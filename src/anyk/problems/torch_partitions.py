@@ -101,9 +101,8 @@ def _described(item: Any) -> str:
     """An item of a data set in a few words."""
     if isinstance(item, (tuple, list)):
         return f"{type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
-    return (
-        f"{type(item).__name__} with keys {', '.join(map(repr, item))}" if isinstance(item, dict) else str(type(item))
-    )
+    keys = f" with keys {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
+    return f"{type(item).__name__}{keys}"
 
 
 def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
