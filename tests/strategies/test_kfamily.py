@@ -74,7 +74,7 @@ def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"workers": 3, "step": 0.0}, r"step \(a factor on the learning rate\) must be above 0, got 0"),
         ({"workers": 3, "step": -1.0}, r"step \(a factor on the learning rate\) must be above 0, got -1"),
-        ({"workers": 3, "step": float("nan")}, r"step .* must be above 0, got nan"),
+        ({"workers": 3, "step": float("nan")}, "step must be a number, got nan"),
         ({"workers": 3, "step": float("inf")}, r"step .* must be above 0, got inf"),
         ({"workers": 3, "k": 0}, "k of 'async' must be 1 or more, got 0"),
         (
@@ -82,7 +82,7 @@ def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
             "k of 'k-async' must be 1 to 3; the batch kinds take more gradients than workers, got 4",
         ),
         ({"workers": 3, "batch": -1}, r"batch must be at least 1 sample \(0: all of them\), got -1"),
-        ({"workers": 3, "stale": "never"}, "stale must be constant, inverse, sqrt, distance, got 'never'"),
+        ({"workers": 3, "stale": "never"}, "stale must be constant, inverse, sqrt or distance, got 'never'"),
         ({"workers": 3, "cutoff": -2}, r"cutoff must be at least 1 version \(0: none\), got -2"),
         ({"workers": 3, "stale": "distance"}, "stale=distance needs bound=.*got stale=distance, bound=None"),
         ({"workers": 3, "bound": 1.0}, "stale=distance needs bound=.*got stale=constant, bound=1.0"),
@@ -393,7 +393,7 @@ def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"base": "async"}, "base of 'adasync' must be k-sync, k-async, k-batch-sync or k-batch-async, got 'async'"),
+        ({"base": "async"}, "base must be k-sync, k-async, k-batch-sync or k-batch-async, got 'async'"),
         ({"interval": 0.0}, "interval of 'adasync' must be above 0 s, got 0"),
         ({"k": 9}, "k of 'adasync' grows up to 8 workers, it cannot begin at 9"),
     ],

@@ -74,7 +74,8 @@ def _simulated(
     liars: tuple[int, ...] = (),
 ) -> Cluster:
     """A virtual clock: gradients are real, time is not; task, partition, step: seconds of computing, on cores."""
-    compute = None if cores is None and not (task or partition or step) else Compute(task, partition, step, cores or 1)
+    costs = task, partition, step
+    compute = None if cores is None and not any(costs) else Compute(*costs, 1 if cores is None else cores)
     return Simulated(workers, delays=delays, seed=seed, compute=compute, liars=liars, communication=communication)
 
 

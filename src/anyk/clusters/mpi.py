@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.clusters.local import Local
 from anyk.clusters.mailed import Key, Mail, Mailed, MailedPost, MailedWorker, Word
 from anyk.clusters.remote import Died
@@ -360,6 +361,7 @@ def _ranks() -> _Ranks:
     return _Ranks(_world())
 
 
+@typed
 class Mpi(Mailed[MailedPost]):
     """MPI ranks, one a worker; the program is started by ``mpiexec`` with one rank more than there are workers.
 

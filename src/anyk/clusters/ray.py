@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.clusters.local import Local
 from anyk.clusters.mailed import Key, Mail, Mailed, MailedPost, MailedWorker, Word
 from anyk.clusters.remote import Died, Message, Told
@@ -110,6 +111,7 @@ class _ActorPost(MailedPost):
         self.telling: Any = None  # the call that brings a mail while that one is under way
 
 
+@typed
 class Ray(Mailed[_ActorPost]):
     """Ray actors, one a worker, on a cluster that runs already or on this machine.
 

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.local import Local, LocalSteps, State, mixed
 from anyk.clusters.messages import Messages, WrongLength, checked, lie
 from anyk.clusters.packing import pack, unpack
 from anyk.delays import Communication, DelayModel
+from anyk.delays.models import MOST
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import (
@@ -41,6 +43,7 @@ from anyk.protocol import (
 from anyk.specs import show
 
 
+@typed
 @dataclass(frozen=True)
 class Compute:
     """What computing costs on the machine that is simulated, in seconds; tasks queue for ``cores``.
@@ -55,8 +58,12 @@ class Compute:
     cores: int
 
     def __post_init__(self) -> None:
-        if min(self.task, self.partition, self.step) < 0 or self.cores < 1:
-            raise BadInput(f"computing must cost at least 0 s on at least 1 core, got {self}")
+        for name in ("task", "partition", "step"):
+            seconds = getattr(self, name)
+            if not 0.0 <= seconds <= MOST:
+                raise BadInput(f"{name} (seconds of computing) must be from 0 to {MOST:g}, got {seconds:g}")
+        if self.cores < 1:
+            raise BadInput(f"cores must be at least 1, got {self.cores}")
 
 
 class Outage(NamedTuple):
@@ -67,6 +74,7 @@ class Outage(NamedTuple):
     back: float | None = None
 
 
+@typed
 class Simulated(Cluster):
     """Workers on a virtual clock; the same seed gives the same events and times everywhere.
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load, whole
 from anyk.errors import BadInput
 from anyk.specs import show
@@ -55,6 +56,7 @@ class _RandomCode(MatrixCode):
         raise NotImplementedError("a random code knows its error")
 
 
+@typed
 @dataclass(frozen=True)
 class BernoulliCode(_RandomCode):
     """Bernoulli gradient code (BGC): each worker holds each partition with the same probability, load / m.
@@ -113,6 +115,7 @@ class BernoulliCode(_RandomCode):
         return m * (m - d) / (replies * d)
 
 
+@typed
 @dataclass(frozen=True)
 class RegularisedBernoulliCode(BernoulliCode):
     """Regularised Bernoulli code (rBGC): as ``bgc``, but nobody holds more than twice the expected load.
@@ -138,6 +141,7 @@ class RegularisedBernoulliCode(BernoulliCode):
         return [own if len(own) <= most else random.choice(own, most, replace=False).tolist() for own in holdings]
 
 
+@typed
 @dataclass(frozen=True)
 class StochasticBlockCode(_RandomCode):
     """Stochastic block code (SBC): communities of workers and partitions, dense inside, sparse across.

@@ -8,11 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.decoders import LeastSquaresDecoder
 from anyk.codes.repetition import FractionalRepetition, _cut
 
 
+@typed
 @dataclass(frozen=True)
 class BinaryCode(Code):
     """The numerically stable binary code: coefficients and weights are 0 and 1, so nothing is ever rounded.

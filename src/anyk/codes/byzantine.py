@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_workers, whole
 from anyk.codes.decoders import METHODS, Decoding
 from anyk.codes.mds import CyclicMDS
@@ -43,6 +44,7 @@ class _Replicas(RepetitionCode):
         return self.workers // self.size
 
 
+@typed
 @dataclass(frozen=True)
 class DracoCode(Code):
     """DRACO: the exact sum although ``liars`` workers reply whatever they like and ``stragglers`` do not reply.

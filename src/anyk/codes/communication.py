@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Method, Row, check_stragglers, check_workers, whole
 from anyk.codes.decoders import CountingDecoder, Decoding, Exact, Own
 from anyk.errors import BadInput
 
 
+@typed
 @dataclass(frozen=True)
 class CommunicationEfficient(Code):
     """Communication-efficient code: more computing buys shorter replies, one ``blocks``-th of the vector each.

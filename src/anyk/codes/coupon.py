@@ -8,11 +8,13 @@ from functools import cached_property
 import numpy as np
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.codes.base import check_workers, whole
 from anyk.codes.repetition import RepetitionCode
 from anyk.errors import BadInput
 
 
+@typed
 @dataclass(frozen=True)
 class BatchedCoupons(RepetitionCode):
     """Batched coupon collector (BCC): each worker takes one of ``batches`` batches of the data at random.

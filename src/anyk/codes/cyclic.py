@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.decoders import CountingDecoder
 from anyk.errors import BadInput
@@ -19,6 +20,7 @@ _DENSE = 1024  # workers up to which pseudo-inverse and null space are kept
 _WORST_GAIN = 1e9  # a draw that amplifies rounding more than this on a probe is not worth keeping in double precision
 
 
+@typed
 @dataclass(frozen=True)
 class CyclicRepetition(Code):
     """Cyclic repetition: worker i holds partitions i, …, i + s (mod n); any n - s replies give the exact sum.

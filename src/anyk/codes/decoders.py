@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.errors import BadInput, NotDecodable
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class OneStep:
         return weights
 
 
+@typed
 @dataclass(frozen=True)
 class Algorithmic:
     """``iterations`` gradient steps from zero towards the least-squares weights.
@@ -186,7 +188,7 @@ class Algorithmic:
     iterations: int = 50
 
     def __post_init__(self) -> None:
-        if not isinstance(self.iterations, int) or self.iterations < 1:
+        if self.iterations < 1:
             raise BadInput(f"iterations must be a whole number of at least 1, got {self.iterations}")
 
     def weights(self, code: Code, replies: Indices) -> Floats:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.galois import field, prime_power
@@ -104,6 +105,7 @@ _BUILD: dict[str, Callable[[int], Incidence]] = {
 }
 
 
+@typed
 @dataclass(frozen=True)
 class BlockDesignCode(MatrixCode):
     """Block design code: any two workers share equally many partitions (Kadhe, Koyluoglu and Ramchandran 2019).

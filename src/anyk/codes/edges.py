@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes.base import Floats, Indices, MatrixCode, check_workers, usual_load
 from anyk.errors import BadInput
 from anyk.graphs import edges_of_regular
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 
+@typed
 @dataclass(frozen=True)
 class EdgeCode(MatrixCode):
     """Graph code: partitions are the vertices of a random regular graph, workers its edges (Glasgow and Wootters 2021).

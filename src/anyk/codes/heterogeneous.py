@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers, usual_load, whole
 from anyk.codes.decoders import SetDecoder
 from anyk.errors import BadInput
@@ -16,6 +17,7 @@ from anyk.specs import show
 _LEAST = 1e-9  # probabilities are kept this far from 0: nobody has been seen to be that punctual
 
 
+@typed
 @dataclass(frozen=True)
 class HeterogeneousCode(MatrixCode):
     """Heterogeneous code: fixed weights that make the sum right on average, with the least variance there is.

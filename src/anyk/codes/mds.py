@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.decoders import EXACT, CountingDecoder
 from anyk.errors import BadInput
@@ -18,6 +19,7 @@ _SMALL = 512  # workers up to which a second opinion is asked for where the clos
 _GOOD = 1e-9  # by more than this
 
 
+@typed
 @dataclass(frozen=True)
 class CyclicMDS(Code):
     """Cyclic MDS (real Reed-Solomon): any n - s replies give the exact sum, by a code without a random draw.

@@ -9,12 +9,14 @@ from typing import Literal
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.repetition import FractionalRepetition
 from anyk.errors import BadInput
 
 
+@typed
 @dataclass(frozen=True)
 class PartialStragglers(Code):
     """Two messages a worker: a private part that only it computes, then a part under an exact code.

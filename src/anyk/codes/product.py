@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes.base import Code, Floats, Indices, MatrixCode
 from anyk.codes.decoders import LeastSquares
 from anyk.codes.regular import second_singular
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 
+@typed
 @dataclass(frozen=True)
 class KroneckerCode(MatrixCode):
     """Product of two codes: worker (i, j) holds partition (p, q) with coefficient ``B1[i, p] B2[j, q]``.

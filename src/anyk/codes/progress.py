@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_load, check_stragglers, check_workers, usual_load
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.regular import RandomBiregularCode
@@ -62,6 +63,7 @@ class ProgressCode(Code):
         """A fresh watch for one step."""
 
 
+@typed
 @dataclass(frozen=True)
 class NestedCode(ProgressCode):
     """Nested code: one placement holds a code for each tolerance, and the step decides which it was.
@@ -200,6 +202,7 @@ class _LevelWatch(Watch):
         return self._decoders[self._best()].residual
 
 
+@typed
 @dataclass(frozen=True)
 class ChunkOrderCode(ProgressCode):
     """Progress-based code for partial stragglers: whatever anybody has finished counts, chunk by chunk.

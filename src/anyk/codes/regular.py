@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load, whole
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
@@ -55,6 +56,7 @@ class BiregularCode(MatrixCode):
         return min(bound, float(self.partitions)), stragglers == 0
 
 
+@typed
 @dataclass(frozen=True)
 class ExpanderCode(BiregularCode):
     """Expander code: B is the adjacency matrix of a random regular graph, divided by the degree.
@@ -112,6 +114,7 @@ class ExpanderCode(BiregularCode):
         return best[1] / d
 
 
+@typed
 @dataclass(frozen=True)
 class RandomBiregularCode(BiregularCode):
     """Random biregular code ("soft BIBD"): a random 0/1 matrix with constant row and column sums.

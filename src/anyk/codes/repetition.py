@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, Selection, check_stragglers, check_workers
 from anyk.errors import BadInput
 
@@ -157,6 +158,7 @@ class _GroupDecoder(Decoder):
         return Selection(used, [1.0] * len(used), self.residual, float(covered**0.5))
 
 
+@typed
 @dataclass(frozen=True)
 class Uncoded(RepetitionCode):
     """Every partition on one worker: no redundancy, so an exact sum needs every reply.
@@ -189,6 +191,7 @@ class Uncoded(RepetitionCode):
         return self.workers
 
 
+@typed
 @dataclass(frozen=True)
 class FractionalRepetition(RepetitionCode):
     """Fractional repetition: groups of workers hold the same partitions; any one reply a group is enough.

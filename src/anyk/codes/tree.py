@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers, whole
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
@@ -26,6 +27,7 @@ class Share(NamedTuple):
     children: tuple[int, ...]
 
 
+@typed
 @dataclass(frozen=True)
 class TreeCode(Code):
     """Tree code (CodedReduce): a regular tree in which every parent tolerates ``stragglers`` missing children.

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
@@ -72,6 +73,7 @@ def _kept(share: float, length: int) -> int:
     return min(length, max(1, round(share * length)))
 
 
+@typed
 @dataclass(frozen=True)
 class RandomK(Compressor):
     """The same random coordinates of every worker's message, scaled up; linear, and unbiased.
@@ -111,6 +113,7 @@ class RandomK(Compressor):
         return out
 
 
+@typed
 @dataclass(frozen=True)
 class QSGD(Compressor):
     """Random rounding to ``levels`` steps of the norm, a byte a number (Alistarh et al. 2017); unbiased.
@@ -176,6 +179,7 @@ class Half(Compressor):
         return np.asarray(values * (top * 2.0**-10), dtype=dtype)
 
 
+@typed
 @dataclass(frozen=True)
 class TopK(Compressor):
     """The coordinates that are largest, with error feedback (Stich, Cordonnier and Jaggi 2018); contractive.
@@ -214,6 +218,7 @@ class TopK(Compressor):
         return out
 
 
+@typed
 @dataclass(frozen=True)
 class Sign(Compressor):
     """Signs, times the mean size, with error feedback (Karimireddy et al. 2019), a bit a number; contractive.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.delays.models import DelayModel
 from anyk.delays.stream import DelayStream
 from anyk.errors import BadInput
 from anyk.specs import show
 
 
+@typed
 @dataclass(frozen=True)
 class Communication:
     """Seconds that a task's vectors take: ``links`` times a ``latency``, and their bytes over the ``bandwidth``.
@@ -28,10 +30,8 @@ class Communication:
     bandwidth: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.bandwidth < float("inf"):
-            raise BadInput(
-                f"bandwidth must be a finite number of bytes a second, 0 for endless, got {self.bandwidth:g}"
-            )
+        if self.bandwidth and not 1.0 <= self.bandwidth < float("inf"):
+            raise BadInput(f"bandwidth must be at least 1 byte a second, or 0 for endless, got {self.bandwidth:g}")
 
     @property
     def silent(self) -> bool:

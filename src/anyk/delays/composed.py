@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.delays.models import DelayModel, Floats
 from anyk.errors import BadInput
 
 
+@typed
 @dataclass(frozen=True)
 class Mixture(DelayModel):
     """Each delay follows one of several ``laws``, drawn with ``weights`` (normalised to add up to 1).
@@ -83,6 +85,7 @@ class Mixture(DelayModel):
             law.check_fleet(workers)
 
 
+@typed
 @dataclass(frozen=True)
 class ScipyLaw(DelayModel):
     """A law of :mod:`scipy.stats`: ``loc + scale x X``, X with the shape parameters ``args`` in SciPy's order.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.delays.models import Bimodal, DelayModel, Exponential, Pareto, ShiftedExponential
+from anyk.delays.models import HEAVIEST, Bimodal, DelayModel, Exponential, Pareto, ShiftedExponential
 from anyk.errors import BadInput
 
 Floats = NDArray[np.float64]
@@ -54,7 +54,8 @@ def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
     laws.append(ShiftedExponential(shift=least, mean=beyond))
     if least > 0:
         logs = float(np.log(np.maximum(times, least) / least).sum())
-        laws.append(Pareto(minimum=least, alpha=count / logs))
+        if count / logs >= HEAVIEST:
+            laws.append(Pareto(minimum=least, alpha=count / logs))
     two = _two_means(known)
     if two is not None:
         laws.append(two)

@@ -16,17 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.specs import show
 
 Floats = NDArray[np.float64]
 _FAR = 1e15  # beyond it distribution functions are 1 to rounding, and tell nothing of the tail
+MOST = 1e9  # seconds; sums of draws of longer ones are no longer good to a microsecond, or overflow
+HEAVIEST = 0.1  # exponent of a Pareto law; with a smaller one the longest draws overflow
 
 
-def _check(name: str, value: float, *, least: float = 0.0, strictly: bool = True) -> None:
-    rule = f"above {least:g}" if strictly else f"at least {least:g}"
-    if not np.isfinite(value) or value < least or (strictly and value == least):
+def _check(name: str, value: float, *, strictly: bool = True) -> None:
+    if not 0.0 <= value < float("inf") or (strictly and not value):
+        rule = "above 0" if strictly else "at least 0"
         raise BadInput(f"{name} must be a finite number {rule}, got {value:g}; for no delay at all use 'none'")
+    if value > MOST:
+        raise BadInput(f"{name} must be at most {MOST:g} s (30 years), got {value:g}")
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,7 @@ class NoDelay(DelayModel):
         return 0.0
 
 
+@typed
 @dataclass(frozen=True)
 class Constant(DelayModel):
     """The same delay always."""
@@ -222,6 +228,7 @@ class Constant(DelayModel):
         return count * self.value
 
 
+@typed
 @dataclass(frozen=True)
 class Uniform(DelayModel):
     """Anything from ``low`` to ``high``, all equally likely."""
@@ -257,6 +264,7 @@ class Uniform(DelayModel):
         return self.low + (self.high - self.low) * k / (workers + 1)
 
 
+@typed
 @dataclass(frozen=True)
 class Exponential(DelayModel):
     """Exponential delays with the given mean.
@@ -311,6 +319,7 @@ class Exponential(DelayModel):
         return self.mean * float(value)
 
 
+@typed
 @dataclass(frozen=True)
 class ShiftedExponential(DelayModel):
     """A fixed shift plus an exponential delay with the given mean."""
@@ -350,6 +359,7 @@ class ShiftedExponential(DelayModel):
         return Exponential(mean=self.mean)
 
 
+@typed
 @dataclass(frozen=True)
 class Pareto(DelayModel):
     """Pareto delays: ``P(delay > x) = (minimum / x)^alpha``; heavy tails, no mean for alpha <= 1."""
@@ -362,6 +372,10 @@ class Pareto(DelayModel):
         super().__post_init__()
         _check("the minimum of 'pareto'", self.minimum)
         _check("the alpha of 'pareto'", self.alpha)
+        if self.alpha < HEAVIEST:
+            raise BadInput(
+                f"the alpha of 'pareto' must be at least {HEAVIEST:g}, got {self.alpha:g}; delays would overflow"
+            )
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """See :meth:`DelayModel.seconds`."""
@@ -389,6 +403,7 @@ class Pareto(DelayModel):
         return float(self.minimum * np.exp(log))
 
 
+@typed
 @dataclass(frozen=True)
 class Bimodal(DelayModel):
     """Fast most of the time, slow with the given probability, of each worker or one for all.
@@ -440,6 +455,7 @@ class Bimodal(DelayModel):
         return self.slow - (self.slow - self.fast) * float(fast[k:].sum())
 
 
+@typed
 @dataclass(frozen=True)
 class Heterogeneous(DelayModel):
     """Exponential delays whose mean differs by worker: ``hetero:means=0.1/0.1/0.4``, repeated over the fleet."""

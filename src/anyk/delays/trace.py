@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.delays.models import DelayModel
+from anyk.checks import typed
+from anyk.delays.models import MOST, DelayModel
 from anyk.errors import BadInput, MissingPackage
 
 Floats = NDArray[np.float64]
@@ -100,6 +101,7 @@ class Table(DelayModel):
             raise BadInput(f"the table has {self.times.shape[1]} workers, fewer than the fleet's {workers}")
 
 
+@typed
 @dataclass(frozen=True)
 class Trace(DelayModel):
     """Measured delays: ``trace:file.npz`` (array ``seconds``, rounds x workers), CSV or Parquet.
@@ -123,8 +125,8 @@ class Trace(DelayModel):
         table = self._loaded[0]
         if table.ndim != 2 or not table.size:
             raise BadInput(f"the trace '{self.file}' must be a table of rounds x workers, got shape {table.shape}")
-        if not np.isfinite(table).all() or (table < 0).any():
-            raise BadInput(f"the trace '{self.file}' must hold finite seconds of at least 0")
+        if not ((table >= 0) & (table <= MOST)).all():
+            raise BadInput(f"the trace '{self.file}' must hold seconds from 0 to {MOST:g}")
         if self.slope and self.load_measured is None:
             raise BadInput(f"the trace '{self.file}' does not say its load; give load=… (share of the data) with slope")
         if self.per == "load":

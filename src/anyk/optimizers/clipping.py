@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.optimizers.steps import Optimizer, State, Vector
 from anyk.specs import bracketed, show
 
 
+@typed
 @dataclass(frozen=True)
 class Clip(Optimizer):
     """Steps of another optimiser (``of``) on gradients scaled down to a Euclidean ``norm`` (Pascanu et al. 2013).

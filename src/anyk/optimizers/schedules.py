@@ -6,6 +6,7 @@ import numbers
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
@@ -28,6 +29,7 @@ def _check(start: float) -> None:
         raise BadInput(f"a learning rate must be a finite number above 0, got {start:g}")
 
 
+@typed
 @dataclass(frozen=True)
 class ConstantRate:
     """The same learning rate always."""
@@ -49,6 +51,7 @@ class ConstantRate:
         return self.start
 
 
+@typed
 @dataclass(frozen=True)
 class ExponentialRate:
     """``start * decay^t``.
@@ -78,6 +81,7 @@ class ExponentialRate:
         return float(self.start * self.decay**step)
 
 
+@typed
 @dataclass(frozen=True)
 class InverseTimeRate:
     """``start / (1 + decay * t)``."""

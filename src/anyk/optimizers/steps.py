@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.optimizers.schedules import Schedule, learning_rate
 from anyk.specs import show
@@ -66,6 +67,7 @@ class Optimizer(ABC):
         return self.rate.at(t) * scale
 
 
+@typed
 @dataclass(frozen=True)
 class GD(Optimizer):
     """Gradient descent: ``w - lr g``.
@@ -87,6 +89,7 @@ class GD(Optimizer):
         return out
 
 
+@typed
 @dataclass(frozen=True)
 class Momentum(Optimizer):
     """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
@@ -110,6 +113,7 @@ class Momentum(Optimizer):
         return out
 
 
+@typed
 @dataclass(frozen=True)
 class Nesterov(Momentum):
     """Nesterov momentum: ``v = momentum v + g``, ``w - lr (g + momentum v)``, as torch.optim.SGD has it."""
@@ -130,6 +134,7 @@ class Nesterov(Momentum):
         return out
 
 
+@typed
 @dataclass(frozen=True)
 class Accelerated(Optimizer):
     """The accelerated method of the gradient-coding papers, ``theta_t = 2 / (t + 2)`` (Nesterov 1983).
@@ -160,6 +165,7 @@ class Accelerated(Optimizer):
         return out
 
 
+@typed
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
@@ -193,6 +199,7 @@ class Adam(Optimizer):
         return out
 
 
+@typed
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay: the model also shrinks by ``lr weight_decay`` (Loshchilov and Hutter 2019)."""
@@ -214,6 +221,7 @@ class AdamW(Adam):
         return out
 
 
+@typed
 @dataclass(frozen=True)
 class SlowMo(Optimizer):
     """Slow momentum for what local work has changed: ``u = momentum u + d / r``, ``w - lr r u`` (Wang et al. 2020).

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import check
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Index, Vector, cut
@@ -191,7 +192,8 @@ class JaxProblem:
             raise MissingPackage("JAX", "jax", "JaxProblem") from None
         if workers not in ("jax", "numpy"):
             raise BadInput(f"workers must be 'jax' or 'numpy', got '{workers}'")
-        if batch < 0:
+        check(l2, float, "l2")
+        if check(batch, int, "batch") < 0:
             raise BadInput(f"batch must be at least 0 rows, got {batch}")
         self._workers, self._batch = workers, batch
         if reduction not in ("mean", "sum"):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.digest import digest_of
@@ -129,6 +130,7 @@ def softmax_slope(scores: Vector, y: Vector) -> Vector:
     return np.asarray(p)
 
 
+@typed
 class LinearProblem:
     """What the three linear problems share; see :class:`~anyk.problems.base.Problem`.
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.linear import SoftmaxRegression, softmax_slope
@@ -66,6 +67,7 @@ def layers(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector,
     return w[:a].reshape(features, hidden), w[a:b], w[b:c].reshape(hidden, outputs), w[c:]
 
 
+@typed
 class TwoLayerNetwork(SoftmaxRegression):
     """Classification by a network with one hidden layer: ``softmax(tanh(X A + a) B + b)``, cross-entropy; not convex.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from anyk.checks import check
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Vector, cut
 from anyk.problems.digest import digest_of
@@ -270,6 +271,8 @@ def _check_options(device: str, precision: str | None, l2: float, microbatch: in
         known = False
     if not known:
         raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
+    check(l2, float, "l2")
+    check(microbatch, int | None, "microbatch")
     if precision == "fp16":
         raise BadInput("precision 'fp16' would need its losses scaled, which is not done; use 'bf16'")
     if precision not in (None, "bf16"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from anyk.checks import typed
 from anyk.codes import Selection
 from anyk.errors import BadInput
 from anyk.protocol import Chunk, Command, Dispatch, Fleet, Mix
@@ -12,6 +13,7 @@ from anyk.specs import bracketed, show
 from anyk.strategies.kfamily import KFamily, Stale
 
 
+@typed
 class FedBuff(KFamily):
     """FedBuff (Nguyen et al. 2022): K-batch-async whose workers send what ``tau`` local steps have changed.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from anyk.checks import typed
 from anyk.codes import DracoCode, Uncoded
 from anyk.compression import compressor
 from anyk.errors import BadInput
@@ -16,6 +17,7 @@ from anyk.strategies.local import LocalRounds
 from anyk.strategies.rounds import CodedRounds
 
 
+@typed
 class Compressed:
     """A strategy whose messages are compressed by a compressor (``anyk compression`` lists them).
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.graphs import Matcha, Mixing, graph, matcha
 from anyk.protocol import Chunk, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Mix, Reply, Stop
@@ -17,6 +18,7 @@ Barrier = Literal["local", "global"]
 _RETRIES = 2  # how often a worker whose model was unusable is asked again in a round
 
 
+@typed
 class Gossip:
     """Rounds of ``tau`` local steps, after each of which every node averages with its neighbours only.
 
@@ -210,6 +212,7 @@ class Gossip:
 _DEFAULTS: dict[str, Any] = {"tau": 1, "batch": 0, "barrier": "local", "seed": 0}
 
 
+@typed
 class DecentralisedSGD(Gossip):
     """D-PSGD (Lian et al. 2017): every node averages with its neighbours in a ``graph`` after ``tau`` local steps.
 
@@ -243,6 +246,7 @@ class DecentralisedSGD(Gossip):
         return self.graph.at(k)
 
 
+@typed
 class MatchaSGD(Gossip):
     """MATCHA (Wang, Sahu, Yang, Joshi and Kar 2019): a graph's edges in matchings, some of which are active in a round.
 
@@ -288,6 +292,7 @@ class MatchaSGD(Gossip):
         return self._drawn[k]
 
 
+@typed
 class ElasticSGD(Gossip):
     """Elastic averaging (Zhang, Choromanska and LeCun 2015), in rounds: workers and a centre pull each other.
 
@@ -319,6 +324,7 @@ def _graph(spec: str, workers: int) -> Mixing:
     return graph(spec, workers=workers)
 
 
+@typed
 class PairwiseGossip:
     """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): nobody waits; who has taken its steps averages with one random other.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
@@ -99,6 +100,7 @@ def k_for_noise(noise: float, seconds: ArrayLike) -> int:
     return int(np.argmin((1.0 + noise / np.arange(1, times.size + 1)) * times)) + 1
 
 
+@typed
 class AdaSync(KFamily):
     """AdaSync: one of the K family whose K grows as the loss falls, or as noise drowns the gradient.
 
@@ -275,6 +277,7 @@ class AdaSync(KFamily):
         self._scatter = list(state["scatter"])
 
 
+@typed
 class Gradual(KFamily):
     """A K that grows by plan: by so much after every so many steps.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from anyk.checks import typed
 from anyk.codes import Selection
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -49,6 +50,7 @@ def synchronous(kind: str) -> bool:
     return kind in ("k-sync", "k-batch-sync")
 
 
+@typed
 class KFamily:
     """K-async, K-batch-async and K-batch-sync SGD (Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018); K = 1 is ``async``.
 

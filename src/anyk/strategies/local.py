@@ -7,6 +7,7 @@ from math import ceil, floor, sqrt
 from typing import Any
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.codes import Selection, Uncoded
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -31,6 +32,7 @@ _START, _BEST = "initial model", "best probed"  # slots of adacomm with probe
 _STALLED = 0.99  # a loss above so much of the one before it has not fallen
 
 
+@typed
 class LocalRounds(CodedRounds):
     """Periodic averaging: each worker takes ``tau`` steps of its own from the newest version, then models are averaged.
 
@@ -230,6 +232,7 @@ def adapted_tau(
     return min(tau, max(least, wanted))
 
 
+@typed
 class AdaComm(LocalRounds):
     """AdaComm: periodic averaging whose number of local steps falls with the loss.
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk import keyed
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
@@ -70,6 +71,7 @@ def _least(name: str, what: str, value: int, least: int) -> None:
         raise BadInput(f"{what} of '{name}' must be at least {least}, got {value}")
 
 
+@typed
 @dataclass(frozen=True)
 class PerRound(StragglerModel):
     """At most ``s`` stragglers in a round."""
@@ -89,6 +91,7 @@ class PerRound(StragglerModel):
         return int(pattern[row].sum()) <= self.s
 
 
+@typed
 @dataclass(frozen=True)
 class Bursty(StragglerModel):
     """(B, W, lambda)-bursty (Krishnan, Ebrahimi and Khisti 2023).
@@ -119,6 +122,7 @@ class Bursty(StragglerModel):
         return not (pattern[start : max(start, row + 1 - self.burst)].any(axis=0) & pattern[row]).any()
 
 
+@typed
 @dataclass(frozen=True)
 class Arbitrary(StragglerModel):
     """(N, W', lambda')-arbitrary: in any ``window`` at most ``most`` stragglers, each in at most ``times`` rounds."""
@@ -143,6 +147,7 @@ class Arbitrary(StragglerModel):
         return bool(np.count_nonzero(counts) <= self.most and counts.max(initial=0) <= self.times)
 
 
+@typed
 @dataclass(frozen=True)
 class GilbertElliott(StragglerModel):
     """Each worker goes from good to bad with chance ``fail`` a round and back with ``recover``; starts stationary.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from anyk.checks import typed
 from anyk.codes.progress import ProgressCode, Watch
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -34,6 +35,7 @@ from anyk.strategies.wait import Count, Decodable, WaitLike, wait_rule
 _RETRIES = 2  # how often a worker whose message was unusable may be tried again in a round
 
 
+@typed
 class ProgressRounds(OfCode):
     """Synchronous rounds under a code whose workers report how much they have finished.
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes import Code, DracoCode, HeterogeneousCode, Method, Selection
 from anyk.codes.byzantine import LiarDecoder
 from anyk.codes.decoders import EXACT, METHODS, Decoder, Floats, LeastSquaresDecoder, SetDecoder, method
@@ -59,6 +60,7 @@ def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Se
     )
 
 
+@typed
 class CodedRounds(OfCode):
     """Synchronous rounds under any code, ended by any wait rule.
 

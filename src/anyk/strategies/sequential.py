@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.codes import Code, code
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -503,6 +504,7 @@ class _OneCode(SequentialRounds):
         self._results = {job: {w: (task, chunk) for w, task, chunk in found} for job, found in state["results"]}
 
 
+@typed
 class GradientCodingRounds(_OneCode):
     """Gradient coding round by round, T = 0: what the sequential codes are compared with.
 
@@ -556,6 +558,7 @@ class GradientCodingRounds(_OneCode):
         self._forget_late(0)
 
 
+@typed
 class SelectiveRepetition(_OneCode):
     """SR-SGC: a job's missing results beyond what the code tolerates are computed again B rounds later.
 
@@ -655,6 +658,7 @@ class SelectiveRepetition(_OneCode):
         self._all_on = list(state["all_on"])
 
 
+@typed
 class Multiplexed(SequentialRounds):
     """M-SGC: every worker works on W - 1 + B jobs at once, each a small part; a burst is made up for in later rounds.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from anyk.checks import typed
 from anyk.codes.tree import ROOT, TreeCode
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -33,6 +34,7 @@ from anyk.strategies.coded import OfCode
 _RETRIES = 2
 
 
+@typed
 class TreeRounds(OfCode):
     """Synchronous rounds under a tree code: a step needs the driver's children only (CodedReduce).
 

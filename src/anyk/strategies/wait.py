@@ -9,6 +9,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Protocol, TypeAlias
 
+from anyk.checks import typed
 from anyk.errors import BadInput
 
 _SEEN = 30  # arrivals without which a deadline that adapts would be a guess
@@ -89,6 +90,7 @@ class Decodable(Wait):
         return "decodable"
 
 
+@typed
 @dataclass(frozen=True)
 class Count(Wait):
     """Until ``number`` replies are in."""
@@ -107,6 +109,7 @@ class Count(Wait):
         return str(self.number)
 
 
+@typed
 @dataclass(frozen=True)
 class ResidualBelow(Wait):
     """Until the residual is below ``bound`` (0.05 in a spec is ``5%``)."""
@@ -121,6 +124,7 @@ class ResidualBelow(Wait):
         return f"{_digits(self.bound * 100)}%"
 
 
+@typed
 @dataclass(frozen=True)
 class Deadline(Wait):
     """Until ``seconds`` have passed and there is at least one reply."""
@@ -147,6 +151,7 @@ def _past_median(recent: tuple[float, ...], times: float) -> float:
     return float(middle + times * median([abs(value - middle) for value in recent]))
 
 
+@typed
 @dataclass(frozen=True)
 class Adaptive(Wait):
     """Until ``times`` median absolute deviations past the median of recent arrivals, and at least one reply.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.clusters.base import PINNED
 from anyk.clusters.local import Local
 from anyk.clusters.orders import NOTHING
@@ -59,6 +60,7 @@ class _BoxedPost(Post):
         self.held: set[int] = set()
 
 
+@typed
 class Processes(Remote[_BoxedPost]):
     """Processes of this machine, one a worker; any of them may be slow, stopped or killed.
 

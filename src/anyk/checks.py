@@ -1,0 +1,143 @@
+"""Arguments checked against their annotations: whole numbers, numbers, truth values, names, and tuples of those."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from anyk.errors import BadInput
+
+Thing = TypeVar("Thing", bound=Callable[..., Any])
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
+
+
+def check(value: Any, annotation: Any, name: str) -> Any:
+    """``value`` if it is what ``annotation`` says, numbers of NumPy as Python's own; else BadInput that names it.
+
+    Strict: no text is read as a number, no number as a truth value, no NaN as a number. As in specs, a value may stand
+    for a tuple of one. Annotations that say nothing to a check at run time (protocols, functions) let everything pass.
+
+    >>> check(np.int64(4), int, "workers"), check([1, 2], tuple[int, ...], "liars")
+    (4, (1, 2))
+    >>> check("4", int | None, "workers")
+    Traceback (most recent call last):
+    anyk.errors.BadInput: workers must be a whole number or None, got '4'
+    """
+    kinds = _kinds(annotation)
+    if any(map(_opaque, kinds)):
+        return value
+    plain = _plain(value)
+    for kind in kinds:
+        if inspect.isclass(kind) and kind not in _PLAIN:
+            if isinstance(value, kind):
+                return value
+            continue
+        alone = typing.get_origin(kind) is tuple and not isinstance(plain, list)
+        try:
+            found = msgspec.convert([plain] if alone else plain, kind, strict=True)
+        except msgspec.ValidationError:
+            continue
+        if not any(isinstance(one, float) and math.isnan(one) for one in (found, *_members(found))):
+            return found
+    raise BadInput(f"{name} must be {_either([_words(kind) for kind in kinds])}, got {_shown(value)}")
+
+
+def typed(thing: Thing) -> Thing:
+    """Decorator of a function or class: its arguments are checked against their annotations by :func:`check`.
+
+    >>> @typed
+    ... def double(number: int) -> int:
+    ...     return 2 * number
+    >>> double(number=True)
+    Traceback (most recent call last):
+    anyk.errors.BadInput: number must be a whole number, got True
+    """
+    function: Any = thing.__init__ if inspect.isclass(thing) else thing
+    signature = inspect.signature(function)
+
+    @functools.cache
+    def hints() -> dict[str, Any]:  # resolved when first asked for: names may be defined further down
+        return typing.get_type_hints(thing if is_dataclass(thing) else function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # Python's own complaint names the function
+        for key, value in bound.arguments.items():
+            if key in hints() and signature.parameters[key].kind not in _VARIABLE:
+                bound.arguments[key] = check(value, hints()[key], key.rstrip("_"))
+        return function(*bound.args, **bound.kwargs)
+
+    if not inspect.isclass(thing):
+        return typing.cast(Thing, checked)
+    thing.__init__ = checked  # type: ignore[method-assign]
+    return thing
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """What a union is of, or the annotation alone; sequences of plain values as tuples."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return [kind for part in parts for kind in _kinds(part)]
+    if origin is Sequence and parts[0] in _PLAIN:
+        return [types.GenericAlias(tuple, (parts[0], ...))]
+    return [annotation]
+
+
+def _opaque(kind: Any) -> bool:
+    """Whether nothing can be checked."""
+    if typing.get_origin(kind) is tuple:
+        return not all(part in _PLAIN or part is ... for part in typing.get_args(kind))
+    if typing.get_origin(kind) is typing.Literal:
+        return False
+    return kind is Any or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of any library as Python's own, also within lists and tuples."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, list | tuple | range | np.ndarray):
+        return [_plain(one) for one in value] if np.ndim(value) else value
+    return value
+
+
+def _members(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+def _words(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return _either([str(option) for option in typing.get_args(kind)])
+    if typing.get_origin(kind) is tuple:
+        one = _words(typing.get_args(kind)[0])
+        return f"a tuple of {one.removeprefix('a ')}s"
+    return _PLAIN.get(kind) or f"a {kind.__name__}"
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: as it is, or, where that is long, what it is."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
