@@ -1,9 +1,12 @@
 """Planning: what codes and fleets are worth before anything is trained."""
 
+from anyk.planning import erasurehead
 from anyk.planning.bounds import (
     async_factor,
+    best_k,
     best_tau,
     cooperative_bound,
+    error_after,
     error_floor,
     fresh_share,
     stability_limit,
@@ -26,8 +29,11 @@ __all__ = [
     "Measured",
     "Pace",
     "async_factor",
+    "best_k",
     "best_tau",
     "compare_codes",
+    "erasurehead",
+    "error_after",
     "cooperative_bound",
     "discard_seconds",
     "error_floor",

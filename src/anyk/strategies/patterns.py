@@ -30,6 +30,25 @@ class StragglerModel(ABC):
     def spec(self) -> str:
         """The short form."""
 
+    def load_bound(self, workers: int) -> float | None:
+        """Least relative load of any code that does one job a round whatever pattern of the model comes.
+
+        A pattern repeated without end leaves so many rounds of workers in each period, in which as many jobs as the
+        period has rounds must be computed at least once each (the lower bound of Krishnan, Ebrahimi and Khisti 2023);
+        jobs may end as late as they like. None for a model without such a pattern; inf where no load suffices.
+
+        >>> bound = Bursty(burst=1, window=2, most=27).load_bound(256)
+        >>> round(bound or 0, 7)  # m-sgc:B=1,W=2,lambda=27 has 0.0075431
+        0.0041237
+        """
+        period, present = self._busiest(workers)
+        return None if not period else period / present if present else float("inf")
+
+    def _busiest(self, workers: int) -> tuple[int, int]:
+        """Rounds of a pattern that can be repeated without end, and worker-rounds in it without a straggler."""
+        del workers
+        return 0, 0
+
     @abstractmethod
     def _allows(self, pattern: Pattern, row: int) -> bool:
         """Whether the pattern conforms as far as row, if it did up to the row before."""
@@ -87,6 +106,9 @@ class PerRound(StragglerModel):
         """See :class:`StragglerModel`."""
         return show(self.name, {"s": self.s})
 
+    def _busiest(self, workers: int) -> tuple[int, int]:
+        return 1, max(0, workers - self.s)
+
     def _allows(self, pattern: Pattern, row: int) -> bool:
         return int(pattern[row].sum()) <= self.s
 
@@ -115,6 +137,11 @@ class Bursty(StragglerModel):
         """See :class:`StragglerModel`."""
         return show(self.name, {"burst": self.burst, "window": self.window, "most": self.most})
 
+    def _busiest(self, workers: int) -> tuple[int, int]:
+        """Bursts of as many workers as may straggle, with window - 1 rounds between them."""
+        rest = self.window - 1
+        return rest + self.burst, rest * workers + self.burst * (workers - min(self.most, workers))
+
     def _allows(self, pattern: Pattern, row: int) -> bool:
         start = max(0, row + 1 - self.window)
         if pattern[start : row + 1].any(axis=0).sum() > self.most:
@@ -141,6 +168,10 @@ class Arbitrary(StragglerModel):
     def spec(self) -> str:
         """See :class:`StragglerModel`."""
         return show(self.name, {"times": self.times, "window": self.window, "most": self.most})
+
+    def _busiest(self, workers: int) -> tuple[int, int]:
+        times = min(self.times, self.window)
+        return self.window, self.window * workers - times * min(self.most, workers)
 
     def _allows(self, pattern: Pattern, row: int) -> bool:
         counts = pattern[max(0, row + 1 - self.window) : row + 1].sum(axis=0)

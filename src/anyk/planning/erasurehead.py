@@ -1,0 +1,164 @@
+"""What ErasureHead's theory says of approximate gradient coding: bias, convergence and time, as functions.
+
+Wang, Charles and Papailiopoulos, *ErasureHead: distributed gradient descent without delays using approximate gradient
+coding* (2019). ``workers`` n workers hold as many partitions, repeated in groups of ``load`` c; a step takes
+``replies`` r. Constants of the objective: ``smoothness`` beta, ``convexity`` mu (Polyak-Lojasiewicz), ``gradient``
+sigma, a bound on the norm of one partition's gradient. Where a printed formula is wrong the corrected one is computed,
+and the printed one with ``printed=True``.
+"""
+
+from __future__ import annotations
+
+from math import comb, exp, log
+from typing import Literal, NamedTuple
+
+from anyk.errors import BadInput
+
+Scheme = Literal["uncoded", "exact", "approximate"]
+Step = Literal["full", "scaled"]  # the step size: 1 / beta, or (1 - p) / beta
+
+
+class Missing(NamedTuple):
+    """Chances that groups are missing: ``one`` (p) given group, ``either`` (q) of two given groups."""
+
+    one: float
+    either: float
+
+
+def missing(workers: int, load: int, replies: int) -> Missing:
+    """Chances that a step of r replies, all sets alike, lacks groups (Lemma 2).
+
+    ``p = C(n-c, r) / C(n, r)`` and ``q = (2 C(n-c, r) - C(n-2c, r)) / C(n, r)``; ``p <= q <= 2p``, ``p <= exp(-cr/n)``.
+
+    >>> missing(30, 3, 15)
+    Missing(one=0.11206896551724138, either=0.2157088122605364)
+    """
+    _check(workers, load, replies)
+    sets = comb(workers, replies)
+    one = comb(workers - load, replies) / sets
+    both = comb(max(workers - 2 * load, 0), replies) / sets
+    return Missing(one, 2.0 * one - both)
+
+
+def excess_bound(
+    steps: int,
+    first: float,
+    smoothness: float,
+    convexity: float,
+    gradient: float,
+    workers: int,
+    load: int,
+    replies: int,
+    *,
+    step: Step = "full",
+    simple: bool = False,
+) -> float:
+    """Bound on the expected excess loss after ``steps`` steps from an excess of ``first`` (Theorem 1).
+
+    With steps of 1 / beta ``(1 - mu/beta)^T first + sigma^2 / (2 (1-p) mu) (p + (q-p) c / ((1-p) n))``, with
+    (1-p) / beta ``(1 - (1-p) mu/beta)^T first + (q-p) c sigma^2 / (2 (1-p) mu n)``. ``simple``: Theorem 2, the same
+    with ``exp(-cr/n)`` in place of p and q, which holds for ``c >= n log 2 / r``.
+
+    >>> round(excess_bound(1000, 1.0, 4.0, 1.0, 1.0, 12, 3, 5), 4)
+    0.1214
+    """
+    p, q = missing(workers, load, replies)
+    if not 0.0 < convexity <= smoothness:
+        raise BadInput(f"convexity must be above 0 and at most the smoothness {smoothness:g}, got {convexity:g}")
+    noise = gradient**2 / convexity
+    if simple:
+        if load * replies < workers * log(2.0):
+            raise BadInput(
+                f"Theorem 2 needs load x replies of at least n log 2 = {workers * log(2.0):.4g}, got {load * replies}"
+            )
+        far = exp(-load * replies / workers)
+        if step == "full":
+            rate, rest = convexity / smoothness, far * noise * (1.0 + 4.0 * load / workers)
+        else:
+            rate, rest = (1.0 - far) * convexity / smoothness, 2.0 * load * far * noise / workers
+    elif step == "full":
+        rate = convexity / smoothness
+        rest = noise / (2.0 * (1.0 - p)) * (p + (q - p) * load / ((1.0 - p) * workers))
+    else:
+        rate = (1.0 - p) * convexity / smoothness
+        rest = (q - p) * load * noise / (2.0 * (1.0 - p) * workers)
+    return float((1.0 - rate) ** steps * first + rest)
+
+
+def step_seconds(
+    workers: int, load: int = 1, replies: int | None = None, *, rate: float = 1.0, printed: bool = False
+) -> float:
+    """Expected seconds of a step when a worker with c partitions takes ``c/n + Exp(rate n / c)`` (Lemma 8).
+
+    Without ``replies`` a step waits for all groups: ``c/n + H_(n/c) / (rate n)``, the largest of n/c minima of c
+    exponentials (of n exponentials, uncoded). The paper prints ``c/n + (H_n - H_c) / (rate n)``, which is too small.
+    With ``replies`` it is the time of the r-th of n workers, ``c/n + c (H_n - H_(n-r)) / (rate n)``: an upper bound,
+    since a step also ends when all groups have replied.
+
+    >>> [round(step_seconds(30, c, rate=1 / 3), 4) for c in (1, 3)], round(step_seconds(30, 3, 11, rate=1 / 3), 4)
+    ([0.4328, 0.3929], 0.2342)
+    >>> round(step_seconds(30, 3, rate=1 / 3, printed=True), 4)
+    0.3162
+    """
+    _check(workers, load, replies or workers)
+    if not 0.0 < rate < float("inf"):
+        raise BadInput(f"rate must be a finite number above 0, got {rate:g}")
+    if replies is not None:
+        beyond = load * (_harmonic(workers) - _harmonic(workers - replies))
+    elif printed and load > 1:
+        beyond = _harmonic(workers) - _harmonic(load)
+    else:
+        beyond = _harmonic(workers // load)
+    return load / workers + beyond / (rate * workers)
+
+
+def seconds_bound(
+    scheme: Scheme,
+    excess: float,
+    first: float,
+    smoothness: float,
+    convexity: float,
+    workers: int,
+    load: int,
+    *,
+    share: float = 0.5,
+    printed: bool = False,
+) -> float:
+    """Bound on the expected seconds until the excess loss has fallen from ``first``, at a rate of 1 / c (Theorem 3).
+
+    The steps are ``log(first / excess) / log(1 / (1 - kappa))``, kappa = mu / beta. Each takes at most
+    ``(c log n + c + 1) / n`` seconds ``uncoded`` and ``(c log(n/c) + 2c) / n`` ``exact``; the paper prints c + 1 for
+    the last term, which the exact time of a step exceeds. ``approximate``, on a ``share`` delta of the replies, they
+    are ``log(3 first / excess) / log(1 / (1 - eta kappa))`` with ``eta = 1 - exp(-c delta)``, of
+    ``(c^2 log(1 / (1 - delta)) + c^2 + c) / n`` seconds, for an ``excess`` of at least
+    ``3 c exp(-c delta) sigma^2 / (mu n)``.
+
+    >>> [round(seconds_bound("exact", 0.01, 1.0, 4.0, 1.0, 30, 3, printed=wrong), 3) for wrong in (False, True)]
+    [6.888, 5.82]
+    """
+    _check(workers, load, workers)
+    if not 0.0 < excess < first:
+        raise BadInput(f"the excess to reach must be above 0 and below the first, {first:g}, got {excess:g}")
+    if not 0.0 < convexity < smoothness:
+        raise BadInput(f"convexity must be above 0 and below the smoothness {smoothness:g}, got {convexity:g}")
+    kappa, c = convexity / smoothness, load
+    if scheme == "approximate":
+        if not 0.0 < share < 1.0:
+            raise BadInput(f"share must be above 0 and below 1, got {share:g}")
+        steps = log(3.0 * first / excess) / -log(1.0 - (1.0 - exp(-c * share)) * kappa)
+        return steps * (c**2 * log(1.0 / (1.0 - share)) + c**2 + c) / workers
+    steps = log(first / excess) / -log(1.0 - kappa)
+    if scheme == "uncoded":
+        return steps * (c * log(workers) + c + 1) / workers
+    return steps * (c * log(workers / c) + (c + 1 if printed else 2 * c)) / workers
+
+
+def _harmonic(n: int) -> float:
+    return sum(1.0 / i for i in range(1, n + 1))
+
+
+def _check(workers: int, load: int, replies: int) -> None:
+    if workers < 1 or not 1 <= load <= workers or workers % load:
+        raise BadInput(f"load must divide the number of workers, {workers}, got {load}")
+    if not 1 <= replies <= workers:
+        raise BadInput(f"replies must be 1 to {workers}, got {replies}")

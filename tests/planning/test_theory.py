@@ -1,0 +1,130 @@
+"""ErasureHead's theorems, bounds on load and on error against time: values, enumeration and Monte Carlo."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import exp
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk.errors import BadInput
+from anyk.planning import best_k, error_after, error_floor
+from anyk.planning.erasurehead import excess_bound, missing, seconds_bound, step_seconds
+from anyk.strategies import Arbitrary, Bursty, GilbertElliott, PerRound
+
+
+@pytest.mark.parametrize(("n", "c", "r"), [(12, 3, 5), (10, 2, 4), (8, 4, 1), (6, 2, 6)])
+def test_chances_of_missing_groups_by_enumeration(n: int, c: int, r: int) -> None:
+    sets = [set(chosen) for chosen in combinations(range(n), r)]
+    first, second = set(range(c)), set(range(c, 2 * c))
+    p = np.mean([not first & chosen for chosen in sets])
+    q = np.mean([not first & chosen or not second & chosen for chosen in sets])
+    found = missing(n, c, r)
+    assert found == pytest.approx((p, q), abs=1e-12)
+    assert found.one <= found.either <= 2 * found.one and found.one <= exp(-c * r / n)
+
+
+@pytest.mark.parametrize("load", [1, 2, 3, 5])
+def test_seconds_of_a_step_by_monte_carlo(load: int) -> None:
+    """Lemma 8: a worker with c partitions takes c/n + Exp(rate n / c); n = 30, rate = 1/3."""
+    n, rate = 30, 1.0 / 3.0
+    times = load / n + np.random.default_rng(5).exponential(load / (rate * n), size=(40_000, n))
+    done = anyk.code(f"frc:load={load}" if load > 1 else "uncoded", workers=n).finish_times(times)
+    assert step_seconds(n, load, rate=rate) == pytest.approx(done.mean(), rel=0.01)
+    eleventh = np.sort(times, axis=1)[:, 10]
+    assert step_seconds(n, load, 11, rate=rate) == pytest.approx(eleventh.mean(), rel=0.01)
+    assert np.minimum(done, eleventh).mean() <= eleventh.mean()  # hence an upper bound
+    if load == 3:
+        assert step_seconds(n, load, rate=rate, printed=True) < 0.85 * done.mean()  # as printed it is too small
+
+
+def test_theorem_3_holds_with_the_corrected_term_and_not_as_printed() -> None:
+    n, c = 30, 3
+    steps = seconds_bound("exact", 0.01, 1.0, 4.0, 1.0, n, c) / ((c * np.log(n / c) + 2 * c) / n)
+    time = step_seconds(n, c, rate=1 / c)
+    assert seconds_bound("exact", 0.01, 1.0, 4.0, 1.0, n, c, printed=True) < steps * time
+    for excess in (0.5, 0.01):
+        for load in (2, 3, 5):
+            steps = np.log(1.0 / excess) / -np.log(1.0 - 0.25)
+            assert seconds_bound("exact", excess, 1.0, 4.0, 1.0, n, load) >= steps * step_seconds(
+                n, load, rate=1 / load
+            )
+            uncoded = step_seconds(n, 1, rate=1 / load)
+            assert seconds_bound("uncoded", excess, 1.0, 4.0, 1.0, n, load) >= steps * uncoded
+    assert seconds_bound("approximate", 0.01, 1.0, 4.0, 1.0, n, 3, share=11 / 30) > 0
+
+
+def test_theorem_1_bounds_gradient_descent_on_what_arrives() -> None:
+    """Least squares over random sets of replies; sigma is the largest gradient of a partition that was met."""
+    n, c, r, steps, rng = 12, 3, 5, 60, np.random.default_rng(0)
+    A, w_true = rng.standard_normal((n, 4, 3)), rng.standard_normal(3)
+    b = A @ w_true + 0.1 * rng.standard_normal((n, 4))
+    H = np.einsum("ijk,ijl->kl", A, A) / n
+    beta, mu = np.linalg.eigvalsh(H)[[-1, 0]]
+    best = np.linalg.lstsq(A.reshape(-1, 3), b.ravel(), rcond=None)[0]
+    loss = lambda w: 0.5 * ((np.einsum("ijk,...k->...ij", A, w) - b) ** 2).sum(axis=(-1, -2)) / n  # noqa: E731
+    p = missing(n, c, r).one
+    for step, size in (("full", 1.0 / beta), ("scaled", (1.0 - p) / beta)):
+        w, sigma = np.zeros((400, 3)), 0.0
+        for _ in range(steps):
+            parts = np.einsum("ijk,tij->tik", A, np.einsum("ijk,tk->tij", A, w) - b)
+            sigma = max(sigma, float(np.linalg.norm(parts, axis=2).max()))
+            heard = np.array([np.isin(np.arange(n), rng.choice(n, r, replace=False)) for _ in range(len(w))])
+            groups = heard.reshape(-1, n // c, c).any(axis=2).repeat(c, axis=1)
+            w -= size * np.einsum("ti,tik->tk", groups, parts) / (n * (1.0 - p))
+        excess = float((loss(w) - loss(best)).mean())
+        first = float(loss(np.zeros(3)) - loss(best))
+        bound = excess_bound(steps, first, beta, mu, sigma, n, c, r, step=step)  # type: ignore[arg-type]
+        assert 0.0 < excess < bound
+        wider = excess_bound(steps, first, beta, mu, sigma, n, c, r, step=step, simple=True)  # type: ignore[arg-type]
+        assert bound < wider
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: missing(10, 3, 4), "load must divide the number of workers, 10, got 3"),
+        (lambda: missing(9, 3, 10), "replies must be 1 to 9, got 10"),
+        (
+            lambda: excess_bound(1, 1, 1, 1, 1, 30, 2, 5, simple=True),
+            "load x replies of at least n log 2 = 20.79, got 10",
+        ),
+        (lambda: seconds_bound("exact", 2, 1, 4, 1, 30, 3), "above 0 and below the first, 1, got 2"),
+        (lambda: error_after(1, 1, 1, 2, 1, 1, 1, 1), "a rate x convexity above 0 and below 1, got 2"),
+    ],
+)
+def test_constants_for_which_nothing_is_known_are_refused(call: object, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        call()  # type: ignore[operator]
+
+
+def test_bounds_on_load() -> None:
+    """No sequential code of ours is below the bound; for all workers straggling M-SGC attains it."""
+    n = 8
+    for burst, window, most in ((1, 2, 2), (2, 3, 3), (1, 4, 5), (2, 4, n)):
+        model = Bursty(burst, window, most)
+        bound = model.load_bound(n)
+        spec = f"m-sgc:B={burst},W={window},lambda={most}"
+        load = anyk.strategy(spec, workers=n).load  # type: ignore[attr-defined]
+        assert bound is not None and load >= bound - 1e-12
+        assert (load == pytest.approx(bound)) == (most == n)
+        repeated = np.zeros((3 * (window - 1 + burst), n), dtype=bool)  # the pattern that the bound is of conforms
+        for start in range(0, len(repeated), window - 1 + burst):
+            repeated[start : start + burst, :most] = True
+        assert model.conforms(repeated)
+    assert PerRound(3).load_bound(n) == pytest.approx(1 / 5) and PerRound(n).load_bound(n) == float("inf")
+    assert Arbitrary(times=2, window=4, most=3).load_bound(n) == pytest.approx(4 / (32 - 6))
+    assert GilbertElliott(0.1, 0.5).load_bound(n) is None
+
+
+def test_error_against_time() -> None:
+    args = (2.3, 0.2, 1.0, 0.2, 1.0)
+    assert error_after(0.0, 1.0, *args, 4) == pytest.approx(2.3)
+    assert error_after(1e6, 1.0, *args, 4) == pytest.approx(error_floor(0.2, 1.0, 0.2, 1.0, 4))
+    pace = [k / 8 for k in range(1, 9)]
+    for t in (10.0, 40.0, 90.0):
+        errors = [error_after(t, pace[k - 1], *args, k) for k in range(1, 9)]
+        assert best_k(t, pace, *args) == int(np.argmin(errors)) + 1
+    assert [best_k(t, pace, *args) for t in (1.0, 1e4)] == [1, 8]
