@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +19,10 @@ from anyk.errors import BadInput
 if TYPE_CHECKING:
     import scipy.sparse
 
-Family = Literal["projective", "affine", "paley", "paley-complement", "hadamard", "hadamard-complement"]
+Family = Literal[
+    "projective", "affine", "paley", "paley-complement", "hadamard", "hadamard-complement",
+    "singer", "twin-prime", "twin-prime-complement", "biquadratic",
+]  # fmt: skip
 Incidence = NDArray[np.bool_]
 
 _LARGEST = 64  # order of fields that designs are made over
@@ -34,13 +38,21 @@ class Design(NamedTuple):
     shared: int
 
 
-def projective_plane(q: int) -> Incidence:
-    """PG(2, q): points and lines are nonzero vectors of GF(q)^3 up to a factor, incident when their product is 0."""
+def hyperplanes(q: int, dimension: int) -> Incidence:
+    """Points and hyperplanes of PG(dimension, q): nonzero vectors of GF(q)^(dimension + 1) up to a factor.
+
+    They are incident when their product is 0. Dimension 2 is the projective plane; of higher ones the cyclic difference
+    sets are Singer's (1938).
+    """
     F = field(q)
-    points = [(1, a, b) for a in range(q) for b in range(q)] + [(0, 1, a) for a in range(q)] + [(0, 0, 1)]
+    points = [
+        (0,) * lead + (1, *rest) for lead in range(dimension + 1) for rest in product(range(q), repeat=dimension - lead)
+    ]
     x = np.array(points)
-    terms = [F.times[x[:, None, i], x[None, :, i]] for i in range(3)]
-    return np.asarray(F.plus[F.plus[terms[0], terms[1]], terms[2]] == 0)
+    total = F.times[x[:, None, 0], x[None, :, 0]]
+    for i in range(1, dimension + 1):
+        total = F.plus[total, F.times[x[:, None, i], x[None, :, i]]]
+    return np.asarray(total == 0)
 
 
 def affine_plane(q: int) -> Incidence:
@@ -59,6 +71,62 @@ def paley(q: int) -> Incidence:
     for s in F.squares:
         held[np.arange(q), F.plus[np.arange(q), s]] = True
     return held
+
+
+def twin_prime(q: int) -> Incidence:
+    """Twin prime powers q and q + 2 (Stanton and Sprott 1958): a difference set of GF(q) x GF(q + 2).
+
+    Pairs (a, b) with both squares, or both nonsquares but 0, and all pairs (a, 0).
+    """
+    F, G = field(q), field(q + 2)
+    kinds = [np.array([0 if a == 0 else (1 if a in K.squares else -1) for a in range(K.order)]) for K in (F, G)]
+    alike = (kinds[0][:, None] * kinds[1][None, :] == 1) | (kinds[1][None, :] == 0)
+    a, b = (part.ravel() for part in np.meshgrid(np.arange(q), np.arange(q + 2), indexing="ij"))
+    return _developed(alike[a, b], F.plus[np.ix_(a, a)] * (q + 2) + G.plus[np.ix_(b, b)])
+
+
+def biquadratic(p: int) -> Incidence:
+    """Fourth powers modulo a prime p = 4 a^2 + 1, a odd; with 0 for p = 4 a^2 + 9, a odd (Chowla 1944, Lehmer 1953)."""
+    fourth = {pow(x, 4, p) for x in range(1, p)} | ({0} if _biquadratic(p) == "with 0" else set())
+    numbers = np.arange(p)
+    return _developed(np.isin(numbers, sorted(fourth)), (numbers[:, None] + numbers[None, :]) % p)
+
+
+def _developed(member: NDArray[np.bool_], plus: NDArray[np.int64]) -> Incidence:
+    """Worker i holds i + d for every member d of a difference set; ``plus[i, d]`` numbers the sum."""
+    held = np.zeros((len(member), len(member)), dtype=bool)
+    for d in np.flatnonzero(member):
+        held[np.arange(len(member)), plus[:, d]] = True
+    return held
+
+
+def _biquadratic(p: int) -> str | None:
+    """Which of the two difference sets of fourth powers exists modulo p."""
+    if prime_power(p) != (p, 1):
+        return None
+    for name, beyond in (("plain", 1), ("with 0", 9)):
+        a = round(max(0, (p - beyond) // 4) ** 0.5)
+        if a % 2 and 4 * a * a + beyond == p:
+            return name
+    return None
+
+
+def _twin(workers: int) -> int | None:
+    """q with q (q + 2) workers, both prime powers and odd."""
+    q = round((workers + 1) ** 0.5) - 1
+    return q if q * (q + 2) == workers and q % 2 and q > 1 and prime_power(q) and prime_power(q + 2) else None
+
+
+def _singer(workers: int) -> tuple[int, int] | None:
+    """(q, dimension) with as many points as workers, dimension at least 3."""
+    for q in range(2, _LARGEST + 1):
+        for dimension in range(3, 8):
+            points = (q ** (dimension + 1) - 1) // (q - 1)
+            if points == workers and prime_power(q) is not None:
+                return q, dimension
+            if points > workers:
+                break
+    return None
 
 
 def hadamard(order: int) -> Incidence:
@@ -92,16 +160,30 @@ def designs_for(workers: int) -> list[Design]:
     if n >= 7 and (n + 1) & n == 0:
         found.append(Design("hadamard", n, n, (n - 1) // 2, (n - 3) // 4))
         found.append(Design("hadamard-complement", n, n, (n + 1) // 2, (n + 1) // 4))
+    singer, twin, fourth = _singer(n), _twin(n), _biquadratic(n)
+    if singer is not None:
+        q, dimension = singer
+        found.append(Design("singer", n, n, (q**dimension - 1) // (q - 1), (q ** (dimension - 1) - 1) // (q - 1)))
+    if twin is not None:
+        found.append(Design("twin-prime", n, n, (n - 1) // 2, (n - 3) // 4))
+        found.append(Design("twin-prime-complement", n, n, (n + 1) // 2, (n + 1) // 4))
+    if fourth is not None and n > 5:
+        load = (n - 1) // 4 + (fourth == "with 0")
+        found.append(Design("biquadratic", n, n, load, load * (load - 1) // (n - 1)))
     return sorted(found, key=lambda design: design.load)
 
 
 _BUILD: dict[str, Callable[[int], Incidence]] = {
-    "projective": lambda n: projective_plane(round((n - 0.75) ** 0.5 - 0.5)),
+    "projective": lambda n: hyperplanes(round((n - 0.75) ** 0.5 - 0.5), 2),
     "affine": lambda n: affine_plane(round(n**0.5)),
     "paley": paley,
     "paley-complement": lambda n: ~paley(n),
     "hadamard": lambda n: hadamard(n + 1),
     "hadamard-complement": lambda n: ~hadamard(n + 1),
+    "singer": lambda n: hyperplanes(*(_singer(n) or (2, 3))),
+    "twin-prime": lambda n: twin_prime(_twin(n) or 3),
+    "twin-prime-complement": lambda n: ~twin_prime(_twin(n) or 3),
+    "biquadratic": biquadratic,
 }
 
 
@@ -115,8 +197,10 @@ class BlockDesignCode(MatrixCode):
     more than others. It is exact only when all reply.
 
     ``family``: projective planes PG(2, q) (n = q^2 + q + 1: 7, 13, 21, 31, 57, …), affine planes (n = q^2), Paley
-    (n = 3 mod 4, a prime power), Hadamard (n = 2^k - 1), and the complements of the last two. Left out, the one of
-    smallest load that exists for n workers, or the one of this ``load``. Raises :class:`~anyk.errors.BadInput`, with
+    (n = 3 mod 4, a prime power), Hadamard (n = 2^k - 1), twin prime powers (n = q (q + 2): 15, 35, 63, 99, …), and the
+    complements of the last three; hyperplanes of PG(d, q) (``singer``: 15, 31, 40, 63, 85, …); fourth powers
+    (``biquadratic``: 13, 37, 101, …). Left out, the one of smallest load that exists for n workers, or the one of this
+    ``load``. Raises :class:`~anyk.errors.BadInput`, with
     the nearest n, where none does.
 
     >>> code = BlockDesignCode(7)
