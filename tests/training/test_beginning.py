@@ -68,10 +68,16 @@ def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:
         problem, "uncoded:models=2" if several else "uncoded", fleet(), steps=3, optimizer=Nesterov(lr=0.3)
     )
     whole = anyk.train(problem, spec, fleet(), begin=first, **setting)
-    seconds = 1e-9 if killed == "at once" else whole.seconds / 2
-    anyk.train(problem, spec, fleet(), begin=first, out=tmp_path / "run", seconds=seconds, **setting).close()
+
+    def watch(*_: Any) -> None:
+        raise ZeroDivisionError
+
     if killed == "at once":  # and before its first checkpoint
-        (tmp_path / "run" / "checkpoint.safetensors").unlink()
+        with pytest.raises(ZeroDivisionError):
+            anyk.train(problem, spec, fleet(), begin=first, out=tmp_path / "run", watch=watch, **setting)
+    else:
+        seconds = whole.seconds / 2
+        anyk.train(problem, spec, fleet(), begin=first, out=tmp_path / "run", seconds=seconds, **setting).close()
     resumed = anyk.resume(tmp_path / "run", problem=problem, steps=12)
     for slot, w in whole.models.items():
         assert resumed.models[slot].tobytes() == w.tobytes()

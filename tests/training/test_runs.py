@@ -341,17 +341,22 @@ anyk.train(problem, "agc:load=2,wait=3", cluster, steps=100000, out={str(tmp_pat
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path):
     problem = anyk.problems.from_data("synthetic:rows=200,features=8")
     setting = {"workers": 6, "delays": "exp:mean=0.5", "seed": 3}
-    whole = anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20, out=tmp_path / "run")
-    model, books = whole.model, whole.books
-    whole.close()
-    (tmp_path / "run" / "checkpoint.safetensors").unlink()
+    whole = anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20)
+
+    def watch(driver, evaluator):
+        if driver.step == 10:
+            driver.log.flush()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20, out=tmp_path / "run", watch=watch)
     unfinished = anyk.training.Run.open(tmp_path / "run")
     with pytest.raises(anyk.BadInput, match="no model yet.*resume it"):
         unfinished.model  # noqa: B018
     unfinished.close()
     resumed = anyk.resume(tmp_path / "run")
-    assert resumed.model.tobytes() == model.tobytes()
-    assert resumed.books == books
+    assert resumed.model.tobytes() == whole.model.tobytes()
+    assert resumed.books == whole.books
     assert resumed.steps == len(resumed.history["step"]) - 1 == 20  # nothing is in the log twice
     resumed.close()
 

@@ -1,42 +1,74 @@
-"""Checkpoints: everything a run needs to go on, in one safetensors file; nothing in it is ever unpickled."""
+"""Checkpoints: everything a run needs to go on, in a safetensors file; nothing in it is ever unpickled.
+
+Two are kept, the newest and the one before. Each carries a digest of all that is in it and the seal that the log had,
+and the log lists the checkpoints that were written: so a damaged or missing file, and a log that is shorter than it
+was, are found out before a run goes on.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Vector
+from anyk.training.runlog import RunLog
 
 NAME = "checkpoint.safetensors"
+OLDER = "checkpoint.older.safetensors"
 
 
-def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector], *, name: str = NAME) -> None:
-    """Write a checkpoint, replacing the last one only when the new one is whole.
+class Saved(NamedTuple):
+    """A checkpoint that a run can go on from, by file; ``instead`` says why it is not the newest one, if it is not."""
+
+    state: dict[str, Any]
+    vectors: dict[str, Vector]
+    name: str = NAME
+    instead: str | None = None
+
+
+def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector], *, name: str = NAME) -> str:
+    """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`.
 
     Raises :class:`~anyk.errors.RunFailed` when the disk does not take it.
     """
     from safetensors.numpy import save_file
 
-    part = folder / (name + ".part")
+    part, target = folder / f"{name}.part", folder / name
     try:
         arrays = {key: np.ascontiguousarray(vector) for key, vector in vectors.items()}
-        save_file(arrays, part, metadata={"state": json.dumps(state)})
+        text = json.dumps(state)
+        digest = _digest(text, arrays)
+        save_file(arrays, part, metadata={"state": text, "digest": digest})
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.replace(folder / name)
+        if name == NAME and target.exists():
+            target.replace(folder / OLDER)
+        part.replace(target)
     except Exception as error:  # safetensors raises an exception type of its own for lack of space
         raise RunFailed(
             f"the checkpoint in '{folder}' cannot be written ({error}); free some space and resume"
         ) from None
+    return digest
 
 
 def load(folder: Path, *, name: str = NAME) -> tuple[dict[str, Any], dict[str, Vector]] | None:
-    """Read the checkpoint of a run folder back: state and vectors; None when the run ended before its first."""
+    """Read a checkpoint back: state and vectors; None when there is none.
+
+    Raises :class:`~anyk.errors.BadInput` where it is not what was written.
+    """
+    found = _load(folder, name)
+    return None if found is None else found[:2]
+
+
+def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], str] | None:
     from safetensors import safe_open
 
     path = folder / name
@@ -44,7 +76,78 @@ def load(folder: Path, *, name: str = NAME) -> tuple[dict[str, Any], dict[str, V
         return None
     try:
         with safe_open(path, framework="np") as file:
-            state = json.loads((file.metadata() or {})["state"])
-            return state, {key: np.array(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118
-    except Exception as error:  # whatever a damaged file makes of the reader
-        raise BadInput(f"the checkpoint '{path}' is damaged ({error})") from None
+            metadata = file.metadata() or {}
+            arrays = {key: np.array(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118
+        text, digest = metadata["state"], metadata["digest"]
+        whole = _digest(text, arrays) == digest
+        state = json.loads(text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # whatever a damaged file makes of the reader; a panic of Rust's is no Exception
+        raise BadInput(f"the checkpoint '{path}' is damaged ({' '.join(str(error).split())})") from None
+    if not whole:
+        raise BadInput(f"the checkpoint '{path}' is damaged (its contents do not match their digest)")
+    return state, arrays, digest
+
+
+def _digest(state: str, arrays: dict[str, Vector]) -> str:
+    digest = hashlib.blake2b(state.encode(), digest_size=16)
+    for key in sorted(arrays):
+        array = arrays[key]
+        digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
+    """A checkpoint that is whole and fits the log; None when there is none, :class:`~anyk.errors.BadInput` if not."""
+    found = _load(folder, name)
+    if found is None:
+        return None
+    state, vectors, digest = found
+    path = folder / name
+    if not log.has_seal(state.get("seal", "none")):
+        raise BadInput(f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short")
+    written = [one for (one,) in log.rows("SELECT digest FROM checkpoints WHERE seq = ?", (state["seq"],))]
+    if written and digest not in written:
+        raise BadInput(f"the checkpoint '{path}' is another than the log says was written at that point")
+    for slot, version in state["versions"].items():
+        logged = log.rows("SELECT digest FROM updates WHERE slot = ? AND version = ?", (slot, version))
+        if logged and logged[0][0] != keyed.digest(vectors[f"model/{slot}/{version}"]):
+            raise BadInput(f"the checkpoint '{path}' holds another model than the log says of version {version}")
+    return Saved(state, vectors, name)
+
+
+def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None:
+    """The newest checkpoint; None for a run that ended before its first.
+
+    With ``or_older`` the one before it where the newest is damaged or gone. Raises :class:`~anyk.errors.BadInput`
+    where there is none to go on from.
+    """
+    last = log.rows("SELECT max(seq) FROM checkpoints")[0][0]
+    wrong = []
+    for name in (NAME, OLDER):
+        try:
+            saved = fitting(folder, log, name)
+        except BadInput as error:
+            wrong.append(str(error))
+            continue
+        if saved is not None and (last is None or saved.state["seq"] >= last):
+            return saved
+        if saved is None and name == NAME and last is not None:
+            wrong.append(f"the checkpoint '{folder / NAME}' is gone")
+        if saved is not None and or_older:
+            why = wrong[0] if wrong else f"the log of '{folder}' has a newer checkpoint than there is"
+            return saved._replace(instead=why)
+    if wrong:
+        more = "" if len(wrong) < 2 else f", and {wrong[1]}"
+        raise BadInput(f"{wrong[0]}{more}; there is no checkpoint to go on from" if or_older else wrong[0])
+    if last is not None:
+        raise BadInput(f"the checkpoints of '{folder}' are gone, though its log says that they were written")
+    return None
+
+
+def set_aside(folder: Path) -> None:
+    """Keep a damaged checkpoint under another name, so that the next one does not take it for the one before."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / NAME).replace(folder / f"{NAME}.damaged")

@@ -180,6 +180,8 @@ class Driver:
         self._now = self.cluster.now()
         present = tuple(sorted(self.present))
         rounds = 0 if earlier is None else earlier.rounds
+        if self.log is not None:
+            self.log.start(self._now, present, rounds)
         self._obey(self.strategy.start(Fleet(self.strategy.workers, present, self._now, rounds)))
         self._answer()
 
@@ -236,6 +238,8 @@ class Driver:
                 self.save()
                 self.save_at = clock.monotonic() + self.save_every
         else:
+            if self.cluster.recorded:
+                return  # the log has ended
             raise RunFailed(
                 f"nothing can happen any more at step {self.step}: '{strategy.spec}' waits for workers that will not "
                 "answer"

@@ -227,9 +227,10 @@ def _resume(
     )
     check_traces(config, cluster, f"the run '{folder}'")
     with _locked(folder):
-        saved = checkpoints.load(folder)
+        with RunLog.reading(folder / "log.sqlite") as whole:  # before anything is changed
+            saved = checkpoints.newest(folder, whole, or_older=True)
         if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
-            strategy.check_further(planned, saved[0]["strategy"], begun)
+            strategy.check_further(planned, saved.state["strategy"], begun)
         log = RunLog(folder / "log.sqlite")
         write_config(folder, config)
         driver = Driver(
@@ -256,7 +257,7 @@ def _drive(
     fresh: Strategy,
     config: dict[str, Any],
     folder: Path | None,
-    saved: tuple[dict[str, Any], dict[str, Any]] | None,
+    saved: checkpoints.Saved | None,
     evaluate_every: int | None,
     checkpoint_every: float,
     watch: Watch | None,
@@ -275,14 +276,20 @@ def _drive(
                 problem, target=config.get("target"), every=evaluate_every, background=not cluster.virtual
             )
             driver.watch = _watching(evaluator, watch)
-            log.truncate(0 if saved is None else saved[0]["seq"])  # a run that ended before its first begins again
+            if saved is None:
+                log.truncate(0)  # a run that ended before its first checkpoint begins again
+            else:
+                log.truncate(saved.state["seq"], saved.state["seal"])
+                if saved.instead is not None and folder is not None:
+                    checkpoints.set_aside(folder)
+                    log.note(saved.state["time"], "older checkpoint", saved.instead)
             for row in log.rows("SELECT slot, version, time, loss, metric FROM evaluations"):
                 evaluator.recall(*row)
             if saved is None:
                 driver.begin()
             else:
-                evaluator.every = saved[0]["every"]
-                driver.restore(*saved)
+                evaluator.every = saved.state["every"]
+                _restore(driver, saved, folder)
                 driver.reached = evaluator.reached is not None
             first = saved is None and driver.beginning is not None  # its history begins with that, whatever the number
             for slot, w in driver.trained():
@@ -317,6 +324,18 @@ def _drive(
     standing = driver.standing()
     models = {slot: standing.models[slot] if slot in standing.models else w.copy() for slot, w in driver.models.items()}
     return Run(log, config, path=folder, models=models, beginning=driver.beginning, standing=standing)
+
+
+def _restore(driver: Driver, saved: checkpoints.Saved, folder: Path | None) -> None:
+    try:
+        driver.restore(saved.state, saved.vectors)
+    except (BadInput, RunFailed):
+        raise
+    except Exception as error:  # of a folder whose files do not belong together
+        raise BadInput(
+            f"the checkpoint of '{folder}' is not one of the run that its run.toml describes "
+            f"({type(error).__name__}: {error})"
+        ) from error
 
 
 def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, config: dict[str, Any]) -> None:
@@ -370,9 +389,10 @@ def _watching(evaluator: Evaluator, watch: Watch | None) -> Callable[[Driver], N
 def _saving(driver: Driver, evaluator: Evaluator, folder: Path) -> Callable[[], None]:
     def save() -> None:
         assert driver.log is not None
-        driver.log.flush()  # never behind a checkpoint
-        checkpoints.save(folder, driver.state() | {"every": evaluator.every}, driver.vectors())
-        driver.log.seq += 1  # what is written from here on comes after the checkpoint
+        log = driver.log
+        log.flush(lasting=True)  # never behind a checkpoint
+        state = driver.state() | {"every": evaluator.every, "seal": log.seal}
+        log.checkpoint(checkpoints.save(folder, state, driver.vectors()))
 
     return save
 

@@ -14,7 +14,7 @@ from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
-from anyk.problems.base import Problem
+from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Collect, Cut, Dispatch, Event, Reply
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
@@ -61,6 +61,11 @@ class _Recorded(Simulated):
     def __init__(self, log: RunLog, workers: int, seed: int, liars: Sequence[int]) -> None:
         super().__init__(workers, seed=seed, liars=liars)
         self._log = log
+
+    def open(self, partitions: Partitions | None, **rest: Any) -> tuple[int, ...]:
+        super().open(partitions, **rest)
+        self._now, present = self._log.started()
+        return present
 
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
         for order in orders:
@@ -128,7 +133,6 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
         problem=problem if why is None else None,
         optimizer=(optimizer or build_optimizer(config["optimizer"], lr=config["lr"])) if why is None else None,
         log=new,
-        steps=run.steps,
         beginning=run.beginning,
     )
     driver.open()
@@ -140,7 +144,7 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
         "ORDER BY step, task, chunk"
     )
     bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
-    events = new.rows("SELECT count(*) FROM events")[0][0]
+    events = sum(1 for _ in new.events())
     updates = new.rows("SELECT count(*) FROM updates")[0][0]
     for old_row, new_row in _pairs(run.log.rows(decisions), new.rows(decisions)):
         if old_row != new_row:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,8 @@ class Receipt:
 class Run:
     """A finished, stopped or interrupted run.
 
-    ``path`` is its folder (None: it was kept in memory), ``config`` how it was set up.
+    ``path`` is its folder (None: it was kept in memory), ``config`` how it was set up. The run's log is open until
+    the run is closed, as by ``with``, or not needed any more. A copy and a pickled run have the whole log inside.
     """
 
     def __init__(
@@ -83,16 +84,18 @@ class Run:
         """Read a run folder; raises :class:`~anyk.errors.BadInput` if it is none, damaged or of a newer format."""
         folder = Path(path)
         config = read_config(folder)
-        file = folder / "log.sqlite"
-        if not file.is_file():
-            raise BadInput(f"the run folder '{folder}' has no log.sqlite")
-        try:
-            with file.open("rb") as start:
-                if start.read(16) != b"SQLite format 3\0":
-                    raise BadInput(f"the log '{file}' is damaged: it is no SQLite file")
-        except sqlite3.Error as error:
-            raise BadInput(f"the log '{file}' is damaged ({error})") from None
-        return cls(RunLog(file), config, path=folder, models=None)
+        return cls(RunLog.reading(folder / "log.sqlite"), config, path=folder, models=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Self:
+        new = object.__new__(type(self))
+        new.__dict__ |= self.__dict__ | {"log": copy.copy(self.log)}  # each is closed by itself
+        return new
 
     # ------------------------------------------------------------------------------------------- results
 
@@ -163,10 +166,12 @@ class Run:
     def standing(self) -> Beginning:
         """Where it stands, for another run to begin there; :class:`~anyk.errors.BadInput` if that is not known."""
         if self._standing is None:
-            saved = None if self.path is None else checkpoints.load(self.path)
+            saved = None if self.path is None else checkpoints.newest(self.path, self.log)
             if saved is None:
                 raise BadInput(f"'{self.path}' has no checkpoint yet to go on from; resume it")
-            self._standing = Beginning.of_saved(*saved, auxiliary=tuple(self.config.get("auxiliary", ())))
+            self._standing = Beginning.of_saved(
+                saved.state, saved.vectors, auxiliary=tuple(self.config.get("auxiliary", ()))
+            )
         return self._standing
 
     @property
@@ -211,11 +216,10 @@ class Run:
             return self._models
         if self.path is None:
             raise BadInput("this run kept no model")
-        saved = checkpoints.load(self.path)
+        saved = checkpoints.newest(self.path, self.log)
         if saved is None:
             raise BadInput(f"'{self.path}' has no model yet: the run ended before its first checkpoint; resume it")
-        state, vectors = saved
-        return {slot: vectors[f"model/{slot}/{version}"] for slot, version in state["versions"].items()}
+        return {slot: saved.vectors[f"model/{slot}/{version}"] for slot, version in saved.state["versions"].items()}
 
     @cached_property
     def history(self) -> dict[str, NDArray[Any]]:

@@ -1,17 +1,26 @@
 """The run log: an append-only record of every event and decision, one SQLite file, and how it is read back.
 
 Everything a run has to say (progress, receipts, history, replay, delay traces) is read from here; there is no second
-bookkeeping. Rows are gathered in memory and written together, at least every 0.15 s while a run is being driven.
+bookkeeping. Rows are gathered in memory and written together, at least every 0.15 s while a run is being driven, and
+what is written together is sealed: a digest of these rows and of the seal before. So a bit that was flipped is found
+when the log is read, and a checkpoint, which names the newest seal, finds out whether the log is as long as it was.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import shutil
 import sqlite3
+import tempfile
 import time as clock
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from anyk.errors import BadInput, RunFailed
 from anyk.protocol import (
@@ -46,8 +55,16 @@ _TABLES = {
     "stalest INTEGER, scale REAL, digest INTEGER, seq INTEGER",
     "evaluations": "slot TEXT, version INTEGER, time REAL, loss REAL, metric REAL",
     "notes": "time REAL, kind TEXT, text TEXT, seq INTEGER",
-    "summary": "name TEXT PRIMARY KEY, value TEXT",
+    "summary": "name TEXT, value TEXT, seq INTEGER",
+    "checkpoints": "seq INTEGER, digest TEXT",
 }
+_SEALS = "id INTEGER PRIMARY KEY, upto TEXT, seal TEXT"
+_SCHEMA = {name: f"CREATE TABLE {name} ({columns})" for name, columns in {**_TABLES, "seals": _SEALS}.items()}
+_INSERT = {
+    name: f"INSERT INTO {name} VALUES ({','.join('?' * (columns.count(',') + 1))})" for name, columns in _TABLES.items()
+}
+_DIRECT = 10  # attempts to copy a log that is being written
+_START = "Start"  # the event with which a run begins: who is there
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (Reply, Progress, Failed, Lost, Joined, Alarm, Measured, Assessed, Compared, Scattered)
@@ -55,9 +72,9 @@ _KINDS: dict[str, type[Any]] = {
 
 
 class RunLog:
-    """Writes and reads a run's log; without a path it is kept in memory."""
+    """Writes and reads a run's log; without a path it is kept in memory. :meth:`reading` opens one to read only."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, db: sqlite3.Connection | None = None) -> None:
         self.path = path
         self.seq = 0  # events so far
         self._works: dict[Chunk, int] = {}
@@ -65,19 +82,131 @@ class RunLog:
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _TABLES}
         self._waiting = 0
         self._last = clock.monotonic()
+        self._upto = [0] * len(_TABLES)  # rows of each table that are sealed
+        self.seal = ""
+        self._db = db or self._create(path)
+        self._closing = weakref.finalize(self, self._db.close)
+
+    @staticmethod
+    def _create(path: Path | None) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = None
         try:
             # one thread at a time uses the connection: the driver while it runs, readers after
-            self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            for name, columns in _TABLES.items():
-                self._db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-            self._insert = {
-                name: f"INSERT INTO {name} VALUES ({','.join('?' * (columns.count(',') + 1))})"
-                for name, columns in _TABLES.items()
-            }
+            db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            for name, create in _SCHEMA.items():
+                if name not in known:
+                    db.execute(create)
         except sqlite3.Error as error:
+            if db is not None:
+                db.close()
             raise BadInput(f"the log '{path}' cannot be opened: {error}") from None
+        return db
+
+    @classmethod
+    def reading(cls, path: Path) -> RunLog:
+        """Open a log to read it, and find it whole; raises :class:`~anyk.errors.BadInput` where it is not.
+
+        What is read is a copy, with what the log's write-ahead file holds: a folder need not be writable, is left as
+        it is, and may be written by others meanwhile.
+        """
+        if not path.is_file():
+            raise BadInput(f"the run folder '{path.parent}' has no {path.name}")
+        log = cls(path, db=_copied(path))
+        try:
+            log.check()
+        except BaseException:
+            log.close(write=False)
+            raise
+        return log
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close(write=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_bytes, (self._bytes(), self.path)
+
+    def _bytes(self) -> bytes:
+        with contextlib.closing(sqlite3.connect(":memory:")) as copy:
+            try:
+                self._db.backup(copy)
+            except sqlite3.Error as error:
+                raise self._unreadable(error) from None
+            plain = bytearray(copy.serialize())
+        plain[18:20] = b"\x01\x01"  # no write-ahead log, which memory cannot have
+        return bytes(plain)
+
+    # ------------------------------------------------------------------------------------------- wholeness
+
+    def check(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where the log is not as it was written."""
+        for why in (self.check_file(), self.check_seals()):
+            if why is not None:
+                raise BadInput(f"the log '{self.path}' is damaged ({why}); {_INSTEAD}")
+
+    def check_file(self) -> str | None:
+        """What is wrong with the SQLite file and its tables; None if nothing is."""
+        try:
+            said = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(1)")]
+            tables = dict(self._db.execute("SELECT name, sql FROM sqlite_master").fetchall())
+        except (sqlite3.Error, OverflowError) as error:
+            return str(error)
+        if said != ["ok"]:
+            return " ".join(said[0].split())
+        return None if tables == _SCHEMA else "its tables are not those of a run log"
+
+    def check_seals(self) -> str | None:
+        """Which rows are not as they were sealed; None if all are."""
+        upto, seal = [0] * len(_TABLES), ""
+        try:
+            for number, (after, written) in enumerate(self._db.execute("SELECT upto, seal FROM seals ORDER BY id"), 1):
+                numbers = json.loads(after)
+                upto, seal = self._sealed(upto, seal, numbers)
+                if numbers != upto or seal != written:
+                    return f"rows written together, number {number}, are not what was written"
+            loose = self._sealed(upto, seal, None)[0] != upto
+        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+            return str(error)
+        self._upto, self.seal = upto, seal
+        return "it has rows that were not sealed" if loose else None
+
+    def _sealed(self, upto: list[int], seal: str, end: list[int] | None) -> tuple[list[int], str]:
+        """The numbers of the last rows, and the seal, of the rows behind ``upto``, not beyond ``end``."""
+        digest = hashlib.blake2b(seal.encode(), digest_size=16)
+        new = upto[:]
+        for place, name in enumerate(_TABLES):
+            last = None if end is None else end[place]
+            if last == upto[place]:
+                continue
+            rows = self._db.execute(
+                f"SELECT rowid, * FROM {name} WHERE rowid > ? AND rowid <= ? ORDER BY rowid",
+                (upto[place], _LAST if last is None else last),
+            ).fetchall()
+            if rows:
+                new[place] = rows[-1][0]
+                digest.update(msgspec.msgpack.encode((name, rows)))
+        return new, digest.hexdigest()
+
+    def _seal_rows(self) -> None:
+        """Seal what is written and not sealed yet, in the transaction that writes it."""
+        upto, seal = self._sealed(self._upto, self.seal, None)
+        if upto != self._upto:
+            self._db.execute("INSERT INTO seals (upto, seal) VALUES (?, ?)", (json.dumps(upto), seal))
+            self._upto, self.seal = upto, seal
+
+    def has_seal(self, seal: str) -> bool:
+        """Whether the log is at least as long as it was when it had this seal."""
+        return not seal or bool(self.rows("SELECT 1 FROM seals WHERE seal = ?", (seal,)))
+
+    def _unreadable(self, error: sqlite3.Error) -> BadInput:
+        if not self._closing.alive:
+            return BadInput("the run is closed; open it again: anyk.Run.open(path)")
+        return BadInput(f"the log '{self.path}' cannot be read ({error}); it is damaged")
 
     # ------------------------------------------------------------------------------------------- writing
 
@@ -129,6 +258,18 @@ class RunLog:
         """Loss and metric of a version."""
         self._rows["evaluations"].append(row)
 
+    def start(self, time: float, present: Sequence[int], rounds: int) -> None:
+        """When the strategy was started, and who was there; not an event that it is told."""
+        self.seq += 1
+        self._rows["events"].append((self.seq, time, _START, None, None, None, json.dumps([list(present), rounds])))
+        self._waiting += 1
+
+    def checkpoint(self, digest: str) -> None:
+        """A checkpoint has been written; what comes now comes after it."""
+        self._rows["checkpoints"].append((self.seq, digest))
+        self.flush()
+        self.seq += 1
+
     def note(self, time: float, kind: str, text: str) -> None:
         """Something a reader should know: a worker set aside, a stop and its reason."""
         self._rows["notes"].append((time, kind, text, self.seq))
@@ -138,17 +279,27 @@ class RunLog:
         if self._waiting > _MOST or (self._waiting and clock.monotonic() - self._last > _EVERY):
             self.flush()
 
-    def flush(self) -> None:
-        """Write what has gathered; raises :class:`~anyk.errors.RunFailed` when the disk does not take it."""
+    def flush(self, *, lasting: bool = False) -> None:
+        """Write what has gathered; raises :class:`~anyk.errors.RunFailed` when the disk does not take it.
+
+        ``lasting``: also through a loss of power, for what must not fall behind a checkpoint.
+        """
+        before = self._upto, self.seal
         try:
+            if lasting:
+                self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("BEGIN")
             for name, rows in self._rows.items():
                 if rows:
-                    self._db.executemany(self._insert[name], rows)
+                    self._db.executemany(_INSERT[name], rows)
+            if self.path is not None:
+                self._seal_rows()
             self._db.execute("COMMIT")
+            if lasting:
+                self._db.execute("PRAGMA synchronous=NORMAL")
         except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            self._upto, self.seal = before
+            self._roll_back()
             raise RunFailed(
                 f"the run log '{self.path}' cannot be written ({error}); free some space and resume the run"
             ) from None
@@ -157,36 +308,48 @@ class RunLog:
         self._waiting = 0
         self._last = clock.monotonic()
 
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
     def close(self, *, write: bool = True) -> None:
-        """Close the file, after writing what has gathered."""
+        """Close the file, after writing what has gathered; safe to call twice."""
         try:
-            if write:
+            if write and self._closing.alive:
                 self.flush()
         finally:
-            self._db.close()
+            self._closing()
 
     def summarise(self, values: dict[str, Any]) -> None:
-        """Write down what the whole run came to, replacing what was said before."""
-        try:
-            self._db.executemany("INSERT OR REPLACE INTO summary VALUES (?, ?)", [
-                (name, json.dumps(value)) for name, value in values.items()
-            ])  # fmt: skip
-        except sqlite3.Error as error:
-            raise RunFailed(f"the run log '{self.path}' cannot be written ({error}); free some space") from None
+        """Write down what the whole run came to; what is said last of a name holds."""
+        self._rows["summary"].extend((name, json.dumps(value), self.seq) for name, value in values.items())
+        self.flush()
 
     def summary(self) -> dict[str, Any]:
         """What :meth:`summarise` wrote."""
-        return {name: json.loads(value) for name, value in self.rows("SELECT name, value FROM summary")}
+        return {name: json.loads(value) for name, value in self.rows("SELECT name, value FROM summary ORDER BY rowid")}
 
-    def truncate(self, seq: int) -> None:
-        """Forget everything after event ``seq``: a resumed run goes on from there."""
-        with self._db:
-            for name in ("events", "chunks", "updates", "notes"):
+    def truncate(self, seq: int, seal: str = "") -> None:
+        """Forget everything after event ``seq``, when the log had ``seal``: a resumed run goes on from there."""
+        try:
+            self._db.execute("BEGIN")
+            for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             self._db.execute(
                 "DELETE FROM evaluations WHERE version > "
                 "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)"
             )
+            found = self._db.execute("SELECT id, upto FROM seals WHERE seal = ?", (seal,)).fetchone()
+            number, upto = (0, [0] * len(_TABLES)) if found is None else (found[0], json.loads(found[1]))
+            self._db.execute("DELETE FROM seals WHERE id > ?", (number,))
+            self._upto, self.seal = upto, seal if number else ""
+            if self.path is not None:
+                self._seal_rows()
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise RunFailed(f"the run log '{self.path}' cannot be written ({error})") from None
         for number, *plain in self._db.execute("SELECT * FROM works"):
             lists = {i: json.loads(plain[i]) for i in (Chunk._fields.index(name) for name in _LISTS)}
             self._works[Chunk.from_plain([lists.get(i, value) for i, value in enumerate(plain)])] = number
@@ -199,7 +362,7 @@ class RunLog:
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise BadInput(f"the log '{self.path}' cannot be read ({error}); it is damaged") from None
+            raise self._unreadable(error) from None
 
     def table(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Answer a query, each row as a dictionary."""
@@ -208,13 +371,13 @@ class RunLog:
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
         except sqlite3.Error as error:
-            raise BadInput(f"the log '{self.path}' cannot be read ({error}); it is damaged") from None
+            raise self._unreadable(error) from None
 
     def events(self, kinds: Sequence[str] = ()) -> Iterator[Event]:
         """The events (of some kinds), in the order in which the strategy was told."""
-        which = f"WHERE kind IN ({','.join('?' * len(kinds))})" if kinds else ""
+        which = f"kind IN ({','.join('?' * len(kinds))})" if kinds else f"kind != '{_START}'"
         for time, kind, worker, task, chunk, info in self.rows(
-            f"SELECT time, kind, worker, task, chunk, info FROM events {which} ORDER BY seq", tuple(kinds)
+            f"SELECT time, kind, worker, task, chunk, info FROM events WHERE {which} ORDER BY seq", tuple(kinds)
         ):
             rest = json.loads(info) if info else []
             if kind == "Reply":
@@ -225,3 +388,62 @@ class RunLog:
                 yield _KINDS[kind](time, worker, *rest)
             else:
                 yield _KINDS[kind](time, worker, task, chunk, *rest)
+
+    def started(self) -> tuple[float, tuple[int, ...]]:
+        """When the strategy was started, in seconds on the run's clock, and which workers were there."""
+        for time, info in self.rows("SELECT time, info FROM events WHERE kind = ?", (_START,)):
+            return float(time), tuple(json.loads(info)[0])
+        raise BadInput(f"the log '{self.path}' does not say when its run started; the run ended before it")
+
+
+_LAST = 2**63 - 1  # SQLite's last row number
+_INSTEAD = "the model may still be whole: begin another run where this one stands, anyk train --from"
+
+
+def _from_bytes(data: bytes, path: Path | None) -> RunLog:
+    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    db.deserialize(data)
+    return RunLog(path, db=db)
+
+
+def _copied(path: Path) -> sqlite3.Connection:
+    """A connection to a copy of a log and its write-ahead file; the copy is gone when the connection is closed."""
+    ahead = path.with_name(f"{path.name}-wal")
+    db: sqlite3.Connection | None = None
+    try:
+        with path.open("rb") as file:
+            if file.read(16) != b"SQLite format 3\0":
+                raise BadInput(f"the log '{path}' is damaged: it is no SQLite file")
+        with tempfile.TemporaryDirectory(prefix="anyk-log-") as folder:
+            copy = Path(folder) / path.name
+            for _ in range(_DIRECT):  # until nobody has moved rows from one file to the other meanwhile
+                before = _stand(path, ahead)
+                shutil.copyfile(path, copy)
+                copy.with_name(ahead.name).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(ahead, copy.with_name(ahead.name))
+                if _stand(path, ahead) == before:
+                    break
+            db = sqlite3.connect(copy, isolation_level=None, check_same_thread=False)
+            db.execute("PRAGMA trusted_schema=OFF")
+            db.execute("PRAGMA journal_mode=DELETE").fetchall()  # takes in what was written ahead
+            db.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            db.execute("PRAGMA query_only=ON")
+    except sqlite3.Error as error:
+        if db is not None:
+            db.close()
+        raise BadInput(f"the log '{path}' is damaged ({error}); {_INSTEAD}") from None
+    except OSError as error:
+        if db is not None:
+            db.close()
+        raise BadInput(f"the log '{path}' cannot be copied to be read ({error.strerror})") from None
+    return db
+
+
+def _stand(path: Path, ahead: Path) -> tuple[object, ...]:
+    """What changes when SQLite moves rows from the write-ahead file to the log, or begins that file anew."""
+    found = path.stat()
+    head = b""
+    with contextlib.suppress(FileNotFoundError), ahead.open("rb") as file:
+        head = file.read(32)
+    return found.st_mtime_ns, found.st_size, head
