@@ -240,7 +240,8 @@ class Combine(NamedTuple):
 
     ``divisor``: ``all`` divides by the number of samples N (rounds that estimate the whole sum), ``counted`` by the
     samples that the messages cover. ``scale`` multiplies the learning rate. ``residual`` and ``gain`` of the decode
-    are for the receipt. ``compensation``: a message g (a mean over its samples) that was computed on an older model
+    are for the receipt. With ``all``, a residual that is not that of the coefficients dispatched ends the run, and
+    None has it worked out. ``compensation``: a message g (a mean over its samples) that was computed on an older model
     counts as ``g + compensation * g * g * (w - w_old)``, elementwise.
     """
 
@@ -249,7 +250,7 @@ class Combine(NamedTuple):
     weights: Sequence[Any]  # a number each, or a sequence of ``blocks`` numbers
     divisor: Literal["all", "counted"] = "all"
     scale: float = 1.0
-    residual: float = 0.0
+    residual: float | None = None
     gain: float = 1.0
     compensation: float = 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyk.codes.base import Code, MatrixCode
+from anyk.codes.base import Code, MatrixCode, check_workers, whole
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode
 from anyk.codes.byzantine import DracoCode, locate
@@ -99,7 +99,8 @@ def _kronecker(
     workers: int, *, left: str = "frc:stragglers=1", right: str = "biregular", split: int | None = None
 ) -> Code:
     """Product of two codes, each in brackets: left=(frc:load=2) for split workers, right=(bibd) for n / split."""
-    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [split]
+    check_workers(workers)
+    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [whole("split", split)]
     if not splits or not 1 <= splits[0] <= workers or workers % splits[0]:
         why = "no two numbers above 1 multiply to that" if split is None else f"split={split} does not divide them"
         raise BadInput(f"kronecker does not exist for {workers} workers: {why}")

@@ -9,7 +9,7 @@ Karampatziakis 2017).
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -32,6 +32,7 @@ from anyk.codes.decoders import (
     Selection,
     method,
 )
+from anyk.codes.made import Checked, fixed_property, valid_matrix
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions a worker holds, an
 _REMEMBERED = 256  # straggler patterns whose weights are kept
 
 
-class Code(ABC):
+class Code(metaclass=Checked):
     """Which partitions each worker holds and with which coefficients: an immutable matrix with a way to decode.
 
     A subclass is a frozen dataclass with fields ``workers`` and whatever else it needs; it gives ``partitions``,
@@ -51,6 +52,9 @@ class Code(ABC):
     ``approximate``: a step is meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
     average as it is, and must not be rescaled. ``blocks``: each reply is a fraction 1/blocks of the vector, and
     coefficients and weights come in that many sets.
+
+    A code of a class outside anyk is looked at when it is made: :class:`~anyk.errors.BadInput` names the row that holds
+    a partition that does not exist, or holds it twice, or has a coefficient that is not finite.
     """
 
     workers: int
@@ -81,22 +85,24 @@ class Code(ABC):
 
     # ------------------------------------------------------------------------------------------- facts
 
-    @cached_property
+    @fixed_property
     def encoding(self) -> scipy.sparse.csr_array:
-        """The matrix B, shape (replies, partitions), sparse."""
+        """The matrix B, shape (replies, partitions x blocks), sparse; a partition's blocks stand side by side."""
         from scipy.sparse import csr_array
 
-        indices = np.concatenate([np.asarray(p, dtype=np.int64) for p, _ in self.rows])
+        b = self.blocks
+        held = np.concatenate([np.asarray(p, dtype=np.int64) for p, _ in self.rows])
+        indices = (held[:, None] * b + np.arange(b)).ravel()
         values = np.concatenate([np.asarray(c, dtype=np.float64) for _, c in self.rows])
-        starts = np.concatenate([[0], np.cumsum([len(p) for p, _ in self.rows])])
-        return csr_array((values, indices, starts), shape=(self.replies, self.partitions))
+        starts = b * np.concatenate([[0], np.cumsum([len(p) for p, _ in self.rows])])
+        return csr_array((values, indices, starts), shape=(self.replies, self.partitions * b))
 
     @property
     def replies(self) -> int:
         """The number of messages there can be in a step: workers x messages."""
         return self.workers * self.messages
 
-    @cached_property
+    @fixed_property
     def holdings(self) -> tuple[tuple[int, ...], ...]:
         """The partitions of each worker, sorted."""
         c = self.messages
@@ -105,12 +111,12 @@ class Code(ABC):
             for i in range(self.workers)
         )
 
-    @cached_property
+    @fixed_property
     def load(self) -> int:
         """The most partitions any worker computes in a step."""
         return max(len(held) for held in self.holdings)
 
-    @cached_property
+    @fixed_property
     def norms(self) -> Floats:
         """Euclidean norm of each row of the encoding, shape (replies,)."""
         squares = self.encoding.multiply(self.encoding).sum(axis=1)
@@ -265,14 +271,12 @@ class MatrixCode(Code):
     def _matrix(self) -> scipy.sparse.csr_array:
         """The encoding, shape (replies, partitions)."""
 
-    @cached_property
+    @fixed_property
     def encoding(self) -> scipy.sparse.csr_array:
         """See :attr:`Code.encoding`."""
-        matrix = self._matrix()
-        matrix.sort_indices()
-        return matrix
+        return valid_matrix(self._matrix(), (self.replies, self.partitions))
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
         starts, indices, values = self.encoding.indptr.tolist(), self.encoding.indices, self.encoding.data

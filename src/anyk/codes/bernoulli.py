@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load, whole
+from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 from anyk.specs import show
 
@@ -212,7 +212,7 @@ class StochasticBlockCode(_RandomCode):
             "sbc", {"block": self.block, "inside": self.inside, "outside": self.outside, "seed": self.seed}, {"seed": 0}
         )
 
-    @cached_property
+    @fixed_property
     def communities(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
         """The workers and the partitions of each community, relabelled at random."""
         n, block = self.workers, int(self.block or 1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.decoders import LeastSquaresDecoder
+from anyk.codes.made import fixed_property
 from anyk.codes.repetition import FractionalRepetition, _cut
 
 
@@ -61,7 +61,7 @@ class BinaryCode(Code):
         """s + 1."""
         return self.tolerates + 1
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
         rows: list[Row] = [((), ())] * self.workers
@@ -71,7 +71,7 @@ class BinaryCode(Code):
                 rows[worker] = tuple(block), (1.0,) * len(block)
         return tuple(rows)
 
-    @cached_property
+    @fixed_property
     def _repetition(self) -> FractionalRepetition | None:
         """The same code as groups, where all classes cut alike."""
         if self.workers % self.classes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_workers, whole
 from anyk.codes.decoders import METHODS, Decoding
+from anyk.codes.made import fixed_property
 from anyk.codes.mds import CyclicMDS
 from anyk.codes.repetition import RepetitionCode
 from anyk.errors import BadInput
@@ -97,7 +97,7 @@ class DracoCode(Code):
         late = f",stragglers={self.stragglers}" if self.stragglers else ""
         return f"draco:liars={self.liars}{late}" + ("" if self.kind == "repetition" else f",kind={self.kind}")
 
-    @cached_property
+    @fixed_property
     def code(self) -> Code:
         """The code that is sent."""
         spare = 2 * self.liars + self.stragglers

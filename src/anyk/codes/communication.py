@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +12,7 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Method, Row, check_stragglers, check_workers, whole
 from anyk.codes.decoders import CountingDecoder, Decoding, Exact, Own
+from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 
 
@@ -75,7 +75,7 @@ class CommunicationEfficient(Code):
         """stragglers + blocks."""
         return self.tolerates + self.blocks
 
-    @cached_property
+    @fixed_property
     def _drawn(self) -> tuple[Floats, Floats, Floats]:
         """V (n x (n - s)), its orthogonal complement (n x s), and the encoders (n x load x blocks) of the best draw."""
         n, s, d, b = self.workers, self.tolerates, self.load, self.blocks
@@ -102,7 +102,7 @@ class CommunicationEfficient(Code):
         assert best is not None
         return best[1]
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`; coefficients come block by block for each partition: (partition, block) in order.
 
@@ -114,23 +114,10 @@ class CommunicationEfficient(Code):
             (tuple(((i + np.arange(d)) % n).tolist()), tuple(coefficients[i].ravel().tolist())) for i in range(n)
         )
 
-    @cached_property
+    @fixed_property
     def norms(self) -> Floats:
         """See :attr:`Code.norms`; over all blocks."""
         return np.asarray(np.linalg.norm(self._drawn[2], axis=(1, 2)))
-
-    @cached_property
-    def encoding(self):  # type: ignore[no-untyped-def]
-        """The encoders side by side, shape (workers, partitions x blocks), partition by partition."""
-        from scipy.sparse import csr_array
-
-        n, d, b = self.workers, self.load, self.blocks
-        held = (np.arange(n)[:, None] + np.arange(d)) % n
-        columns = held[:, :, None] * b + np.arange(b)
-        data = self._drawn[2].ravel(), columns.ravel(), np.arange(n + 1) * (d * b)
-        matrix = csr_array(data, shape=(n, n * b))
-        matrix.sort_indices()
-        return matrix
 
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import check_workers, whole
+from anyk.codes.made import fixed_property
 from anyk.codes.repetition import RepetitionCode
 from anyk.errors import BadInput
 
@@ -67,7 +67,7 @@ class BatchedCoupons(RepetitionCode):
         """Replies needed on average when workers are many: ``b H_b``."""
         return self.groups * _harmonic(self.groups)
 
-    @cached_property
+    @fixed_property
     def members(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`RepetitionCode.members`."""
         b = self.groups

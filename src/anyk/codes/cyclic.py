@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.decoders import CountingDecoder
+from anyk.codes.made import fixed_property, frozen
 from anyk.errors import BadInput
 
 _DENSE = 1024  # workers up to which pseudo-inverse and null space are kept
@@ -63,7 +63,7 @@ class CyclicRepetition(Code):
         """See :attr:`Code.tolerates`."""
         return self.stragglers or 0
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
         supports, values = self._supports, self._drawn.values
@@ -84,7 +84,7 @@ class CyclicRepetition(Code):
     def _supports(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         return (np.arange(self.workers)[:, None] + np.arange(self.tolerates + 1)[None, :]) % self.workers
 
-    @cached_property
+    @fixed_property
     def _drawn(self) -> _Draw:
         """The draw that amplifies rounding least on probes."""
         n, s = self.workers, self.tolerates
@@ -144,10 +144,10 @@ class _Draw:
     """Rows of unit norm on cyclic supports, and how any n - s of them are combined to ones."""
 
     def __init__(self, supports: np.ndarray[tuple[int, int], np.dtype[np.int64]], values: Floats) -> None:
-        self.supports, self.values = supports, values
+        self.supports, self.values = frozen((supports, values))
         self._n, self._s = len(values), values.shape[1] - 1
 
-    @cached_property
+    @fixed_property
     def _dense(self) -> tuple[Floats, Floats]:
         """Pseudo-inverse (n x n) and left null space (n x s)."""
         n, rank = self._n, self._n - self._s
@@ -157,12 +157,12 @@ class _Draw:
         inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T
         return inverse.astype(np.float64), left[:, rank:].astype(np.float64)
 
-    @cached_property
+    @fixed_property
     def _sparse(self) -> Any:
         from scipy.sparse import csr_array
 
         starts = np.arange(self._n + 1) * (self._s + 1)
-        return csr_array((self.values.ravel(), self.supports.ravel(), starts), shape=(self._n, self._n))
+        return csr_array((self.values.ravel(), self.supports.ravel(), starts), shape=(self._n, self._n), copy=True)
 
     def weights(self, lost: Indices) -> Floats:
         """Weights without the workers ``lost`` (at most s)."""

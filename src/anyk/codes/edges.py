@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk.checks import typed
 from anyk.codes.base import Floats, Indices, MatrixCode, check_workers, usual_load
+from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import edges_of_regular
 
@@ -67,7 +67,7 @@ class EdgeCode(MatrixCode):
         """The graph's vertices, 2 n / degree."""
         return 2 * self.workers // int(self.degree or 1)
 
-    @cached_property
+    @fixed_property
     def edges(self) -> Indices:
         """The two partitions of each worker, shape (workers, 2)."""
         if self.degree == 1:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
 from anyk.checks import typed
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers, usual_load, whole
 from anyk.codes.decoders import SetDecoder
+from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 from anyk.specs import show
 
@@ -100,7 +100,7 @@ class HeterogeneousCode(MatrixCode):
         p = np.array(self.probabilities)
         return np.asarray((1.0 - p) / np.maximum(p, _LEAST))
 
-    @cached_property
+    @fixed_property
     def allocation(self) -> tuple[tuple[int, ...], ...]:
         """The workers that hold each partition; from the probabilities given, whatever is learned later."""
         m, odds, budgets = int(self.partitions or 0), self._odds, np.array(self.budgets)
@@ -121,7 +121,7 @@ class HeterogeneousCode(MatrixCode):
             left -= int(budgets[i])
         return tuple(tuple(sorted(own)) for own in _exchanged(holders, odds))
 
-    @cached_property
+    @fixed_property
     def _coefficients(self) -> tuple[Floats, Floats]:
         """c_j of each partition, and 1 / p_i of each worker (0 for one that never replies)."""
         p = np.clip(np.array(self.learned or self.probabilities), _LEAST, 1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +12,7 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.decoders import EXACT, CountingDecoder
+from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 
 _SMALL = 512  # workers up to which a second opinion is asked for where the closed form is off
@@ -84,7 +84,7 @@ class CyclicMDS(Code):
         """Whether shifts change sign where they wrap around: n - s is even."""
         return self.tolerates > 0 and (self.workers - self.tolerates) % 2 == 0
 
-    @cached_property
+    @fixed_property
     def angles(self) -> Floats:
         """Angles of the roots of g, neighbouring and symmetric about pi, shape (stragglers,)."""
         n, s = self.workers, self.tolerates
@@ -92,7 +92,7 @@ class CyclicMDS(Code):
             return (2 * (np.arange(s) + (n - s) // 2) + 1) * np.pi / n
         return 2 * np.pi * (np.arange(s) + (n - s + 1) // 2) / n
 
-    @cached_property
+    @fixed_property
     def polynomial(self) -> Floats:
         """Coefficients of g, shape (stragglers + 1,): positive and palindromic, the outer ones 1."""
         found = np.ones(1)
@@ -100,13 +100,13 @@ class CyclicMDS(Code):
             found = np.convolve(found, [1.0, -2.0 * np.cos(angle), 1.0])
         return np.convolve(found, [1.0, 1.0]) if self.tolerates % 2 else found
 
-    @cached_property
+    @fixed_property
     def _columns(self) -> Floats:
         """What each column is divided by."""
         n = self.workers
         return np.cos((np.arange(n) - (n - 1) / 2) * np.pi / n) if self.negacyclic else np.ones(n)
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
         n, s = self.workers, self.tolerates
@@ -130,7 +130,7 @@ class CyclicMDS(Code):
         needed = self.workers - self.tolerates
         return np.asarray(np.partition(self._arrivals(arrivals), needed - 1, axis=1)[:, needed - 1])
 
-    @cached_property
+    @fixed_property
     def _null(self) -> Floats:
         """Orthonormal left null space, shape (n, stragglers)."""
         at = np.arange(self.workers)[:, None]
@@ -141,7 +141,7 @@ class CyclicMDS(Code):
         null = np.concatenate(parts, axis=1)
         return np.asarray(null / np.linalg.norm(null, axis=0))
 
-    @cached_property
+    @fixed_property
     def _all(self) -> Floats:
         """Weights when all reply, in closed form; shape (n,)."""
         n = self.workers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
+from anyk.codes.made import fixed_property
 from anyk.codes.repetition import FractionalRepetition
 from anyk.errors import BadInput
 
@@ -71,7 +71,7 @@ class PartialStragglers(Code):
     def _private(self) -> int:
         return self._share - self.stragglers - 1
 
-    @cached_property
+    @fixed_property
     def code(self) -> Code:
         """The code of the second messages, over the last ``workers`` partitions."""
         made = FractionalRepetition if self.inner == "frc" else CyclicRepetition
@@ -87,7 +87,7 @@ class PartialStragglers(Code):
         """0: each private part has one holder."""
         return 0
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
         rows: list[Row] = []

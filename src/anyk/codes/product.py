@@ -39,7 +39,9 @@ class KroneckerCode(MatrixCode):
     right: Code
 
     def __post_init__(self) -> None:
-        for code in (self.left, self.right):
+        for name, code in (("left", self.left), ("right", self.right)):
+            if not isinstance(code, Code):
+                raise BadInput(f"{name} of KroneckerCode must be a code, as in Uncoded(3), got {code!r}")
             if code.messages > 1 or code.blocks > 1:
                 raise BadInput(f"kronecker takes codes whose workers send one whole message; '{code.spec}' is none")
 
@@ -94,7 +96,9 @@ class KroneckerCode(MatrixCode):
             return 0.0, True
         n = self.workers
         factors = []
-        for code in (self.left, self.right):
+        for name, code in (("left", self.left), ("right", self.right)):
+            if not isinstance(code, Code):
+                raise BadInput(f"{name} of KroneckerCode must be a code, as in Uncoded(3), got {code!r}")
             rows, columns = (np.asarray(code.encoding.sum(axis=axis)).ravel() for axis in (1, 0))
             if np.ptp(rows) > 1e-9 or np.ptp(columns) > 1e-9:
                 return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_load, check_stragglers, check_workers, usual_load
 from anyk.codes.cyclic import CyclicRepetition
+from anyk.codes.made import fixed_property
 from anyk.codes.regular import RandomBiregularCode
 from anyk.codes.repetition import FractionalRepetition, Uncoded
 from anyk.errors import BadInput
@@ -126,7 +126,7 @@ class NestedCode(ProgressCode):
         """See :attr:`Code.tolerates`."""
         return self.stragglers or 0
 
-    @cached_property
+    @fixed_property
     def levels(self) -> tuple[Code, ...]:
         """The code of each level, of growing tolerance."""
         n, s = self.workers, self.tolerates
@@ -134,7 +134,7 @@ class NestedCode(ProgressCode):
             return tuple(FractionalRepetition(n, load=2**u) for u in range(s.bit_length() + 1))
         return (Uncoded(n), *(CyclicRepetition(n, stragglers=level, seed=self.seed) for level in range(1, s + 1)))
 
-    @cached_property
+    @fixed_property
     def orders(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`ProgressCode.orders`."""
         n, load = self.workers, self.tolerates + 1
@@ -249,7 +249,7 @@ class ChunkOrderCode(ProgressCode):
         """Every partition has ``load`` holders: one less may be missing."""
         return int(self.load or 1) - 1
 
-    @cached_property
+    @fixed_property
     def orders(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`ProgressCode.orders`."""
         n, load = self.workers, int(self.load or 1)
@@ -279,7 +279,7 @@ class ChunkOrderCode(ProgressCode):
         """As a code, each finished partition is a reply of its own."""
         return int(self.load or 1)
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """One partition each, worker by worker in the order of computing; see :attr:`Code.rows`."""
         return tuple(((j,), (1.0,)) for order in self.orders for j in order)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load, whole
+from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
 
@@ -41,7 +41,7 @@ class BiregularCode(MatrixCode):
 
     approximate = True
 
-    @cached_property
+    @fixed_property
     def second_singular(self) -> float:
         """Second largest singular value of the encoding."""
         return second_singular(self.encoding)

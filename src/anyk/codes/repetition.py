@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, Selection, check_stragglers, check_workers
+from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 
 
@@ -30,17 +30,17 @@ class RepetitionCode(Code):
         """The number of groups, at most the number of workers and of partitions."""
         raise NotImplementedError("a repetition code says how many groups it has")
 
-    @cached_property
+    @fixed_property
     def members(self) -> tuple[tuple[int, ...], ...]:
         """The workers of each group."""
         return tuple(tuple(run) for run in _cut(self.workers, self.groups))
 
-    @cached_property
+    @fixed_property
     def blocks_of(self) -> tuple[tuple[int, ...], ...]:
         """The partitions of each group."""
         return tuple(tuple(run) for run in _cut(self.partitions, self.groups))
 
-    @cached_property
+    @fixed_property
     def group_of(self) -> tuple[int, ...]:
         """The group of each worker."""
         groups = [0] * self.workers
@@ -49,7 +49,7 @@ class RepetitionCode(Code):
                 groups[worker] = g
         return tuple(groups)
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
         rows = [(block, (1.0,) * len(block)) for block in self.blocks_of]
@@ -64,7 +64,7 @@ class RepetitionCode(Code):
         """See :meth:`Code.decoder`."""
         return _GroupDecoder(self)
 
-    @cached_property
+    @fixed_property
     def _group_array(self) -> Indices:
         return np.array(self.group_of, dtype=np.int64)
 

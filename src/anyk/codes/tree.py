@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers, whole
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
+from anyk.codes.made import fixed_property
 from anyk.codes.repetition import FractionalRepetition, Uncoded
 from anyk.errors import BadInput
 
@@ -94,7 +94,7 @@ class TreeCode(Code):
         """Stragglers, wherever they are."""
         return self.stragglers
 
-    @cached_property
+    @fixed_property
     def code(self) -> Code:
         """The code of every parent over its children."""
         c, s = self._c, self.stragglers
@@ -102,7 +102,7 @@ class TreeCode(Code):
             return Uncoded(c)
         return FractionalRepetition(c, stragglers=s) if c % (s + 1) == 0 else CyclicRepetition(c, stragglers=s)
 
-    @cached_property
+    @fixed_property
     def parents(self) -> tuple[int, ...]:
         """The parent of each worker; :data:`ROOT` for the driver."""
         c = self._c
@@ -113,7 +113,7 @@ class TreeCode(Code):
         first = self._c * (node + 1)
         return range(first, first + self._c) if first < self.workers else range(0)
 
-    @cached_property
+    @fixed_property
     def shares(self) -> tuple[Share, ...]:
         """The share of each worker."""
         own = (self.stragglers + 1) ** self.depth
@@ -135,12 +135,12 @@ class TreeCode(Code):
                 ]
         return tuple(found)
 
-    @cached_property
+    @fixed_property
     def rows(self) -> Sequence[Row]:
         """What each worker computes itself, with the coefficients it has at the end; see :attr:`Code.rows`."""
         return tuple((share.partitions, share.coefficients) for share in self.shares)
 
-    @cached_property
+    @fixed_property
     def covers(self) -> tuple[tuple[int, ...], ...]:
         """The partitions that each worker's message covers: its own and those of all below it."""
         found: list[tuple[int, ...]] = [()] * self.workers

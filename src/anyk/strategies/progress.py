@@ -89,7 +89,8 @@ class ProgressRounds(OfCode):
 
     @cached_property
     def _tasks(self) -> tuple[Task, ...]:
-        return tuple((Chunk(order, (1.0,) * len(order), send="request"),) for order in self.code.orders)
+        orders = [tuple(map(int, order)) for order in self.code.orders]
+        return tuple((Chunk(order, (1.0,) * len(order), send="request"),) for order in orders)
 
     # ------------------------------------------------------------------------------------------- waiting
 

@@ -195,7 +195,8 @@ class CodedRounds(OfCode):
     @cached_property
     def _tasks(self) -> tuple[tuple[Task, ...], ...]:
         """Of each model, each worker's."""
-        c, rows = self.code.messages, self.code.rows
+        c = self.code.messages
+        rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in self.code.rows]  # a user's may be arrays
         return tuple(
             tuple(
                 tuple(Chunk(p, w, slot, batch=self.batch) for p, w in rows[i * c : i * c + c])

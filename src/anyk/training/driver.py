@@ -45,6 +45,7 @@ from anyk.protocol import (
     Strategy,
     Timing,
 )
+from anyk.training.audit import Audit
 from anyk.training.batches import ARRIVED, ENDED, OPEN, Batch
 from anyk.training.beginning import OUTER, Beginning
 from anyk.training.books import Books
@@ -106,6 +107,7 @@ class Driver:
         self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
         self._answers: deque[Event] = deque()  # to what the strategy asked the driver itself
         self._told = {kind: deque(event for event in told if type(event) is kind) for kind in (Assessed, Scattered)}
+        self._audit = Audit(strategy.partitions, getattr(strategy, "blocks", 1))
         self._gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
@@ -410,7 +412,7 @@ class Driver:
         """A combine that names the messages inside messages, too, each with the weight it comes to."""
         messages, weights = list(command.messages), list(command.weights)
         for place, weight in zip(messages, weights, strict=True):  # grows while it is walked through
-            for inside, share in self._gathered.pop(place, ()):
+            for inside, share in self._gathered.get(place, ()):
                 messages.append(inside)
                 weights.append(weight * share)
         return command._replace(messages=messages, weights=weights)
@@ -547,6 +549,9 @@ class Driver:
         self.last_update = command
         self.on_time = len(command.messages)
         bits = 0
+        full = self._with_gathered(command) if self._gathered else command
+        if self.problem is not None and isinstance(full, Combine) and full.divisor == "all":
+            full = self._audited(full, version)
         if self.problem is not None and self.optimizer is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and named
                 w = self._stepped(command, version) if isinstance(command, Combine) else self._mixed(command, version)
@@ -556,8 +561,9 @@ class Driver:
         else:
             self.cluster.newer(slot, version + 1)
         self.versions[slot] = version + 1
-        if self._gathered:
-            command = self._with_gathered(command)
+        command = full
+        for key in command.messages if self._gathered else ():
+            self._gathered.pop(key, None)
         if self._bad:
             self._bad = {key: bad for key, bad in self._bad.items() if key[0] != slot}
         oldest = total = 0
@@ -591,11 +597,19 @@ class Driver:
             count = len(command.messages)
             residual, gain, scale = 0.0, 1.0, 1.0
             if isinstance(command, Combine):
-                residual, gain, scale = command.residual, command.gain, command.scale
+                residual, gain, scale = command.residual or 0.0, command.gain, command.scale
             row = (slot, version + 1, self.time, count, residual, gain, total / max(count, 1), oldest)
             self.log.update((*row, scale, bits))
         if self.watch is not None and slot not in self.auxiliary:
             self.watch(self)
+
+    def _audited(self, command: Combine, version: int) -> Combine:
+        """A combine with its residual checked or, where it states none, worked out."""
+        parts = []
+        for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
+            batch = self._given[task]
+            parts.append((batch, (task - batch.first) * batch.width + chunk, weight))
+        return command._replace(residual=self._audit.residual(command, parts, version))
 
     def _stepped(self, command: Combine, version: int) -> Vector:
         """The slot's next version."""

@@ -1,0 +1,67 @@
+"""A sum is only taken if the coefficients that workers were given, with the replies' weights, are what is stated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+import anyk
+from anyk.errors import RunFailed
+from anyk.protocol import Combine, Command, Dispatch, Event, Reply
+from anyk.strategies import CodedRounds
+
+SPECS = [
+    "frc:load=2",
+    "comm-efficient:blocks=2",
+    "cyclic:stragglers=2",
+    "partial:stragglers=1,load=3",
+    "uncoded:wait=4",
+]
+
+
+class Misdealt(CodedRounds):
+    """Gives one worker a coefficient that is not its code's."""
+
+    def _dispatch(self, workers: Sequence[int]) -> list[Command]:
+        (command,) = super()._dispatch(workers)
+        assert isinstance(command, Dispatch)
+        chunk, *rest = command.chunks[0]
+        first, *others = chunk.coefficients
+        tasks = [(chunk._replace(coefficients=(1.01 * first, *others)), *rest), *command.chunks[1:]]
+        return [command._replace(chunks=tasks)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_coefficients_that_are_not_the_codes_end_the_run(spec: str) -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    right = anyk.strategy(spec, workers=6)
+    wrong = Misdealt(right.code, wait=right.wait)
+    with pytest.raises(RunFailed, match="^step 0: the coefficients that workers were given, with the weights of the"):
+        anyk.train(problem, wrong, anyk.clusters.Simulated(6), steps=2)
+    anyk.train(problem, right, anyk.clusters.Simulated(6), steps=2).close()
+
+
+class Half(anyk.strategies.CodedRounds):
+    """States what it is told to of a sum that has half of the partitions."""
+
+    stated: float | None = None
+
+    def on(self, event: Event) -> Sequence[Command]:
+        commands = [*super().on(event)] if isinstance(event, Reply) else []
+        return [c._replace(residual=self.stated, weights=[1.0] * 2) if isinstance(c, Combine) else c for c in commands]
+
+
+def test_what_is_not_stated_is_worked_out() -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    half = Half(anyk.codes.Uncoded(4), wait=2)
+    run = anyk.train(problem, half, anyk.clusters.Simulated(4), steps=2)
+    assert run.receipt(1).residual == 0.5**0.5
+    run.close()
+    half.stated = 0.5
+    with pytest.raises(RunFailed) as error:
+        anyk.train(problem, half, anyk.clusters.Simulated(4), steps=2)
+    assert str(error.value) == (
+        "step 0: the coefficients that workers were given, with the weights of the replies, add up to a residual of "
+        "0.707, and the strategy states 0.5; the model is left as it was"
+    )
