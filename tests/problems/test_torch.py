@@ -107,6 +107,88 @@ def test_mini_batches_are_drawn_by_key_and_scaled(partitions, batch, version, mi
         assert messages.partial_gradient(j, w, chunk, version) == pytest.approx(expected, abs=1e-12)
 
 
+def padded(samples=18, length=6, ignored=-100, dtype=torch.float64):
+    """Sequences of different lengths, one of them all padding; outputs (samples, classes, length)."""
+    random = torch.Generator().manual_seed(4)
+    X = torch.randn(samples, 5, length, generator=random, dtype=dtype)
+    y = X[:, :3].argmax(dim=1)
+    lengths = torch.randint(0, length + 1, (samples,), generator=random)
+    y[torch.arange(length) >= lengths[:, None]] = ignored
+    y[:6] = ignored  # of 3 partitions the first has no target at all
+    torch.manual_seed(5)
+    return nn.Conv1d(5, 3, 1).to(dtype), X, y
+
+
+@pytest.mark.parametrize("ignored", [-100, 0])
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss, nn.NLLLoss])
+def test_a_mean_over_targets_that_are_not_ignored_is_one_over_the_whole_data_set(ignored, loss):
+    module, X, y = padded(ignored=ignored)
+    if loss is nn.NLLLoss:
+        module = nn.Sequential(module, nn.LogSoftmax(dim=1))
+    own = loss(ignore_index=ignored)
+    for options in ({}, {"microbatch": 4}):
+        problem = TorchProblem(module, own, (X, y), held_out=(X, y), **options)
+        w, parts = problem.initial(), problem.split(3)
+        expected = own(module(X), y)
+        gradient = torch.autograd.grad(expected, list(module.parameters()))
+        whole = sum(parts.partial_gradient(j, w) for j in range(3)) / len(X)
+        assert whole == pytest.approx(flat(gradient), abs=1e-12)
+        assert problem.loss(w) == pytest.approx(expected.item(), rel=1e-12)
+        assert own.reduction == "mean"
+        kept = y != ignored
+        right = (module(X).argmax(dim=1) == y)[kept].double().mean().item()
+        assert problem.metrics(w)["accuracy"] == pytest.approx(right, rel=1e-12)
+    cluster = anyk.clusters.Simulated(3, delays=anyk.delays.Exponential(mean=1.0), seed=1)
+    run = anyk.train(problem, "cyclic:stragglers=1", cluster, steps=1)
+    assert w - run.model == pytest.approx(flat(gradient), abs=1e-9)
+    batch = np.array([1, 4])
+    some = y[6:][batch] != ignored
+    assert some.any()
+    found = parts.partial_gradient(1, w, batch) / len(X) * (y != ignored).sum().item()
+    own.reduction = "sum"
+    expected = torch.autograd.grad(own(module(X[6:][batch]), y[6:][batch]), list(module.parameters()))
+    assert found == pytest.approx(flat(expected), abs=1e-12)
+
+
+def test_ignored_targets_that_cannot_be_counted_are_refused():
+    module, X, y = padded()
+    items = Listed(list(zip(X, y, strict=True)))
+    with pytest.raises(
+        BadInput, match=r"targets that are not -100 \(ignore_index\), and how many .* known of arrays alone"
+    ):
+        TorchProblem(module, nn.CrossEntropyLoss(), items)
+    later = Listed([(X[0], y[0].clamp(min=0))] * 2 + items.items)  # found when a worker comes to them
+    with pytest.raises(BadInput, match="known of arrays alone; give the data as tensors"):
+        anyk.train(TorchProblem(module, nn.CrossEntropyLoss(), later), "uncoded", anyk.clusters.Simulated(2), steps=1)
+    assert TorchProblem(module, nn.CrossEntropyLoss(reduction="sum"), items).samples == 18
+    with pytest.raises(BadInput, match="the loss ignores every target: all are -100"):
+        TorchProblem(module, nn.CrossEntropyLoss(), (X, torch.full_like(y, -100)))
+
+
+def test_a_loss_that_is_no_sum_over_samples_is_refused():
+    module, X, y = padded(ignored=0)
+    first = (y == 0).sum(1).argsort(stable=True)[[0, 12]]  # one with padding and one with less
+    X, y = X[first], y[first]
+    for own, reduction, words in (
+        (lambda o, t: cross_entropy(o, t, ignore_index=0), None, "is not the mean of their losses"),
+        (
+            lambda o, t: cross_entropy(o, t, weight=torch.tensor([1.0, 5.0, 9.0], dtype=o.dtype)),
+            None,
+            "is not the mean",
+        ),
+        (lambda o, t: cross_entropy(o, t), "sum", "is not the sum of their losses"),
+        (lambda o, t: o.sum() ** 2, "sum", "or looks at several samples at once"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            TorchProblem(module, own, (X, y), reduction=reduction)
+    for own in (
+        lambda o, t: cross_entropy(o, t) + 0.1 * module.weight.norm(),
+        lambda o, t: cross_entropy(o, t) * torch.rand(()),  # draws: nothing can be told
+        lambda o, t: cross_entropy(o, t) if len(t) > 1 else 1 / 0,
+    ):
+        TorchProblem(module, own, (X, y))
+
+
 class Tied(nn.Module):
     """Two layers that share a weight, a frozen one, and one that is never used."""
 
@@ -447,7 +529,7 @@ def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatc
     ]:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
-            with pytest.raises(BadInput, match=f"pip install 'anyk\\[{extra}\\]'"):
+            with pytest.raises(BadInput, match=rf"pip install (-e )?.*\[{extra}\]"):
                 make()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,7 @@ from anyk.problems.torch_partitions import (
     drawing,
     dtype_of,
     even_ends,
+    kept_buffers,
     pieces_of,
     samples_of,
     trained,
@@ -35,15 +37,17 @@ if TYPE_CHECKING:
     import torch
 
 _EVALUATED = 512  # samples that a forward pass has at most where nobody said how many fit into memory
+_ROUNDING = 0.02  # by which sums may differ where they are taken in bf16
 _TRIED = 2  # samples that module and loss are tried on; batch norm cannot do with one
 
 Metric = Callable[[Any, Any], float]
 
 
-def _accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+def _accuracy(outputs: torch.Tensor, targets: torch.Tensor, ignored: int | None = None) -> float:
     """Share of targets that have the largest output; classes are the second axis, as in torch's losses, or the last."""
     classes = 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else -1
-    return float((outputs.argmax(dim=classes) == targets).double().mean())
+    right = outputs.argmax(dim=classes) == targets
+    return float((right if ignored is None else right[targets != ignored]).double().mean())
 
 
 def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -59,7 +63,8 @@ class TorchProblem:
 
     - ``loss(outputs, targets)`` gives a batch's mean or its sum, as ``reduction`` says (left out: what the loss says
       of itself, as torch's do, else ``"mean"``). A mean must be that over the samples alike; for one with class weights
-      or ignored targets use a sum.
+      use a sum. The mean of torch's ``CrossEntropyLoss`` and ``NLLLoss`` over the targets that are not ignored
+      (``ignore_index``) is that over all of them in the data set, however they are spread over partitions.
     - ``dataset``: inputs and targets as a tuple of tensors or arrays, ``(X, y)``, each with one entry for each sample;
       or a map-style data set. Arrays exist once on a machine, and numbers with a fraction become what the parameters
       are; a data set is pickled to workers as it is and read item by item. ``held_out`` likewise.
@@ -109,6 +114,7 @@ class TorchProblem:
         except Exception as error:
             raise BadInput(f"the module cannot be copied: {error}") from None
         self._network = Network(own, loss, device=device, precision=precision, mean=mean)
+        ignored = _ignored(loss)
         parameters = trained(own)
         self.dtype = dtype_of(parameters)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
@@ -118,9 +124,11 @@ class TorchProblem:
         self._held_out = None if held_out is None else samples_of(held_out, "held_out", self.dtype)
         self._microbatch = microbatch
         self.samples = len(self._data)
+        if mean and ignored is not None:
+            self._count_targets(ignored)
         self._last: tuple[Vector, Network, torch.device] | None = None
         targets = self._try()
-        plain = {"mse": _mse} if targets.is_floating_point() else {"accuracy": _accuracy}
+        plain = {"mse": _mse} if targets.is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
         self._metrics: dict[str, Metric] = dict(plain if metrics is None else metrics)
         if not self._metrics:
             raise BadInput("metrics must name at least one function, or be left out")
@@ -144,7 +152,49 @@ class TorchProblem:
             raise BadInput(
                 f"module and loss fail on the first {some} samples: {type(error).__name__}: {error}"
             ) from None
-        return tried._held[0][-1]
+        batch = tried._held[0]
+        self._check_sum(network, batch)
+        return batch[-1]
+
+    def _check_sum(self, network: Network, batch: tuple[torch.Tensor, ...]) -> None:
+        """Refuse a loss of several samples that is not the mean, or the sum, of theirs, where that can be told."""
+        import torch
+
+        targets = batch[-1]
+        try:
+            with torch.no_grad(), drawing(0, torch.device("cpu")), kept_buffers(network.module):
+                outputs = network.outputs(batch)
+                if len(outputs) != len(targets):
+                    return  # samples are another axis, or outputs a tuple
+                whole, again = (float(network.loss_at(outputs, targets)) for _ in range(2))
+                parts = [float(network.loss_at(outputs[i : i + 1], targets[i : i + 1])) for i in range(len(targets))]
+        except Exception:  # a single sample, or a part of the outputs, need not make sense to it
+            return
+        expected = sum(parts) / (len(parts) if network.mean else 1)
+        size = max(abs(part) for part in [whole, *parts])
+        if whole == again and not abs(whole - expected) <= _ROUNDING * size < float("inf"):
+            kind = "mean" if network.mean else "sum"
+            raise BadInput(
+                f"the loss of the first {len(parts)} samples together, {whole:.6g}, is not the {kind} of their losses, "
+                f"{expected:.6g}: it weighs or leaves out targets, or looks at several samples at once; give a loss "
+                "that is a sum over samples, with reduction='sum'"
+            )
+
+    def _count_targets(self, ignored: int) -> None:
+        """Make the mean over targets that are not ignored one over those of the whole data set: a sum, divided."""
+        if isinstance(self._data, Items):
+            self._network.unknown = ignored
+            return
+        targets = self._data.arrays[-1]
+        count = int(np.count_nonzero(targets != ignored))
+        if targets.dtype.kind == "f" or count == targets.size:
+            return
+        if not count:
+            raise BadInput(f"the loss ignores every target: all are {ignored} (ignore_index)")
+        network = self._network
+        network.loss = copy.copy(network.loss)
+        network.loss.reduction = "sum"
+        network.mean, network.times = False, self.samples / count
 
     def _check_held_out(self, data: Arrays | Items, *, own_metrics: bool) -> None:
         """Say that the metric does not suit what the module gives, before a run and not after it."""
@@ -281,6 +331,14 @@ def _check_options(device: str, precision: str | None, l2: float, microbatch: in
         raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
     if microbatch is not None and microbatch < 1:
         raise BadInput(f"microbatch must be at least 1 sample, got {microbatch}")
+
+
+def _ignored(loss: Any) -> int | None:
+    """The target that a loss of torch's ignores."""
+    import torch
+
+    known = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
+    return int(loss.ignore_index) if known else None
 
 
 def _is_mean(loss: Any, reduction: str | None) -> bool:

@@ -149,7 +149,15 @@ def samples_of(data: Any, name: str, dtype: np.dtype[Any]) -> Arrays | Items:
 
 
 class Network:
-    """A module, its loss and how they are computed: what worker and driver have in common."""
+    """A module, its loss and how they are computed: what worker and driver have in common.
+
+    ``mean``: the loss gives a batch's mean, which counts as often as the batch has samples; otherwise it gives a sum,
+    which counts ``times``. ``unknown``: a target that the loss's mean leaves out, where nobody has counted how many
+    there are.
+    """
+
+    times = 1.0
+    unknown: int | None = None
 
     def __init__(self, module: torch.nn.Module, loss: Any, *, device: str, precision: str | None, mean: bool) -> None:
         self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
@@ -179,17 +187,27 @@ class Network:
             made: torch.Tensor = self.module(*batch[:-1])
         return made
 
-    def loss_of(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, int]:
+    def loss_of(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, float]:
         """What the loss says of a batch, and by what that is to be multiplied to be the sum of its sample losses."""
+        outputs, targets = self.outputs(batch), batch[-1]
+        if self.unknown is not None and not targets.is_floating_point() and bool((targets == self.unknown).any()):
+            raise BadInput(
+                f"the loss is a mean over the targets that are not {self.unknown} (ignore_index), and how many there "
+                "are in the whole data set is known of arrays alone; give the data as tensors, (X, y), or the loss "
+                "reduction='sum'"
+            )
+        return self.loss_at(outputs, targets), len(targets) if self.mean else self.times
+
+    def loss_at(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """What the loss says of outputs and targets: one number."""
         import torch
 
-        outputs = self.outputs(batch)
-        with torch.autocast(batch[-1].device.type, dtype=torch.bfloat16, enabled=self.precision is not None):
-            loss = self.loss(outputs, batch[-1])
+        with torch.autocast(targets.device.type, dtype=torch.bfloat16, enabled=self.precision is not None):
+            loss = self.loss(outputs, targets)
         if not isinstance(loss, torch.Tensor) or loss.dim():
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
-        return loss, len(batch[-1]) if self.mean else 1
+        return loss
 
 
 class TorchPartitions:
@@ -276,7 +294,7 @@ class TorchPartitions:
         total = torch.zeros(self.dimension, dtype=flat.dtype, device=self._device)
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
-        with _one_thread(), drawing(_key(bits, partition, rows), self._device), _kept_buffers(module):
+        with _one_thread(), drawing(_key(bits, partition, rows), self._device), kept_buffers(module):
             for batch in self._batches(partition, rows, bits):
                 given = [*parameters, *batch]
                 versions = [tensor._version for tensor in given]
@@ -413,7 +431,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _kept_buffers(module: torch.nn.Module) -> Iterator[None]:
+def kept_buffers(module: torch.nn.Module) -> Iterator[None]:
     """Put back what a forward pass changes in buffers."""
     kept = [(part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
     for part, name, buffer in kept:
