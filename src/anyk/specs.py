@@ -45,8 +45,8 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
         key, equals, value = item.partition("=")
         if not equals:
             key, value = "", item
-        if value.strip()[:1] == "(" and key.strip() != "wait":  # the brackets of a wait rule are its own
-            value = value.strip()[1:-1]
+        if key.strip() != "wait":  # the brackets of a wait rule are its own
+            value = _unbracketed(value.strip())
         key, value = key.strip().replace("-", "_"), value.strip()
         if (not key and (place or equals)) or not value:
             raise BadInput(f"'{item}' in '{text}' should be key=value, as in name:key=value,key=value")
@@ -74,6 +74,16 @@ def bracketed(spec: str | None) -> str | None:
     ('(frc:load=2)', 'ring')
     """
     return f"({spec})" if spec and any(sign in spec for sign in ":,") else spec
+
+
+def _unbracketed(value: str) -> str:
+    """A value without brackets that enclose it whole."""
+    depth = 0
+    for place, character in enumerate(value):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return value[1:-1] if place and place == len(value) - 1 and value[0] == "(" else value
+    return value
 
 
 def _items(rest: str, text: str) -> list[str]:
@@ -253,6 +263,16 @@ class Registry(Generic[T]):
         return entry.build(**arguments, **given)
 
 
+def _enclosed(key: str, value: str) -> str:
+    """In brackets where a comma, as in the name of a file, would end the value."""
+    depth = 0
+    for character in value:
+        depth += (character == "(") - (character == ")")
+        if character == "," and not depth and key != "wait":
+            return f"({value})"
+    return value
+
+
 def show(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:
     """The spec that :meth:`Registry.build` reads back; values equal to their default are left out.
 
@@ -260,5 +280,5 @@ def show(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | Non
     'frc:load=3,wait=11'
     """
     defaults = defaults or {}
-    parts = [f"{k}={_show(v)}" for k, v in values.items() if k not in defaults or defaults[k] != v]
+    parts = [f"{k}={_enclosed(k, _show(v))}" for k, v in values.items() if k not in defaults or defaults[k] != v]
     return name + (":" + ",".join(parts) if parts else "")

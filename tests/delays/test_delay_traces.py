@@ -131,6 +131,123 @@ def test_the_fleet_may_not_be_wider(file: str) -> None:
         DelayStream(Trace(file), seed=0, workers=30)
 
 
+# ------------------------------------------------------------------------------------------- what a table means
+
+ROUNDS = 6
+WIDE = np.random.default_rng(3).exponential(size=(ROUNDS, 3)).round(3)
+
+
+def rows(header: str, lines: list[list[float | int | str]]) -> str:
+    return "\n".join([header] * bool(header) + [",".join(map(str, line)) for line in lines]) + "\n"
+
+
+def long(header: str, order: tuple[int, int, int] = (0, 1, 2), scale: float = 1.0) -> str:
+    lines = [[r, w, float(WIDE[r, w] * scale)] for w in range(3) for r in range(ROUNDS)]
+    return rows(header, [[line[i] for i in order] for line in lines])
+
+
+MEANINGS = [
+    ("w0,w1,w2", rows("w0,w1,w2", WIDE.tolist()), ""),
+    ("index of pandas", rows(",0,1,2", [[r, *WIDE[r].tolist()] for r in range(ROUNDS)]), "row numbers in the first"),
+    ("index by name", rows("round,a,b,c", [[r + 7, *WIDE[r].tolist()] for r in range(ROUNDS)]), "row numbers in the"),
+    ("index from 1", rows("", [[r + 1, *WIDE[r].tolist()] for r in range(ROUNDS)]), "row numbers in the first"),
+    ("index of another name", rows("nr,a,b,c", [[r, *WIDE[r].tolist()] for r in range(ROUNDS)]), "row numbers in the"),
+    ("long", long("round,worker,seconds"), "from the columns 'round', 'worker', 'seconds'"),
+    ("long, turned", long("Rank,Duration_ms,Step", (1, 2, 0), 1000), "'Step', 'Rank', 'Duration_ms', read as milli"),
+    ("names of workers", long("round,worker,time").replace(",0,", ",a,"), "from the columns"),
+    ("out of order", rows("worker 10,worker 2,worker 1", WIDE[:, [2, 1, 0]].tolist()), "in the order of the workers'"),
+    ("ms", rows("w0 (ms),w1 (ms),w2 (ms)", (WIDE * 1000).tolist()), "read as milliseconds"),
+]
+
+
+@pytest.mark.parametrize(("kind", "content", "remark"), MEANINGS, ids=[m[0] for m in MEANINGS])
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_table_is_recognised_and_told(kind: str, content: str, remark: str, form: str, tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text(content)
+    if form == "parquet":
+        pandas = pytest.importorskip("pandas")
+        frame = pandas.read_csv(file, header=0 if content[0].isalpha() or content[0] == "," else None)
+        frame.columns = frame.columns.astype(str)
+        frame.to_parquet(tmp_path / "t.parquet")
+        file = tmp_path / "t.parquet"
+    trace = Trace(str(file))
+    expected = WIDE if kind != "names of workers" else WIDE[:, [1, 2, 0]]  # 1, 2 and a
+    np.testing.assert_allclose(trace.times, expected, rtol=1e-12)
+    said = f"t.{form}: 6 rounds x 3 workers{', ' * bool(remark)}{remark}"
+    assert trace.summary.startswith(said) or remark in trace.summary
+    assert trace.summary.endswith(f"median {np.median(WIDE):.3g} s, longest {WIDE.max():.3g} s")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            long(""),
+            r"looks like a long table, one row for each round and worker; name its columns round, worker and sec",
+        ),
+        (long("a,b,c"), r"looks like a long table"),
+        (long("round,worker,seconds") + "0,1,5.5\n", r"round 0 of worker 1 is there 2 times"),
+        (long("round,worker,seconds") + "0,3,5.5\n", r"round 1 of worker 3 is missing"),
+        (long("time stamp,worker,seconds"), r"has a column 'worker', as of a long table, but none called round"),
+        (rows("at,b,c", [[1.7e9 + r, 1, 2] for r in range(15)]), r"column 'at' .* rises in every row, as a clock"),
+        (rows("w0,w1,load", WIDE.tolist()), r"has column 'load' beside those of workers; remove it"),
+        (rows("w0_s,w1_ms,w2_s", WIDE.tolist()), r"are in different units; convert them"),
+        (rows("when,w1", [["monday", 1], ["tuesday", 2]]), r"column 'when' holds text, such as 'monday'; remove it"),
+        (rows("a,2,c", WIDE.tolist()), r"may be names or data"),
+    ],
+)
+def test_a_table_that_may_mean_something_else_is_refused(content: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    with pytest.raises(BadInput, match=sentence):
+        Trace(str(tmp_path / "t.csv"))
+
+
+def test_the_unit_may_be_given_and_is_asked_after(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(rows("", (WIDE * 1000).tolist()))
+    assert "read as seconds (if these are milliseconds, give unit=ms)" in Trace(str(tmp_path / "t.csv")).summary
+    trace = delays.parse(f"trace:{tmp_path / 't.csv'},unit=ms")
+    assert isinstance(trace, Trace)
+    np.testing.assert_allclose(trace.times, WIDE)
+    assert trace.summary.count("milliseconds") == 1
+    np.savez(tmp_path / "t.npz", seconds=WIDE * 1e6)
+    np.testing.assert_allclose(Trace(str(tmp_path / "t.npz"), unit="us").times, WIDE)
+
+
+def test_measured_traces_are_understood(data_folder: Path) -> None:
+    files = sorted((data_folder / "lambda-traces").glob("*.npz"))
+    assert files and all("256 workers" in Trace(str(file)).summary for file in files)
+    for file in (data_folder / "llm-traces").glob("*.parquet"):  # one row an operation
+        with pytest.raises(BadInput, match="of worker .* (is there .* times|is missing)|holds text"):
+            Trace(str(file))
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyk.tables._DEFAULT", 100_000)
+    np.savez_compressed(tmp_path / "t.npz", seconds=np.ones((1000, 30)))
+    with pytest.raises(
+        BadInput, match=r"t.npz unpacks to 0.00024 GB, but the limit is 0.0001 GB; if you trust the file"
+    ):
+        Trace(str(tmp_path / "t.npz"))
+    assert Trace(str(tmp_path / "t.npz"), max_gb=1).times.shape == (1000, 30)
+
+
+def test_a_relative_name_is_found_from_another_folder(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run records must be found by whoever resumes it elsewhere, also where a folder's name has a comma."""
+    monkeypatch.chdir(tmp_path)
+    odd = tmp_path / "a, (b) = c"
+    odd.mkdir()
+    for name in ("t.npz", "a, (b) = c/t.npz"):
+        np.savez(name, seconds=TABLE)
+        spec = Trace(name).spec
+        monkeypatch.chdir("/")
+        again = delays.parse(spec)
+        assert isinstance(again, Trace) and again.file == str(tmp_path / name)
+        monkeypatch.chdir(tmp_path)
+
+
 # ------------------------------------------------------------------------------------------- bad files
 
 
@@ -153,12 +270,13 @@ def test_what_is_no_time_is_refused(tmp_path: Path, value: float, form: str, row
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("t.csv", b"1,2\n3\n", r"'.*t.csv' cannot be read as a trace: "),
-        ("t.csv", b"a,b\n1,x\n", r"'.*t.csv' cannot be read as a trace: "),
-        ("t.csv", b"", r"t.csv'"),
-        ("t.npz", b"not a zip", r"'.*t.npz' cannot be read as a trace: "),
-        ("t.parquet", b"not parquet", r"'.*t.parquet' cannot be read as a trace: "),
-        ("t.csv.gz", b"not gzip", r"'.*t.csv.gz' cannot be read as a trace: "),
+        ("t.csv", b"1,2\n3\n", r"t.csv cannot be read as CSV: a row at line 2 .* has 1 cells, the first has 2"),
+        ("t.csv", b"a,b\n1,x\n", r"'.*t.csv' cannot be read as a trace: column 'b' holds text, such as 'x'; remove"),
+        ("t.csv", b"a,b\n", r"must be a table of rounds x workers, got a header only"),
+        ("t.csv", b"", r"t.csv is empty"),
+        ("t.npz", b"not a zip", r"t.npz cannot be read as npz: "),
+        ("t.parquet", b"not parquet", r"t.parquet cannot be read as Parquet: "),
+        ("t.csv.gz", b"not gzip", r"t.csv.gz cannot be read as CSV: "),
         ("t.txt", b"1,2\n", r"a trace is a .npz, .csv or .parquet file, got '.*t.txt'"),
     ],
 )
@@ -179,15 +297,20 @@ def test_arrays_of_the_wrong_name_shape_or_kind(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"must be a table of rounds x workers, got shape \(0, 3\)"):
         Trace(str(tmp_path / "empty.npz"))
     np.savez(tmp_path / "objects.npz", seconds=np.array([[{}, None]], dtype=object))
-    with pytest.raises(BadInput, match="cannot be read as a trace: .*allow_pickle"):  # nothing is ever unpickled
+    with pytest.raises(
+        BadInput, match="array 'seconds' of .* holds Python objects, which only unpickling"
+    ):  # nothing is ever unpickled
         Trace(str(tmp_path / "objects.npz"))
 
 
 def test_no_file_and_no_partitions(file: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no trace file '/nowhere/t.npz'"):
         delays.parse("trace:/nowhere/t.npz")
-    with pytest.raises(BadInput, match="no trace file"):
-        Trace(str(tmp_path))  # a folder
+    with pytest.raises(BadInput, match="is a folder; give the trace file itself"):
+        Trace(str(tmp_path))
+    with pytest.raises(BadInput, match=r"^x{100,}….{60,80}: File name too long|^x.* File name too long$") as caught:
+        delays.parse(f"trace:{'x' * 3000}.npz")
+    assert len(str(caught.value)) < 400
     with pytest.raises(BadInput, match="a trace is of whole tasks; use slope=… instead of per=load"):
         Trace(file, per="load")
 

@@ -166,6 +166,16 @@ def make_optimizer(problem: Problem, given: dict[str, Any]) -> Optimizer:
     return build(given["optimizer"] or name, lr=chosen)
 
 
+def tell_delays(spec: str, workers: int) -> None:
+    """One line on standard error on how a trace was understood."""
+    from anyk.delays import Trace, parse
+
+    model = parse(spec)
+    if isinstance(model, Trace):
+        model.check_fleet(workers)
+        click.echo(model.summary_for(workers), err=True)
+
+
 def new_folder(kind: str) -> Path:
     """A folder under runs/ that does not exist yet."""
     number = 1

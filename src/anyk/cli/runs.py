@@ -19,6 +19,7 @@ from anyk.cli.options import (
     new_folder,
     plugin_option,
     show_settings,
+    tell_delays,
 )
 from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
@@ -110,6 +111,7 @@ def train(
         communication=given["communication"],
     )
     problem = make_problem(given)
+    tell_delays(given["delays"], given["workers"])
     optimizer = make_optimizer(problem, given)
     folder = Path(given["out"]) if given["out"] else new_folder("train")
     console = people(given["json_file"])
@@ -143,6 +145,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
     from anyk.training.run import setup
 
     problem = make_problem(given)
+    tell_delays(given["delays"], given["workers"])
     folder = Path(given["out"]) if given["out"] else new_folder("train")
     console = people(given["json_file"])
 
@@ -216,6 +219,7 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
     file = Path(picture) if picture else folder / "race.png"
     _check_picture()
     problem = make_problem(given)
+    tell_delays(given["delays"], given["workers"])
     optimizer = make_optimizer(problem, given)
     say(
         console,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,6 +14,9 @@ from anyk.errors import BadInput
 
 _mu = click.option("--mu", type=float, default=1.0, show_default=True,
                    help="A round's cut-off is at 1 + mu times its fastest worker.")  # fmt: skip
+_unit = click.option("--unit", type=click.Choice(["s", "ms", "us"]),
+                     help="Unit of the times; what the columns' names say, else s, if left out.")  # fmt: skip
+_max_gb = click.option("--max-gb", type=float, help="What the file may unpack to; 1 or 8 times its size if left out.")
 
 
 @main.group()
@@ -22,19 +26,24 @@ def trace() -> None:
 
 @trace.command()
 @click.argument("file")
+@_unit
+@_max_gb
 @_mu
 @click.option("--picture", metavar="FILE", help="Draw a heat map and the distribution.")
 @json_option
-def show(file: str, mu: float, picture: str | None, json_file: str | None) -> None:
+def show(
+    file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None, json_file: str | None
+) -> None:  # fmt: skip
     """Show a trace: distribution and laws that fit it, who is slow, and how long bursts last."""
     from anyk.delays import Trace
     from anyk.reports.traces import draw_trace, facts, trace_text
 
     if not 0.0 <= mu < float("inf"):
         raise BadInput(f"mu must be a finite number of at least 0, got {mu:g}")
-    table = Trace(file)
+    table = Trace(file, unit=unit, max_gb=max_gb)
     found = facts(table.times, mu, table.censored)
     if json_file != "-":
+        click.echo(table.summary)
         if table.load_measured is not None:
             click.echo(f"each worker computed {table.load_measured:g} of the data")
         click.echo(trace_text(found, mu))
@@ -73,11 +82,13 @@ def record(run: str, out: str) -> None:
 @click.option("--models", type=int, default=4, show_default=True, help="Models trained at once.")
 @click.option("--jobs", type=int, help="Steps of all models to plan for; what the trace allows if left out.")
 @click.option("--slope", type=float, help="Seconds that the whole data takes beyond none; fitted if left out.")
+@_unit
+@_max_gb
 @_mu
 @json_option
 def tune(
-    files: tuple[str, ...], workers: int | None, models: int, jobs: int | None, slope: float | None, mu: float,
-    json_file: str | None,
+    files: tuple[str, ...], workers: int | None, models: int, jobs: int | None, slope: float | None, unit: Any,
+    max_gb: float | None, mu: float, json_file: str | None,
 ) -> None:  # fmt: skip
     """Find the best GC, SR-SGC, M-SGC and no coding for measured delays, over all parameters."""
     from anyk.delays import Trace
@@ -89,11 +100,12 @@ def tune(
         raise BadInput(f"workers must be at least 1, got {workers}")
     tables = []
     for file in files:
-        table = Trace(file)
+        table = Trace(file, unit=unit, max_gb=max_gb)
         if table.load_measured is None:
             raise BadInput(f"the trace '{file}' does not say the load it was measured at; give trace with 'load' in it")
         if workers is not None:
             table.check_fleet(workers)
+        click.echo(table.summary if workers is None else table.summary_for(workers), err=True)
         tables.append((table.load_measured, table.times[:, :workers]))
     tables.sort(key=lambda one: one[0])
     if slope is None:

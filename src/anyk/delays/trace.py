@@ -5,55 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
-from anyk.delays.models import MOST, DelayModel
-from anyk.errors import BadInput, MissingPackage
+from anyk.delays.measured import Measured, read_measured
+from anyk.delays.models import DelayModel
+from anyk.errors import BadInput
+from anyk.specs import parse
+from anyk.tables import shown
 
 Floats = NDArray[np.float64]
 _LEAST = 1e-6  # a load-adjusted delay never falls below this many seconds
-
-
-def _read(path: Path) -> tuple[Floats, float | None, NDArray[np.bool_] | None]:
-    """The table (rounds x workers) in a file and, where it says, its relative load and which times are cut off."""
-    load: float | None = None
-    cut: NDArray[np.bool_] | None = None
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            if "seconds" not in arrays:
-                raise BadInput(f"'{path}' has no array 'seconds' (rounds x workers); it has {', '.join(arrays.files)}")
-            table = np.asarray(arrays["seconds"], dtype=np.float64)
-            if "load" in arrays:
-                load = float(arrays["load"])
-                if not 0.0 <= load < float("inf"):
-                    raise BadInput(f"the load in '{path}' must be a share of the data, at least 0, got {load:g}")
-            if "censored" in arrays:
-                cut = np.asarray(arrays["censored"], dtype=bool)
-                if cut.shape != table.shape:
-                    raise BadInput(f"'censored' in '{path}' must have the shape of 'seconds', got {cut.shape}")
-    elif path.suffix == ".parquet":
-        try:
-            import pandas
-        except ImportError:
-            raise MissingPackage("pandas", "data", "reading Parquet") from None
-        frame: Any = pandas.read_parquet(path)
-        table = frame.to_numpy(dtype=np.float64)
-    elif path.suffix == ".csv" or path.name.endswith(".csv.gz"):
-        first = np.loadtxt(path, delimiter=",", max_rows=1, dtype=str, ndmin=1)
-        header = 0
-        for cell in first:
-            try:
-                float(cell)
-            except ValueError:
-                header = 1
-        table = np.loadtxt(path, delimiter=",", skiprows=header, ndmin=2)
-    else:
-        raise BadInput(f"a trace is a .npz, .csv or .parquet file, got '{path}'")
-    return table, load, cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,14 +71,20 @@ class Table(DelayModel):
 class Trace(DelayModel):
     """Measured delays: ``trace:file.npz`` (array ``seconds``, rounds x workers), CSV or Parquet.
 
-    Draw t of worker i is row ``t mod rounds``, column i. A task that covers another share of the data than the
-    ``load`` the trace was measured at takes ``(share - load) * slope`` seconds more; ``load`` is read from the file
-    where it says.
+    CSV and Parquet have one column a worker and one row a round, with or without a header and a first column of row
+    numbers, or are long: columns round, worker and seconds. Draw t of worker i is row ``t mod rounds``, column i.
+    ``unit`` is s, ms or us, else what the columns' names say, else s; ``summary`` tells how the file was understood.
+
+    A task that covers another share of the data than the ``load`` the trace was measured at takes
+    ``(share - load) * slope`` seconds more; ``load`` is read from the file where it says. ``max_gb`` limits the memory
+    that the file's contents may take, by default 1 GB or 8 times its size, whichever is more.
     """
 
     file: str
     slope: float = 0.0
     load: float | None = None
+    unit: Literal["s", "ms", "us"] | None = None
+    max_gb: float | None = None
     name: ClassVar[str] = "trace"
 
     def __post_init__(self) -> None:
@@ -122,52 +93,58 @@ class Trace(DelayModel):
             raise BadInput(f"the slope of 'trace' must be a finite number, got {self.slope:g}")
         if self.load is not None and not 0.0 <= self.load < float("inf"):
             raise BadInput(f"the load of 'trace' must be a share of the data, at least 0, got {self.load:g}")
-        table = self._loaded[0]
-        if table.ndim != 2 or not table.size:
-            raise BadInput(f"the trace '{self.file}' must be a table of rounds x workers, got shape {table.shape}")
-        if not ((table >= 0) & (table <= MOST)).all():
-            raise BadInput(f"the trace '{self.file}' must hold seconds from 0 to {MOST:g}")
-        if self.slope and self.load_measured is None:
-            raise BadInput(f"the trace '{self.file}' does not say its load; give load=… (share of the data) with slope")
+        if self.unit not in (None, "s", "ms", "us"):
+            raise BadInput(f"the unit of 'trace' must be one of s, ms, us, got {self.unit!r}")
         if self.per == "load":
             raise BadInput("a trace is of whole tasks; use slope=… instead of per=load")
+        _ = self._measured
+        # a run that is resumed in another folder finds it there
+        object.__setattr__(self, "file", str(Path(self.file).expanduser().absolute()))
+        if parse(self.spec)[1]["file"] != self.file:
+            raise BadInput(f"a spec cannot hold the name of the trace '{shown(self.file)}'; rename it")
+        if self.slope and self.load_measured is None:
+            raise BadInput(
+                f"the trace '{shown(self.file)}' does not say its load; give load=… (share of the data) with slope"
+            )
 
     @cached_property
-    def _loaded(self) -> tuple[Floats, float | None, NDArray[np.bool_] | None]:
-        path = Path(self.file).expanduser()
-        if not path.is_file():
-            raise BadInput(f"no trace file '{self.file}'")
-        try:
-            return _read(path)
-        except BadInput:
-            raise
-        except Exception as error:  # a reader's own exceptions are of any kind
-            raise BadInput(f"'{self.file}' cannot be read as a trace: {error}") from None
+    def _measured(self) -> Measured:
+        return read_measured(Path(self.file).expanduser(), unit=self.unit, max_gb=self.max_gb)
+
+    @property
+    def summary(self) -> str:
+        """How the file was understood, in one line."""
+        return f"{Path(self.file).name}: {self._measured.summary}"
+
+    def summary_for(self, workers: int) -> str:
+        """As ``summary``, and how many of the trace's workers a fleet of so many uses."""
+        width = self.times.shape[1]
+        return self.summary + f"; the fleet's {workers} workers are the first of them" * (width > workers)
 
     @property
     def load_measured(self) -> float | None:
         """The relative load that the table was measured at."""
-        return self.load if self.load is not None else self._loaded[1]
+        return self.load if self.load is not None else self._measured.load
 
     @property
     def censored(self) -> NDArray[np.bool_] | None:
         """Which times are only known to be at least so long, where the file says."""
-        return self._loaded[2]
+        return self._measured.censored
 
     @property
     def times(self) -> Floats:
         """The table, seconds, rounds x workers."""
-        return self._loaded[0]
+        return self._measured.times
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
-        column = np.sort(self._loaded[0][:, worker])
+        column = np.sort(self.times[:, worker])
         return np.asarray(column[(uniforms * len(column)).astype(np.int64)])
 
     def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
         """See :meth:`DelayModel.draws`."""
         del seed
-        table = self._loaded[0]
+        table = self.times
         return np.asarray(table[(start + np.arange(count)) % len(table), worker])
 
     def at_load(self, seconds: float, relative_load: float) -> float:
@@ -187,6 +164,6 @@ class Trace(DelayModel):
 
     def check_fleet(self, workers: int) -> None:
         """See :meth:`DelayModel.check_fleet`."""
-        width = self._loaded[0].shape[1]
+        width = self.times.shape[1]
         if width < workers:
-            raise BadInput(f"the trace '{self.file}' has {width} workers, fewer than the fleet's {workers}")
+            raise BadInput(f"the trace '{shown(self.file)}' has {width} workers, fewer than the fleet's {workers}")

@@ -1,0 +1,248 @@
+"""Reading measured times from files: which column is which worker, which row which round, and in which unit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.delays.models import MOST
+from anyk.errors import BadInput
+from anyk.tables import (
+    Limit,
+    Table,
+    existing_file,
+    is_number,
+    is_row_number,
+    limit,
+    listed,
+    read_csv,
+    read_npz,
+    read_parquet,
+    shown,
+)
+
+Floats = NDArray[np.float64]
+_ROUND = ("round", "step", "iteration", "iter", "version", "epoch")
+_WORKER = ("worker", "rank", "node", "machine", "host", "worker id", "worker_id")
+_SECONDS = ("", "seconds", "duration", "delay", "time", "elapsed", "latency", "value")
+_INDEX = (*_ROUND, "index", "unnamed: 0", "row", "#", "t", "id")
+_NUMBERED = re.compile(r"(?:worker|rank|node|machine|w)?[ _\-.]*(\d+)")
+_UNIT = re.compile(r"(?:^|[\s_\-(\[/])(milliseconds?|msecs?|ms|microseconds?|usecs?|us|µs|seconds?|secs?|s)[)\]]?$")
+_SCALE = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_CLOCK = 12  # so many rising times at the top of a column are no accident: 1 chance in 479 million
+_LONG = 50.0  # half of all tasks taking longer than so many seconds look like milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Times, seconds, rounds x workers, and what else the file says; ``remarks`` on how it was understood."""
+
+    times: Floats
+    load: float | None = None
+    censored: NDArray[np.bool_] | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """Size, how long, and the remarks."""
+        median, longest = float(np.median(self.times)), float(self.times.max())
+        rounds, workers = self.times.shape
+        size = f"{rounds:,} round{'s' * (rounds != 1)} x {workers:,} worker{'s' * (workers != 1)}"
+        return ", ".join([size, *self.remarks, f"median {median:.3g} s, longest {longest:.3g} s"])
+
+
+def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None = None) -> Measured:
+    """The times in an npz, CSV (also ``.csv.gz``) or Parquet file; ``unit`` is s, ms or us, or what the header says.
+
+    CSV and Parquet hold one column a worker, or the columns round, worker and seconds. Row numbers are left out.
+    Raises BadInput for a table that could mean something else, and for what is no table of finite times.
+    """
+    existing_file(file, "trace file")
+    name = file.name.lower()
+    if not name.endswith((".npz", ".parquet", ".csv", ".csv.gz")):
+        raise BadInput(f"a trace is a .npz, .csv or .parquet file, got '{shown(file)}'")
+    allowed = limit(file, max_gb)
+    if name.endswith(".npz"):
+        found, scale = _from_npz(file, allowed), 1.0
+    else:
+        table = read_parquet(file, allowed) if name.endswith(".parquet") else read_csv(file, allowed)
+        found, scale = _from_table(file, table)
+    times = found.times
+    if times.ndim != 2 or not times.size:
+        raise BadInput(f"the trace '{shown(file)}' must be a table of rounds x workers, got shape {times.shape}")
+    if not ((times >= 0) & (times <= MOST)).all():
+        raise BadInput(f"the trace '{shown(file)}' must hold seconds from 0 to {MOST:g}")
+    remarks = list(found.remarks)
+    scale = scale if unit is None else _SCALE[unit]
+    if scale != 1.0:
+        remarks.append(f"read as {'milliseconds' if scale == 1e-3 else 'microseconds'}")
+        times = times * scale
+    elif unit is None and np.median(times) >= _LONG:
+        remarks.append("read as seconds (if these are milliseconds, give unit=ms)")
+    return replace(found, times=times, remarks=tuple(remarks))
+
+
+def _from_npz(file: Path, allowed: Limit) -> Measured:
+    arrays, names = read_npz(file, allowed, ("seconds", "load", "censored"))
+    if "seconds" not in arrays:
+        raise BadInput(
+            f"'{shown(file)}' has no array 'seconds' (rounds x workers); it has {', '.join(map(shown, names[:9]))}"
+        )
+    for name, values in arrays.items():
+        if values.dtype.kind not in "biuf":
+            raise BadInput(f"array '{name}' of '{shown(file)}' must hold numbers, got {values.dtype}")
+    load = arrays.get("load")
+    if load is not None and (load.size != 1 or not 0.0 <= load.item() < math.inf):
+        got = f"{load.item():g}" if load.size == 1 else f"shape {load.shape}"
+        raise BadInput(f"the load in '{shown(file)}' must be a share of the data, at least 0, got {got}")
+    cut = arrays.get("censored")
+    if cut is not None and cut.shape != arrays["seconds"].shape:
+        raise BadInput(f"'censored' in '{shown(file)}' must have the shape of 'seconds', got {cut.shape}")
+    with np.errstate(all="ignore"):  # what does not fit becomes infinite, which is refused
+        times = arrays["seconds"].astype(np.float64)
+    return Measured(times, None if load is None else float(load.item()), None if cut is None else cut.astype(bool))
+
+
+def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
+    """Times from columns, and how many seconds their unit is."""
+    names = [name.strip().lower() for name in table.names] if table.header else [""] * len(table.names)
+    if not table.rows:
+        raise BadInput(f"the trace '{shown(file)}' must be a table of rounds x workers, got a header only")
+    places = _long_columns(names)
+    if places is not None:
+        return _from_long(file, table, names, places)
+    bare = [unit_in(name)[0] for name in names]
+    if len(names) > 1 and any(name in _WORKER for name in bare):
+        raise BadInput(
+            f"'{shown(file)}' has a column '{next(n for n in table.names if unit_in(n)[0] in _WORKER)}', as of a long "
+            "table, but none called round, or none called seconds; give it all three, or one column a worker"
+        )
+    columns, remarks = list(range(len(names))), []
+    first = table.columns[0]
+    counted = is_row_number(first) and len(first) > 2
+    called_worker = _NUMBERED.fullmatch(bare[0]) and not bare[0].isdigit()
+    if len(columns) > 1 and (names[0] in _INDEX or (counted and not called_worker)):
+        columns.pop(0)
+        remarks.append("row numbers in the first column left out")
+    for i in columns:
+        if table.columns[i].dtype.kind != "f":
+            text = next((value for value in table.columns[i] if value is not None and not is_number(value)), None)
+            raise BadInput(
+                f"'{shown(file)}' cannot be read as a trace: {_called(table, i)} holds text, such as "
+                f"'{shown(str(text))}'; remove it"
+            )
+    numbers = [_NUMBERED.fullmatch(bare[i]) for i in columns]
+    if any(numbers) and not all(numbers):
+        other = columns[numbers.index(None)]
+        raise BadInput(f"'{shown(file)}' has {_called(table, other)} beside those of workers; remove it")
+    if all(numbers):
+        order = sorted(columns, key=lambda i: int(_NUMBERED.fullmatch(bare[i]).group(1)))  # type: ignore[union-attr]
+        if order != columns:
+            remarks.append("columns in the order of the workers' numbers")
+            columns = order
+    values = [table.columns[i] for i in columns]
+    _refuse_other_shapes(file, table, columns)
+    scales = {unit_in(names[i])[1] for i in columns} - {None}
+    if len(scales) > 1:
+        raise BadInput(f"the columns of '{shown(file)}' are in different units; convert them to one")
+    return Measured(np.column_stack(values), remarks=tuple(remarks)), next(iter(scales), 1.0) or 1.0
+
+
+def _called(table: Table, i: int) -> str:
+    return f"column '{shown(table.names[i])}'" if table.header else f"column {i}"
+
+
+def _refuse_other_shapes(file: Path, table: Table, columns: Sequence[int]) -> None:
+    """Raise BadInput for what is not one column a worker but looks so: a long table, a column of clock readings."""
+    values = [table.columns[i] for i in columns]
+    rows = table.rows
+    first = values[0]
+    if len(values) > 1 and rows >= _CLOCK and (np.diff(first) > 0).all():
+        raise BadInput(
+            f"{_called(table, columns[0])} of '{shown(file)}' rises in every row, as a clock or a row number does; "
+            "remove it, as each column is a worker's seconds"
+        )
+    if not 3 <= len(values) <= 5 or rows < 4:
+        return
+    whole = [v for v in values if np.isfinite(v).all() and (v == np.floor(v)).all()]
+    for a, b in permutations(whole, 2):
+        sizes = len(np.unique(a)), len(np.unique(b))
+        if min(sizes) > 1 and math.prod(sizes) == rows == len(set(zip(a.tolist(), b.tolist(), strict=True))):
+            raise BadInput(
+                f"'{shown(file)}' looks like a long table, one row for each round and worker; name its columns "
+                "round, worker and seconds in a header"
+            )
+
+
+def _long_columns(names: Sequence[str]) -> tuple[int, int, int] | None:
+    """Where the columns round, worker and seconds of a long table are."""
+    found = []
+    for wanted in (_ROUND, _WORKER):
+        places = [names.index(name) for name in wanted if name in names]
+        if not places:
+            return None
+        found.append(places[0])
+    timed = [i for name in _SECONDS for i, known in enumerate(names) if known and unit_in(known)[0] == name]
+    return (found[0], found[1], timed[0]) if timed else None
+
+
+def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int, int, int]) -> tuple[Measured, float]:
+    rounds, workers, seconds = (table.columns[i] for i in places)
+    for i, values in zip(places, (rounds, workers, seconds), strict=True):
+        if values.dtype.kind != "f" and i != places[1]:
+            raise BadInput(f"{_called(table, i)} of '{shown(file)}' holds text; it must hold numbers")
+        if (~np.isfinite(values) if values.dtype.kind == "f" else values == None).any():  # noqa: E711  (of each value)
+            raise BadInput(f"{_called(table, i)} of '{shown(file)}' has rows without a finite value")
+    all_rounds, row = np.unique(rounds, return_inverse=True)
+    all_workers, column = np.unique(_by_number(workers), return_inverse=True)
+    place = row.reshape(-1) * len(all_workers) + column.reshape(-1)
+    found, counts = np.unique(place, return_counts=True)
+    wrong = found[counts > 1][:1].tolist()
+    if not wrong and len(found) < len(all_rounds) * len(all_workers):
+        wrong = [int(np.argmin(np.append(found, -1) == np.arange(len(found) + 1)))]  # the first that is not there
+    if wrong:
+        r, w = divmod(wrong[0], len(all_workers))
+        often = f"is there {counts[found == wrong[0]][0]} times" if wrong[0] in found else "is missing"
+        raise BadInput(
+            f"round {all_rounds[r]:g} of worker {shown(_plain(all_workers[w]))} {often} in '{shown(file)}'; a long "
+            "table has one row for each round and worker"
+        )
+    times = seconds[np.argsort(place)].reshape(len(all_rounds), len(all_workers))
+    used = listed([table.names[i] for i in places])
+    rest = [name for i, name in enumerate(table.names) if i not in places and names[i] not in _INDEX]
+    remarks = (f"from the columns {used}",) + ((f"{listed(rest)} not used",) if rest else ())
+    return Measured(times, remarks=remarks), unit_in(names[places[2]])[1] or 1.0
+
+
+def _by_number(workers: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Workers' names as numbers where they are such (worker 2 stands before worker 10)."""
+    if workers.dtype.kind == "f":
+        return workers
+    found = [_NUMBERED.fullmatch(str(name).strip().lower()) for name in workers]
+    return np.array([float(match.group(1)) for match in found if match]) if all(found) else workers
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def unit_in(name: str) -> tuple[str, float | None]:
+    """A column's name without the unit of time at its end, and that unit in seconds, None where it has none.
+
+    >>> unit_in("duration_ms"), unit_in("Worker 3 (s)"), unit_in("workers")
+    (('duration', 0.001), ('worker 3', 1.0), ('workers', None))
+    """
+    name = name.strip().lower()
+    found = _UNIT.search(name)
+    if found is None:
+        return name, None
+    unit = found.group(1)
+    scale = 1.0 if unit.startswith("s") else 1e-6 if unit.startswith(("u", "µ", "micro")) else 1e-3
+    return name[: found.start()].strip(" _-([/"), scale
