@@ -407,22 +407,19 @@ def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[st
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         taken = 0
         for name in wanted:
-            if name not in members:
-                continue
-            info = members[name]
-            with archive.open(info) as member:
-                shape, fortran, dtype = _npy_header(file, name, member)
-                count = math.prod(shape)
-                taken += count * max(dtype.itemsize, 8)  # numbers of every kind become float64
-                allowed.check(taken)
-                if count * dtype.itemsize != info.file_size - member.tell():
-                    raise BadInput(f"array '{name}' of {shown(file)} is cut short or damaged")
-                content = member.read()
-            if len(content) != count * dtype.itemsize:
-                raise BadInput(f"array '{name}' of {shown(file)} is cut short or damaged")
-            values = np.frombuffer(content, dtype=dtype) if count else np.empty(0, dtype)
-            arrays[name] = values.reshape(shape, order="F" if fortran else "C")
+            if name in members:
+                with archive.open(members[name]) as member:
+                    arrays[name] = _read_array(
+                        f"array '{name}' of {shown(file)}", member, members[name].file_size, allowed, taken
+                    )
+                taken += arrays[name].size * 8
     return arrays, list(members)
+
+
+def read_npy(file: Path, allowed: Limit) -> NDArray[Any]:
+    """The array in an npy file; as :func:`read_npz`."""
+    with reading(file, "npy"), file.open("rb") as binary:
+        return _read_array(shown(file), binary, file.stat().st_size, allowed, 0)
 
 
 def _is_zip(file: Path) -> bool:
@@ -430,19 +427,25 @@ def _is_zip(file: Path) -> bool:
         return zipfile.is_zipfile(file)
 
 
-def _npy_header(file: Path, name: str, member: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(member)
+def _read_array(where: str, binary: Any, size: int, allowed: Limit, taken: int) -> NDArray[Any]:
+    """An array in npy format of ``size`` bytes, with its header; ``taken`` counts what the file took already."""
+    version = np.lib.format.read_magic(binary)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
-        raise BadInput(
-            f"array '{name}' of {shown(file)} is of npy format {version[0]}.{version[1]}; 1.0 and 2.0 are read"
-        )
-    shape, fortran, dtype = read(member)
+        raise BadInput(f"{where} is of npy format {version[0]}.{version[1]}; 1.0 and 2.0 are read")
+    shape, fortran, dtype = read(binary)
     if dtype.hasobject:
         raise BadInput(
-            f"array '{name}' of {shown(file)} holds Python objects, which only unpickling could read, and that is "
-            "never done; save it as numbers or text"
+            f"{where} holds Python objects, which only unpickling could read, and that is never done; save it as "
+            "numbers or text"
         )
-    if min(shape, default=0) < 0:
-        raise BadInput(f"array '{name}' of {shown(file)} is damaged: its shape is {shape}")
-    return shape, fortran, dtype
+    count = math.prod(shape)
+    bytes_ = count * dtype.itemsize
+    if min(shape, default=0) < 0 or bytes_ != size - binary.tell():
+        raise BadInput(f"{where} is cut short or damaged")
+    allowed.check(taken + count * max(dtype.itemsize, 8))  # numbers of every kind become float64
+    content = binary.read()
+    if len(content) != bytes_:
+        raise BadInput(f"{where} is cut short or damaged")
+    values = np.frombuffer(content, dtype=dtype) if bytes_ else np.empty(count, dtype)
+    return values.reshape(shape, order="F" if fortran else "C")

@@ -360,3 +360,24 @@ def test_a_graph_is_shown(tmp_path):
         assert word in run(*command).output
     wrong = run("graphs", "show", "rign")
     assert wrong.exit_code == 2 and "did you mean 'ring'" in wrong.output
+
+
+def test_a_trace_and_a_file_are_understood_aloud_and_a_run_of_them_resumes_anywhere(tmp_path, monkeypatch):
+    lines = "".join(f"{r},{w},{100 * (1 + w)}\n" for r in range(4) for w in range(6))
+    (tmp_path / "t.csv").write_text("round,worker,ms\n" + lines)
+    (tmp_path / "d.csv").write_text("a,b\n" + "".join(f"{i},{i % 7 + 0.5}\n" for i in range(40)))
+    monkeypatch.chdir(tmp_path)
+    done = run("train", "--data", "file", "--data-file", "d.csv", "--delays", "trace:t.csv", "--cluster", "simulated",
+               "--workers", "4", "--steps", "3", "--out", "run", "--quiet")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert (
+        "t.csv: 4 rounds x 6 workers, from the columns 'round', 'worker', 'ms', read as milliseconds, median 0.35 s, "
+        "longest 0.6 s; the fleet's 4 workers are the first of them\n"
+    ) in done.stderr
+    assert "d.csv: 40 rows, 1 column and an intercept, task regression, label 'b' (the last column" in done.stderr
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = run("resume", str(tmp_path / "run"), "--steps", "6", "--quiet")
+    assert again.exit_code == 0, again.output
+    shown = run("trace", "show", "../t.csv", "--unit", "s")
+    assert "4 rounds x 6 workers" in shown.output and "median 350 s" in shown.output

@@ -118,8 +118,9 @@ class Trace(DelayModel):
 
     def summary_for(self, workers: int) -> str:
         """As ``summary``, and how many of the trace's workers a fleet of so many uses."""
-        width = self.times.shape[1]
-        return self.summary + f"; the fleet's {workers} workers are the first of them" * (width > workers)
+        if self.times.shape[1] <= workers:
+            return self.summary
+        return f"{self.summary}; the fleet's {workers} workers are the first of them"
 
     @property
     def load_measured(self) -> float | None:

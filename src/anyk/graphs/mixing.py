@@ -19,6 +19,7 @@ from anyk import keyed
 from anyk.errors import BadInput
 from anyk.graphs.regular import edges_of_regular
 from anyk.specs import Registry
+from anyk.tables import existing_file, limit, read_csv, read_npy, shown
 
 Matrix = NDArray[np.float64]
 Weights = Literal["metropolis", "best"]
@@ -220,19 +221,21 @@ def _one_peer(workers: int) -> Mixing:
 def _file(workers: int, *, file: str) -> Mixing:
     """A mixing matrix from a CSV or .npy file, n x n; W[i, j] is the weight of i in j's next model."""
     path = Path(file).expanduser()
-    if not path.is_file():
-        raise BadInput(f"no matrix file '{file}'")
-    try:
-        raw = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path, delimiter=",", ndmin=2)
-        matrix = np.asarray(raw, dtype=np.float64)
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        raise BadInput(f"'{file}' cannot be read as a matrix: {error}") from None
+    existing_file(path, "matrix file")
+    if path.suffix == ".npy":
+        raw = read_npy(path, limit(path))
+    else:
+        columns = read_csv(path, limit(path), header=False).columns
+        raw = np.column_stack(columns)
+    if raw.dtype.kind not in "biuf":
+        raise BadInput(f"'{shown(path)}' cannot be read as a matrix: it holds {raw.dtype}, not numbers")
+    matrix = raw.astype(np.float64)
     if matrix.shape != (workers, workers):
-        raise BadInput(f"the matrix in '{file}' must be {workers} x {workers}, got shape {matrix.shape}")
+        raise BadInput(f"the matrix in '{shown(path)}' must be {workers} x {workers}, got shape {matrix.shape}")
     for axis, what in ((0, "columns"), (1, "rows")):
         off = float(np.abs(matrix.sum(axis=axis) - 1.0).max())
         if not off <= 1e-6:
-            raise BadInput(f"the {what} of the matrix in '{file}' must add up to 1, they miss it by {off:.3g}")
+            raise BadInput(f"the {what} of the matrix in '{shown(path)}' must add up to 1, they miss it by {off:.3g}")
     return Mixing("file", (matrix,))
 
 

@@ -130,7 +130,8 @@ def from_file(
         rows = len(samples.y)
         data = joined(samples.X, y[:rows], X_test, y[rows:], task=found, classes=classes)
     among = f" ({listed(classes)})" if classes else ""
-    wide = f"{data.X_train.shape[1]:,} columns" + " and an intercept" * intercept
+    width = data.X_train.shape[1]
+    wide = f"{width:,} column{'s' * (width != 1)}" + " and an intercept" * intercept
     summary = ", ".join(
         [f"{file.name}: {_rows(len(data.y_train) + len(data.y_test))}", wide, f"task {found}{among}", *samples.remarks]
     )
