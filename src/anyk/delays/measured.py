@@ -77,8 +77,6 @@ def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None =
     times = found.times
     if times.ndim != 2 or not times.size:
         raise BadInput(f"the trace '{shown(file)}' must be a table of rounds x workers, got shape {times.shape}")
-    if not ((times >= 0) & (times <= MOST)).all():
-        raise BadInput(f"the trace '{shown(file)}' must hold seconds from 0 to {MOST:g}")
     remarks = list(found.remarks)
     scale = scale if unit is None else _SCALE[unit]
     if scale != 1.0:
@@ -86,6 +84,8 @@ def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None =
         times = times * scale
     elif unit is None and np.median(times) >= _LONG:
         remarks.append("read as seconds (if these are milliseconds, give unit=ms)")
+    if not ((times >= 0) & (times <= MOST)).all():
+        raise BadInput(f"the trace '{shown(file)}' must hold seconds from 0 to {MOST:g}")
     return replace(found, times=times, remarks=tuple(remarks))
 
 
