@@ -41,7 +41,18 @@ def checked(message: Vector) -> tuple[str | None, int]:
 
 
 class WrongLength(BadInput):
-    """A partial gradient does not have the length of its support."""
+    """A partial gradient does not have the length of its support, or its numbers are not real ones."""
+
+
+def _real(partition: int, gradient: Vector) -> Vector:
+    """A gradient of floating-point numbers: NumPy would drop imaginary parts, and cut coefficients to whole numbers."""
+    gradient = np.asarray(gradient)
+    if gradient.dtype.kind != "f":
+        raise WrongLength(
+            f"wrong type: partition {partition} gave a gradient of {gradient.dtype}; it must be of real floating-point "
+            "numbers"
+        )
+    return gradient
 
 
 class Messages:
@@ -154,9 +165,9 @@ class Messages:
             parts = parts.of(chunk.slot)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
             if rows is None:
-                gradient = parts.partial_gradient(partition, w)
+                gradient = _real(partition, parts.partial_gradient(partition, w))
             else:
-                gradient = parts.partial_gradient(partition, w, rows)
+                gradient = _real(partition, parts.partial_gradient(partition, w, rows))
                 gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))
         own = parts.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))

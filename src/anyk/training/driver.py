@@ -112,7 +112,8 @@ class Driver:
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
         self._scratch: NDArray[np.float64] | None = None
-        self._bad: dict[tuple[str, int], set[int]] = {}  # who gave what is not finite, by version
+        self._bad: dict[tuple[str, int], set[int]] = {}  # who gave what cannot be used, by version
+        self._fault = ""  # what was wrong with the last of these
         self._now = 0.0
         self._sees_ahead = cluster.virtual
         cluster.report_cuts = log is not None
@@ -247,7 +248,7 @@ class Driver:
                 "answer"
             )
         if self.stopped is not None and self.stopped.failed:
-            raise RunFailed(self.stopped.reason)
+            raise RunFailed(self.stopped.reason + self._fault)
 
     def _answer(self) -> None:
         """Tell the strategy what it asked the driver, and do what it says to that."""
@@ -769,15 +770,17 @@ class Driver:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
         if batch.status[place] == OPEN:
             self._end(batch, place, "lost")
-        if event.reason.startswith("not finite"):
-            bad = self._bad.setdefault((chunk.slot, batch.versions[chunk.slot]), set())
-            bad.add(event.worker)
-            if 2 * len(bad) > self.strategy.workers:
+        if not event.reason.startswith(("not finite", "wrong length", "wrong type")):
+            raise RunFailed(f"worker {event.worker} could not compute its gradient at step {self.step}: {event.reason}")
+        self._fault = f"; worker {event.worker}: {event.reason}"
+        bad = self._bad.setdefault((chunk.slot, batch.versions[chunk.slot]), set())
+        bad.add(event.worker)
+        if 2 * len(bad) > self.strategy.workers:
+            if event.reason.startswith("not finite"):
                 raise RunFailed(
                     f"diverged at step {self.step}: most replies are {event.reason}; lower the learning rate"
                 )
-        elif not event.reason.startswith("wrong length"):
-            raise RunFailed(f"worker {event.worker} could not compute its gradient at step {self.step}: {event.reason}")
+            raise RunFailed(f"step {self.step}: most replies cannot be used{self._fault}")
 
     def _lose(self, event: Lost) -> None:
         self.present.discard(event.worker)
