@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import threading
 from itertools import pairwise
 
@@ -311,3 +312,97 @@ def test_a_script_on_processes_goes_on_as_it_did():
             break
     plain(same, X, y, 8)
     assert np.abs(flat(module) - flat(same)).max() < 1e-12
+
+
+# ----------------------------------------------------------------------------------------------- running statistics
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU())
+        self.norm = nn.BatchNorm1d(6, track_running_stats=False)
+        self.last = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+        self.double()
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+def pickled(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False).state_dict()
+
+
+LOOKS = {
+    "state_dict": lambda module, X: module.state_dict(),
+    "a part's": lambda module, X: {f"first.{name}": value for name, value in module.first.state_dict().items()},
+    "copy": lambda module, X: copy.deepcopy(module).state_dict(),
+    "pickle": lambda module, X: pickled(module),
+    "evaluation": lambda module, X: {"outputs": module.eval()(X), **dict(module.train().named_buffers())},
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_running_statistics_are_those_of_the_parameters_whenever_somebody_looks(look):
+    X, y = samples()
+    module = Nested()
+    problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    loop = anyk.rounds(problem, "frc:load=2", simulated(), steps=6, into=module, evaluate_every=6)
+    for step in loop:
+        optimizer.step()
+        if step.number in (1, 4):
+            there = problem.module_at(np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]))
+            expected = there.state_dict() | {"outputs": there(X)}
+            seen = {name: value.clone() for name, value in look(module, X).items()}
+            assert {"first.1.running_mean", "first.1.running_var", "first.1.num_batches_tracked"} <= set(seen)
+            for name, value in seen.items():
+                assert torch.equal(value, expected[name]), name
+            assert module.training
+            kept = copy.deepcopy(module)
+    for name, value in kept.state_dict().items():  # a copy stays as it was
+        assert torch.equal(value, expected[name]), name
+    assert not torch.equal(module.first[1].running_mean, kept.first[1].running_mean)
+
+
+@pytest.mark.parametrize("how", ["limit", "break", "error"])
+def test_after_the_loop_running_statistics_are_right_and_nothing_stays_in_the_module(how):
+    X, y = samples()
+    module = Nested()
+    problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y), held_out=(X, y))
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
+    loop = anyk.rounds(problem, "uncoded", simulated(), steps=25, into=module, evaluate_every=25)
+    try:
+        for step in loop:
+            optimizer.step()
+            if step.number == 20 and how != "limit":
+                if how == "break":
+                    break
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    assert all(not part._forward_pre_hooks and not part._state_dict_pre_hooks for part in module.modules())
+    expected = dict(problem.module_at(loop.run.model).named_buffers())
+    assert buffers.keys() == expected.keys()
+    assert all(torch.equal(buffers[name], expected[name]) for name in expected)
+    right = (module.eval()(X).argmax(1) == y).double().mean().item()
+    assert right == loop.run.metric["value"] > 0.8
+
+
+def test_running_statistics_that_cannot_be_computed_are_refused():
+    module = nn.Sequential(nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2, bias=False)).double()
+    with pytest.raises(
+        BadInput, match="has 1 batch norms with running statistics, which only a TorchProblem can compute"
+    ):
+        anyk.rounds(PROBLEM, "uncoded", simulated(), into=module)
+    X, y = samples()
+    problem = anyk.problems.TorchProblem(Nested(), nn.CrossEntropyLoss(), (X, y))
+    other = Nested()
+    other.first[0], other.first[1] = other.first[0], nn.BatchNorm1d(6, track_running_stats=False).double()
+    with pytest.raises(BadInput, match="the module's batch norms are not the problem's"):
+        anyk.rounds(problem, "uncoded", simulated(), into=other)

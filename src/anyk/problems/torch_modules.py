@@ -28,6 +28,7 @@ from anyk.problems.torch_partitions import (
     dtype_of,
     even_ends,
     kept_buffers,
+    norms_of,
     pieces_of,
     samples_of,
     trained,
@@ -289,9 +290,8 @@ class TorchProblem:
     def _renew_statistics(self, network: Network, device: torch.device) -> None:
         """Running means and variances over the training data, as ``update_bn`` has them."""
         import torch
-        from torch.nn.modules.batchnorm import _BatchNorm
 
-        norms = [part for part in network.module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+        norms = norms_of(network.module)
         if not norms:
             return
         momenta = [norm.momentum for norm in norms]

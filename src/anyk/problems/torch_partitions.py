@@ -330,6 +330,13 @@ def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
+def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
+    """The layers of batch norm that keep running statistics."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+
+
 def dtype_of(parameters: Sequence[torch.Tensor]) -> np.dtype[Any]:
     """The one number type of all, float32 or float64; raises where there is no such one."""
     import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, Vector
-from anyk.problems.torch_partitions import dtype_of, pieces_of, trained
+from anyk.problems.torch_partitions import dtype_of, norms_of, pieces_of, trained
 from anyk.protocol import Strategy
 from anyk.strategies import strategy as build_strategy
 from anyk.training.launch import train
@@ -87,6 +87,7 @@ class Rounds:
         if self._begun:
             raise BadInput("rounds are gone through once; ask for new ones: anyk.rounds(…), with a new cluster")
         self._begun = True
+        statistics = None if self._into is None else _Statistics(self._into, self._what[0])
         # a daemon: a script that ends in the middle of its loop is not to wait for it; workers end with the driver
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
@@ -104,6 +105,8 @@ class Rounds:
             self._left = True
             self._ends.put(None)
             thread.join()
+            if statistics is not None:
+                statistics.close()
         if self._error is not None:
             raise self._error
 
@@ -128,6 +131,69 @@ class Rounds:
     def _watch(self, driver: Any, evaluator: Any) -> None:
         del evaluator
         driver.reached = driver.reached or self._left
+
+
+class _Statistics:
+    """Running statistics of the batch norms in the module that a loop steps.
+
+    Workers keep none, and computing them takes a pass over the training data. So they are computed when somebody is
+    about to use them: to evaluate, to take the module's state, to copy or pickle it, and at the end of the loop.
+    """
+
+    def __init__(self, module: torch.nn.Module, problem: Any) -> None:
+        self._module: torch.nn.Module | None = module
+        self._problem = problem
+        self._known: tuple[Vector, Sequence[torch.nn.Module]] | None = None
+        self._norms = norms_of(module)
+        hooks = [norm.register_forward_pre_hook(self._evaluates) for norm in self._norms]
+        # of all they are part of, too: what is copied or pickled copies its hooks, which renew, before its parts
+        parts = list(module.modules()) if self._norms else []
+        hooks += [part.register_state_dict_pre_hook(self._looks) for part in parts]  # type: ignore[no-untyped-call]
+        self._hooks = hooks
+
+    def _evaluates(self, norm: torch.nn.Module, given: Any) -> None:
+        del given
+        if not norm.training:
+            self._renew()
+
+    def _looks(self, *given: Any) -> None:
+        del given
+        self._renew()
+
+    def _renew(self) -> None:
+        if self._module is None or not self._norms:
+            return
+        w = _parameters(self._module)
+        known = self._known
+        if known is None or not np.array_equal(known[0], w):
+            known = self._known = w, norms_of(self._problem.module_at(w))
+        for norm, computed in zip(self._norms, known[1], strict=True):
+            for buffer, value in zip(norm.buffers(recurse=False), computed.buffers(recurse=False), strict=True):
+                buffer.copy_(value)
+
+    def close(self) -> None:
+        """Leave the module as it is after a run: with statistics of its parameters, and without hooks."""
+        try:
+            self._renew()
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+
+    def __deepcopy__(self, memo: Any) -> _Statistics:
+        del memo
+        self._renew()
+        return _no_statistics()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._renew()
+        return _no_statistics, ()
+
+
+def _no_statistics() -> _Statistics:
+    """What stands in a copy of the module for what renews those of the original: nothing renews the copy's."""
+    made = object.__new__(_Statistics)
+    made._module = None
+    return made
 
 
 class _From:
@@ -160,13 +226,16 @@ def rounds(
     begins where the module stands, gradients are put into its parameters' ``grad`` (put, not added: ``zero_grad`` is
     not needed, and before the step it would undo them), and what its parameters are at the end of the loop's body is
     the next version: an existing script keeps its optimiser, its scheduler and its clipping. The module's buffers and
-    frozen parameters are left alone; workers have those of the problem.
+    frozen parameters are left alone; workers have those of the problem. Running statistics of batch norm are the
+    exception: as after :func:`anyk.train`, they are computed anew over the training data, whenever the module
+    evaluates, its ``state_dict()`` is taken or it is copied or pickled, and at the end of the loop.
 
     Limits are those of :func:`anyk.train`; leaving the loop early, also by an exception, ends the run, and the step at
     which it was left counts as its last one. The run is ``.run`` of what this returns.
 
     Raises :class:`~anyk.errors.BadInput` for strategies whose workers take the steps (local updates) or that train
-    several models, and where the module's parameters are not the problem's; the loop raises what the run fails of.
+    several models, and where the module's parameters or batch norms are not the problem's; the loop raises what the
+    run fails of.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
@@ -199,6 +268,14 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
         raise BadInput("the module's parameters have other shapes than the problem's; make the problem of this module")
     if dtype != problem.dtype:
         raise BadInput(f"the module's parameters are {dtype}, the problem's {problem.dtype}; they must be the same")
+    norms = [norm.num_features for norm in norms_of(module)]
+    if norms and not hasattr(problem, "module_at"):
+        raise BadInput(
+            f"the module has {len(norms)} batch norms with running statistics, which only a TorchProblem can compute; "
+            "use one, or give them track_running_stats=False"
+        )
+    if norms and [norm.num_features for norm in norms_of(problem.module_at(w))] != norms:  # type: ignore[attr-defined]
+        raise BadInput("the module's batch norms are not the problem's; make the problem of this module")
     return w
 
 
