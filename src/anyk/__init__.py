@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from anyk.errors import BadInput, NotDecodable, RunFailed
     from anyk.planning import train_tuned
     from anyk.strategies import strategy
-    from anyk.training import Run, race, replay, resume, rounds, train, train_many
+    from anyk.training import Race, Run, race, replay, resume, resume_race, rounds, train, train_many
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
@@ -45,10 +45,12 @@ _NAMES = {
     "NotDecodable": "errors",
     "RunFailed": "errors",
     "strategy": "strategies",
+    "Race": "training",
     "Run": "training",
     "race": "training",
     "replay": "training",
     "resume": "training",
+    "resume_race": "training",
     "rounds": "training",
     "train": "training",
     "train_many": "training",
@@ -71,6 +73,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "BadInput",
     "NotDecodable",
+    "Race",
     "Run",
     "RunFailed",
     "cluster",
@@ -88,6 +91,7 @@ __all__ = [
     "replay",
     "reports",
     "resume",
+    "resume_race",
     "rounds",
     "strategies",
     "strategy",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,12 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import anyk
+import anyk.cli
+from anyk import specs
 from anyk.cli import main
-from anyk.reports import Columns, race_table
+from anyk.reports import Columns, race_notes, race_table
 from anyk.training import compare
-from anyk.training.racing import racers
+from anyk.training.racing import charged, racers
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=200,features=5")
 
@@ -139,3 +144,253 @@ def test_what_is_printed_has_all_its_numbers_on_a_narrow_screen(words, tmp_path,
     assert "…" not in wide.output
     digits = lambda text: sorted(word for word in text.split() if word.strip("~≥x")[:1].isdigit())  # noqa: E731
     assert set(digits(wide.output)) <= set(digits(narrow.output))
+
+
+# ------------------------------------------------------------------------------------------------ the folder
+
+SMALL = (
+    "--data",
+    "synthetic:rows=120,features=5",
+    "--workers",
+    "6",
+    "--cluster",
+    "simulated",
+    "--delays",
+    "exp:mean=1",
+)
+
+
+def losses(folder: Any) -> dict[str, float]:
+    found = anyk.Race.open(folder)
+    result = {str(run.config["strategy"]): run.loss for run in found.runs}
+    found.close()
+    return result
+
+
+def test_a_race_is_shown_redrawn_and_extended(tmp_path):
+    folder = tmp_path / "race"
+    two = ("--strategy", "uncoded", "--strategy", "frc:load=3")
+    done = run("race", *SMALL, *two, "--steps", "6", "--out", str(folder), "--quiet")
+    assert done.exit_code == 0, done.output
+    shown = run("show", str(folder), "--picture", str(tmp_path / "again.png"), "--json", str(tmp_path / "r.json"))
+    assert shown.exit_code == 0, shown.output
+    table = done.output[done.output.index("strategy  ") :].partition("picture")[0]
+    assert table in shown.output and "delays        exp:mean=1" in shown.output and "not finished" not in shown.output
+    assert (tmp_path / "again.png").read_bytes()[:4] == b"\x89PNG"
+    assert [line["steps"] for line in json.loads((tmp_path / "r.json").read_text())["runs"]] == [6, 6]
+    more = run("resume", str(folder), "--add", "agc:load=3,wait=1", "--quiet")
+    assert more.exit_code == 0, more.output
+    assert list(losses(folder)) == ["uncoded", "frc:load=3", "agc:load=3,wait=1"]
+    longer = run("resume", str(folder), "--steps", "9", "--json", "-", "--quiet")
+    assert [line["steps"] for line in json.loads(longer.stdout)["runs"]] == [9, 9, 9]
+    assert "steps must be at least 1, got 0" in run("resume", str(folder), "--steps", "0").output
+    assert "'uncoded' is in the race already" in run("resume", str(folder), "--add", "uncoded").output
+    assert "--step is for one of its runs" in run("show", str(folder), "--step", "2").output
+    assert "--add is for the folder of a race" in run("resume", str(folder / "uncoded"), "--add", "sync").output
+    assert f"go on with it: anyk resume {folder}" in run("race", *SMALL, "--out", str(folder)).output
+
+
+def test_an_interrupted_race_goes_on_to_the_same_models(tmp_path):
+    setting: dict[str, Any] = {"workers": 6, "cluster": "simulated", "delays": "exp:mean=1", "steps": 12}
+    specs = ["uncoded", "frc:load=3", "agc:load=3,wait=1"]
+    whole = anyk.race(PROBLEM, specs, out=tmp_path / "whole", **setting)
+
+    def interrupt(driver: Any, evaluator: Any) -> None:
+        del evaluator
+        driver.interrupted = driver.strategy.spec == "frc:load=3" and driver.step == 5
+
+    with pytest.raises(KeyboardInterrupt):
+        anyk.race(PROBLEM, specs, out=tmp_path / "cut", watch=interrupt, **setting)
+    part = anyk.Race.open(tmp_path / "cut")
+    assert [run.steps for run in part.runs] == [12, 5] and part.waiting == ("agc:load=3,wait=1",)
+    part.close()
+    shown = run("show", str(tmp_path / "cut"))
+    assert f"not finished: frc:load=3, agc:load=3,wait=1; go on with: anyk resume {tmp_path / 'cut'}" in shown.output
+    heard: list[str] = []
+    resumed = anyk.resume_race(tmp_path / "cut", before=heard.append)
+    assert heard == specs[1:]
+    assert [run.model.tobytes() for run in resumed.runs] == [run.model.tobytes() for run in whole.runs]
+    for result in (whole, resumed):
+        result.close()
+
+
+def test_ctrl_c_in_a_race_prints_what_there_is_and_a_command_that_works(tmp_path, monkeypatch):
+    from anyk.reports import Progress
+
+    folder = tmp_path / "race"
+
+    def interrupt(self: Any, driver: Any, evaluator: Any) -> None:
+        driver.interrupted = driver.strategy.spec == "frc:load=3" and driver.step == 2
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Progress, "__call__", interrupt)
+        cut = run(
+            "race", *SMALL, "--strategy", "uncoded", "--strategy", "frc:load=3", "--steps", "4", "--out", str(folder)
+        )
+    assert cut.exit_code == 130
+    assert "uncoded " in cut.output and f"interrupted; go on with: anyk resume {folder}\n" in cut.output
+    resumed = run("resume", str(folder), "--quiet")
+    assert resumed.exit_code == 0 and f"picture: {folder / 'race.png'}" in resumed.output
+    assert [*losses(folder)] == ["uncoded", "frc:load=3"]
+
+
+def test_a_run_that_fails_does_not_end_the_race(tmp_path):
+    result = run("race", "--data", "synthetic:task=regression", "--cluster", "simulated", "--workers", "4", "--lr", "1e9",
+                 "--optimizer", "gd", "--steps", "50", "--strategy", "uncoded", "--strategy", "async:step=1e-9",
+                 "--delays", "exp:mean=1", "--out", str(tmp_path / "race"))  # fmt: skip
+    assert result.exit_code == 1, result.output
+    assert "uncoded failed: " in result.output and "diverged at step" in result.output
+    assert [run.steps for run in anyk.Race.open(tmp_path / "race").runs][1] == 50
+
+
+def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):
+    small = [*SMALL, "--models", "2", "--probe", "12", "--steps", "9", "--quiet"]
+    assert run("train", *small, "--out", str(tmp_path / "t")).exit_code == 0
+    shown = run("show", str(tmp_path / "t"))
+    assert shown.exit_code == 0, shown.output
+    names = [line.split()[0] for line in shown.output.splitlines() if "    " in line]
+    assert names.index("uncoded:models=2") < names.index("gc:stragglers=1,mu=1e+09,models=2")
+    assert (
+        f"its runs go on one by one: anyk resume {tmp_path / 't' / 'run'}" in run("resume", str(tmp_path / "t")).output
+    )
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "sentence"),
+    [
+        ('uncoded = "uncoded"', 'uncoded = "../elsewhere"', "is damaged (Expected `str` matching regex"),
+        ("workers = 6", 'workers = "six"', "Expected `int`, got `str`"),
+        ("format = 1", "format = 2", "has format 2, this anyk reads up to 1"),
+        ("format = 1", "format =", "is damaged"),
+        ('data = "synthetic:rows=120,features=5"', 'problem = "evil.py:make"', "may be anybody's; if it is yours"),
+    ],
+)
+def test_a_damaged_or_hostile_race_folder_is_refused(was, becomes, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('sentinel', 'w')\n")
+    assert run("race", *SMALL, "--strategy", "uncoded", "--steps", "2", "--out", "r", "--quiet").exit_code == 0
+    text = (tmp_path / "r" / "race.toml").read_text()
+    assert was in text
+    (tmp_path / "r" / "race.toml").write_text(text.replace(was, becomes))
+    for command in (["resume", "r", "--add", "frc:load=3"], ["show", "r"]):
+        result = run(*command)
+        assert not (tmp_path / "sentinel").exists()
+        if command[0] == "resume" or "evil" not in becomes:
+            assert result.exit_code == 2 and sentence in result.output, result.output
+
+
+def test_a_problem_of_ones_own_is_named_again_or_trusted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import anyk\nmake = lambda: anyk.testing.Squares(12)\n")
+    first = run("race", "--problem", "mine.py:make", "--lr", "0.1", *SMALL[2:], "--strategy", "uncoded", "--steps", "2",
+                "--out", "r", "--quiet")  # fmt: skip
+    assert first.exit_code == 0, first.output
+    refused = run("resume", "r", "--add", "frc:load=2")
+    assert refused.exit_code == 2 and "--trust" in refused.output
+    for spec, way in (("frc:load=2", ["--trust"]), ("frc:load=3", ["--problem", "mine.py:make"])):
+        again = run("resume", "r", "--add", spec, *way, "--quiet")
+        assert again.exit_code == 0, again.output
+    text = (tmp_path / "r" / "race.toml").read_text()
+    digest = hashlib.sha256((tmp_path / "mine.py").read_bytes()).hexdigest()
+    (tmp_path / "r" / "race.toml").write_text(text.replace(digest, "0" * 64))
+    assert "recorded 00000000" in run("resume", "r", "--add", "frc:load=6", "--trust").output
+
+
+def test_models_are_for_all_strategies_or_for_none(tmp_path):
+    words = ["race", *SMALL, "--models", "2", "--steps", "4", "--quiet", "--out", str(tmp_path / "r"), "--json", "-"]
+    done = run(*words, "--strategy", "gc:stragglers=1", "--strategy", "m-sgc:B=1,W=2,lambda=1")
+    assert done.exit_code == 0, done.output
+    assert [(line["models"], line["jobs"]) for line in json.loads(done.stdout)["runs"]] == [(2, 8), (2, 8)]
+    bad = run(*words, "--strategy", "async")
+    assert bad.exit_code == 2 and "'async' trains 1 model and cannot race with 2 models" in bad.output
+
+
+# ------------------------------------------------------------------------------------------------ before and after
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("race", *SMALL), ("train", *SMALL), ("show", "RUN"), ("resume", "RUN"), ("codes",), ("codes", "show", "bibd"),
+        ("codes", "compare", "uncoded"), ("graphs",), ("graphs", "show", "ring"), ("strategies", "show", "async"),
+        ("delays",), ("compression",), ("data",), ("cluster",), ("cluster", "check", "processes"),
+        ("trace", "show", "t.npz"), ("tune", "--trace", "t.npz"), ("decompile", "math:sin"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)  # fmt: skip
+def test_a_file_that_cannot_be_written_is_found_before_the_work(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = anyk.cli.main
+    for word in words[:2]:
+        command = getattr(command, "commands", {}).get(word, command)
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert "--json" in options
+    for option in {"--json", "--picture"} & options:
+        result = run(*words, option, "nowhere/x.png")
+        assert result.exit_code == 2 and "there is no folder 'nowhere'" in result.output, result.output
+        assert len(result.output.splitlines()) == 1 and not list(tmp_path.iterdir())
+    if "--picture" in options:
+        assert "should end in .png, .pdf or .svg" in run(*words, "--picture", "x.jgp").output
+
+
+def test_without_matplotlib_a_race_runs_and_says_how_to_get_its_picture(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run("race", *SMALL, "--steps", "2", "--quiet", "--out", str(tmp_path / "r"))
+    assert result.exit_code == 0 and "speed-up" in result.output
+    assert "no picture: " in result.output and "plot]" in result.output
+    asked = run("race", *SMALL, "--steps", "2", "--quiet", "--picture", "x.png")
+    assert asked.exit_code == 2 and "plot]" in asked.output and "speed-up" not in asked.output
+
+
+def test_a_limit_of_a_clock_that_stands_still_is_refused(tmp_path):
+    np.savez(tmp_path / "still.npz", seconds=np.zeros((3, 6)))
+    for delays in ("none", f"trace:{tmp_path / 'still.npz'}"):
+        result = run("train", *SMALL[:-1], delays, "--seconds", "3", "--target", "1", "--out", str(tmp_path / "r"))
+        assert result.exit_code == 2 and "a limit of 3 seconds never comes" in result.output, result.output
+    assert not (tmp_path / "r").exists()
+    for cluster in ("simulated:partition=0.1", "simulated"):
+        words = ("--cluster", cluster, "--communication", "constant:0.5" if cluster == "simulated" else "none")
+        assert (
+            run("train", *SMALL[:-1], "none", *words, "--seconds", "3", "--out", str(tmp_path / cluster)).exit_code == 0
+        )
+
+
+def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr("anyk.training.launch.LIMIT", 30)
+    monkeypatch.setattr("anyk.reports.tables.LIMIT", 30)
+    data = ("--data", "synthetic:rows=120,features=5,task=regression", *SMALL[2:])
+    result = run("train", *data, "--target", "1e-30", "--out", str(tmp_path / "r"), "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "uncoded did not reach 1e-30 in 30 steps, the limit where no other is given" in result.output
+    further = run("resume", str(tmp_path / "r"), "--target", "1e-29", "--json", "-", "--quiet")
+    assert json.loads(further.stdout)["runs"][0]["steps"] == 60
+
+
+def test_load_that_costs_nothing_is_reported_and_the_demo_charges_it(tmp_path):
+    free = raced("uncoded", "frc:load=3").runs
+    assert "load costs nothing here (0.167 to 0.5 of the data a worker)" in "\n".join(race_notes(free))
+    for rest in ({"delays": "exp:mean=1,per=load"}, {"cluster": "simulated:partition=0.5,cores=6"}):
+        assert race_notes(raced("uncoded", "frc:load=3", **rest).runs) == []
+    little = race_notes(raced("uncoded", "frc:load=3", cluster="simulated:partition=0.001,cores=6").runs)
+    assert len(little) == 1 and "next to nothing here" in little[0] and "computing takes 3 ms" in little[0]
+    assert race_notes(raced("uncoded", "uncoded:wait=4").runs) == []  # they have the same load
+    name, values = specs.parse(charged("simulated", PROBLEM, workers=6))
+    assert name == "simulated" and 0 < float(values["partition"]) < 1 and values["cores"] == "6"
+    for own in ("simulated:task=1", "processes"):
+        assert charged(own, PROBLEM, workers=6) == own
+
+
+def test_a_receipt_names_every_worker(tmp_path):
+    folder = str(tmp_path / "run")
+    assert run("train", *SMALL, "--strategy", "frc:load=3", "--steps", "8", "--out", folder, "--quiet").exit_code == 0
+    receipts = [anyk.Run.open(folder).receipt(step) for step in range(1, 9)]
+    for one in receipts:
+        used = [row[0] for row in one.used]
+        assert sorted([*used, *(cut.worker for cut in one.cut_off), *one.spare, *one.rest]) == list(range(6))
+    step = next(i for i, one in enumerate(receipts, 1) if one.spare)
+    assert (
+        f"{len(receipts[step - 1].spare)} in time but not needed: workers"
+        in run("show", folder, "--step", str(step)).output
+    )
+    assert run("train", *SMALL, "--steps", "2", "--out", folder + "2", "--quiet").exit_code == 0
+    assert "nobody was cut off" in run("show", folder + "2", "--step", "1").output

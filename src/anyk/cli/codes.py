@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, plugin_option
+from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import people, say, write_json
 
 workers_option = click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n.")
@@ -90,7 +90,7 @@ def _plain(row: Any) -> dict[str, Any]:
 @codes.command()
 @click.argument("spec")
 @click.option("--workers", type=int, default=12, show_default=True, help="Number of workers, n.")
-@click.option("--picture", metavar="FILE", help="Draw the matrix.")
+@picture_option("Draw the matrix.")
 @json_option
 @plugin_option
 def show(spec: str, workers: int, picture: str | None, json_file: str | None) -> None:
@@ -125,21 +125,22 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
               help="own, least-squares, one-step or algorithmic.")  # fmt: skip
 @click.option("--sets", type=int, default=200, show_default=True, help="Random straggler sets for each point.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the straggler sets.")
-@click.option("--picture", metavar="FILE", default="codes.png", show_default=True, help="Where the picture goes.")
+@picture_option("Draw residual against stragglers.")
 @json_option
 @plugin_option
 def compare(
     specs: tuple[str, ...], workers: int, stragglers: int | None, decoder: str, sets: int, seed: int,
-    picture: str, json_file: str | None,
+    picture: str | None, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Draw the residual of codes against the number of stragglers, random and chosen to hurt."""
+    """Compare the residual of codes against the number of stragglers, random and chosen to hurt."""
     from anyk.planning import compare_codes
     from anyk.reports import curves_table, plot_codes
 
     curves = compare_codes(specs, workers=workers, decoder=decoder, most=stragglers, sets=sets, seed=seed)
     _print(curves_table(curves), json_file=json_file)
-    plot_codes(curves, picture)
-    _print(f"picture: {picture}", json_file=json_file)
+    if picture is not None:
+        plot_codes(curves, picture)
+        _print(f"picture: {picture}", json_file=json_file)
     columns = ("stragglers", "random", "spread", "adversarial", "expected", "bound")
     write_json(
         [

@@ -9,7 +9,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.options import json_option
-from anyk.cli.output import write_json
+from anyk.cli.output import check_file, write_json
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import function_named
 
@@ -29,7 +29,8 @@ _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
 @click.option("--target", type=click.Choice(["jax", "numpy"]), default="jax", show_default=True,
               help="What the source is for.")  # fmt: skip
 @click.option("--grad", is_flag=True, help="The gradient by the first argument, in place of the function.")
-@click.option("-o", "--out", metavar="FILE", help="Write the source to a file.")
+@click.option("-o", "--out", metavar="FILE", callback=lambda _, __, file: check_file(file, "file"),
+              help="Write the source to a file.")  # fmt: skip
 @json_option
 def decompile(function: str, arguments: str, target: str, grad: bool, out: str | None, json_file: str | None) -> None:
     """Write down, as Python that can be read and edited, what a JAX function computes.

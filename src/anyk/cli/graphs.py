@@ -6,7 +6,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.lists import list_entries
-from anyk.cli.options import json_option, plugin_option
+from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import write_json
 
 
@@ -27,7 +27,7 @@ def graphs(ctx: click.Context, /, json_file: str | None) -> None:
 @click.option("--workers", type=int, default=16, show_default=True, help="Number of workers, n.")
 @click.option("--delays", metavar="SPEC", default="exp:mean=1", show_default=True, help="Seconds of a local step.")
 @click.option("--communication", metavar="SPEC", default="none", show_default=True, help="Seconds of a link.")
-@click.option("--picture", metavar="FILE", help="Draw graph and matrix.")
+@picture_option("Draw graph and matrix.")
 @json_option
 @plugin_option
 def show(spec: str, workers: int, delays: str, communication: str, picture: str | None, json_file: str | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from anyk.cli.output import check_file, check_picture
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -90,9 +91,32 @@ plugin_option = click.option(
     "--plugin", metavar="FILE.py", multiple=True, callback=_load_plugins, is_eager=True, expose_value=False,
     help="Python file that registers codes or strategies of its own; may be repeated.",
 )  # fmt: skip
+
+
+_MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check themselves
+
+
+def _checked_json(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
+    if ctx.command.name not in _MAKERS:
+        check_file(file, "file")
+    return file
+
+
+def _checked_picture(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
+    if ctx.command.name not in _MAKERS:
+        check_picture(file)
+    return file
+
+
 json_option = click.option(
-    "--json", "json_file", metavar="FILE", help="Write the result as JSON ('-': to standard output)."
-)
+    "--json", "json_file", metavar="FILE", callback=_checked_json,
+    help="Write the result as JSON ('-': to standard output).",
+)  # fmt: skip
+
+
+def picture_option(text: str) -> Callable[[Command], Command]:
+    """``--picture``; a file that cannot be written is found before the work."""
+    return click.option("--picture", metavar="FILE", callback=_checked_picture, help=text)
 
 
 def common(command: Command) -> Command:

@@ -37,6 +37,35 @@ def say(console: Console, *things: Any) -> None:
         console.print(thing, highlight=False, markup=False, soft_wrap=True)
 
 
+def check_file(file: str | None, what: str, *, folder: Path | None = None) -> str | None:
+    """Raise now where a file could not be written after the work; ``folder`` is one that the work will make."""
+    if file is None or file == "-":
+        return file
+    path = Path(file)
+    if path.is_dir():
+        raise BadInput(f"the {what} '{file}' cannot be written: that is a folder")
+    if folder is not None and path.parent.absolute() == folder.absolute():
+        return file
+    if not path.parent.is_dir():
+        raise BadInput(f"the {what} '{file}' cannot be written: there is no folder '{path.parent}'")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadInput(f"the {what} '{file}' cannot be written: permission denied")
+    return file
+
+
+def check_picture(file: str | None, *, folder: Path | None = None) -> None:
+    """Raise now where a picture that was asked for could not be drawn, or not written, after the work."""
+    if file is None:
+        return
+    from anyk.reports.plots import new_figure
+
+    check_file(file, "picture", folder=folder)
+    figure, _ = new_figure((1.0, 1.0), "a picture")
+    kinds = sorted(figure.canvas.get_supported_filetypes())
+    if Path(file).suffix[1:].lower() not in kinds:
+        raise BadInput(f"the picture '{file}' should end in .png, .pdf or .svg (known: {', '.join(kinds)})")
+
+
 def write_json(value: Any, file: str | None) -> None:
     """Write a result where ``--json`` says."""
     if file is None:

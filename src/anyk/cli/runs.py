@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,18 @@ from anyk.cli.options import (
     make_optimizer,
     make_problem,
     new_folder,
+    picture_option,
     plugin_option,
     show_settings,
     tell_delays,
 )
-from anyk.cli.output import people, say, write_json
+from anyk.cli.output import check_file, check_picture, people, say, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anyk.training import Run
+    from anyk.training import Race, Run
 
 # what `anyk race` does when told nothing: long enough to see, short enough to wait for
 _RACE = {"delays": "exp:mean=0.2", "target": 0.93, "seconds": 40.0}
@@ -37,6 +38,11 @@ _curve = click.option(
     "--curve", type=click.Choice(["metric", "loss"]), default="metric", show_default=True,
     help="What the picture shows against seconds.",
 )  # fmt: skip
+_models = click.option(
+    "--models", type=int, default=1, show_default=True,
+    help="Models trained at once, in turn (of two-layer networks each with a start of its own).",
+)  # fmt: skip
+_LIMITS = ("steps", "seconds", "target")
 
 
 def _variant(problem: Any, number: int) -> Any:
@@ -65,8 +71,7 @@ def _interrupted(folder: str | Path | None) -> None:
 @click.option(
     "--strategy", default="uncoded", show_default=True, metavar="SPEC", help="Strategy; see 'anyk strategies'."
 )
-@click.option("--models", type=int, default=1, show_default=True,
-              help="Models trained at once, in turn (of two-layer networks each with a start of its own).")  # fmt: skip
+@_models
 @click.option("--from", "begin", metavar="FOLDER",
               help="Begin where this run stands: its models, optimiser states and step numbers.")  # fmt: skip
 @click.option("--probe", type=int, metavar="ROUNDS",
@@ -83,7 +88,7 @@ def train(
         return
     from anyk.clusters import cluster
     from anyk.delays import parse
-    from anyk.reports import Progress, race_table
+    from anyk.reports import Progress, race_notes, race_table
     from anyk.specs import with_keys
     from anyk.strategies import strategy as build
     from anyk.training import train as run_training
@@ -110,10 +115,11 @@ def train(
         seed=given["seed"],
         communication=given["communication"],
     )
+    folder = Path(given["out"]) if given["out"] else new_folder("train")
+    check_file(given["json_file"], "file", folder=folder)
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
     optimizer = make_optimizer(problem, given)
-    folder = Path(given["out"]) if given["out"] else new_folder("train")
     console = people(given["json_file"])
     try:
         with Progress(console, quiet=given["quiet"]) as progress:
@@ -134,7 +140,7 @@ def train(
             )
     except KeyboardInterrupt:
         _interrupted(folder)
-    say(console, race_table([run]), f"run: {folder}")
+    say(console, race_table([run]), *race_notes([run]), f"run: {folder}")
     write_json(run.report(), given["json_file"])
 
 
@@ -144,9 +150,10 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
     from anyk.reports import Progress, candidates_note, candidates_table, race_table
     from anyk.training.run import setup
 
+    folder = Path(given["out"]) if given["out"] else new_folder("train")
+    check_file(given["json_file"], "file", folder=folder)
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
-    folder = Path(given["out"]) if given["out"] else new_folder("train")
     console = people(given["json_file"])
 
     def tell(spec: str, candidates: Sequence[Candidate]) -> None:
@@ -185,22 +192,30 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
 @click.option("--strategy", "strategies", multiple=True, metavar="SPEC",
               help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
               "async:step=0.05]")  # fmt: skip
-@click.option("--picture", metavar="FILE", help="Picture of the race; race.png in the run's folder if left out.")
+@_models
+@picture_option("Picture of the race; race.png in the race's folder if left out.")
 @_curve
 @common
 @click.pass_context
-def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None, curve: Any, **given: Any) -> None:
+def race(
+    ctx: click.Context, /, strategies: tuple[str, ...], models: int, picture: str | None, curve: Any, **given: Any
+) -> None:
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
-    held-out digits are read correctly.
+    held-out digits are read correctly. Speed-ups are over 'uncoded' (else over the first strategy): by the time to the
+    target; without one, by the time to the lowest loss that both reached; with several models, by seconds a job.
+
+    \b
+    anyk show runs/race-1              the table again; --picture draws it again
+    anyk resume runs/race-1            what is left of an interrupted race
+    anyk resume runs/race-1 --add SPEC     one strategy more
     """
     from click.core import ParameterSource
 
-    from anyk.training.racing import racers
+    from anyk.training.racing import charged, racers
 
     chosen = strategies or racers(given["workers"])
-
     told = {"steps", "seconds", "target", "delays", "data", "problem"} & {
         name for name in given if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
     }
@@ -211,16 +226,20 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
         ctx.params["strategies"] = chosen
         show_settings(ctx)
         return
-    from anyk.reports import Progress, plot, race_table
+    from anyk.reports import Progress
     from anyk.training import race as run_race
 
+    if models < 1:
+        raise BadInput(f"models must be at least 1, got {models}")
     folder = Path(given["out"]) if given["out"] else new_folder("race")
+    check_picture(picture, folder=folder)
+    check_file(given["json_file"], "file", folder=folder)
     console = people(given["json_file"])
-    file = Path(picture) if picture else folder / "race.png"
-    _check_picture()
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
     optimizer = make_optimizer(problem, given)
+    if not told:
+        given["cluster"] = charged(given["cluster"], problem, workers=given["workers"])
     say(
         console,
         f"{given['problem'] or given['data'] + ', ' + given['model']}: {problem.samples:,} rows, "
@@ -230,7 +249,7 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
     try:
         with Progress(console, quiet=given["quiet"]) as progress:
             result = run_race(
-                problem,
+                problem if models == 1 else [problem, *(_variant(problem, i) for i in range(1, models))],
                 chosen,
                 workers=given["workers"],
                 cluster=given["cluster"],
@@ -243,24 +262,56 @@ def race(ctx: click.Context, /, strategies: tuple[str, ...], picture: str | None
                 target=given["target"],
                 out=folder,
                 watch=progress,
-                before=lambda spec: None if given["quiet"] else say(console, f"· {spec}"),
+                before=_saying(console, given["quiet"]),
             )
     except KeyboardInterrupt:
-        _interrupted(folder / "…")
-    say(console, race_table(result.runs))
-    plot(result.runs, file, of=curve)
-    say(console, f"picture: {file}")
+        _race_interrupted(console, folder)
+    _tell_race(console, result, Path(picture) if picture else folder / "race.png", curve)
     write_json(result.report(), given["json_file"])
+    _exit_if_failed(result)
 
 
-def _check_picture() -> None:
-    """Say that the picture cannot be drawn before the race, not after it."""
-    from importlib.util import find_spec
+def _saying(console: Console, quiet: bool) -> Callable[[str], None]:
+    return lambda spec: None if quiet else say(console, f"· {spec}")
 
+
+def _race_interrupted(console: Console, folder: Path) -> None:
+    """What there is so far, and how to go on."""
+    from anyk.reports import race_table
+    from anyk.training import Race, is_race
+
+    if is_race(folder):
+        so_far = Race.open(folder)
+        if so_far.runs:
+            say(console, race_table(so_far.runs))
+        so_far.close()
+    _interrupted(folder)
+
+
+def _tell_race(console: Console, result: Race, picture: Path | None, curve: Any) -> None:
+    """Table, remarks and picture; without matplotlib, how to get one."""
     from anyk.errors import MissingPackage
+    from anyk.reports import plot, race_notes, race_table
 
-    if find_spec("matplotlib") is None:
-        raise MissingPackage("matplotlib", "plot", "the picture of a race")
+    if not result.runs:
+        say(console, "nothing has begun")
+        return
+    say(console, race_table(result.runs), *race_notes(result.runs))
+    for spec, why in result.failures.items():
+        say(console, f"{spec} failed: {why}")
+    if picture is None:
+        return
+    try:
+        plot(result.runs, picture, of=curve)
+    except MissingPackage as error:
+        say(console, f"no picture: {error}")
+    else:
+        say(console, f"picture: {picture}")
+
+
+def _exit_if_failed(result: Race) -> None:
+    if result.failures:
+        sys.exit(1)
 
 
 _problem_again = click.option(
@@ -280,21 +331,29 @@ _trust = click.option(
 @click.option("--target", type=float, help="New target of the metric.")
 @_problem_again
 @_trust
+@click.option("--add", multiple=True, metavar="SPEC", help="Of a race: a further strategy; may be repeated.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @json_option
 @plugin_option
 def resume(
     run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
-    quiet: bool, json_file: str | None,
+    add: tuple[str, ...], quiet: bool, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Go on with a run that was interrupted, killed, failed or ended at its limit."""
+    """Go on with a run that was interrupted, killed, failed or ended at its limit, or with what is left of a race."""
     from anyk.problems import from_function
     from anyk.reports import Progress, race_table
+    from anyk.training import is_race
     from anyk.training import resume as resume_training
     from anyk.training.config import read_config
 
-    join_cluster(read_config(Path(run))["cluster"])
     console = people(json_file)
+    if is_race(run):
+        limits = {"steps": steps, "seconds": seconds, "target": target}
+        _resume_race(console, run, problem, trust, add, quiet, json_file, limits)
+        return
+    if add:
+        raise BadInput(f"'{run}' is a single run; --add is for the folder of a race")
+    join_cluster(read_config(Path(run))["cluster"])
     made = None if problem is None else from_function(problem)
     try:
         with Progress(console, quiet=quiet) as progress:
@@ -307,41 +366,61 @@ def resume(
     write_json(done.report(), json_file)
 
 
+def _resume_race(
+    console: Console, folder: str, problem: str | None, trust: bool, add: Sequence[str], quiet: bool,
+    json_file: str | None, limits: dict[str, Any],
+) -> None:  # fmt: skip
+    from anyk.problems import from_function
+    from anyk.reports import Progress
+    from anyk.training import resume_race
+    from anyk.training.racing import read_race
+
+    join_cluster(read_race(Path(folder))["cluster"])
+    made = None if problem is None else from_function(problem)
+    tell = _saying(console, quiet)
+    try:
+        with Progress(console, quiet=quiet) as progress:
+            result = resume_race(folder, problem=made, trust=trust, add=add, watch=progress, before=tell, **limits)
+    except KeyboardInterrupt:
+        _race_interrupted(console, Path(folder))
+    _tell_race(console, result, Path(folder) / "race.png", "metric")
+    write_json(result.report(), json_file)
+    _exit_if_failed(result)
+
+
+_SHOWN = ("cluster", "workers", "delays", "communication", "seed", "optimizer", "lr", *_LIMITS)
+
+
 @main.command()
 @click.argument("run")
 @click.option("--step", type=int, help="Show the receipt of this step.")
-@click.option("--picture", metavar="FILE", help="Draw the metric against seconds.")
+@picture_option("Draw the metric against seconds.")
 @_curve
 @json_option
 def show(run: str, step: int | None, picture: str | None, curve: Any, json_file: str | None) -> None:
-    """Show a run: what it was, what it came to, how its chunks ended, and the receipt of a step."""
-    from anyk.reports import plot, race_table
-    from anyk.training import Run
+    """Show a run: what it was, what it came to, how its chunks ended, and the receipt of a step. Or show a race."""
+    from anyk.reports import plot, race_notes, race_table
+    from anyk.training import Race, Run, is_race
 
-    found = Run.open(run)
     console = people(json_file)
+    if is_race(run):
+        if step is not None:
+            raise BadInput(f"'{run}' is the folder of a race; --step is for one of its runs")
+        found_race = Race.open(run)
+        _say_setup(console, dict(found_race.config) or (found_race.runs[0].config if found_race.runs else {}))
+        if found_race.waiting or found_race.unfinished:
+            left = [str(one.config["strategy"]) for one in found_race.unfinished] + list(found_race.waiting)
+            say(console, f"not finished: {', '.join(left)}; go on with: anyk resume {run}")
+        _tell_race(console, found_race, None if picture is None else Path(picture), curve)
+        write_json(found_race.report(), json_file)
+        return
+    found = Run.open(run)
     if step is not None:
         _show_receipt(console, found, step)
     else:
-        keys = (
-            "strategy",
-            "cluster",
-            "workers",
-            "delays",
-            "communication",
-            "seed",
-            "optimizer",
-            "lr",
-            "steps",
-            "seconds",
-            "target",
-        )
-        for key in keys:
-            if key == "strategy":
-                say(console, f"{key:<10} {_expanded(found)}")
-            elif found.config.get(key) is not None:
-                say(console, f"{key:<10} {found.config[key]}")
-        say(console, race_table([found]))
+        say(console, f"{'strategy':<13} {_expanded(found)}")
+        _say_setup(console, found.config)
+        say(console, race_table([found]), *race_notes([found]))
         books = found.books
         if books:
             ended = "  ".join(f"{key} {value}" for key, value in books.items() if value and key != "unusable")
@@ -352,6 +431,12 @@ def show(run: str, step: int | None, picture: str | None, curve: Any, json_file:
         plot(found, picture, of=curve)
         say(console, f"picture: {picture}")
     write_json(found.report(), json_file)
+
+
+def _say_setup(console: Console, config: Mapping[str, Any]) -> None:
+    for key in _SHOWN:
+        if config.get(key) is not None:
+            say(console, f"{key:<13} {config[key]}")
 
 
 def _expanded(run: Run) -> str:
@@ -375,9 +460,17 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
     say(console, f"{len(receipt.used)} messages used:")
     for worker, task, weight, staleness in receipt.used:
         say(console, f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}")
-    say(console, f"{len(receipt.cut_off)} cut off:")
+    if receipt.spare:
+        say(console, f"{len(receipt.spare)} in time but not needed: workers {_listed(receipt.spare)}")
+    say(console, f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "nobody was cut off")
     for cut in receipt.cut_off:
         say(console, f"  {cut}")
+    if receipt.rest:
+        say(console, f"still at work, or away: workers {_listed(receipt.rest)}")
+
+
+def _listed(workers: Sequence[int]) -> str:
+    return ", ".join(map(str, workers))
 
 
 @main.command()

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option
-from anyk.cli.output import people, say, write_json
+from anyk.cli.options import json_option, picture_option
+from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
 
 _mu = click.option("--mu", type=float, default=1.0, show_default=True,
@@ -29,7 +29,7 @@ def trace() -> None:
 @_unit
 @_max_gb
 @_mu
-@click.option("--picture", metavar="FILE", help="Draw a heat map and the distribution.")
+@picture_option("Draw a heat map and the distribution.")
 @json_option
 def show(
     file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None, json_file: str | None
@@ -62,7 +62,8 @@ def show(
 
 @trace.command()
 @click.argument("run")
-@click.option("--out", metavar="FILE.npz", required=True, help="The trace to write; read it with trace:FILE.npz.")
+@click.option("--out", metavar="FILE.npz", required=True, callback=lambda _, __, file: check_file(file, "trace"),
+              help="The trace to write; read it with trace:FILE.npz.")  # fmt: skip
 def record(run: str, out: str) -> None:
     """Make a trace of a run's log: seconds from a worker's task to its reply, a row for each version.
 

@@ -90,6 +90,11 @@ class Cluster(ABC):
         """The short form, without workers, delays and seed."""
         return show(self.name, {"liars": self.liars}, {"liars": ()})
 
+    @property
+    def passes_time(self) -> bool:
+        """Whether anything takes time, so that a limit of seconds comes."""
+        return True
+
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:  # noqa: B027  # most clusters have nothing to do here

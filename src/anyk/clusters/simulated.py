@@ -150,6 +150,14 @@ class Simulated(Cluster):
         costs = {} if self.compute is None else vars(self.compute)
         return show(self.name, {**costs, "liars": self.liars}, {"liars": ()})
 
+    @property
+    def passes_time(self) -> bool:
+        """See :attr:`Cluster.passes_time`."""
+        computing = self.compute is not None and (self.compute.task or self.compute.partition or self.compute.step)
+        times: Any = getattr(self.delays, "times", None)  # of a trace or table
+        still = self.delays.silent or (times is not None and not times.any())
+        return bool(computing or not still or not self.communication.silent)
+
     # ------------------------------------------------------------------------------------------- life
 
     def open(

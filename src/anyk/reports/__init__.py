@@ -13,7 +13,7 @@ from anyk.reports.codes import (
 from anyk.reports.columns import Columns
 from anyk.reports.plots import plot
 from anyk.reports.progress import Progress
-from anyk.reports.tables import candidates_note, candidates_table, race_table, ratio_to_floor, speed_table
+from anyk.reports.tables import candidates_note, candidates_table, race_notes, race_table, ratio_to_floor, speed_table
 
 __all__ = [
     "Columns",
@@ -28,6 +28,7 @@ __all__ = [
     "plot",
     "plot_code",
     "plot_codes",
+    "race_notes",
     "race_table",
     "ratio_to_floor",
     "speed_table",

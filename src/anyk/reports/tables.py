@@ -10,8 +10,10 @@ from anyk.reports.columns import Columns, shortened
 from anyk.training.checking import ClusterSpeed
 from anyk.training.comparing import compare
 from anyk.training.floor import SHOWN_FROM
+from anyk.training.launch import LIMIT
 from anyk.training.run import Run
 
+FREE = 0.05  # of a task's delay: computing that takes less does not show
 _WIDEST = 16  # characters of the reference's spec in a title
 
 
@@ -64,6 +66,44 @@ def race_table(runs: Sequence[Run]) -> Columns:
             row += ["–" if speed_up.times is None else f"{least}{speed_up.times:.1f}x"]
         rows.append(row)
     return Columns(titles, rows)
+
+
+def race_notes(runs: Sequence[Run]) -> list[str]:
+    """What a reader of the table should know: targets missed at a limit, jobs that differ, load that is free."""
+    lines = []
+    for run in runs:
+        target, steps = run.config.get("target"), run.config.get("steps")
+        if target is not None and run.time_to_target is None and steps is not None and run.steps >= steps:
+            assumed = steps == run.begun + LIMIT and run.config.get("seconds") is None
+            lines.append(
+                f"{run.config['strategy']} did not reach {target:g} in {steps:,} steps"
+                + (", the limit where no other is given" if assumed else "")
+            )
+    if len({run.models_trained for run in runs}) > 1:
+        most = max(run.models_trained for run in runs)
+        lines.append(f"a job is a step of one model; --models {most} gives all strategies as many models")
+    return lines + load_notes(runs)
+
+
+def load_notes(runs: Sequence[Run]) -> list[str]:
+    """A line where runs differ in load and load costs nothing, or next to nothing beside the delays."""
+    costs = [run.cost for run in runs]
+    if not costs or max(cost.load for cost in costs) == min(cost.load for cost in costs):
+        return []
+    computing = max(cost.computing for cost in costs)
+    waiting = max(cost.waiting for cost in costs)
+    if any(cost.by_load for cost in costs) or computing > FREE * waiting or not waiting:
+        return []
+    loads = f"{min(cost.load for cost in costs):.3g} to {max(cost.load for cost in costs):.3g} of the data a worker"
+    if not computing:
+        return [
+            f"load costs nothing here ({loads}): computing takes no time, delays go by the task; charge it with "
+            "--cluster simulated:partition=SECONDS or delays with per=load (of a trace: slope=SECONDS)"
+        ]
+    return [
+        f"load costs next to nothing here ({loads}): computing takes {1e3 * computing:.2g} ms of a task, the injected "
+        f"delay {1e3 * waiting:.3g} ms"
+    ]
 
 
 def _ended_below(run: Run) -> bool:

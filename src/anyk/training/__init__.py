@@ -7,7 +7,7 @@ from anyk.training.evaluation import Evaluation, Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.launch import resume, train
 from anyk.training.many import train_many
-from anyk.training.racing import Race, race
+from anyk.training.racing import Race, is_race, race, resume_race
 from anyk.training.replaying import Replay, replay
 from anyk.training.run import CutOff, Receipt, Run
 from anyk.training.runlog import RunLog
@@ -30,9 +30,11 @@ __all__ = [
     "Step",
     "compare",
     "floor_seconds",
+    "is_race",
     "race",
     "replay",
     "resume",
+    "resume_race",
     "rounds",
     "save_trace",
     "train",

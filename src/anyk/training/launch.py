@@ -37,6 +37,7 @@ from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 
 Watch = Callable[[Driver, Evaluator], None]
+LIMIT = 10_000  # steps at most where a target is the only limit: it may be out of reach
 _STEPS = 100  # taken when no limit is given
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
 
@@ -58,6 +59,7 @@ def train(
 ) -> Run:
     """Train until ``steps`` steps, ``seconds`` seconds or the ``target`` of the metric; whatever comes first.
 
+    A run whose only limit is a target ends after 10,000 steps in any case, one without a limit after 100.
     ``strategy`` may be a spec. ``optimizer`` is gradient descent with learning rate 1 if left out. ``out`` is the
     folder to make (without one the log is kept in memory); in it a checkpoint is written every ``checkpoint_every``
     seconds. Loss and metric are evaluated off the clock, for every ``evaluate_every``-th version (default: for a few
@@ -88,11 +90,7 @@ def train(
         strategy = build_strategy(strategy, workers=cluster.workers)
     if strategy.workers != cluster.workers:
         raise BadInput(f"the strategy is for {strategy.workers} workers, the cluster has {cluster.workers}")
-    if problem.samples < strategy.partitions:
-        raise BadInput(
-            f"{problem.samples} rows cannot be cut into {strategy.partitions} partitions of at least one row; "
-            "use fewer workers"
-        )
+    check_rows(problem, strategy)
     optimizer = optimizer or GD()
     if not isinstance(optimizer, Optimizer):
         raise BadInput(f"optimizer must be one of anyk.optimizers, as in GD(lr=0.1), got {optimizer!r}")
@@ -109,9 +107,10 @@ def train(
         if earlier is not begin:
             earlier.close()
     begun = 0 if beginning is None else beginning.step
-    _check_limits(problem, steps, seconds, target, begun)
-    if steps is None and seconds is None and target is None:
-        steps = begun + _STEPS
+    check_limits(problem, steps, seconds, target, begun)
+    if steps is None and seconds is None:
+        steps = begun + (_STEPS if target is None else LIMIT)
+    _check_clock(cluster, steps, seconds)
     plan(strategy, steps, begun)
     config: dict[str, Any] = {
         "format": FORMAT,
@@ -201,6 +200,8 @@ def _resume(
     planned = config.get("steps")
     if any(value is not None for value in limits.values()):
         config = {k: v for k, v in config.items() if k not in limits} | limits
+        if config["steps"] is None and config["seconds"] is None:
+            config["steps"] = _steps_of(folder) + LIMIT
     if problem is None:
         if not config.get("problem"):
             raise BadInput(f"the problem of '{folder}' was made in Python; give it: anyk.resume(path, problem=…)")
@@ -208,16 +209,12 @@ def _resume(
     check_problem(config, problem, f"the run '{folder}'")
     beginning = Beginning.load(folder) if "begin" in config else None
     begun = 0 if beginning is None else beginning.step
-    _check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"), begun)
+    check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"), begun)
     admit_strategy(config)
     strategy = build_strategy(config["strategy"], workers=config["workers"])
     plan(strategy, config.get("steps"), begun)
     fresh = copy.deepcopy(strategy)
-    if not trust and parse(config["cluster"])[1].get("address", "auto") != "auto":
-        raise BadInput(
-            f"the run '{folder}' names the cluster '{config['cluster']}', which may be anybody's; if it is yours, "
-            "trust the folder with --trust (in Python: trust=True)"
-        )
+    check_address(config["cluster"], f"the run '{folder}'", trust=trust)
     cluster = build_cluster(
         config["cluster"],
         workers=config["workers"],
@@ -226,6 +223,7 @@ def _resume(
         communication=config["communication"],
     )
     check_traces(config, cluster, f"the run '{folder}'")
+    _check_clock(cluster, config.get("steps"), config.get("seconds"))
     with _locked(folder):
         with RunLog.reading(folder / "log.sqlite") as whole:  # before anything is changed
             saved = checkpoints.newest(folder, whole, or_older=True)
@@ -244,6 +242,30 @@ def _resume(
             beginning=beginning,
         )
         return _drive(driver, fresh, config, folder, saved, *how)
+
+
+def check_rows(problem: Problem, strategy: Strategy) -> None:
+    """Raise where there are fewer rows than partitions."""
+    if problem.samples < strategy.partitions:
+        raise BadInput(
+            f"{problem.samples} rows cannot be cut into {strategy.partitions} partitions of at least one row; "
+            "use fewer workers"
+        )
+
+
+def check_address(cluster: str, of: str, *, trust: bool) -> None:
+    """Raise where a folder names a cluster elsewhere and is not trusted."""
+    if not trust and parse(cluster)[1].get("address", "auto") != "auto":
+        raise BadInput(
+            f"{of} names the cluster '{cluster}', which may be anybody's; if it is yours, trust the folder with "
+            "--trust (in Python: trust=True)"
+        )
+
+
+def _steps_of(folder: Path) -> int:
+    """The newest version in a run's log."""
+    with RunLog.reading(folder / "log.sqlite") as log:
+        return int(log.rows("SELECT max(version) FROM updates")[0][0] or 0)
 
 
 def plan(strategy: Strategy, steps: int | None, begun: int = 0) -> None:
@@ -409,9 +431,10 @@ def _first_metrics(problem: Problem) -> dict[str, float]:
         raise BadInput(f"the metrics fail at the initial model: {type(error).__name__}: {error}") from error
 
 
-def _check_limits(
+def check_limits(
     problem: Problem, steps: int | None, seconds: float | None, target: float | None, begun: int = 0
 ) -> None:
+    """Raise for limits that are out of range, reached already, or out of reach."""
     if steps is not None and steps < 1:
         raise BadInput(f"steps must be at least 1, got {steps}")
     if steps is not None and steps <= begun:
@@ -425,6 +448,15 @@ def _check_limits(
         raise BadInput(f"a target of {target:g} cannot be reached: {metric} lies between 0 and 1")
     if metric in ("mse", "loss") and not target > 0:
         raise BadInput(f"a target of {target:g} cannot be reached: {metric} is above 0")
+
+
+def _check_clock(cluster: Cluster, steps: int | None, seconds: float | None) -> None:
+    """Raise where a run would go on for ever: its only limit is of a clock that stands still."""
+    if steps is None and seconds is not None and not cluster.passes_time:
+        raise BadInput(
+            f"nothing takes time on the cluster '{cluster.spec}' with delays '{cluster.delays.spec}', so a limit of "
+            f"{seconds:g} seconds never comes; give --steps as well, or --delays"
+        )
 
 
 def _make_folder(folder: Path, config: dict[str, Any]) -> Path:

@@ -3,37 +3,124 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any
+
+import msgspec
 
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
-from anyk.errors import BadInput
-from anyk.optimizers import Optimizer
+from anyk.errors import BadInput, RunFailed
+from anyk.named import names_in_folder
+from anyk.optimizers import GD, Optimizer
+from anyk.optimizers import optimizer as build_optimizer
+from anyk.problems import from_recipe
 from anyk.problems.base import Problem
+from anyk.problems.many import ManyProblems
+from anyk.specs import parse as split
+from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
 from anyk.training.comparing import compare
-from anyk.training.launch import Watch, train
+from anyk.training.config import Digests
+from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
+from anyk.training.launch import Watch, check_address, check_limits, check_rows, resume, train
 from anyk.training.run import Run, setup
+
+NAME = "race.toml"
+FORMAT = 1
+_LIMITS = ("steps", "seconds", "target")
+_TRIES = 9
+Before = Callable[[str], None]
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Folder = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9=-][A-Za-z0-9.=-]*$")]
+
+
+class RaceConfig(msgspec.Struct, frozen=True):
+    """The keys of ``race.toml`` and their types; ``runs``: the folder of each strategy, a name in the race's folder."""
+
+    format: int
+    workers: _Count
+    models: _Count
+    cluster: str
+    delays: str
+    communication: str
+    seed: int
+    optimizer: str
+    lr: str
+    runs: dict[str, _Folder]
+    anyk: str = ""
+    steps: _Count | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    target: float | None = None
+    problem: dict[str, Any] | None = None
+    digests: Digests = Digests()
 
 
 @dataclass(frozen=True)
 class Race:
-    """The runs of a race, in the order they were given."""
+    """The runs of a race, in the order they were given.
+
+    ``path``: its folder (None: it was kept in memory). ``waiting``: strategies that have not begun. ``config``: how it
+    was set up, as in ``race.toml``.
+    """
 
     runs: tuple[Run, ...]
+    path: Path | None = None
+    waiting: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Race:
+        """Read the folder of a race, or one with several run folders in it, such as a probe's.
+
+        Raises :class:`~anyk.errors.BadInput` if it is neither, damaged or of a newer format.
+        """
+        folder = Path(path)
+        if not is_race(folder):
+            raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME} and no run folders")
+        if not (folder / NAME).is_file():
+            runs = [Run.open(one) for one in _run_folders(folder)]
+            return cls(tuple(sorted(runs, key=lambda run: (run.begun, str(run.path)))), folder)
+        config = read_race(folder)
+        begun = {spec: folder / name for spec, name in config["runs"].items() if (folder / name).is_dir()}
+        waiting = tuple(spec for spec in config["runs"] if spec not in begun)
+        return cls(tuple(Run.open(one) for one in begun.values()), folder, waiting, config)
+
+    @property
+    def unfinished(self) -> tuple[Run, ...]:
+        """Runs that have something left to do."""
+        return tuple(run for run in self.runs if not _finished(run))
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """By strategy, why a run could not go on."""
+        last = {str(run.config["strategy"]): (run.notes or [{}])[-1] for run in self.runs}
+        return {spec: str(note["text"]) for spec, note in last.items() if note.get("kind") == "failed"}
 
     def report(self) -> dict[str, Any]:
         """Set-up and results, in the shape that ``--json`` writes."""
+        if not self.runs:
+            return setup(dict(self.config)) | {"speed_up_over": None, "speed_up_by": None, "runs": []}
         found = compare(self.runs)
         lines = [run.result() | {"speed_up": one.times} for run, one in zip(self.runs, found.speed_ups, strict=True)]
         return setup(self.runs[0].config) | {"speed_up_over": found.over, "speed_up_by": found.by, "runs": lines}
 
+    def close(self) -> None:
+        """Close the logs of all runs."""
+        for run in self.runs:
+            run.close()
+
 
 def race(
-    problem: Problem,
+    problem: Problem | Sequence[Problem],
     strategies: Sequence[str],
     *,
     workers: int,
@@ -47,12 +134,17 @@ def race(
     target: float | None = None,
     out: str | Path | None = None,
     watch: Watch | None = None,
-    before: Callable[[str], None] | None = None,
+    before: Before | None = None,
 ) -> Race:
     """Train with each of ``strategies`` (specs) on its own cluster with the same delays and seed.
 
-    ``out`` is a folder that gets one run folder for each. Every strategy ends at the first of ``steps``, ``seconds``
-    and ``target`` that it reaches. ``before`` is called with each spec in turn.
+    Of several problems every strategy trains a model each, at once. ``out`` is a folder that gets ``race.toml`` and one
+    run folder for each; :func:`resume_race` goes on with it, and a run that fails there does not end the race
+    (:attr:`Race.failures`). Every strategy ends at the first of ``steps``, ``seconds`` and ``target`` that it
+    reaches. ``before`` is called with each spec in turn.
+
+    Raises :class:`~anyk.errors.BadInput` for what cannot work and, without ``out``,
+    :class:`~anyk.errors.RunFailed` when a run cannot go on.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
@@ -63,33 +155,155 @@ def race(
     """
     if not strategies:
         raise BadInput("a race needs at least one strategy")
-    model = parse(delays) if isinstance(delays, str) else delays
-    folders: list[Path | None] = [None] * len(strategies)
-    if out is not None:
-        folders = [Path(out) / name for name in _folder_names(strategies)]
-        for folder in folders:
-            if folder is not None and folder.exists():
-                raise BadInput(f"the run folder '{folder}' exists; choose another --out")
-    for spec in strategies:
-        build_strategy(spec, workers=workers)  # all must be good before the first runs
+    trained: Problem = ManyProblems(problem) if isinstance(problem, Sequence) else problem
+    models = len(problem) if isinstance(problem, Sequence) else 1
+    specs = [_with_models(spec, models, workers) for spec in strategies]  # all must be good before the first runs
+    named = _named(specs, {})
+    law = parse(delays) if isinstance(delays, str) else delays
+    first = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
+    limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
+    check_limits(trained, steps, seconds, target)
+    for spec in specs:
+        check_rows(trained, build_strategy(spec, workers=workers))
+    if out is None:
+        runs = []
+        for spec in specs:
+            if before is not None:
+                before(spec)
+            fleet = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
+            runs.append(train(trained, spec, fleet, optimizer=optimizer, **limits, watch=watch))
+        return Race(tuple(runs))
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        hint = f"go on with it: anyk resume {folder}" if is_race(folder) else "it is not empty"
+        raise BadInput(f"the folder '{folder}' exists; choose another, or {hint}")
+    optimizer = optimizer or GD()
+    config: dict[str, Any] = {
+        "format": FORMAT,
+        "anyk": version("anyk"),
+        "workers": workers,
+        "models": models,
+        "cluster": cluster,
+        "delays": law.spec,
+        "communication": first.communication.spec,
+        "seed": seed,
+        "optimizer": optimizer.spec,
+        "lr": optimizer.rate.spec,
+        **limits,
+        "problem": trained.recipe(),
+        "runs": named,
+    }
+    config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named)})
+    _write(folder, config)
+    return _run(folder, config, trained, optimizer, law, {}, False, watch, before)
+
+
+def resume_race(
+    path: str | Path,
+    *,
+    add: Sequence[str] = (),
+    problem: Problem | None = None,
+    optimizer: Optimizer | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    trust: bool = False,
+    watch: Watch | None = None,
+    before: Before | None = None,
+) -> Race:
+    """Go on with what is left of a race: runs interrupted or failed, and strategies that have not begun.
+
+    ``add``: further strategies, on the same terms. With new limits every run goes on to them. Otherwise, and in what
+    it trusts, as :func:`anyk.resume`.
+    """
+    folder = Path(path)
+    config = read_race(folder)
+    limits = {"steps": steps, "seconds": seconds, "target": target}
+    new = any(value is not None for value in limits.values())
+    if new:
+        config |= limits
+    of = f"the race '{folder}'"
+    with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
+        for spec in config["runs"]:
+            admit_strategy({"strategy": spec})
+        check_address(config["cluster"], of, trust=trust)
+        if problem is None:
+            if not config.get("problem"):
+                raise BadInput(
+                    f"the problem of '{folder}' was made in Python; give it: anyk.resume_race(path, problem=…)"
+                )
+            problem = from_recipe(config["problem"])
+        optimizer = optimizer or build_optimizer(config["optimizer"], lr=config["lr"])
+    check_problem(config, problem, of)
+    check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"))
+    fleet = build_cluster(
+        config["cluster"], workers=config["workers"], delays=config["delays"], communication=config["communication"]
+    )
+    check_traces(config, fleet, of)
+    specs = [_with_models(spec, config["models"], config["workers"]) for spec in add]
+    for spec in specs:
+        if spec in config["runs"]:
+            raise BadInput(f"'{spec}' is in the race already")
+    config["runs"] |= _named(specs, config["runs"])
+    _write(folder, config)
+    return _run(folder, config, problem, optimizer, fleet.delays, limits if new else {}, True, watch, before, trust)
+
+
+def _run(
+    folder: Path,
+    config: Mapping[str, Any],
+    problem: Problem,
+    optimizer: Optimizer,
+    law: DelayModel,
+    limits: Mapping[str, Any],
+    resumed: bool,
+    watch: Watch | None,
+    before: Before | None,
+    trust: bool = False,
+) -> Race:
+    """Each run that has something left to do; with ``limits``, new ones, each run."""
     runs = []
-    for spec, folder in zip(strategies, folders, strict=True):
+    for spec, name in config["runs"].items():
+        place = folder / name
+        if resumed and place.is_dir():
+            run = Run.open(place)
+            if _finished(run) and not limits:
+                runs.append(run)
+                continue
+            run.close()
         if before is not None:
             before(spec)
-        runs.append(
-            train(
-                problem,
-                spec,
-                build_cluster(cluster, workers=workers, delays=model, seed=seed, communication=communication),
-                optimizer=optimizer,
-                steps=steps,
-                seconds=seconds,
-                target=target,
-                out=folder,
-                watch=watch,
-            )
-        )
-    return Race(tuple(runs))
+        try:
+            if resumed and place.is_dir():
+                run = resume(place, problem=problem, optimizer=optimizer, trust=trust, watch=watch, **limits)
+            else:
+                fleet = build_cluster(
+                    config["cluster"],
+                    workers=config["workers"],
+                    delays=law,
+                    seed=config["seed"],
+                    communication=config["communication"],
+                )
+                asked: dict[str, Any] = {name: config.get(name) for name in _LIMITS}
+                run = train(problem, spec, fleet, optimizer=optimizer, out=place, watch=watch, **asked)
+        except RunFailed:
+            if not (place / "log.sqlite").is_file():
+                raise
+            run = Run.open(place)  # its log says why; the others are not to suffer for it
+        runs.append(run)
+    return Race(tuple(runs), folder, (), config)
+
+
+def _finished(run: Run) -> bool:
+    """Whether a run ended as it was to end."""
+    if not run.summary:
+        return False
+    if run.time_to_target is not None or run.summary.get("stopped"):
+        return True
+    steps = run.config.get("steps")
+    if steps is not None and run.steps >= steps:
+        return True
+    return not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
 
 
 def racers(workers: int) -> tuple[str, ...]:
@@ -110,9 +324,95 @@ def racers(workers: int) -> tuple[str, ...]:
     return ("uncoded", exact, f"{early},wait={max(1, round(workers * 11 / 30))}", f"async:step={step:g}")
 
 
-def _folder_names(strategies: Sequence[str]) -> list[str]:
-    names: list[str] = []
+def charged(cluster: str, problem: Problem, *, workers: int) -> str:
+    """A simulated cluster's spec that charges computing, with what a partition takes here; any other as it is."""
+    name, values = split(cluster)
+    if name != "simulated" or {"task", "partition", "step", "cores"} & values.keys():
+        return cluster
+    pieces = problem.split(workers)
+    pieces.load(range(workers))
+    w, taken = problem.initial(), []
+    for _ in range(_TRIES):
+        begun = time.perf_counter()
+        pieces.partial_gradient(0, w)
+        taken.append(time.perf_counter() - begun)
+    return with_keys(cluster, {"partition": float(f"{median(taken):.2g}"), "cores": workers})
+
+
+# ------------------------------------------------------------------------------------------------ the folder
+
+
+def is_race(path: str | Path) -> bool:
+    """Whether a folder is a race's, or holds run folders without being one."""
+    folder = Path(path)
+    return (folder / NAME).is_file() or (not (folder / "run.toml").exists() and bool(_run_folders(folder)))
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.iterdir() if (one / "run.toml").is_file()) if folder.is_dir() else []
+
+
+def _with_models(spec: str, models: int, workers: int) -> str:
+    """A strategy's spec for so many models; raises where it does not exist for so many workers and models."""
+    build_strategy(spec, workers=workers)
+    if models == 1:
+        return spec
+    asked = with_keys(spec, {"models": models})
+    try:
+        trained = len(build_strategy(asked, workers=workers).slots)
+    except BadInput as error:
+        if "has no key 'models'" not in str(error):
+            raise
+        trained = 1
+    if trained != models:
+        raise BadInput(
+            f"'{spec}' trains {trained} model{'s' * (trained > 1)} and cannot race with {models} models; rounds of a "
+            "code can, and gc, sr-sgc and m-sgc"
+        )
+    return asked
+
+
+def _named(strategies: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
+    """The folder of each strategy."""
+    names: dict[str, str] = {}
     for spec in strategies:
-        name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec).strip("-")
-        names.append(name if name not in names else f"{name}-{len(names)}")
+        if spec in names:
+            raise BadInput(f"'{spec}' is in the race twice")
+        name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec).strip("-.") or "run"
+        taken = {*names.values(), *known.values()}
+        names[spec] = name if name not in taken else f"{name}-{len(taken)}"
     return names
+
+
+def read_race(folder: Path) -> dict[str, Any]:
+    """The configuration of a race, checked: it may be anybody's."""
+    file = folder / NAME
+    if not file.is_file():
+        runs = _run_folders(folder)
+        hint = f"; its runs go on one by one: anyk resume {runs[-1]}" if runs else ""
+        raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME}{hint}")
+    try:
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise BadInput(f"'{file}' is damaged ({error})") from None
+    if isinstance(config.get("format"), int) and config["format"] > FORMAT:
+        raise BadInput(
+            f"the race '{folder}' has format {config['format']}, this anyk reads up to {FORMAT}; use a newer anyk"
+        )
+    try:
+        msgspec.convert(config, RaceConfig)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"'{file}' is damaged ({error})") from None
+    return config
+
+
+def _write(folder: Path, config: Mapping[str, Any]) -> None:
+    import tomli_w
+
+    part = folder / f"{NAME}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(tomli_w.dumps({k: v for k, v in config.items() if v is not None}), encoding="utf-8")
+        part.replace(folder / NAME)
+    except OSError as error:
+        raise BadInput(f"the folder '{folder}' cannot be written ({error.strerror})") from None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
+from anyk.specs import parse
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
 from anyk.training.config import read_config
@@ -42,11 +43,24 @@ class CutOff:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """Where the time of a run's tasks went: ``load``, the largest share of the data a task covered; mean seconds of
+    ``computing`` and of ``waiting`` out an injected delay before; ``by_load``: whether the delays go by load.
+    """
+
+    load: float
+    computing: float
+    waiting: float
+    by_load: bool
+
+
+@dataclass(frozen=True)
 class Receipt:
     """What went into one version of a slot.
 
     ``weights``: with which weight each partition counted, shape (partitions,); ``used``: (worker, task, weight,
-    staleness) of each message; ``cut_off``: who was under way and not waited for.
+    staleness) of each message; ``cut_off``: who was under way and not waited for; ``spare``: workers whose messages
+    were in but not needed; ``rest``: all others, at work on or away.
     """
 
     slot: str
@@ -57,6 +71,8 @@ class Receipt:
     gain: float
     used: tuple[tuple[int, int, float, int], ...]
     cut_off: tuple[CutOff, ...]
+    spare: tuple[int, ...] = ()
+    rest: tuple[int, ...] = ()
 
 
 class Run:
@@ -297,7 +313,7 @@ class Run:
         late = self.log.rows(
             "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
             "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? "
-            "AND version < ? AND (received IS NULL OR received > cancelled) ORDER BY worker, task",
+            "AND version < ? ORDER BY worker, task",
             (before, max(time, before), version),
         )
         cut = tuple(
@@ -309,9 +325,27 @@ class Run:
                 done,
                 len(works[work][0]),
             )
-            for worker, task, dispatched, cancelled, due, _, done, work in late
+            for worker, task, dispatched, cancelled, due, received, done, work in late
+            if received is None or received > cancelled
         )  # fmt: skip
-        return Receipt(slot, version, time, weights, residual, gain, tuple(row[:4] for row in used), cut)
+        counted, late_ones = {row[0] for row in used}, {one.worker for one in cut}
+        spare = {row[0] for row in late} - counted - late_ones
+        rest = set(range(int(self.config.get("workers", 0)))) - counted - late_ones - spare
+        messages = tuple(row[:4] for row in used)
+        return Receipt(
+            slot, version, time, weights, residual, gain, messages, cut, tuple(sorted(spare)), tuple(sorted(rest))
+        )
+
+    @cached_property
+    def cost(self) -> Cost:
+        """What computing and delays cost a task, on average over those that were finished."""
+        widest = max((len(json.loads(p)) for (p,) in self.log.rows("SELECT partitions FROM works")), default=0)
+        found = self.log.rows(
+            "SELECT avg(computed - computing), avg(computing - started) FROM chunks WHERE computed IS NOT NULL"
+        )[0]
+        _, values = parse(str(self.config.get("delays", "none")))
+        by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
+        return Cost(widest / int(self.config.get("partitions") or 1), found[0] or 0.0, found[1] or 0.0, by_load)
 
     @property
     def notes(self) -> list[dict[str, Any]]:
