@@ -32,8 +32,8 @@ def flip(file, place, bit=0):
     file.write_bytes(data)
 
 
-def resumed(folder, steps=12):
-    with anyk.resume(folder, problem=Squares(4), steps=steps) as run:
+def resumed(folder, told=None):
+    with anyk.resume(folder, problem=Squares(4), steps=12, tell=None if told is None else told.append) as run:
         return run.model.tobytes(), run.history["seconds"].tolist(), run.books, [note["kind"] for note in run.notes]
 
 
@@ -46,8 +46,12 @@ def test_a_bit_flipped_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_p
     flip(file, file.stat().st_size - 3)  # in the last tensor
     with anyk.Run.open(tmp_path / "run") as run, pytest.raises(anyk.BadInput, match="do not match their digest"):
         run.model  # noqa: B018
-    *same, notes = resumed(tmp_path / "run")
+    told = []
+    *same, notes = resumed(tmp_path / "run", told)
     assert tuple(same) == whole
+    assert len(told) == 1 and told[0].endswith(
+        "do not match their digest); going on from the checkpoint before, at step 7"
+    )
     assert "older checkpoint" in notes
     *same, notes = resumed(tmp_path / "run")  # the damaged one is out of the way
     assert tuple(same) == whole and notes.count("older checkpoint") == 1
@@ -150,6 +154,15 @@ def test_a_run_closes_itself_copies_and_pickles(tmp_path):
     del log
     closed.append(finalizer.alive)
     assert closed == [False]
+
+
+def test_a_finished_run_says_so_when_it_is_resumed(tmp_path):
+    trained(tmp_path / "run").close()
+    told = []
+    assert anyk.resume(tmp_path / "run", problem=Squares(4), tell=told.append).steps == 8
+    assert told == [
+        "nothing was left to do at step 8: it has reached its limit (steps = 8); to go on, give more steps or seconds"
+    ]
 
 
 def test_the_next_checkpoint_is_whole_after_any_that_was_not_taken(tmp_path):

@@ -358,8 +358,9 @@ def resume(
     try:
         with Progress(console, quiet=quiet) as progress:
             done = resume_training(
-                run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust, watch=progress
-            )
+                run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust, watch=progress,
+                tell=lambda text: click.echo(f"anyk: {text}", err=True),
+            )  # fmt: skip
     except KeyboardInterrupt:
         _interrupted(run)
     say(console, race_table([done]))

@@ -169,11 +169,15 @@ def resume(
     evaluate_every: int | None = None,
     checkpoint_every: float = 10.0,
     watch: Watch | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Run:
     """Go on with a run from its last checkpoint (or from its beginning), until its limits or the new ones given.
 
     ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
     it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
+
+    ``tell`` is called with what the user should know: that an older checkpoint had to be used, or that nothing was left
+    to do. Otherwise the run's notes say it.
 
     A run folder may be anybody's: no code that it names is run (a problem's function, an optimiser of another package
     than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
@@ -184,7 +188,7 @@ def resume(
     with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
         return _resume(
             folder, config, problem, optimizer, {"steps": steps, "seconds": seconds, "target": target}, trust,
-            (evaluate_every, checkpoint_every, watch),
+            (evaluate_every, checkpoint_every, watch, tell),
         )  # fmt: skip
 
 
@@ -195,7 +199,7 @@ def _resume(
     optimizer: Optimizer | None,
     limits: dict[str, Any],
     trust: bool,
-    how: tuple[int | None, float, Watch | None],
+    how: tuple[int | None, float, Watch | None, Callable[[str], None] | None],
 ) -> Run:
     planned = config.get("steps")
     if any(value is not None for value in limits.values()):
@@ -283,6 +287,7 @@ def _drive(
     evaluate_every: int | None,
     checkpoint_every: float,
     watch: Watch | None,
+    tell: Callable[[str], None] | None = None,
 ) -> Run:
     """Drive a run that has been set up, from its beginning or from what was saved, and write down what it came to."""
     problem, cluster, log = driver.problem, driver.cluster, driver.log
@@ -305,6 +310,8 @@ def _drive(
                 if saved.instead is not None and folder is not None:
                     checkpoints.set_aside(folder)
                     log.note(saved.state["time"], "older checkpoint", saved.instead)
+                    if tell is not None:
+                        tell(f"{saved.instead}; going on from the checkpoint before, at step {_step(saved)}")
             for row in log.rows("SELECT slot, version, time, loss, metric FROM evaluations"):
                 evaluator.recall(*row)
             if saved is None:
@@ -323,6 +330,12 @@ def _drive(
             driver.run()
             if driver.save is not None:
                 driver.save()
+        if saved is not None and driver.versions == saved.state["versions"] and not driver.interrupted:
+            limits = {name: config.get(name) for name in ("steps", "seconds", "target")}
+            reached = " or ".join(f"{name} = {value:g}" for name, value in limits.items() if value is not None)
+            said = driver.stopped.reason if driver.stopped is not None else f"it has reached its limit ({reached})"
+            if tell is not None:
+                tell(f"nothing was left to do at step {driver.step}: {said}; to go on, give more steps or seconds")
     except RunFailed as error:
         ended = error
         log.note(driver.time, "failed", str(error))
@@ -346,6 +359,10 @@ def _drive(
     standing = driver.standing()
     models = {slot: standing.models[slot] if slot in standing.models else w.copy() for slot, w in driver.models.items()}
     return Run(log, config, path=folder, models=models, beginning=driver.beginning, standing=standing)
+
+
+def _step(saved: checkpoints.Saved) -> int:
+    return int(min(saved.state["versions"].values()))
 
 
 def _restore(driver: Driver, saved: checkpoints.Saved, folder: Path | None) -> None:

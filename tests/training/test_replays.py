@@ -1,0 +1,66 @@
+"""Any run replays: every strategy, ended by steps or by seconds, simulated and on processes."""
+
+import pytest
+
+import anyk
+from anyk.strategies import registry
+from anyk.testing import Squares
+
+SPECS = [
+    "sync", "k-sync:k=4", "k-batch-sync:k=4", "async:step=0.1", "k-async:k=2", "k-batch-async:k=2",
+    "adasync:k=2,interval=1", "adasync:base=k-sync,k=2,interval=1,rule=noise", "gradual:base=k-sync,every=4",
+    "pasgd:tau=3,outer=slowmo,keep=true", "adacomm:tau=8,interval=1,probe=2", "adacomm:tau=4,interval=1",
+    "fedbuff:tau=3,k=2", "dpsgd:tau=2", "matcha:graph=ring", "easgd", "ad-psgd", "gc:stragglers=1",
+    "sr-sgc:B=1,W=2,lambda=2,models=2", "m-sgc:B=1,W=2,lambda=2,models=3", "fedavg:tau=2,clients=3", "slowmo:tau=3",
+    "diloco:tau=3", "compressed:of=sync,by=qsgd", "agc:load=2,wait=3", "frc:load=2,wait=3mad", "uncoded:wait=4|0.1s",
+    "partial", "tree", "nested", "progress", "draco:liars=1",
+]  # fmt: skip
+
+
+def replayed(spec, kind, limit, mean, seed=4):
+    strategy = anyk.strategy(spec, workers=6)
+    problem = Squares(strategy.partitions)
+    if "model 0" in strategy.slots and getattr(strategy, "inner", None) is None:
+        problem = anyk.problems.ManyProblems([problem] * len(strategy.slots))
+    cluster = anyk.cluster(kind, workers=6, delays=f"exp:mean={mean}", seed=seed)
+    with anyk.train(problem, spec, cluster, optimizer=anyk.optimizers.GD(lr=0.05), **limit) as run:
+        return str(anyk.replay(run, problem=problem))
+
+
+def test_every_strategy_is_tried():
+    assert {entry.name for entry in registry} <= {anyk.specs.parse(spec)[0] for spec in SPECS}
+
+
+@pytest.mark.parametrize("limit", [{"steps": 9}, {"seconds": 3.0}], ids=["steps", "seconds"])
+@pytest.mark.parametrize("kind", ["simulated", "simulated:task=0.03,partition=0.02,step=0.05,cores=3"])
+def test_simulated_runs_replay(kind, limit):
+    for spec in SPECS:
+        found = replayed(spec, kind, limit, 0.4)
+        assert found.endswith("the same decisions and the same bits of model"), (spec, found)
+
+
+@pytest.mark.parametrize(
+    ("spec", "limit"),
+    [
+        ("adacomm:tau=4,interval=0.05", {"steps": 9}),  # goes by the time since it was started
+        ("frc:load=2,wait=3mad", {"steps": 12}),
+        ("ad-psgd", {"seconds": 0.4}),  # whose models have taken unequally many steps at the end
+        ("m-sgc:B=1,W=2,lambda=2,models=3", {"seconds": 0.4}),
+    ],
+)
+def test_runs_on_processes_replay(spec, limit):
+    found = replayed(spec, "processes", limit, 0.02)
+    assert found.endswith("the same decisions and the same bits of model"), found
+
+
+def test_a_run_that_was_resumed_replays(tmp_path):
+    def part(limit, **more):
+        cluster = anyk.cluster("simulated", workers=6, delays="exp:mean=0.4", seed=4)
+        optimizer = anyk.optimizers.GD(lr=0.05)
+        return anyk.train(Squares(6), "adacomm:tau=8,interval=1", cluster, optimizer=optimizer, **limit, **more)
+
+    part({"seconds": 5.0}, out=tmp_path / "run").close()
+    with anyk.resume(tmp_path / "run", problem=Squares(6), seconds=12.0) as run:
+        assert anyk.replay(run, problem=Squares(6)).model
+        whole = part({"seconds": 12.0})
+        assert run.model.tobytes() == whole.model.tobytes() and run.steps == 3
