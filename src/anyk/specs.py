@@ -118,6 +118,8 @@ def read(text: str, annotation: Any, where: str) -> Any:
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         kinds = [option for option in options if option is not type(None)]
+        if any(typing.get_origin(kind) is typing.Literal and text in typing.get_args(kind) for kind in kinds):
+            return text  # where "none" is one of the choices it is not left out
         if text.lower() == "none" and len(kinds) < len(options):
             return None
         for kind in kinds[:-1]:
