@@ -394,3 +394,19 @@ def test_a_receipt_names_every_worker(tmp_path):
     )
     assert run("train", *SMALL, "--steps", "2", "--out", folder + "2", "--quiet").exit_code == 0
     assert "nobody was cut off" in run("show", folder + "2", "--step", "1").output
+
+
+def test_what_a_docstring_says_is_printed_as_plain_text_for_the_screen():
+    for words in (("strategies", "show", "k-async:k=2", "--workers", "8"), ("codes", "show", "bibd", "--workers", "7")):
+        shown = run(*words, width=60)
+        assert shown.exit_code == 0
+        assert "``" not in shown.output and "===" not in shown.output and ":class:" not in shown.output
+    table = run("strategies", "show", "k-async:k=2", "--workers", "8", width=60).output
+    assert "- k-async: a worker that replied before the step: waits; at\n  the step: those k workers" in table
+    assert "any 1 straggler\n" in run("codes", "show", "frc:stragglers=1", "--workers", "6").output
+
+
+def test_codes_are_compared_without_a_picture_unless_one_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = run("codes", "compare", "uncoded", "--workers", "4", "--sets", "3")
+    assert shown.exit_code == 0 and "picture" not in shown.output and not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.options import json_option, picture_option, plugin_option
-from anyk.cli.output import people, say, write_json
+from anyk.cli.output import people, say, text_width, write_json
 
 workers_option = click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n.")
 
@@ -107,7 +107,7 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
         f"noise gain {found.gain:.3g}; worst residual {'' if found.worst_known else 'at least '}{found.worst:.3g}"
     )
     matrix = matrix_text(code)
-    parts = [words, judged, "", theory_text(code), "", "who holds what:", holders_text(code)]
+    parts = [words, judged, "", theory_text(code, text_width()), "", "who holds what:", holders_text(code)]
     parts += ["", "encoding matrix B, a row for each reply:", matrix] if matrix else []
     _print("\n".join(parts), json_file=json_file)
     if picture is not None:

@@ -9,7 +9,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.options import json_option, plugin_option
-from anyk.cli.output import write_json
+from anyk.cli.output import text_width, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
             factor = 0.5 * stability_limit(expected.staleness)
             click.echo(f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
         click.echo("")
-        click.echo(theory_text(found))
+        click.echo(theory_text(found, text_width()))
     plain = {"spec": found.spec, "workers": workers, "delays": law.spec, "seconds": expected.seconds}
     write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,11 @@ def people(json_file: str | None) -> Console:
     terminal = (sys.stderr if to_errors else sys.stdout).isatty()
     given = os.environ.get("COLUMNS", "").isdigit()
     return Console(stderr=to_errors, width=None if terminal or given else _UNLIMITED)
+
+
+def text_width() -> int:
+    """Characters of a line of prose: the screen's, at most 100."""
+    return min(100, shutil.get_terminal_size((100, 24)).columns)
 
 
 def say(console: Console, *things: Any) -> None:

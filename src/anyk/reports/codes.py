@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from anyk.planning import Curve, Facts
 from anyk.planning.codes import Missing
 from anyk.reports.columns import Columns
 from anyk.reports.plots import COLOURS, new_figure, save
+from anyk.reports.prose import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,11 @@ def _residual(value: float) -> str:
 
 def code_facts(code: Code) -> list[tuple[str, str]]:
     """What there is to say of a code, as (word, value)."""
-    promised = f"any {code.tolerates} stragglers" if code.tolerates else "no fixed number of stragglers"
+    promised = (
+        f"any {code.tolerates} straggler{'s' * (code.tolerates > 1)}"
+        if code.tolerates
+        else "no fixed number of stragglers"
+    )
     sends = "one vector" if code.blocks == 1 else f"one vector of 1/{code.blocks} of the length"
     if code.messages > 1:
         sends = f"{code.messages} messages"
@@ -82,10 +86,9 @@ def holders_text(code: Code) -> str:
     return "\n".join(f"worker {i:>3}: {' '.join(map(str, held))}" for i, held in enumerate(code.holdings))
 
 
-def theory_text(thing: object) -> str:
+def theory_text(thing: object, width: int = 100) -> str:
     """What the documentation of a code or strategy says of how it works and where it comes from."""
-    text = inspect.getdoc(type(thing)) or ""
-    return re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", text.split("\n>>>")[0]).replace("``", "").strip()
+    return plain(inspect.getdoc(type(thing)) or "", width)
 
 
 def plot_code(code: Code, path: str | Path | None = None) -> Figure:

@@ -1,0 +1,60 @@
+"""Docstrings as text for a screen: the marks of reStructuredText taken out, lines as long as the screen is wide."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+_RULE = re.compile(r"=+(?: +=+)+")
+
+
+def plain(text: str, width: int = 100) -> str:
+    """A docstring's paragraphs, lists and simple tables, without marks and wrapped; nothing from an example on.
+
+    >>> print(plain("Takes ``k`` of *all*.\\n\\n====  ====\\nkind  does\\n====  ====\\na     waits\\n====  ===="))
+    Takes k of all.
+    <BLANKLINE>
+    - a: waits
+    """
+    text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", text.split("\n>>>")[0]).replace("``", "")
+    text = re.sub(r"(?<!\w)\*(\w[^*\n]*\w|\w)\*(?!\w)", r"\1", text)
+    blocks = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.splitlines()
+        items = _rows(lines) if _RULE.fullmatch(lines[0].strip()) else _items(lines)
+        blocks.append("\n".join(_wrapped(item, width) for item in items))
+    return "\n\n".join(blocks)
+
+
+def _items(lines: list[str]) -> list[str]:
+    """The paragraph, or the points of a list, each in one line."""
+    items = [""]
+    for line in lines:
+        if line.lstrip().startswith("- "):
+            items.append(line.strip())
+        else:
+            items[-1] += " " + line.strip()
+    return [item.strip() for item in items if item]
+
+
+def _rows(lines: list[str]) -> list[str]:
+    """The rows of a simple table as points: the first cell, then the others by their titles if there are several."""
+    edges = [(match.start(), match.end()) for match in re.finditer(r"=+", lines[0])]
+    last = edges[-1][0]
+    rows = [
+        [line[begin : None if begin == last else end].strip() for begin, end in edges]
+        for line in lines
+        if not _RULE.fullmatch(line.strip())
+    ]
+    titles = rows[0][1:]
+    several = len(titles) > 1
+    return [
+        f"- {row[0]}: "
+        + "; ".join(f"{t}: {cell}" if several else cell for t, cell in zip(titles, row[1:], strict=True))
+        for row in rows[1:]
+    ]
+
+
+def _wrapped(item: str, width: int) -> str:
+    indent = "  " if item.startswith("- ") else ""
+    return textwrap.fill(item, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
