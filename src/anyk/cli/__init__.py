@@ -36,6 +36,7 @@ def main() -> None:
     anyk train --strategy SPEC   one of them
     anyk codes                   gradient codes side by side; codes show, codes compare
     anyk trace show FILE         measured delays; trace record, and tune: which sequential code
+    anyk reproduce               figures of the papers, made again, with a verdict on each claim
     anyk graphs                  averaging among neighbours; graphs show
     anyk decompile FUNCTION      a JAX function as Python, for JAX or for NumPy
     anyk strategies | delays | data | compression    what else can be asked for
@@ -46,6 +47,6 @@ def main() -> None:
 
 
 # they add their commands to the group above
-from anyk.cli import clusters, codes, decompile, graphs, lists, runs, traces  # noqa: E402
+from anyk.cli import clusters, codes, decompile, graphs, lists, reproduce, runs, traces  # noqa: E402
 
-__all__ = ["clusters", "codes", "decompile", "graphs", "lists", "main", "runs", "traces"]
+__all__ = ["clusters", "codes", "decompile", "graphs", "lists", "main", "reproduce", "runs", "traces"]

@@ -1,0 +1,172 @@
+"""Panels of an item's picture, described as values: curves with bands, bars, and lines over a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from anyk.gallery.table import Case, Floats, Row, Table
+from anyk.reports.plots import COLOURS, new_figure, save
+
+_POINTS = 300  # at which curves of several seeds are compared
+_STYLES = ("-", "--", "-.", ":")
+
+
+class Panel(Protocol):
+    """One pair of axes."""
+
+    def draw(self, axes: Any, table: Table) -> None:
+        """Draw the table."""
+        ...
+
+
+def _name(case: Case) -> str:
+    return ", ".join(str(value) for value in case.values())
+
+
+def band(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats, Floats]:
+    """Points common to several curves, and there their median, least and largest value.
+
+    >>> x, middle, low, high = band([(np.array([0.0, 2.0]), np.array([0.0, 2.0])), (np.array([1.0, 2.0]), np.ones(2))])
+    >>> x[[0, -1]].tolist(), middle[-1], low[-1], high[-1]
+    ([1.0, 2.0], np.float64(1.5), np.float64(1.0), np.float64(2.0))
+    """
+    if len(curves) == 1:
+        x, y = curves[0]
+        return x, y, y, y
+    start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    grid = np.linspace(start, max(start, end), _POINTS)
+    values = np.array([np.interp(grid, x, y) for x, y in curves])
+    return grid, np.median(values, axis=0), values.min(axis=0), values.max(axis=0)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A curve of each case against x: the median of the seeds, and a band from the least to the largest."""
+
+    curve: str
+    x: str
+    y: str
+    title: str = ""
+    log: str = ""  # x, y or xy
+    label: Callable[[Case], str] = _name
+    of: Mapping[str, Any] = field(default_factory=dict)  # only cases with these values
+    lines: Sequence[float] = ()  # levels to mark
+    steps: bool = False
+
+    def draw(self, axes: Any, table: Table) -> None:
+        """See :class:`Panel`."""
+        for i, row in enumerate(table.where(**self.of)):
+            if self.curve not in row.curves:
+                continue
+            x, middle, low, high = band(row.curves[self.curve])
+            colour, style = COLOURS[i % len(COLOURS)], _STYLES[i // len(COLOURS) % len(_STYLES)]
+            how = {"drawstyle": "steps-post"} if self.steps else {}
+            axes.plot(x, middle, style, color=colour, lw=1.7, label=self.label(row.case), **how)
+            if len(row.curves[self.curve]) > 1:
+                axes.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
+        for level in self.lines:
+            axes.axhline(level, color="0.6", lw=0.8, ls="--")
+        _finish(axes, self.x, self.y, self.title, self.log)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A number of each case as a bar, with the range of the seeds and, where given, the paper's number as a mark."""
+
+    number: str
+    y: str
+    title: str = ""
+    log: str = ""
+    label: Callable[[Case], str] = _name
+    paper: str | None = None  # the key of a case that has it
+    of: Mapping[str, Any] = field(default_factory=dict)
+
+    def draw(self, axes: Any, table: Table) -> None:
+        """See :class:`Panel`."""
+        rows = [row for row in table.where(**self.of) if self.number in row.numbers]
+        for i, row in enumerate(rows):
+            mean, (low, high) = row.mean(self.number), row.spread(self.number)
+            if not np.isfinite(mean):
+                axes.annotate("never", (i, 0.02), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
+                continue
+            error = None if high - low < 1e-12 else [[mean - low], [high - mean]]
+            axes.bar(i, mean, color=COLOURS[i % len(COLOURS)], yerr=error, capsize=3, width=0.7)
+            axes.annotate(f"{mean:.3g}", (i, high), ha="center", va="bottom", fontsize=8, xytext=(0, 2),
+                          textcoords="offset points")  # fmt: skip
+            if self.paper is not None and row.case.get(self.paper) is not None:
+                axes.plot([i - 0.4, i + 0.4], [row.case[self.paper]] * 2, color="black", lw=1.6,
+                          label="paper" if not i else None)  # fmt: skip
+        axes.set_xticks(range(len(rows)), [self.label(row.case) for row in rows], rotation=30, ha="right", fontsize=8)
+        axes.margins(y=0.12)
+        _finish(axes, "", self.y, self.title, self.log, grid="y")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Numbers of cases over one of their settings, a line for each value of ``by`` and each number."""
+
+    over: str
+    numbers: Sequence[str]
+    x: str
+    y: str
+    title: str = ""
+    log: str = ""
+    by: str | None = None
+    marks: Sequence[tuple[float, str]] = ()  # vertical lines
+    of: Mapping[str, Any] = field(default_factory=dict)
+
+    def draw(self, axes: Any, table: Table) -> None:
+        """See :class:`Panel`."""
+        rows = list(table.where(**self.of))
+        groups: dict[Any, list[Row]] = {}
+        for row in rows:
+            groups.setdefault(row.case.get(self.by) if self.by else None, []).append(row)
+        for i, (group, members) in enumerate(groups.items()):
+            for j, number in enumerate(self.numbers):
+                there = [row for row in members if number in row.numbers]
+                if not there:
+                    continue
+                x = np.array([float(row.case[self.over]) for row in there])
+                y = np.array([row.mean(number) for row in there])
+                spread = np.array([row.spread(number) for row in there])
+                which = i if len(groups) > 1 else j
+                label = ", ".join(part for part in ("" if group is None else str(group),
+                                                    number if len(self.numbers) > 1 else "") if part)  # fmt: skip
+                colour, style = COLOURS[which % len(COLOURS)], _STYLES[j % len(_STYLES)]
+                axes.plot(x, y, style, color=colour, marker="o", ms=3.5, lw=1.5, label=label or None)
+                if (spread[:, 1] > spread[:, 0]).any():
+                    axes.fill_between(x, spread[:, 0], spread[:, 1], color=colour, alpha=0.15, lw=0)
+        for at, text in self.marks:
+            axes.axvline(at, color="0.6", lw=0.8, ls="--")
+            axes.annotate(text, (at, 0.97), xycoords=("data", "axes fraction"), fontsize=8, rotation=90, va="top",
+                          ha="right", color="0.4")  # fmt: skip
+        _finish(axes, self.x, self.y, self.title, self.log)
+
+
+def _finish(axes: Any, x: str, y: str, title: str, log: str, *, grid: str = "both") -> None:
+    if "x" in log:
+        axes.set_xscale("log")
+    if "y" in log:
+        axes.set_yscale("log")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.grid(alpha=0.25, axis=grid)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def draw(title: str, panels: Sequence[Panel], table: Table, file: Path) -> None:
+    """Draw all panels side by side into a file."""
+    columns = max(1, len(panels))
+    figure, axes = new_figure((5.6 * columns, 4.2), "the picture of a reproduction", columns=columns)
+    for panel, ax in zip(panels, np.atleast_1d(axes), strict=True):
+        panel.draw(ax, table)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    save(figure, file)

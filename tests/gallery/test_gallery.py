@@ -1,0 +1,149 @@
+"""Verdicts from numbers, results kept by their settings, data that is missing, and three items at small size."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from anyk.cli import main
+from anyk.errors import BadInput
+from anyk.gallery import Criterion, Lab, Order, Ratio, Row, Table, Verdict, items, overall, reproduce, reproduce_all
+from anyk.gallery.pictures import band
+from anyk.gallery.table import cases, crossing
+
+TABLE = Table((
+    Row({"code": "a"}, {"seconds": [1.0, 3.0]}), Row({"code": "b"}, {"seconds": [4.0, 4.0]}),
+    Row({"code": "c"}, {"seconds": [float("inf"), 1.0]}),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("paper", "least", "word"),
+    [(2.0, False, "holds"), (2.6, False, "holds"), (2.7, False, "holds in part"), (0.9, False, "does not hold"),
+     (1.5, False, "holds in part"), (1.5, True, "holds")],
+)  # fmt: skip
+def test_a_printed_ratio_is_met_within_a_quarter(paper: float, least: bool, word: str) -> None:
+    claim = Ratio("b over a", paper, lambda t: t.mean("seconds", code="b") / t.mean("seconds", code="a"), least=least)
+    assert claim.judge(TABLE) == Verdict("b over a", f"{paper:g}", "2", word)
+
+
+def test_orders_and_criteria() -> None:
+    order = Order("slower", ("b", "a"), lambda t: [t.mean("seconds", code=code) for code in ("b", "a")])
+    assert order.judge(TABLE) == ("slower", "b > a", "4 > 2", "holds")
+    back = Order("slower", ("a", "b"), lambda t: [t.mean("seconds", code=code) for code in ("a", "b")])
+    assert back.judge(TABLE) == ("slower", "a > b", "2, 4", "does not hold")
+    assert Criterion("one", "1", lambda t: (False, "0")).judge(TABLE) == ("one", "1", "0", "does not hold")
+    words = ["holds", "does not hold", "holds in part"]
+    assert [overall([Verdict("", "", "", word)] * 2) for word in words] == words  # type: ignore[arg-type]
+    assert overall([Verdict("", "", "", "holds"), Verdict("", "", "", "holds in part")]) == "holds in part"
+
+
+def test_cells_say_the_spread_and_what_never_happens() -> None:
+    assert TABLE.cells(["code", "seconds"]) == [["a", "2 (1 to 3)"], ["b", "4"], ["c", "never"]]
+    rows = list(csv.DictReader(TABLE.csv().splitlines()))
+    assert [(row["code"], row["seed"], float(row["seconds"])) for row in rows[:3]] == [
+        ("a", "0", 1),
+        ("a", "1", 3),
+        ("b", "0", 4),
+    ]
+    assert json.dumps(TABLE.plain(), allow_nan=False)
+    with pytest.raises(BadInput, match="0 rows of the table have"):
+        TABLE.row(code="d")
+
+
+def test_bands_and_crossings() -> None:
+    a = np.array([0.0, 1.0, 2.0]), np.array([0.0, 1.0, 2.0])
+    b = np.array([0.5, 3.0]), np.array([2.0, 2.0])
+    x, middle, low, high = band([a, b, b])
+    assert (x[0], x[-1]) == (0.5, 2.0) and (middle == 2.0).all() and low[0] == 0.5 and (high == 2.0).all()
+    assert crossing(*a, 0.5) == 1.0 and crossing(*a, 9.0) == float("inf")
+    assert crossing(*a, 0.5, better=np.less_equal) == 0.0
+    assert cases(a=[1, 2], b=["x"]) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
+
+
+def measured(lab: Lab, case: Any, seed: int) -> Any:
+    with Path(case["log"]).open("a") as log:
+        log.write(f"{case['k']}{seed} ")
+    return {"value": case["k"] + seed, "curves": {"line": (np.arange(2.0), np.ones(2))}}
+
+
+def test_results_are_kept_by_their_settings(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    wanted = [{"k": k, "log": str(log)} for k in (1, 2)]
+    first = Lab("x", seeds=2, keep=tmp_path / "kept").measure(measured, wanted)
+    again = Lab("x", seeds=3, keep=tmp_path / "kept").measure(measured, wanted)
+    assert log.read_text() == "10 11 20 21 12 22 "  # only the new seed is run
+    assert [row.numbers["value"] for row in first] == [[1, 2], [2, 3]]
+    assert [row.numbers["value"] for row in again] == [[1, 2, 3], [2, 3, 4]]
+    assert again.rows[0].curves["line"][0][1].tolist() == [1.0, 1.0]
+    Lab("x", seeds=1, quick=True, keep=tmp_path / "kept").measure(measured, wanted)
+    assert log.read_text().endswith("10 20 ")  # another size is another result
+
+
+def test_every_item_says_what_it_is() -> None:
+    names = items()
+    assert len(names) >= 14
+    for name, item in names.items():
+        assert name == item.name and item.claims and item.panels and item.columns and item.differs and item.source
+        assert item.clock == "none" or item.seeds >= 3
+
+
+def test_an_item_into_a_folder(tmp_path: Path) -> None:
+    made = reproduce("erasurehead-theory", out=tmp_path, quick=True, seeds=2)
+    words = [verdict.word for verdict in made.verdicts]
+    assert words == ["holds", "does not hold", "holds", "holds", "does not hold"]
+    row = made.table.row(scheme="exact", load=3)
+    assert row.mean("corrected") == pytest.approx(0.3929, abs=5e-5) == pytest.approx(row.mean("simulated"), rel=0.02)
+    assert row.mean("printed") == pytest.approx(0.3162, abs=5e-5)
+    assert (tmp_path / "erasurehead-theory.png").stat().st_size > 10_000
+    plain = json.loads((tmp_path / "erasurehead-theory.json").read_text())
+    assert plain["verdict"] == "holds in part" and plain["claims"][1]["verdict"] == "does not hold"
+    page = (tmp_path / "erasurehead-theory.md").read_text()
+    assert page.startswith("## erasurehead-theory: holds in part") and "](erasurehead-theory.png)" in page
+
+
+def test_values_of_the_gallery_at_small_size() -> None:
+    zeta = reproduce("coop-easgd", quick=True, seeds=1)
+    assert [v.word for v in zeta.verdicts] == ["holds", "holds", "does not hold"]
+    assert zeta.table.mean("zeta", alpha=0.2) == pytest.approx(0.8) and zeta.table.mean(
+        "zeta", alpha=0.8
+    ) == pytest.approx(6.2)
+    nested = reproduce("nested-latency", quick=True, seeds=1)
+    assert nested.word == "holds"
+    law = "10 % are five times slower"
+    for code, known in (("s = 0", 4.87), ("s = 1", 3.28), ("s = 3", 4.01), ("s = 7", 8.0), ("nested, binary", 2.29)):
+        assert nested.table.mean("seconds", law=law, code=code) == pytest.approx(known, rel=0.08)
+
+
+def test_a_page_of_items_with_one_whose_data_is_missing(tmp_path: Path) -> None:
+    made, missing = reproduce_all(out=tmp_path, names=("erasurehead-theory", "straggle-cdf"), quick=True, seeds=1,
+                                  data_folder=tmp_path / "nowhere")  # fmt: skip
+    assert [one.item.name for one in made] == ["erasurehead-theory"]
+    assert "--data-dir or ANYK_DATA" in missing["straggle-cdf"]
+    page = (tmp_path / "gallery.md").read_text()
+    assert "0 holds, 1 holds in part, 0 does not hold, 1 not run." in page and "| straggle-cdf |" in page
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(main, ["reproduce"])
+    assert listed.exit_code == 0 and "erasurehead-amazon" in listed.output
+    out = ["--out", str(tmp_path)]
+    done = CliRunner().invoke(main, ["reproduce", "erasurehead-theory", "--quick", "--seeds", "1", *out, "--json", "-"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["verdict"] == "holds in part"
+    for arguments, reason in (
+        (["erasurehead-theroy"], "no item 'erasurehead-theroy'; did you mean 'erasurehead-theory'?"),
+        (["erasurehead-theory", "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["erasurehead-theory", "--all"], "--all makes everything; leave out 'erasurehead-theory' or --all"),
+        (["--all", "--cluster", "processes"], "--all runs each item on its own clock; leave out --cluster"),
+        (["straggle-cdf", "--cluster", "processes"], "'straggle-cdf' runs on its own clock (none) only"),
+        (["sgc-table", "--quick", "--data-dir", str(tmp_path)], "'sgc-table' needs lambda-traces/"),
+    ):
+        failed = CliRunner().invoke(main, ["reproduce", *arguments, *out])
+        assert failed.exit_code == 2 and reason in failed.stderr, failed.stderr
