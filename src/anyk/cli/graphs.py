@@ -26,7 +26,13 @@ def graphs(ctx: click.Context, /, json_file: str | None) -> None:
 @click.argument("spec")
 @click.option("--workers", type=int, default=16, show_default=True, help="Number of workers, n.")
 @click.option("--delays", metavar="SPEC", default="exp:mean=1", show_default=True, help="Seconds of a local step.")
-@click.option("--communication", metavar="SPEC", default="none", show_default=True, help="Seconds of a link.")
+@click.option(
+    "--communication",
+    metavar="SPEC",
+    default="none",
+    show_default=True,
+    help="Seconds of an exchange with a neighbour.",
+)
 @picture_option("Draw graph and matrix.")
 @json_option
 @plugin_option

@@ -135,7 +135,8 @@ def common(command: Command) -> Command:
         click.option("--delays", metavar="SPEC", default="none", show_default=True,
                      help="Injected delays; see 'anyk delays'."),
         click.option("--communication", metavar="SPEC", default="none", show_default=True,
-                     help="How long vectors are under way: a law as for delays, or link:latency=…,bandwidth=…."),
+                     help="How long vectors are under way: a law as for delays, or link:latency=…,bandwidth=…,"
+                     "links=parallel (or serial, shared)."),
         click.option("--cluster", metavar="SPEC", default="processes", show_default=True, is_eager=True,
                      callback=lambda _, __, spec: join_cluster(spec),
                      help="processes, simulated, ray or mpi; see 'anyk cluster'."),

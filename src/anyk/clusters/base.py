@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from anyk.clusters.local import Local
 from anyk.clusters.packing import scheme
-from anyk.delays import Communication, DelayModel, DelayStream, NoDelay
+from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Cancel, Chunk, Collect, Cut, Dispatch, Event, Measure, SetAlarm, Task
@@ -144,10 +144,17 @@ class Cluster(ABC):
         del time
         self._numbers = list(state["numbers"])
         self._repeats = [(version, count) for version, count in state["repeats"]]
+        if self._lines is not None:
+            self._lines.turns = {task: (begin, end) for task, begin, end in state["turns"]}
 
     def state(self) -> dict[str, Any]:
         """The tasks in flight, alarms and counts from which :meth:`restore` goes on, as plain data."""
-        return {"numbers": list(self._numbers), "repeats": list(self._repeats)}
+        turns = {} if self._lines is None else self._lines.turns
+        return {
+            "numbers": list(self._numbers),
+            "repeats": list(self._repeats),
+            "turns": [[task, *turn] for task, turn in turns.items()],
+        }
 
     @property
     def tasks(self) -> int:
@@ -247,15 +254,14 @@ class Cluster(ABC):
 
     # ------------------------------------------------------------------------------------------- delays
 
-    def _hold(self, worker: int, chunks: Task, version: int) -> tuple[float, float]:
+    def _hold(self, task: int, worker: int, chunks: Task, version: int) -> tuple[float, float]:
         """Seconds held up before the next task of a worker and before each of its partitions; counts the task."""
         number = self._numbers[worker]
         self._numbers[worker] = number + 1
         stream = self._stream
         away = 0.0
         if self._lines is not None:
-            links, size = self._traffic(worker, chunks)
-            away = self._lines.seconds(worker, number, links, size)
+            away = self._lines.seconds(task, worker, number, self._traffic(worker, chunks), self.now())
         if stream.silent:
             return away, 0.0
         if chunks[0].steps:
@@ -293,23 +299,22 @@ class Cluster(ABC):
                 total += share * self.delays.at_load(seconds, self._relative_load((chunk,)))
         return total
 
-    def _traffic(self, worker: int, chunks: Task) -> tuple[int, int]:
-        """Links that a task uses, and the bytes that go over them: models to the worker and messages from it."""
+    def _traffic(self, worker: int, chunks: Task) -> Traffic:
+        """What a task exchanges: models that it reads, and messages that it sends."""
         model, number = self.sized_like._bytes
-        links = size = 0
+        neighbours, size = 0, 0
+        slots = set()
         for chunk in chunks:
-            if chunk.mix:  # from its neighbours; its own model is there already
-                read = sum(other != worker for other, *_ in chunk.mix) + (chunk.share != 0.0)
-                links += read
-                size += read * model
-                if chunk.share:  # and its own goes to the centre
-                    links += 1
+            if chunk.mix:  # its own model is there already
+                neighbours += sum(other != worker for other, *_ in chunk.mix)
+                if chunk.share:  # the centre's model, and its own to the centre
+                    slots.add(chunk.slot)
                     size += model
             else:
-                links += 1
+                slots.add(chunk.slot)
                 length = self.sized_like._length(chunk)
-                size += model + (scheme(chunk.compress).size(length, number) if chunk.compress else number * length)
-        return links, size
+                size += scheme(chunk.compress).size(length, number) if chunk.compress else number * length
+        return Traffic(neighbours, model, bool(slots), size + len(slots) * model)
 
     @abstractmethod
     def _length(self, chunk: Chunk) -> int:

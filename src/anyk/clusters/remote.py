@@ -276,10 +276,12 @@ class Remote(Cluster, Generic[P]):
                 for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
                     versions = tuple([self._newest[chunk.slot] for chunk in chunks])
                     number = versions[0] if order.round is None else order.round
-                    self._give(task, InFlight(worker, chunks, versions, now, *self._hold(worker, chunks, number)))
+                    self._give(task, InFlight(worker, chunks, versions, now, *self._hold(task, worker, chunks, number)))
                     self._mail_to(worker)  # at once: it can begin while the others are written to
                     touched.pop(worker, None)
             elif isinstance(order, Cancel):
+                if self._lines is not None and order.mode == "preempt":
+                    self._lines.cancel(order.tasks, self.now())
                 for task in order.tasks:
                     entry = self._live.pop(task, None)
                     self._missing.pop(task, None)

@@ -143,6 +143,8 @@ class Simulated(Cluster):
         self._local: LocalSteps | None = None
         self._states: list[dict[int, State]] = [{} for _ in range(n)]  # of optimisers, by the task that left them
         self._readers, self._spent = {}, set()
+        if self._lines is not None:
+            self._lines.turns = {}
 
     @property
     def spec(self) -> str:
@@ -465,7 +467,7 @@ class Simulated(Cluster):
     def _dispatch_one(self, task: int, worker: int, chunks: Task, number: int | None) -> None:
         self._even = False
         versions = tuple(self._newest[chunk.slot] for chunk in chunks)
-        before, each = self._hold(worker, chunks, versions[0] if number is None else number)
+        before, each = self._hold(task, worker, chunks, versions[0] if number is None else number)
         started = max(self._now, self._free[worker])
         self._live[task] = InFlight(worker, chunks, versions, started, before, each)
         if self._messages is not None:  # else nothing is read
@@ -483,6 +485,8 @@ class Simulated(Cluster):
     def _cancel(self, order: Cancel, cuts: list[Cut]) -> None:
         now, live = self._now, self._live
         preempt = order.mode == "preempt"
+        if self._lines is not None and preempt:  # who is left to finish in vain exchanges in vain, too
+            self._lines.cancel(order.tasks, now)
         if self._asked:
             ended = set(order.tasks)
             self._asked = {key: ask for key, ask in self._asked.items() if key[0] not in ended}

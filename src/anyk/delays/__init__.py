@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from anyk.delays.communication import Communication
+from anyk.delays.communication import Communication, Links, Traffic
 from anyk.delays.composed import Mixture, ScipyLaw
 from anyk.delays.fitting import Fit, fit
 from anyk.delays.models import (
@@ -57,9 +57,10 @@ def parse(spec: str) -> DelayModel:
 
 
 def communication(spec: str) -> Communication:
-    """Build a communication delay: a law for the latency, or ``link:latency=0.01,bandwidth=1e8`` (bytes a second).
+    """Build a model of communication: a law for the latency, or ``link:latency=0.01,bandwidth=1e8,links=serial``.
 
-    ``latency`` may be a law in brackets, ``link:latency=(exp:mean=0.1),bandwidth=1e8``. Raises
+    ``latency`` may be a law in brackets, ``link:latency=(exp:mean=0.1),bandwidth=1e8`` (bytes a second). ``links``:
+    ``parallel`` (default), ``serial`` or ``shared``, see :class:`Communication`. Raises
     :class:`~anyk.errors.BadInput` when the spec is wrong.
 
     >>> communication("constant:0.5").spec, communication("link:latency=0.5,bandwidth=1e6").spec
@@ -68,11 +69,12 @@ def communication(spec: str) -> Communication:
     name, values = split(spec)
     if name != "link":
         return Communication(parse(spec))
-    if not values or not set(values) <= {"latency", "bandwidth"}:
-        raise BadInput(f"'{spec}' should be link:latency=SECONDS,bandwidth=BYTES, one of them or both")
+    if not values or not set(values) <= {"latency", "bandwidth", "links"}:
+        raise BadInput(f"'{spec}' should be link:latency=SECONDS,bandwidth=BYTES,links=parallel, or some of these")
     latency = values.get("latency", "none").strip("()")
     law = parse(f"constant:{latency}" if latency[:1].isdigit() or latency[:1] == "." else latency)
-    return Communication(law, read(values.get("bandwidth", "0"), float, f"bandwidth in '{spec}'"))
+    bandwidth = read(values.get("bandwidth", "0"), float, f"bandwidth in '{spec}'")
+    return Communication(law, bandwidth, read(values.get("links", "parallel"), Links, f"links in '{spec}'"))
 
 
 __all__ = [
@@ -91,6 +93,7 @@ __all__ = [
     "ShiftedExponential",
     "Table",
     "Trace",
+    "Traffic",
     "Uniform",
     "communication",
     "fit",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from anyk import keyed
 from anyk.checks import typed
@@ -11,23 +13,45 @@ from anyk.delays.stream import DelayStream
 from anyk.errors import BadInput
 from anyk.specs import show
 
+Links = Literal["parallel", "serial", "shared"]
+
+
+class Traffic(NamedTuple):
+    """The vectors of one task: with how many neighbours and with the driver, and how many bytes in each case."""
+
+    neighbours: int = 0
+    read: int = 0  # bytes from each neighbour
+    driver: bool = False
+    exchanged: int = 0  # bytes from and to the driver
+
 
 @typed
 @dataclass(frozen=True)
 class Communication:
-    """Seconds that a task's vectors take: ``links`` times a ``latency``, and their bytes over the ``bandwidth``.
+    """How long the vectors of a task are under way: a ``latency`` for each exchange, and bytes over the ``bandwidth``.
 
-    A task that gets the model and sends a message has one link; one that reads its neighbours' models has as many as
-    it reads. ``latency`` is a law (constant, random), drawn once a task by (seed, worker, number); ``bandwidth`` is in
-    bytes a second, 0 for endless.
+    A task has one exchange with the driver, from which it gets models and to which it sends messages, or one with each
+    neighbour whose model it reads, or both. ``links`` says what exchanges at one machine do to each other:
+
+    - ``parallel``: nothing; each has a link of its own, and a task waits for its longest,
+      ``latency + bytes / bandwidth``;
+    - ``serial``: a machine has one at a time: a task that reads k neighbours waits k times as long, and of n tasks
+      given at once the last waits n times as long for the driver;
+    - ``shared``: latencies overlap, but a machine's bytes go one after another: k neighbours take
+      ``latency + k bytes / bandwidth``, and so does the last of k tasks given at once.
+
+    The driver has its exchanges in the order in which tasks are given; those of a task that is cancelled before its
+    turn fall out. A neighbour is charged for what it reads, not for being read. ``latency`` is a law (constant,
+    random), drawn once a task by (seed, worker, number); ``bandwidth`` is in bytes a second, 0 for endless.
 
     >>> from anyk.delays import NoDelay
-    >>> Communication(NoDelay(), bandwidth=1e6).spec
-    'link:bandwidth=1000000'
+    >>> Communication(NoDelay(), bandwidth=1e6, links="serial").spec
+    'link:bandwidth=1000000,links=serial'
     """
 
     latency: DelayModel
     bandwidth: float = 0.0
+    links: Links = "parallel"
 
     def __post_init__(self) -> None:
         if self.bandwidth and not 1.0 <= self.bandwidth < float("inf"):
@@ -41,11 +65,12 @@ class Communication:
     @property
     def spec(self) -> str:
         """The short form."""
-        if not self.bandwidth:
+        if not self.bandwidth and self.links == "parallel":
             return self.latency.spec
         law = self.latency.spec
         latency = {} if self.latency.silent else {"latency": f"({law})" if ":" in law else law}
-        return show("link", {**latency, "bandwidth": self.bandwidth})
+        values = {**latency, "bandwidth": self.bandwidth, "links": self.links}
+        return show("link", values, {"bandwidth": 0.0, "links": "parallel"})
 
     def stream(self, seed: int, workers: int) -> CommunicationStream:
         """Its draws for a fleet."""
@@ -53,16 +78,42 @@ class Communication:
 
 
 class CommunicationStream:
-    """The draws of a fleet's communication, apart from those of its delays."""
+    """The draws of a fleet's communication, apart from those of its delays, and who has the driver's attention."""
 
     def __init__(self, law: Communication, seed: int, workers: int) -> None:
         self._law = law
         own = int(keyed.uniform(seed, "communication", number=0) * 2**53)
         self._latency = DelayStream(law.latency, own, workers)
+        self.turns: dict[int, tuple[float, float]] = {}  # tasks that take a turn at the driver: from when to when
 
-    def seconds(self, worker: int, number: int, links: int, size: int) -> float:
-        """What the ``number``-th task of a worker takes for ``size`` bytes over ``links`` links."""
-        if not links:
+    def seconds(self, task: int, worker: int, number: int, traffic: Traffic, now: float) -> float:
+        """How long after ``now`` a task, the ``number``-th of its worker, has exchanged its vectors."""
+        count = traffic.neighbours
+        if not count and not traffic.driver:
             return 0.0
-        latency = 0.0 if self._latency.silent else links * self._latency.at(worker, number)
-        return latency + (size / self._law.bandwidth if self._law.bandwidth else 0.0)
+        latency = 0.0 if self._latency.silent else self._latency.at(worker, number)
+        each, whole = self._transfer(traffic.read), self._transfer(traffic.exchanged)
+        links = self._law.links
+        if links == "parallel":
+            return latency + max(each if count else 0.0, whole if traffic.driver else 0.0)
+        serial = links == "serial"
+        neighbours = count * ((latency if serial else 0.0) + each)
+        if not traffic.driver:
+            return neighbours if serial else latency + neighbours
+        begin = self._turn(now)
+        self.turns[task] = begin, begin + whole + (latency if serial else 0.0)
+        return neighbours + (begin - now) + latency + whole
+
+    def _transfer(self, size: int) -> float:
+        return size / self._law.bandwidth if self._law.bandwidth else 0.0
+
+    def _turn(self, now: float) -> float:
+        """When the driver is free for one more exchange."""
+        self.turns = {task: turn for task, turn in self.turns.items() if turn[1] > now}
+        return max((end for _, end in self.turns.values()), default=now)
+
+    def cancel(self, tasks: Iterable[int], now: float) -> None:
+        """What a cancelled task has not begun to exchange it will not."""
+        for task in tasks if self.turns else ():
+            if self.turns.get(task, (-1.0, 0.0))[0] >= now:
+                del self.turns[task]
