@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 import anyk
+from anyk.clusters.messages import Messages
 from anyk.errors import BadInput, RunFailed
-from anyk.problems import TorchProblem
+from anyk.problems import ManyPartitions, TorchProblem
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -136,6 +137,18 @@ def test_a_worker_that_computes_something_else_than_the_driver_is_named():
     words = r"worker \d could not load its partitions: BadInput: it computes a gradient that is [\d.]+ % apart from"
     with pytest.raises(RunFailed, match=words):
         anyk.train(problem, "frc:load=2", anyk.clusters.Processes(2), steps=1)
+
+
+def test_partitions_are_compared_at_fewer_and_fewer_steps():
+    problem = problem_of(lambda i: 0.0)
+    parts = problem.split(3)
+    assert not any(Messages(parts).compared(version) >= 0 for version in range(100))
+    parts.compare_replicas()
+    messages = Messages(ManyPartitions({"a": parts}))
+    assert messages.compared(0) == -1
+    messages.partitions.compare_replicas()
+    compared = {version: j for version in range(300) if (j := Messages(messages.partitions).compared(version)) >= 0}
+    assert list(compared) == [0, 1, 2, 4, 8, 16, 32, 64, 128, 192, 256] and set(compared.values()) == {0, 1, 2}
 
 
 def test_rounding_is_no_difference():

@@ -259,7 +259,7 @@ class MailedWorker(Worker[None]):
         word = Word(REPLY, task, index, 0, *times, time.monotonic(), bits)
         self._speak(word, message)
 
-    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "") -> None:
+    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
         if kind == READY and not done:
             text = f"{machine()} {os.getpid()}"
-        self._speak(Word(kind, task, chunk, done, sent=time.monotonic(), text=text), None)
+        self._speak(Word(kind, task, chunk, done, sent=time.monotonic(), bits=bits, text=text), None)

@@ -70,6 +70,7 @@ class Messages:
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
         self._total: NDArray[np.float64] | None = None
         self._scaled = np.empty(0)
+        self.tolerance: float = getattr(partitions, "tolerance", 0.0)  # of replicas; 0: they are not compared
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
         """The coordinates that a message over partitions ``ids`` covers; None: all."""
@@ -136,10 +137,12 @@ class Messages:
         between: Callable[[int], None] | None = None,
         *,
         version: int = 0,
+        seen: Callable[[int, Vector], None] | None = None,
     ) -> None:
         """Write a chunk's message to ``out``; ``between(done)``, called before each partition, stops it by raising.
 
-        ``version`` is that of the model ``w``; mini-batches are drawn by it.
+        ``version`` is that of the model ``w``; mini-batches are drawn by it. ``seen`` is called with each partition and
+        its gradient.
         """
         ids = chunk.partitions
         if not ids:
@@ -147,7 +150,19 @@ class Messages:
         for done, (j, coefficient) in enumerate(zip(ids, self.split(chunk.coefficients), strict=True)):
             if between is not None:
                 between(done)
-            self.add(out, ids, done, coefficient, self.partial_gradient(j, w, chunk, version))
+            gradient = self.partial_gradient(j, w, chunk, version)
+            if seen is not None:
+                seen(j, gradient)
+            self.add(out, ids, done, coefficient, gradient)
+
+    def compared(self, version: int) -> int:
+        """The partition whose gradients at a version are compared, where several workers compute one; -1: none.
+
+        That is so at versions 0, 1, 2, 4, … and at every 64th, for a partition drawn by the version.
+        """
+        if not self.tolerance or (version & (version - 1) and version % 64):
+            return -1
+        return keyed.integer(self._seed, "compared", version) % len(self.partitions.sizes)
 
     def rows(self, partition: int, chunk: Chunk, version: int) -> Index | None:
         """The samples of a partition's mini-batch, sorted, drawn without replacement; None: all of them."""

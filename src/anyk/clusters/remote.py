@@ -21,6 +21,7 @@ from anyk.clusters.messages import Messages
 from anyk.clusters.orders import pack_orders, pack_work
 from anyk.clusters.packing import scheme, unpack
 from anyk.clusters.worker import (
+    COMPARED,
     FAILED,
     NO_TASK,
     PREEMPT,
@@ -33,6 +34,7 @@ from anyk.clusters.worker import (
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
+from anyk.problems.replicas import SINGLE, differing, marks_apart
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -53,6 +55,7 @@ from anyk.protocol import (
 )
 
 _BODIES = 4096  # different tasks whose bytes are remembered
+_COMPARED = 256  # gradients that are remembered to compare others with
 _IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
 
 
@@ -147,6 +150,7 @@ class Remote(Cluster, Generic[P]):
         self._bodies: dict[Task, bytes] = {}
         self._start = time.monotonic()
         self._taken = False
+        self._compared: dict[tuple[Any, ...], tuple[int, int]] = {}  # who computed which partition, and its mark
 
     # ------------------------------------------------------------------------------------------- what clusters say
 
@@ -411,6 +415,9 @@ class Remote(Cluster, Generic[P]):
         if kind == PROGRESS:
             self._posts[worker].deaths = 0
             return Progress(now, worker, task, chunk, news.done) if task in self._live else None
+        if kind == COMPARED:
+            self._compare(news)
+            return None
         if kind == FAILED:
             self._settle(task, chunk)
             return Failed(now, worker, task, chunk, news.text)
@@ -419,6 +426,20 @@ class Remote(Cluster, Generic[P]):
         self._posts[worker].present = True
         self._mail_to(worker)
         return Joined(now, worker)
+
+    def _compare(self, told: Told) -> None:
+        """Raise :class:`~anyk.errors.RunFailed` where two workers have computed different gradients of a partition."""
+        entry = self._live.get(told.task)
+        if entry is None:
+            return  # cancelled: its model may have been overwritten under it
+        chunk, version = entry.chunks[told.chunk], entry.versions[told.chunk]
+        key = chunk.slot, version, told.done, chunk.batch, chunk.repeat
+        other, bits = self._compared.setdefault(key, (told.worker, told.bits))
+        apart = marks_apart(bits, told.bits)
+        if other != told.worker and not apart <= max(self._messages.tolerance, SINGLE):
+            raise RunFailed(differing(other, told.worker, told.done, version, apart))
+        if len(self._compared) > _COMPARED:
+            del self._compared[next(iter(self._compared))]
 
     def _settle(self, task: int, chunk: int) -> None:
         """A chunk has arrived or failed; a task of which none is missing is live no more."""

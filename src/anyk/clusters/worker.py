@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,10 +19,11 @@ from anyk.clusters.local import Local, LocalSteps, State, mixed
 from anyk.clusters.messages import Messages, WrongLength, checked, lie
 from anyk.clusters.packing import pack
 from anyk.problems.base import Partitions, Vector
+from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
 
 PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of an order
-READY, REPLY, PROGRESS, STOPPED, FAILED = range(5)  # what a worker tells
+READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED = range(6)  # what a worker tells
 NO_TASK = -1
 
 Times = tuple[float, float, float]  # when the task was taken, its delay over, the message computed
@@ -115,7 +116,7 @@ class Worker(ABC, Generic[R]):
         """Send what was written: a message, or its payload of bytes, with its digest."""
 
     @abstractmethod
-    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "") -> None:
+    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
         """Tell the driver something that has no vector."""
 
     # ------------------------------------------------------------------------------------------- life
@@ -227,7 +228,8 @@ class Worker(ABC, Generic[R]):
                 if chunk.steps:
                     out[:] = self._work_locally(orders.task, chunk, w, between)
                 else:
-                    self._messages.encode(chunk, w, out, between, version=version)
+                    seen = self._comparing(orders.task, index, version)
+                    self._messages.encode(chunk, w, out, between, version=version, seen=seen)
             except BaseException as error:
                 if room is not None:
                     self._give_back(room)
@@ -238,6 +240,18 @@ class Worker(ABC, Generic[R]):
             packed = (chunk, version, w) if chunk.compress else None
             self._send(orders.task, index, room, out, started, computing, packed)
         self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
+
+    def _comparing(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:
+        """Where replicas are compared at this version: what tells the driver of a partition's gradient."""
+        compared = self._messages.compared(version)
+        if compared < 0:
+            return None
+
+        def seen(partition: int, gradient: Vector) -> None:
+            if partition == compared and (bits := mark(gradient)) is not None:
+                self._tell(COMPARED, task, chunk=index, done=partition, bits=bits)
+
+        return seen
 
     def _work_locally(self, task: int, chunk: Chunk, w: Vector, between: Any) -> Vector:
         """Steps of its own, from where the chunk says; the state they leave is kept for the next task."""
@@ -256,11 +270,14 @@ class Worker(ABC, Generic[R]):
     def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any, version: int) -> None:
         """Finish partitions one by one, keep them, and report each."""
         kept = self._done.setdefault((task, index), {})
+        seen = self._comparing(task, index, version)
         for done, j in enumerate(chunk.partitions):
             between(done)
             if (task, index) in self._served:
                 return  # its message has been sent: nobody needs the rest
             kept[j] = self._messages.partial_gradient(j, w, chunk, version)
+            if seen is not None:
+                seen(j, kept[j])
             self._tell(PROGRESS, task, chunk=index, done=done + 1)
             if self._pending:
                 asks, self._pending = self._pending, []

@@ -28,8 +28,10 @@ class Partitions(Protocol):
     Optional: ``only(partitions)``, the same without the data of all others, for workers that share no memory with the
     driver. Supports remain those of all. ``compare_replicas()``, for gradients that a user's code computes: called on
     the driver before the partitions are sent, where several workers hold the same one and their gradients must agree;
-    it computes a small gradient twice, and :meth:`load` compares with it what the worker computes. Both raise
-    :class:`~anyk.errors.BadInput` where gradients differ by more than rounding.
+    it may compute a small gradient twice, and have :meth:`load` compare with it what the worker computes. Both raise
+    :class:`~anyk.errors.BadInput` where gradients differ by more than rounding. And it sets ``tolerance``, the relative
+    difference up to which gradients of the same partition at the same model count as equal: now and then, where several
+    workers compute one, the driver compares them.
     """
 
     dimension: int

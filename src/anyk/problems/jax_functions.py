@@ -42,6 +42,7 @@ class JaxPartitions:
         self._wide = bool(config.jax_enable_x64)
         self._gradient: Callable[[Vector, Tree], Any] | None = None
         self._compiled: set[int] = set()
+        self.tolerance = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_gradient": None, "_compiled": set()}
@@ -63,6 +64,10 @@ class JaxPartitions:
             if self.sizes[j] not in self._compiled:
                 self._compiled.add(self.sizes[j])
                 self.partial_gradient(j, np.zeros(self.dimension, dtype=self.dtype))
+
+    def compare_replicas(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; nothing is computed before the run."""
+        self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
 
     def _gradient_function(self) -> Callable[[Vector, Tree], Any]:
         """The gradient, at a flat model, of the sum of a batch's losses; compiled once for each number of rows."""

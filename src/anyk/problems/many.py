@@ -20,6 +20,7 @@ class ManyPartitions:
         self._parts = parts
         first = next(iter(parts.values()))
         self.dimension, self.dtype, self.sizes = first.dimension, first.dtype, first.sizes
+        self.tolerance = 0.0
 
     def of(self, slot: str) -> Partitions:
         """Those of one slot."""
@@ -36,6 +37,7 @@ class ManyPartitions:
             compare = getattr(part, "compare_replicas", None)
             if compare is not None:
                 compare()
+                self.tolerance = max(self.tolerance, part.tolerance)  # type: ignore[attr-defined]
 
     def support(self, partition: int) -> Index | None:
         """The common one; all coordinates where they differ."""

@@ -13,6 +13,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Vector
 
 ROWS = 8  # samples of the partition that is tried
+SINGLE = 1e-6  # relative difference that marks of gradients may have that differ by less than float32 shows
 _SKETCH = 64  # sums that stand for a gradient
 _ADVICE = (
     "a code takes replicas of a partition for equal; draw from the global generator of torch, NumPy or Python, which "
@@ -69,6 +70,32 @@ def sketch(gradient: Vector) -> NDArray[np.float64]:
     np.multiply(gradient, 2 * signs - 1, out=padded[: gradient.size])
     sums: NDArray[np.float64] = padded.reshape(-1, _SKETCH).sum(axis=0)
     return sums
+
+
+def mark(gradient: Vector) -> int | None:
+    """What stands for a gradient where only a number can be sent: a signed sum and the norm, as two float32.
+
+    None where they are not finite.
+    """
+    wide = gradient.astype(np.float64, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        pair = np.array([wide[::2].sum() - wide[1::2].sum(), np.linalg.norm(wide)], dtype=np.float32)
+    return int(pair.view(np.int64)[0]) if np.isfinite(pair).all() else None
+
+
+def marks_apart(one: int, other: int) -> float:
+    """The difference of two marks, relative to the larger; that of equal gradients is far below :data:`SINGLE`."""
+    (first, norm), (second, size) = np.array([one, other]).view(np.float32).reshape(2, 2).astype(np.float64)
+    larger = max(norm, size, abs(first), abs(second))
+    return float(max(abs(first - second), abs(norm - size)) / larger) if larger else 0.0
+
+
+def differing(one: int, other: int, partition: int, version: int, apart: float) -> str:
+    """What is said of two workers whose gradients of a partition differ."""
+    return (
+        f"at step {version} workers {one} and {other} computed gradients of partition {partition} that are "
+        f"{_percent(apart)} apart: {_ADVICE}"
+    )
 
 
 def model_like(scales: Sequence[tuple[int, float, float]], dtype: np.dtype[Any]) -> Vector:

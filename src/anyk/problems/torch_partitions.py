@@ -233,6 +233,7 @@ class TorchPartitions:
         self._held: dict[int, tuple[torch.Tensor, ...]] = {}
         self._device: torch.device | None = None
         self._trial: Trial | None = None
+        self.tolerance = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_held": {}, "_device": None}
@@ -248,7 +249,7 @@ class TorchPartitions:
             trial.check(self._tried())
 
     def compare_replicas(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; where the driver lacks the workers' device, nothing is compared.
+        """See :class:`~anyk.problems.base.Partitions`; a driver that lacks the workers' device computes nothing.
 
         The gradient tried is that of up to 8 samples of partition 0. What may differ legitimately, between kinds of
         processors, is taken to be the square root of the precision at most.
@@ -256,14 +257,15 @@ class TorchPartitions:
         import torch
 
         cuda = self._network.device.startswith("cuda")
-        if cuda and not torch.cuda.is_available():
-            return
         coarsest = torch.finfo(torch.bfloat16).eps if self._network.precision else float(np.finfo(self.dtype).eps)
         if cuda:
             coarsest = max(coarsest, 2.0**-10)  # of TF32, in which convolutions compute by default
+        self.tolerance = coarsest**0.5
+        if cuda and not torch.cuda.is_available():
+            return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
         own._network, own._held = copy.deepcopy(self._network), {}
-        self._trial = Trial.of(own._tried, coarsest**0.5)
+        self._trial = Trial.of(own._tried, self.tolerance)
 
     def _tried(self) -> Vector:
         rows = np.arange(min(ROWS, self.sizes[0]))

@@ -116,10 +116,10 @@ class SharedMemoryWorker(Worker[int]):
 
     # ------------------------------------------------------------------------------------------- telling
 
-    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "") -> None:
+    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
         if text:
             self._write_error(text)
-        self._record(kind, task, chunk=chunk, done=done)
+        self._record(kind, task, chunk=chunk, done=done, bits=bits)
 
     def _write_error(self, text: str) -> None:
         data = text.encode()[: ERROR_BOX - 8]
