@@ -410,3 +410,32 @@ def test_codes_are_compared_without_a_picture_unless_one_is_asked_for(tmp_path, 
     monkeypatch.chdir(tmp_path)
     shown = run("codes", "compare", "uncoded", "--workers", "4", "--sets", "3")
     assert shown.exit_code == 0 and "picture" not in shown.output and not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------ the picture
+
+
+@pytest.mark.parametrize("of", ["metric", "loss"])
+def test_the_picture_names_each_strategy_where_it_ends_and_says_what_it_does(of, tmp_path):
+    runs = raced("uncoded", "frc:load=3", "async:step=0.1", "dpsgd", "bgc:load=2", target=0.9).runs
+    figure = anyk.reports.plot(runs, tmp_path / "a.png", of=of)
+    (axes,) = figure.axes
+    assert axes.get_xscale() == "log"  # the slowest takes several times as long as the fastest
+    words = [text.get_text() for text in axes.texts]
+    for part in ("exact gradient; waits for all 6 workers", "exact gradient, whichever 2 of 6 workers are late",
+                 "injected delay, exp:mean=1", "waits for nobody", "speed compared with uncoded"):  # fmt: skip
+        assert any(part in text for text in words), part
+    frc = next(text for text in words if text.startswith("frc:load=3"))
+    assert "times as fast" in frc and ("loss" in frc) == (of == "loss")
+    figure.draw_without_rendering()
+    frame = axes.get_window_extent()
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert frame.x0 - 1 <= box.x0 and box.x1 <= frame.x1 + 1, text.get_text()
+
+
+def test_many_runs_get_a_legend_and_alike_ones_a_linear_axis(tmp_path):
+    runs = raced("uncoded", delays="constant:1").runs
+    assert anyk.reports.plot(runs).axes[0].get_xscale() == "linear"
+    (axes,) = anyk.reports.plot(list(runs) * 7, tmp_path / "a.png").axes
+    assert len(axes.get_legend().get_texts()) == 7

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
+from anyk.specs import parse
+from anyk.strategies import CodedRounds, KFamily
+from anyk.strategies import strategy as build_strategy
+from anyk.training.comparing import compare
 from anyk.training.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b0487a", "#6b6b6b")
+
+_WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
+_LABELS = 6  # runs that are labelled where they end; more get a legend
+_ROW, _HEIGHT, _AROUND = 0.44, 3.1, 1.2  # inches: for the label of a run, for the curves, for titles and below
+_FEW = 40  # versions that are shown as points
 
 
 def new_figure(size: tuple[float, float], what: str, *, columns: int = 1) -> tuple[Figure, Any]:
@@ -42,48 +53,203 @@ def plot(
 ) -> Figure:
     """Draw metric (or loss: asked for, or without held-out data) against the seconds at which each version was made.
 
-    One line a run. ``path`` saves the picture; its ending chooses the kind. Raises
+    One line a run, labelled where it reached the target or ended. Seconds are on a logarithmic axis where runs took
+    very different times. ``path`` saves the picture; its ending chooses the kind. Raises
     :class:`~anyk.errors.MissingPackage` without matplotlib.
     """
     chosen = [runs] if isinstance(runs, Run) else list(runs)
     if not chosen:
         raise BadInput("there is no run to draw")
-    figure, axes = new_figure((8.6, 5.0), "drawing a picture")
-    config = chosen[0].config
-    name = chosen[0].metric_name if chosen[0].metric and of == "metric" else "loss"
-    for i, run in enumerate(chosen):
-        history = run.history
-        good = ~np.isnan(history[name])
-        times, values = history["seconds"][good], history[name][good]
-        colour = COLOURS[i % len(COLOURS)]
-        label = f"{run.config['strategy']}  ({run.steps} steps, {run.seconds:.1f} s)"
-        axes.plot(times, values, color=colour, lw=1.8, label=label, marker="o" if len(times) < 40 else None, ms=3)
-        if run.time_to_target is not None and of == "metric":
-            reached = values[np.searchsorted(times, run.time_to_target)]
-            axes.plot(run.time_to_target, reached, marker="o", ms=9, mfc="none", mec=colour, mew=2)
-    target = config.get("target")
-    if target is not None and of == "metric":
-        axes.axhline(target, color="0.5", lw=0.9, ls="--")
+    rows = len(chosen) if len(chosen) <= _LABELS else 0
+    height = _HEIGHT + _ROW * rows  # inches
+    figure, axes = new_figure((8.6, height + _AROUND), "drawing a picture")
+    metric = next((run.metric_name for run in chosen if run.metric), None)
+    name = metric if metric and of == "metric" else "loss"
+    falls = name in ("mse", "loss")
+    curves = [_curve(run, name, of) for run in chosen]
+    ends = [curve.end for curve in curves if curve.end > 0.0]
+    wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
+    target = chosen[0].config.get("target") if of == "metric" else None
+    for curve, colour in zip(curves, _colours(), strict=False):
+        shown = curve.times > 0.0 if wide else curve.times >= 0.0
+        few = shown.sum() < _FEW
+        axes.plot(curve.times[shown], curve.values[shown], color=colour, lw=2.0, marker="o" if few else None, ms=3)
+    axes.set_xscale("log" if wide else "linear")
+    axes.set_yscale("log" if falls else "linear")
+    if not wide:
+        axes.set_xlim(left=0)
+    if target is not None:
+        axes.axhline(target, color="0.55", lw=0.9, ls="--", zorder=0)
         axes.annotate(
-            f"target {target:g}", (1.0, target), xycoords=("axes fraction", "data"), xytext=(-4, 3),
-            textcoords="offset points", ha="right", va="bottom", color="0.4", fontsize=9,
+            f"target {target:g}", (0.0, target), xycoords=("axes fraction", "data"), xytext=(5, -4 if falls else 4),
+            textcoords="offset points", ha="left", va="top" if falls else "bottom", color="0.4", fontsize=9,
         )  # fmt: skip
-    made = config.get("problem") or {}
-    data = ", ".join(part for part in (made.get("data", "data"), made.get("model")) if part)
+    texts = []
+    if rows:
+        texts = _label(axes, chosen, curves, name, falls, target, _ROW / height)
+    else:
+        for run, line in zip(chosen, axes.lines, strict=False):
+            line.set_label(str(run.config["strategy"]))
+        axes.legend(frameon=False, fontsize=8, loc="upper right" if falls else "lower right")
+    config = chosen[0].config
     clock = "virtual seconds" if str(config.get("cluster", "")).startswith("simulated") else "wall-clock seconds"
-    axes.set_xlabel(clock)
+    axes.set_xlabel(clock + (", logarithmic" if wide else ""))
     axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
-    axes.set_xlim(left=0)
-    if name in ("mse", "loss"):
-        axes.set_yscale("log")
-    delays = config.get("delays")
-    axes.set_title(
-        f"{data}: n = {config.get('workers')} workers, delays {delays}, seed {config.get('seed')}",
-        fontsize=11,
-        loc="left",
-    )
-    axes.grid(alpha=0.25)
+    if wide:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_title(_title(chosen, name, target) + "\n" * 2, fontsize=13, fontweight="bold", loc="left")
+    axes.text(0.0, 1.015, _subtitle(chosen), transform=axes.transAxes, fontsize=9, color="0.35")
+    axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper right" if name in ("mse", "loss") else "lower right", fontsize=9)
+    _keep_inside(figure, axes, texts)
     save(figure, path)
     return figure
+
+
+class _Curve(NamedTuple):
+    """Times and values of the versions evaluated, and the point to label: the target reached, or the last."""
+
+    times: NDArray[np.float64]
+    values: NDArray[np.float64]
+    end: float
+    height: float
+    reached: bool = False
+
+
+def _curve(run: Run, name: str, of: str) -> _Curve:
+    history = run.history
+    column = history.get(name, np.full(len(history["seconds"]), np.nan))  # a run that failed may have no metric
+    good = ~np.isnan(column)
+    times, values = history["seconds"][good], column[good]
+    if not times.size:
+        return _Curve(times, values, 0.0, float("nan"))
+    at = len(times) - 1
+    reached = run.time_to_target is not None and of == "metric"
+    if reached:
+        at = min(int(np.searchsorted(times, run.time_to_target or 0.0)), at)
+    return _Curve(times, values, float(times[at]), float(values[at]), reached)
+
+
+def _colours() -> Iterator[str]:
+    return cycle(COLOURS)
+
+
+def _label(
+    axes: Any, runs: Sequence[Run], curves: Sequence[_Curve], name: str, falls: bool, target: float | None, each: float
+) -> list[Any]:
+    """A line from where each curve ends to its name, in rows above the curves (below those that fall).
+
+    ``each``: the part of the height that a row takes.
+    """
+    order = sorted((i for i, curve in enumerate(curves) if curve.times.size), key=lambda i: curves[i].end)
+    space = each * len(order)
+    low, high = axes.get_ylim()
+    if falls:
+        exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+        axes.set_yticks([t for e in exponents for m in (1, 2, 5) if low <= (t := m * 10.0**e) <= high], minor=False)
+        axes.set_yticks([], minor=True)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        low = high * (low / high) ** (1.0 / (1.0 - space))
+    else:
+        ceiling = max(high, 1.0) if name in ("auc", "accuracy") else high
+        axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= ceiling])
+        high = low + (ceiling - low) / (1.0 - space)
+    axes.set_ylim(low, high)
+    texts = []
+    found = compare(runs) if len(runs) > 1 else None
+    left, right = axes.get_xlim()
+    wide = axes.get_xscale() == "log"
+    both = ("data", "axes fraction")
+    for row, i in enumerate(order):
+        run, curve, colour = runs[i], curves[i], COLOURS[i % len(COLOURS)]
+        at = 1.0 - each * (row + 0.45)
+        at = 1.0 - at if falls else at
+        place = np.log(curve.end / left) / np.log(right / left) if wide else (curve.end - left) / (right - left)
+        side = "left" if place < 0.5 else "right"
+        axes.annotate(
+            "", (curve.end, curve.height), xytext=(curve.end, at), textcoords=both,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
+        )  # fmt: skip
+        axes.plot(curve.end, curve.height, "o", ms=8, mfc="white", mec=colour, mew=2, zorder=4)
+        head = f"{run.config['strategy']}   {_result(curve, name, target)}"
+        if found is not None and found.over != run.config["strategy"] and found.speed_ups[i].times is not None:
+            bound = "more than " if found.speed_ups[i].at_least else ""
+            head += f", {bound}{found.speed_ups[i].times:.1f} times as fast{' a job' * (found.by == 'job')}"
+        text = {"xycoords": both, "textcoords": "offset points", "ha": side, "zorder": 5}
+        shift = 5 if side == "left" else -5
+        back = {"boxstyle": "square,pad=0.12", "fc": "white", "ec": "none"}
+        for line, drop, va, look in (
+            (head, 0, "bottom", {"fontsize": 9.5, "fontweight": "bold", "color": colour}),
+            (purpose(run), -2, "top", {"fontsize": 8.5, "color": "0.35"}),
+        ):
+            texts.append(axes.annotate(line, (curve.end, at), xytext=(shift, drop), va=va, bbox=back, **look, **text))
+    return texts
+
+
+def _keep_inside(figure: Figure, axes: Any, texts: Sequence[Any]) -> None:
+    """Move labels that stick out of the axes back into them."""
+    for text in texts:
+        text.set_in_layout(False)
+    figure.draw_without_rendering()
+    frame = axes.get_window_extent()
+    for text in texts:
+        box = text.get_window_extent()
+        out = max(0.0, frame.x0 + 4 - box.x0) - max(0.0, box.x1 - frame.x1)
+        x, y = text.get_position()
+        text.set_position((x + out * 72 / figure.dpi, y))
+
+
+def _result(curve: _Curve, name: str, target: float | None) -> str:
+    """Where a run came to, and when."""
+    reached = target is not None and curve.reached
+    return f"{curve.end:.3g} s" if reached else f"{name} {curve.height:.3g} after {curve.end:.3g} s"
+
+
+def _title(runs: Sequence[Run], name: str, target: float | None) -> str:
+    what = f"seconds to {name} {target:g}" if target is not None else f"{name} against seconds"
+    if len(runs) == 1:
+        return f"{runs[0].config['strategy']}: {what}"
+    return f"{what[0].upper()}{what[1:]}, with the same stragglers for all"
+
+
+def _subtitle(runs: Sequence[Run]) -> str:
+    config = runs[0].config
+    made = config.get("problem") or {}
+    data = ", ".join(str(part) for part in (made.get("data", made.get("problem")), made.get("model")) if part)
+    delays = str(config.get("delays"))
+    held_up = "no injected delays" if delays == "none" else f"every task held up by an injected delay, {delays}"
+    cluster = str(config.get("cluster", "")).partition(":")[0]
+    parts = [data] * bool(data) + [
+        f"{config.get('workers')} workers ({cluster})",
+        held_up,
+        f"seed {config.get('seed')}",
+    ]
+    if len(runs) == 1:
+        return "; ".join(parts) + "\n"
+    over, by, _ = compare(runs)
+    how = {"target": "to the target", "loss": "to the lowest loss that both reached", "job": "by seconds a job"}[by]
+    return "; ".join(parts) + f"\nspeed compared with {over}, {how}"
+
+
+def purpose(run: Run) -> str:
+    """What a run's strategy does, in a few words; empty where that cannot be told from its spec."""
+    workers = int(run.config["workers"])
+    try:
+        strategy = build_strategy(str(run.config["strategy"]), workers=workers)
+    except BadInput:  # made in Python, or by a plug-in that is not loaded
+        return ""
+    if isinstance(strategy, KFamily):
+        few = "every gradient" if strategy.k == 1 else f"every {strategy.k} gradients"
+        return f"takes a step at {few}, however old its version; waits for nobody"
+    if not isinstance(strategy, CodedRounds):
+        return (type(strategy).__doc__ or "").partition("\n")[0].replace("``", "")
+    code, wait = strategy.code, parse(strategy.spec)[1].get("wait")
+    each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
+    if wait is not None:
+        first = f"the first {wait} of {workers} replies" if wait.isdigit() else f"enough replies (wait={wait})"
+        return f"approximate gradient from {first}{each}"
+    if code.tolerates == 0 and not code.approximate:
+        return f"exact gradient; waits for all {workers} workers{each}"
+    if code.approximate:
+        return f"approximate gradient from most of {workers} replies{each}"
+    return f"exact gradient, whichever {code.tolerates} of {workers} workers are late{each}"
