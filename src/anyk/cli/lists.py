@@ -64,13 +64,19 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
     found = strategy(spec, workers=workers)
     law = parse(delays)
     expected = pace(found, law)
+    seconds, error, how = expected.seconds, 0.0, "closed form"
+    if seconds is None:
+        how = "not known"
+        if "changes" not in expected.why:
+            measured = simulated_pace(found, law)
+            seconds, error, how = measured.seconds, measured.error, "simulated"
     if json_file != "-":
         click.echo(spec if found.spec == spec else f"{spec}, that is {found.spec}")
-        seconds = "unknown" if expected.seconds is None else f"{expected.seconds:.6g} s"
-        if expected.seconds is None and "changes" not in expected.why:
-            measured = simulated_pace(found, law)
-            seconds = f"{measured.seconds:.4g} ± {2 * measured.error:.2g} s, simulated"
-        click.echo(f"an update with {workers} workers and {law.spec}: {seconds}  ({expected.why})")
+        said = {
+            "closed form": f"{expected.seconds or 0.0:.6g} s, in closed form",
+            "simulated": f"{seconds or 0.0:.4g} ± {2 * error:.2g} s, simulated",
+        }.get(how, how)
+        click.echo(f"an update with {workers} workers and {law.spec}: {said}  ({expected.why})")
         stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
         click.echo(f"staleness: {stale}")
         if expected.staleness:
@@ -78,7 +84,7 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
             click.echo(f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
         click.echo("")
         click.echo(theory_text(found, text_width()))
-    plain = {"spec": found.spec, "workers": workers, "delays": law.spec, "seconds": expected.seconds}
+    plain = {"spec": found.spec, "workers": workers, "delays": law.spec, "seconds": seconds, "error": error, "how": how}
     write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
 
 

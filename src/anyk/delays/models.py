@@ -123,6 +123,33 @@ class DelayModel(ABC):
         del workers
 
 
+def _fewer(law: DelayModel, k: int, workers: int, t: float) -> float:
+    """The chance that fewer than k of independent delays are over by t."""
+    counts = np.zeros(k)  # chance that exactly j < k are
+    counts[0] = 1.0
+    for worker in range(workers):
+        known = law.cdf(np.array([t]), worker)
+        p = float(known[0]) if known is not None else 0.0
+        counts[1:] = counts[1:] * (1.0 - p) + counts[:-1] * p
+        counts[0] *= 1.0 - p
+    return float(counts.sum())
+
+
+def mean_within(law: DelayModel, k: int, workers: int, begin: float, end: float) -> float | None:
+    """Mean time from ``begin`` to ``end`` in which fewer than k of independent delays are over, in seconds.
+
+    None for a law without a distribution.
+
+    >>> round(mean_within(Exponential(mean=1.0), 1, 4, 0.0, 9.0) or 0, 6)  # of the first of four
+    0.25
+    """
+    if law.cdf(np.zeros(1), 0) is None:
+        return None
+    from scipy.integrate import quad
+
+    return float(quad(lambda t: _fewer(law, k, workers, t), begin, end, limit=500, full_output=1)[0])
+
+
 def mean_of_kth(law: DelayModel, k: int, workers: int) -> float | None:
     """Mean of the k-th smallest of independent delays: ``integral of P(fewer than k of them <= t) dt``, in seconds.
 
@@ -136,14 +163,7 @@ def mean_of_kth(law: DelayModel, k: int, workers: int) -> float | None:
     from scipy.integrate import quad
 
     def fewer(t: float) -> float:
-        counts = np.zeros(k)  # chance that exactly j < k are over by t
-        counts[0] = 1.0
-        for worker in range(workers):
-            known = law.cdf(np.array([t]), worker)
-            p = float(known[0]) if known is not None else 0.0
-            counts[1:] = counts[1:] * (1.0 - p) + counts[:-1] * p
-            counts[0] *= 1.0 - p
-        return float(counts.sum())
+        return _fewer(law, k, workers, t)
 
     end = 1e-9
     while fewer(end) > 0.5 and end < _FAR:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from anyk.codes import Uncoded
 from anyk.delays import DelayModel
+from anyk.delays.models import mean_within
 from anyk.protocol import Strategy
 from anyk.strategies import (
     AdaComm,
     AdaSync,
+    AllOf,
+    AnyOf,
     CodedRounds,
     Compressed,
     Count,
+    Deadline,
+    Decodable,
     FedBuff,
     Gradual,
     KFamily,
     LocalRounds,
+    ResidualBelow,
+    Wait,
 )
 
 
@@ -84,14 +92,10 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
         return Pace(None, None, "k changes with the loss" if isinstance(strategy, AdaSync) else "k changes by plan")
     if isinstance(strategy, CodedRounds):
         if isinstance(strategy.code, Uncoded):
-            rules = getattr(strategy.wait, "rules", ())
-            k = next((rule.number for rule in rules if isinstance(rule, Count)), n)
-            if strategy.cancel == "discard":
-                return _discard(k, n, delays, batch=False)
-            return Pace(delays.order_statistic(k, n), 0.0, f"mean of the {k}-th of {n} delays")
+            return _uncoded(strategy, delays)
         if strategy.cancel == "discard":
-            return Pace(None, 0.0, "no closed form when workers finish in vain")
-        return Pace(None, 0.0, "see finish_times of the code")
+            return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
+        return Pace(None, 0.0, "no closed form; simulate")
     if not isinstance(strategy, KFamily):
         return Pace(None, 0.0, "no closed form; simulate")
     k, mean = strategy.k, _mean_interval(delays, n)
@@ -107,6 +111,62 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
         return Pace(seconds, (n - k) / k, "mean of the k-th of n delays for exponential delays, else simulate")
     seconds = None if mean is None else k * mean
     return Pace(seconds, (n - 1) / k, "k over the sum of the workers' rates, whatever the law")
+
+
+def _uncoded(strategy: CodedRounds, delays: DelayModel) -> Pace:
+    """The pace of rounds that any replies may end.
+
+    At each moment the rule asks for a number of replies, which changes only at its deadlines. A round's mean duration
+    is the integral of the chance that there are fewer.
+    """
+    n, rule = strategy.workers, strategy.wait
+    ends = sorted({0.0, *_deadlines(rule)})
+    needs = [_needed(rule, strategy, seconds) for seconds in ends]
+    if None in needs:
+        return Pace(None, 0.0, f"no closed form for wait={rule}; simulate")
+    counts = [n if need is None else min(need, n) for need in needs]
+    if strategy.cancel == "discard":
+        if len(set(counts)) == 1:
+            return _discard(counts[0], n, delays, batch=False)
+        return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
+    if delays.uninterruptible and min(counts) < n:
+        return Pace(None, 0.0, "no closed form when a delay cannot be interrupted; simulate")
+    if len(set(counts)) == 1:
+        return Pace(delays.order_statistic(counts[0], n), 0.0, f"mean of the {counts[0]}-th of {n} delays")
+    last = delays.order_statistic(counts[-1], n)
+    pieces = [mean_within(delays, k, n, *piece) for k, piece in zip(counts, pairwise(ends), strict=False)]
+    before = mean_within(delays, counts[-1], n, 0.0, ends[-1])
+    if last is None or before is None or None in pieces:
+        return Pace(None, 0.0, f"no closed form for wait={rule} and {delays.spec}; simulate")
+    seconds = last - before + sum(piece or 0.0 for piece in pieces)
+    return Pace(seconds, 0.0, f"integral of the chance that wait={rule} is not met yet")
+
+
+def _deadlines(rule: Wait) -> list[float]:
+    """The seconds at which a rule begins to ask for fewer replies."""
+    if isinstance(rule, AnyOf):
+        return [seconds for part in rule.rules for seconds in _deadlines(part)]
+    return [rule.seconds] if isinstance(rule, Deadline) else []
+
+
+def _needed(rule: Wait, strategy: CodedRounds, seconds: float) -> int | None:
+    """The replies that end an uncoded round so many seconds old, above n where none do; None: not known beforehand."""
+    n = strategy.workers
+    if isinstance(rule, AnyOf):
+        parts = [_needed(part, strategy, seconds) for part in rule.rules]
+        known = [part for part in parts if part is not None]
+        return None if len(known) < len(parts) else (max if isinstance(rule, AllOf) else min)(known)
+    if isinstance(rule, Decodable):
+        return n
+    if isinstance(rule, Count):
+        return rule.number
+    if isinstance(rule, Deadline):
+        return 1 if seconds >= rule.seconds else n + 1
+    if isinstance(rule, ResidualBelow):
+        # of an uncoded sum all sets of so many replies are alike
+        residuals = (strategy.code.decode(range(k), decoder=strategy.method).residual for k in range(1, n + 1))
+        return next((k for k, residual in enumerate(residuals, 1) if residual < rule.bound), n + 1)
+    return None
 
 
 def _mean_interval(delays: DelayModel, workers: int) -> float | None:

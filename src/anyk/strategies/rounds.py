@@ -171,6 +171,11 @@ class CodedRounds(OfCode):
         self._now = 0.0
         self._decoder = self._fresh()
 
+    @property
+    def method(self) -> Method:
+        """How replies are decoded."""
+        return self._method
+
     def _fresh(self) -> Decoder:
         if self._method in (METHODS["own"], METHODS["exact"]):
             return self.code.decoder()
