@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from anyk.errors import BadInput, NotDecodable, RunFailed
     from anyk.planning import train_tuned
     from anyk.strategies import strategy
-    from anyk.training import Race, Run, race, replay, resume, resume_race, rounds, train, train_many
+    from anyk.training import Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
@@ -55,6 +55,7 @@ _NAMES = {
     "train": "training",
     "train_many": "training",
     "train_tuned": "planning",
+    "verify": "training",
 }
 
 
@@ -100,4 +101,5 @@ __all__ = [
     "train_many",
     "train_tuned",
     "training",
+    "verify",
 ]

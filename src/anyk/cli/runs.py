@@ -490,3 +490,21 @@ def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> 
     click.echo(str(result))
     if not result.decisions:
         sys.exit(1)
+
+
+@main.command()
+@click.argument("run")
+@json_option
+def verify(run: str, json_file: str | None) -> None:
+    """Look whether a run folder is whole: its log, its books, its checkpoints, and the data and code it used.
+
+    Nothing that the folder names is run, and nothing is written to it. Exit code 0: whole, 1: not, 2: no run folder.
+    """
+    from anyk.training import verify as verify_run
+
+    found = verify_run(run)
+    if json_file != "-":
+        click.echo(str(found))
+    write_json(found.report(), json_file)
+    if not found.whole:
+        sys.exit(1)

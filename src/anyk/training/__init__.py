@@ -13,9 +13,11 @@ from anyk.training.run import CutOff, Receipt, Run
 from anyk.training.runlog import RunLog
 from anyk.training.stepping import Step, rounds
 from anyk.training.tracing import save_trace
+from anyk.training.verifying import Check, Verification, verify
 
 __all__ = [
     "Books",
+    "Check",
     "Comparison",
     "CutOff",
     "Driver",
@@ -28,6 +30,7 @@ __all__ = [
     "RunLog",
     "SpeedUp",
     "Step",
+    "Verification",
     "compare",
     "floor_seconds",
     "is_race",
@@ -39,4 +42,5 @@ __all__ = [
     "save_trace",
     "train",
     "train_many",
+    "verify",
 ]

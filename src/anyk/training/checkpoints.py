@@ -90,6 +90,19 @@ def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], s
     return state, arrays, digest
 
 
+def seal_of(folder: Path) -> str:
+    """The seal that the log had when the newest checkpoint was written; empty where that cannot be read."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(folder / NAME, framework="np") as file:
+            return str(json.loads(file.metadata()["state"])["seal"])
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a checkpoint that is missing or damaged is reported by who needs it
+        return ""
+
+
 def _digest(state: str, arrays: dict[str, Vector]) -> str:
     digest = hashlib.blake2b(state.encode(), digest_size=16)
     for key in sorted(arrays):

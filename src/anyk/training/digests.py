@@ -26,7 +26,7 @@ def digests_of(problem: Problem, cluster: Cluster, config: Mapping[str, Any]) ->
     data = data_digest(problem)
     return {
         **({} if data is None else {"data": data}),
-        "traces": dict(_traces(cluster.delays)) | dict(_traces(cluster.communication)),
+        "traces": dict(traces_of(cluster.delays)) | dict(traces_of(cluster.communication)),
         "code": {where: digest for where, digest in code.items() if digest is not None},
     }
 
@@ -56,7 +56,7 @@ def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:
 def check_traces(config: Mapping[str, Any], cluster: Cluster, of: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` where a trace of delays is not the one that the run began with."""
     known = config["digests"].get("traces", {})
-    for file, found in [*_traces(cluster.delays), *_traces(cluster.communication)]:
+    for file, found in [*traces_of(cluster.delays), *traces_of(cluster.communication)]:
         if known.get(file, found) != found:
             raise BadInput(
                 f"the trace '{file}' has changed since {of} began: its digest is {found[:8]}…, recorded "
@@ -64,7 +64,7 @@ def check_traces(config: Mapping[str, Any], cluster: Cluster, of: str) -> None:
             )
 
 
-def _traces(law: Any) -> Iterator[tuple[str, str]]:
+def traces_of(law: Any) -> Iterator[tuple[str, str]]:
     """The measured delays in a law of delays, by file, with their digests."""
     if isinstance(law, Trace):
         text = hashlib.blake2b(digest_size=16)
@@ -73,10 +73,10 @@ def _traces(law: Any) -> Iterator[tuple[str, str]]:
         yield law.file, text.hexdigest()
     elif isinstance(law, (list, tuple)):
         for part in law:
-            yield from _traces(part)
+            yield from traces_of(part)
     elif is_dataclass(law):
         for field in fields(law):
-            yield from _traces(getattr(law, field.name))
+            yield from traces_of(getattr(law, field.name))
 
 
 def admit_strategy(config: Mapping[str, Any]) -> None:

@@ -229,7 +229,7 @@ def _resume(
     check_traces(config, cluster, f"the run '{folder}'")
     _check_clock(cluster, config.get("steps"), config.get("seconds"))
     with _locked(folder):
-        with RunLog.reading(folder / "log.sqlite") as whole:  # before anything is changed
+        with RunLog.reading(folder / "log.sqlite", prefix=True) as whole:  # before anything is changed
             saved = checkpoints.newest(folder, whole, or_older=True)
         if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
             strategy.check_further(planned, saved.state["strategy"], begun)

@@ -100,7 +100,12 @@ class Run:
         """Read a run folder; raises :class:`~anyk.errors.BadInput` if it is none, damaged or of a newer format."""
         folder = Path(path)
         config = read_config(folder)
-        return cls(RunLog.reading(folder / "log.sqlite"), config, path=folder, models=None)
+        seal = checkpoints.seal_of(folder)  # first: a run that is under way has a newer one in a moment
+        log = RunLog.reading(folder / "log.sqlite")
+        if not log.has_seal(seal):
+            log.close(write=False)
+            raise BadInput(f"the log of '{folder}' ends before its last checkpoint: it was cut short")
+        return cls(log, config, path=folder, models=None)
 
     def __enter__(self) -> Self:
         return self

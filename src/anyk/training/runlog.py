@@ -84,6 +84,7 @@ class RunLog:
         self._last = clock.monotonic()
         self._upto = [0] * len(_TABLES)  # rows of each table that are sealed
         self.seal = ""
+        self.lost = False  # whether rows in the write-ahead file could not be read
         self._db = db or self._create(path)
         self._closing = weakref.finalize(self, self._db.close)
 
@@ -106,17 +107,22 @@ class RunLog:
         return db
 
     @classmethod
-    def reading(cls, path: Path) -> RunLog:
-        """Open a log to read it, and find it whole; raises :class:`~anyk.errors.BadInput` where it is not.
+    def reading(cls, path: Path, *, checked: bool = True, prefix: bool = False) -> RunLog:
+        """Open a log to read it; raises :class:`~anyk.errors.BadInput` where it is not whole, unless not ``checked``.
+
+        ``prefix``: what was written last may be lost, as a loss of power does.
 
         What is read is a copy, with what the log's write-ahead file holds: a folder need not be writable, is left as
         it is, and may be written by others meanwhile.
         """
         if not path.is_file():
             raise BadInput(f"the run folder '{path.parent}' has no {path.name}")
-        log = cls(path, db=_copied(path))
+        db, lost = _copied(path)
+        log = cls(path, db=db)
+        log.lost = lost
         try:
-            log.check()
+            if checked:
+                log.check(prefix=prefix)
         except BaseException:
             log.close(write=False)
             raise
@@ -143,9 +149,12 @@ class RunLog:
 
     # ------------------------------------------------------------------------------------------- wholeness
 
-    def check(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where the log is not as it was written."""
-        for why in (self.check_file(), self.check_seals()):
+    def check(self, *, prefix: bool = False) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where the log is not as it was written, or with ``prefix`` its rows."""
+        for look in (self.check_file, self.check_seals):
+            why = look()
+            if why is None and self.lost and not prefix:
+                why = LOST
             if why is not None:
                 raise BadInput(f"the log '{self.path}' is damaged ({why}); {_INSTEAD}")
 
@@ -198,6 +207,13 @@ class RunLog:
         if upto != self._upto:
             self._db.execute("INSERT INTO seals (upto, seal) VALUES (?, ?)", (json.dumps(upto), seal))
             self._upto, self.seal = upto, seal
+
+    def __len__(self) -> int:
+        """Rows written, of all tables."""
+        return sum(int(self.rows(f"SELECT count(*) FROM {name}")[0][0]) for name in _TABLES)
+
+    def __bool__(self) -> bool:
+        return True
 
     def has_seal(self, seal: str) -> bool:
         """Whether the log is at least as long as it was when it had this seal."""
@@ -396,6 +412,7 @@ class RunLog:
         raise BadInput(f"the log '{self.path}' does not say when its run started; the run ended before it")
 
 
+LOST = "rows in its write-ahead file cannot be read"
 _LAST = 2**63 - 1  # SQLite's last row number
 _INSTEAD = "the model may still be whole: begin another run where this one stands, anyk train --from"
 
@@ -406,10 +423,14 @@ def _from_bytes(data: bytes, path: Path | None) -> RunLog:
     return RunLog(path, db=db)
 
 
-def _copied(path: Path) -> sqlite3.Connection:
-    """A connection to a copy of a log and its write-ahead file; the copy is gone when the connection is closed."""
+def _copied(path: Path) -> tuple[sqlite3.Connection, bool]:
+    """A connection to a copy of a log and its write-ahead file, and whether rows of that file could not be read.
+
+    The copy is gone when the connection is closed.
+    """
     ahead = path.with_name(f"{path.name}-wal")
     db: sqlite3.Connection | None = None
+    lost = False
     try:
         with path.open("rb") as file:
             if file.read(16) != b"SQLite format 3\0":
@@ -426,7 +447,10 @@ def _copied(path: Path) -> sqlite3.Connection:
                     break
             db = sqlite3.connect(copy, isolation_level=None, check_same_thread=False)
             db.execute("PRAGMA trusted_schema=OFF")
-            db.execute("PRAGMA journal_mode=DELETE").fetchall()  # takes in what was written ahead
+            frames = _frames(copy.with_name(ahead.name))
+            taken = max(0, db.execute("PRAGMA wal_checkpoint").fetchone()[1])
+            lost = frames is None or frames > taken
+            db.execute("PRAGMA journal_mode=DELETE").fetchall()
             db.execute("SELECT count(*) FROM sqlite_master").fetchall()
             db.execute("PRAGMA query_only=ON")
     except sqlite3.Error as error:
@@ -437,7 +461,34 @@ def _copied(path: Path) -> sqlite3.Connection:
         if db is not None:
             db.close()
         raise BadInput(f"the log '{path}' cannot be copied to be read ({error.strerror})") from None
-    return db
+    return db, lost
+
+
+def _frames(ahead: Path) -> int | None:
+    """Pages that a write-ahead file says were committed, whatever SQLite can read; None where its start is damaged.
+
+    SQLite passes over pages whose checksum is wrong, and over all that come after. Each has the two salts of the
+    file's header; a file that is begun anew has new ones, and older pages behind.
+    """
+    if not ahead.is_file():
+        return 0
+    committed = 0
+    with ahead.open("rb") as file:
+        head = file.read(32)
+        size = int.from_bytes(head[8:12], "big")
+        if len(head) < 32:
+            return 0
+        if head[:3] != b"\x37\x7f\x06" or not 512 <= size <= 65536:
+            return None
+        number = 0
+        while len(page := file.read(24)) == 24:
+            number += 1
+            if page[8:16] == head[16:24] and any(page[4:8]):
+                committed = number
+            elif number == 1 and (page[8:12] == head[16:20]) != (page[12:16] == head[20:24]):
+                return None
+            file.seek(size, 1)
+    return committed
 
 
 def _stand(path: Path, ahead: Path) -> tuple[object, ...]:

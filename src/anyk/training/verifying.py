@@ -1,0 +1,231 @@
+"""Is a run folder whole? Everything in it is read and compared; nothing is run, and nothing is written to it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anyk.delays import communication, parse
+from anyk.errors import BadInput
+from anyk.named import sha256_of
+from anyk.problems import data_digest, from_recipe, sources
+from anyk.specs import parse as split
+from anyk.training import beginning, checkpoints, config
+from anyk.training.books import ENDINGS
+from anyk.training.digests import traces_of
+from anyk.training.runlog import LOST, RunLog
+
+_LOG = "log.sqlite"
+
+
+class Check(NamedTuple):
+    """One thing that was looked at: ``whole`` is None where it could not be looked at, and ``text`` says why."""
+
+    name: str
+    whole: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<14} {'?' if self.whole is None else 'ok' if self.whole else 'DAMAGED'}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What :func:`verify` found of a run folder."""
+
+    path: Path
+    checks: tuple[Check, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is damaged or missing."""
+        return all(check.whole is not False for check in self.checks)
+
+    def __str__(self) -> str:
+        end = "whole" if self.whole else "not whole"
+        return "\n".join([*map(str, self.checks), f"the run '{self.path}' is {end}"])
+
+    def report(self) -> dict[str, Any]:
+        """As plain data, in the shape that ``--json`` writes."""
+        return {"run": str(self.path), "whole": self.whole, "checks": [check._asdict() for check in self.checks]}
+
+
+def verify(path: str | Path) -> Verification:
+    """Whether a run folder is as it was written, and what it was made of still there.
+
+    The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the books),
+    the checkpoints (their digests, and whether the log knows them), code, traces and data. Nothing that the folder
+    names is run, nothing is fetched, and the folder may be read-only. Raises :class:`~anyk.errors.BadInput` where it
+    is no run folder.
+
+    >>> import tempfile
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     anyk.train(problem, "uncoded", anyk.clusters.Simulated(3), steps=2, out=f"{folder}/run").close()
+    ...     found = verify(f"{folder}/run")
+    >>> found.whole, str(found).splitlines()[0]
+    (True, 'configuration  ok: run.toml, format 1')
+    """
+    folder = Path(path)
+    if not any((folder / name).is_file() for name in (config.NAME, _LOG, checkpoints.NAME)):
+        raise BadInput(f"'{folder}' is no run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
+    return Verification(folder, tuple(_checks(folder)))
+
+
+def _checks(folder: Path) -> Iterator[Check]:
+    found: dict[str, Any] | None = None
+    try:
+        found = config.read_config(folder)
+        yield Check("configuration", True, f"{config.NAME}, format {found['format']}")
+    except BadInput as error:
+        yield Check("configuration", False, str(error))
+    log: RunLog | None = None
+    try:
+        log = RunLog.reading(folder / _LOG, checked=False)
+    except BadInput as error:
+        yield Check("log", False, str(error))
+    if log is not None:
+        with log:
+            yield from _of_log(log)
+            yield from _of_checkpoints(folder, log)
+    if found is None:
+        yield Check("what it used", None, f"not looked at without {config.NAME}")
+        return
+    if "begin" in found:
+        yield _checked("beginning", lambda: _beginning(folder))
+    yield from _of_digests(found)
+
+
+def _of_log(log: RunLog) -> Iterator[Check]:
+    why = log.check_file()
+    if why is None and log.lost:
+        why = LOST
+    yield Check("log", why is None, f"{_LOG} is an SQLite file with the tables of a run" if why is None else why)
+    if why is None:
+        why = log.check_seals()
+        yield Check("rows", why is None, f"all {len(log):,} are as they were written" if why is None else why)
+    if why is None:
+        yield _checked("sequence", lambda: _sequence(log))
+        yield _checked("books", lambda: _books(log))
+    else:
+        yield Check("sequence, books", None, "not looked at in a damaged log")
+
+
+def _checked(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, look())
+    except BadInput as error:
+        return Check(name, False, str(error))
+    except (KeyError, TypeError, ValueError) as error:  # of values that nobody would write
+        return Check(name, False, f"it cannot be read ({type(error).__name__}: {error})")
+
+
+def _sequence(log: RunLog) -> str:
+    """Events are numbered without gaps, but for a number that each checkpoint takes."""
+    skipped = {seq + 1 for (seq,) in log.rows("SELECT seq FROM checkpoints")}
+    before = 0
+    for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq"):
+        missing = [number for number in range(before + 1, seq) if number not in skipped]
+        if missing:
+            raise BadInput(f"event {missing[0]} is missing; the next there is has number {seq}")
+        before = seq
+    return f"events 1 to {before}, none is missing"
+
+
+def _books(log: RunLog) -> str:
+    """Every chunk ended once, the sums are those of the summary, and updates used what they say."""
+    counts = dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
+    if unknown := set(counts) - set(ENDINGS):
+        raise BadInput(f"chunks ended as {', '.join(map(repr, sorted(map(str, unknown))))}, which there is not")
+    for task, chunk, times in log.rows(
+        "SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 LIMIT 1"
+    ):
+        raise BadInput(f"chunk {chunk} of task {task} ended {times} times")
+    used = {
+        (slot, version): count
+        for slot, version, count in log.rows("SELECT slot, step, count(*) FROM chunks WHERE step > 0 GROUP BY 1, 2")
+    }
+    for slot, version, replies in log.rows("SELECT slot, version, replies FROM updates"):
+        counted = used.get((slot, version), 0)
+        if counted != replies:
+            raise BadInput(f"version {version} of '{slot}' is of {replies} messages, and {counted} were counted in it")
+    books = log.summary().get("books")
+    total = sum(counts.values())
+    if books is None:
+        return f"{total:,} chunks ended, each once; the run has not ended"
+    wrong = [ending for ending in ENDINGS if books[ending] != counts.get(ending, 0)]
+    if wrong or books["dispatched"] != total:
+        raise BadInput(f"the books have {books['dispatched']} chunks, the log {total}; they differ in {wrong}")
+    return f"{total:,} chunks dispatched and ended, each once"
+
+
+def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
+    try:
+        last = log.rows("SELECT max(seq) FROM checkpoints")[0][0]
+        for name, label in ((checkpoints.NAME, "checkpoint"), (checkpoints.OLDER, "the one before")):
+            try:
+                saved = checkpoints.fitting(folder, log, name)
+            except BadInput as error:
+                yield Check(label, False, str(error))
+                continue
+            if saved is not None and name == checkpoints.NAME and saved.state["seq"] < (last or 0):
+                yield Check(label, False, f"{name} is older than the log says")
+            elif saved is not None:
+                step = min(saved.state["versions"].values())
+                yield Check(label, True, f"{name}, step {step}, its digest and the log agree")
+            elif name == checkpoints.NAME and last is not None:
+                yield Check(label, False, f"{name} is gone, though the log says that it was written")
+            elif name == checkpoints.NAME:
+                yield Check(label, True, "none was written yet")
+            elif len(log.rows("SELECT 1 FROM checkpoints LIMIT 2")) == 2:
+                yield Check(label, False, f"{name} is gone, though the log says that it was written")
+    except (BadInput, KeyError, ValueError, TypeError) as error:
+        yield Check("checkpoints", None, f"not compared with a damaged log ({error})")
+
+
+def _beginning(folder: Path) -> str:
+    step = beginning.Beginning.load(folder).step
+    return f"{beginning.NAME}, step {step}"
+
+
+def _of_digests(found: Mapping[str, Any]) -> Iterator[Check]:
+    digests = found["digests"]
+    for where, recorded in digests.get("code", {}).items():
+        now = sha256_of(where)
+        if now is None:
+            yield Check("code", None, f"'{where}' is not found")
+        else:
+            yield Check("code", now == recorded, f"'{where}' is {'as it was' if now == recorded else 'another now'}")
+    known = digests.get("traces", {})
+    try:
+        traces = dict(traces_of(parse(found["delays"]))) | dict(traces_of(communication(found["communication"])))
+    except BadInput as error:
+        traces = {}
+        if known:
+            yield Check("traces", None, str(error))
+    for file, digest in traces.items():
+        same = known.get(file) == digest
+        yield Check("traces", same, f"'{file}' is {'as it was' if same else 'another now'}")
+    yield _data(found.get("problem"), digests.get("data"))
+
+
+def _data(recipe: Mapping[str, Any] | None, recorded: str | None) -> Check:
+    if recorded is None:
+        return Check("data", None, "no digest was recorded")
+    recipes = [] if recipe is None else recipe.get("many", [recipe])
+    if not recipes or any("problem" in one for one in recipes):
+        return Check("data", None, "not looked at: code makes the problem, and nothing is run here")
+    for one in recipes:
+        takes = inspect.signature(sources.entry(split(one["data"])[0]).build).parameters
+        if "file" in takes and "file" not in one:
+            return Check("data", None, f"not looked at: '{one['data']}' would be fetched")
+    try:
+        same = data_digest(from_recipe(dict(recipe or {}))) == recorded
+    except BadInput as error:
+        return Check("data", None, str(error))
+    name = recipes[0].get("file") or recipes[0]["data"]
+    return Check("data", same, f"'{name}' is {'as it was' if same else 'another now'}")

@@ -1,0 +1,150 @@
+"""``anyk verify``: is a run folder whole?"""
+
+import json
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+from anyk.training import checkpoints
+from anyk.training.config import read_config, write_config
+
+SETTING = {"workers": 4, "delays": "exp:mean=1", "seed": 1}
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    np.savez(tmp_path / "mine.npz", X=np.arange(120.0).reshape(40, 3) % 7.0, y=np.arange(40) % 2)
+    np.savez(tmp_path / "t.npz", seconds=np.ones((5, 4)))
+    problem = anyk.problems.from_data("file", file=tmp_path / "mine.npz")
+    fleet = anyk.cluster("simulated", **SETTING | {"delays": f"trace:{tmp_path}/t.npz"})
+    optimizer = anyk.optimizers.GD(lr=0.1)
+    anyk.train(
+        problem, "frc:load=2", fleet, steps=6, optimizer=optimizer, out=tmp_path / "run", checkpoint_every=0.0
+    ).close()
+    return tmp_path / "run"
+
+
+def damaged(folder):
+    return {check.name for check in anyk.verify(folder).checks if check.whole is False}
+
+
+def test_a_whole_folder(folder):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    result = run("verify", folder)
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == f"the run '{folder}' is whole"
+    names = [line.split()[0] for line in result.output.splitlines()[:-1]]
+    assert names == ["configuration", "log", "rows", "sequence", "books", "checkpoint", "the", "traces", "data"]
+    assert "events 1 to " in result.output and "chunks dispatched and ended, each once" in result.output
+    report = json.loads(run("verify", folder, "--json", "-").stdout)
+    assert report["whole"] and {check["whole"] for check in report["checks"]} == {True}
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert run("verify", folder.parent).exit_code == 2
+    assert "is no run folder: it has neither" in run("verify", folder.parent).output
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("UPDATE events SET time = time + 1e-9 WHERE seq > 5", {"rows"}),
+        ("UPDATE updates SET digest = 1 WHERE version = 6", {"rows", "checkpoint"}),
+        ("DROP TABLE notes", {"log"}),
+    ],
+)
+def test_a_changed_log(change, found, folder):
+    with sqlite3.connect(folder / "log.sqlite") as db:
+        db.execute(change)
+    db.close()
+    assert found <= damaged(folder)
+    assert run("verify", folder).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("DELETE FROM events WHERE seq = 4", {"sequence"}),
+        ("DELETE FROM chunks WHERE task = 3", {"books"}),
+        ("INSERT INTO chunks SELECT * FROM chunks WHERE task = 3", {"books"}),
+        ("UPDATE chunks SET step = 2 WHERE step = 1 AND worker = 0", {"books"}),
+        ("UPDATE chunks SET ending = 'won' WHERE task = 3", {"books"}),
+        ("INSERT INTO checkpoints VALUES (1000, 'x')", {"checkpoint"}),
+    ],
+)
+def test_a_log_that_is_wrong_though_it_is_sealed(change, found, folder):
+    """As a fault of ours would leave it."""
+    with sqlite3.connect(folder / "log.sqlite") as db:
+        db.execute(change)
+        db.execute("DELETE FROM seals")
+    db.close()
+    log = anyk.training.RunLog(folder / "log.sqlite")
+    log.flush()  # one seal over all
+    log.close()
+    assert "rows" not in damaged(folder)
+    assert found <= damaged(folder)
+
+
+def test_what_a_run_used(folder):
+    np.savez(folder.parent / "t.npz", seconds=np.full((5, 4), 2.0))
+    np.savez(folder.parent / "mine.npz", X=np.ones((40, 3)), y=np.arange(40) % 2)
+    assert damaged(folder) == {"traces", "data"}
+    (folder.parent / "mine.npz").unlink()
+    assert damaged(folder) == {"traces"}  # what is not there cannot be looked at
+    assert "?: there is no file" in run("verify", folder).output
+
+
+def test_missing_and_damaged_files(folder):
+    whole = folder.parent / "whole"
+    shutil.copytree(folder, whole)
+    for name, found in (
+        ("run.toml", {"configuration"}),
+        ("log.sqlite", {"log"}),
+        (checkpoints.NAME, {"checkpoint"}),
+        (checkpoints.OLDER, {"the one before"}),
+        ("lock", set()),
+    ):
+        (folder / name).unlink()
+        assert damaged(folder) == found, name
+        assert run("verify", folder).exit_code == bool(found)
+        if found:
+            (folder / name).write_bytes((whole / name).read_bytes()[:-7])
+            assert damaged(folder) in (found, {"rows"}), name  # SQLite does not mind a page that is cut short
+        shutil.copy(whole / name, folder / name)
+    config = read_config(folder)
+    (folder / "run.toml").write_text((folder / "run.toml").read_text().replace("seed = 1", "seed = 2"))
+    assert damaged(folder) == {"configuration"}
+    write_config(folder, config | {"problem": {"problem": "evil.py:make"}})
+    assert damaged(folder) == set()
+    assert "not looked at: code makes the problem" in run("verify", folder).output
+
+
+def test_a_run_that_goes_on_and_one_that_has_not_ended(tmp_path):
+    problem = anyk.problems.ManyProblems([anyk.problems.from_data("synthetic:rows=60,features=4")] * 2)
+
+    def watch(driver, evaluator):
+        if driver.step == 4:
+            assert anyk.verify(tmp_path / "first").whole  # while it is written
+        if driver.step == 5:
+            driver.interrupted = True
+
+    with pytest.raises(KeyboardInterrupt):
+        anyk.train(problem, "m-sgc:B=1,W=2,lambda=2,models=2", anyk.cluster("simulated", **SETTING), steps=8,
+                   out=tmp_path / "first", watch=watch, checkpoint_every=0.0)  # fmt: skip
+    assert anyk.verify(tmp_path / "first").whole
+    anyk.resume(tmp_path / "first", problem=problem).close()
+    assert anyk.verify(tmp_path / "first").whole
+    anyk.train(
+        problem, "uncoded:models=2", anyk.cluster("simulated", **SETTING), steps=9, begin=tmp_path / "first",
+        out=tmp_path / "second",
+    ).close()  # fmt: skip
+    assert [check.whole for check in anyk.verify(tmp_path / "second").checks if check.name == "beginning"] == [True]
+    (tmp_path / "second" / "begin.safetensors").unlink()
+    assert damaged(tmp_path / "second") == {"beginning"}
