@@ -24,9 +24,10 @@ def _processes(
     seed: int = 0,
     communication: Communication | None = None,
     liars: tuple[int, ...] = (),
+    children: int = 64,
 ) -> Cluster:
-    """Processes on this machine, one a worker, on the wall clock (default); liars: workers that lie, as 3/7."""
-    return Processes(workers, delays=delays, seed=seed, liars=liars, communication=communication)
+    """Processes on this machine (default); liars: workers that lie, as 3/7; children: processes each may start."""
+    return Processes(workers, delays=delays, seed=seed, liars=liars, communication=communication, children=children)
 
 
 @register("mpi")

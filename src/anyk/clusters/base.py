@@ -243,6 +243,10 @@ class Cluster(ABC):
         """Carry out commands, in order; returns what is known at once of chunks cut off (virtual clusters: all)."""
 
     @abstractmethod
+    def give_up(self, worker: int) -> None:
+        """Have done with a worker for good: its tasks end without a word, and nothing more is heard of it."""
+
+    @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:
         """What happens, in order; None now and then while nothing does, so that the driver can tidy up."""
 

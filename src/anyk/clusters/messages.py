@@ -6,6 +6,7 @@ it is a fraction of the vector instead: of each run of so many coordinates one n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ class Messages:
         self._total: NDArray[np.float64] | None = None
         self._scaled = np.empty(0)
         self.tolerance: float = getattr(partitions, "tolerance", 0.0)  # of replicas; 0: they are not compared
+        self._process = os.getpid()
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
         """The coordinates that a message over partitions ``ids`` covers; None: all."""
@@ -184,6 +186,8 @@ class Messages:
             else:
                 gradient = _real(partition, parts.partial_gradient(partition, w, rows))
                 gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))
+        if os.getpid() != self._process:
+            os._exit(0)  # the gradient has forked, and this is the child: it must not go on as the same worker
         own = parts.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))
         if own is not None and support is None:  # models whose gradients touch different coordinates

@@ -373,7 +373,7 @@ class Mpi(Mailed[MailedPost]):
     """
 
     name = "mpi"
-    lives = 1  # nobody can start a rank anew
+    patience = 1  # nobody can start a rank anew
 
     def __init__(
         self,

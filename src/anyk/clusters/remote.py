@@ -56,6 +56,7 @@ from anyk.protocol import (
 
 _BODIES = 4096  # different tasks whose bytes are remembered
 _COMPARED = 256  # gradients that are remembered to compare others with
+_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a worker is started again that has died twice in a row; at most
 _IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
 
 
@@ -79,11 +80,12 @@ class Told(NamedTuple):
 
 
 class Died(NamedTuple):
-    """A worker has ended."""
+    """A worker has ended; ``blame``: how much that speaks against it, 4 for a crash, 1 where it may have been well."""
 
     worker: int
     incarnation: int
     reason: str
+    blame: int = 1
 
 
 class Message(NamedTuple):
@@ -101,7 +103,10 @@ class Post:
     def __init__(self) -> None:
         self.incarnation = -1
         self.present = False
+        self.blame = 0  # for its deaths since its last message
         self.deaths = 0
+        self.due: float | None = None  # when it is to be started anew, if it is not alive
+        self.gone = False  # given up: nothing more is heard of it
         self.preempt = False  # whether what the worker may still be doing is to be dropped
         self.clock = 0.0  # what its clock shows more than the driver's
         self.collects: list[Any] = []
@@ -123,10 +128,12 @@ P = TypeVar("P", bound=Post)
 class Remote(Cluster, Generic[P]):
     """Workers that run by themselves; the base of the clusters on the wall clock.
 
-    ``lives``: a worker that dies so often in a row, without a message in between, is given up.
+    A worker that dies is started anew: at once, and after a while that doubles each time it has died without a message
+    in between. ``patience``: with so much blame for such deaths it is given up, after 5 crashes in a row, or 20 ends
+    that came from outside, as when machines are taken away. No number of deaths with messages in between is too many.
     """
 
-    lives = 3
+    patience = 20
 
     def __init__(
         self,
@@ -208,7 +215,7 @@ class Remote(Cluster, Generic[P]):
         """Wait for those that have been spawned to say that they are ready; the run's clock starts then."""
         deadline = time.monotonic() + within
         while not all(post.present for post in self._posts):
-            self._poll(0.5)
+            self._poll(min(0.5, self._start_due()))
             while self._news:
                 event = self._take_in(self._news.popleft())
                 if isinstance(event, Lost) and event.gone:
@@ -382,7 +389,7 @@ class Remote(Cluster, Generic[P]):
                 event = self._take_in(self._news.popleft())
                 if event is not None:
                     yield event
-            timeout = _IDLE
+            timeout = min(_IDLE, self._start_due())
             if self._alarms:
                 name = min(self._alarms, key=lambda key: (self._alarms[key], key))
                 timeout = min(timeout, self._alarms[name] - self.now())
@@ -402,18 +409,19 @@ class Remote(Cluster, Generic[P]):
             if message is None:
                 return None
             return Measured(self.now(), worker, task, chunk, self._messages.project(message.ids, message.vector, key))
+        post = self._posts[news.worker]
+        if news.incarnation != post.incarnation or post.gone or post.due is not None:
+            return None
         if isinstance(news, Died):
-            return self._bury(news) if news.incarnation == self._posts[news.worker].incarnation else None
+            return self._bury(news)
         kind, worker, task, chunk = news.kind, news.worker, news.task, news.chunk
         now = news.at - self._start
-        if news.incarnation != self._posts[worker].incarnation:
-            return None
         if kind == REPLY:
             return self._receive(now, news)
         if kind == STOPPED:
             return Cut(now, worker, task, chunk, news.done, None)
         if kind == PROGRESS:
-            self._posts[worker].deaths = 0
+            post.blame = post.deaths = 0
             return Progress(now, worker, task, chunk, news.done) if task in self._live else None
         if kind == COMPARED:
             self._compare(news)
@@ -423,7 +431,7 @@ class Remote(Cluster, Generic[P]):
             return Failed(now, worker, task, chunk, news.text)
         if news.done:  # READY, but it could not load
             raise RunFailed(f"worker {worker} could not load its partitions: {news.text}")
-        self._posts[worker].present = True
+        post.present = True
         self._mail_to(worker)
         return Joined(now, worker)
 
@@ -457,7 +465,7 @@ class Remote(Cluster, Generic[P]):
         times = told.started - start, told.computing - start, told.computed - start, told.sent - start
         timing = Timing(*times, told.bits)
         post = self._posts[worker]
-        post.deaths = 0
+        post.blame = post.deaths = 0
         entry = self._live.get(task)
         if entry is None or chunk not in self._missing[task]:
             self._let_go(worker, room)
@@ -490,19 +498,44 @@ class Remote(Cluster, Generic[P]):
 
     def _bury(self, died: Died) -> Lost:
         """A worker is dead: what it was doing is void, what it sent is not; another takes its place."""
-        worker, _, reason = died
+        worker, _, reason, blame = died
+        post = self._posts[worker]
+        post.blame += blame
+        post.deaths += blame > 0
+        gone = post.blame >= self.patience
+        if gone:
+            reason += f", {post.deaths} times in a row" if post.deaths > 1 else ""
+            self.give_up(worker)
+        else:
+            self._forget(worker)
+            wait = _PAUSE * 2.0 ** (post.deaths - 2) if post.deaths > 1 else 0.0
+            post.due = time.monotonic() + min(wait, _LONGEST_PAUSE)
+            self._start_due()
+        return Lost(self.now(), worker, reason, gone)
+
+    def give_up(self, worker: int) -> None:
+        """See :meth:`Cluster.give_up`."""
+        self._forget(worker)
+        self._posts[worker].gone, self._posts[worker].due = True, None
+
+    def _forget(self, worker: int) -> None:
+        """What a worker was doing is void."""
         post = self._posts[worker]
         post.present = False
-        post.deaths += 1
         for task in [task for task, entry in self._live.items() if entry.worker == worker]:
             self._ended(self._live.pop(task).chunks)
             del self._missing[task]
             self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
         post.forget()
-        gone = post.deaths >= self.lives
-        if gone:
-            reason += f", {post.deaths} times in a row" if self.lives > 1 else ""
-            post.incarnation = -1  # nothing more is heard of it
-        else:
-            self._spawn(worker)
-        return Lost(self.now(), worker, reason, gone)
+
+    def _start_due(self) -> float:
+        """Start the workers anew whose time has come; returns the seconds until the next one's."""
+        now, soonest = time.monotonic(), float("inf")
+        for worker, post in enumerate(self._posts):
+            if post.due is not None:
+                if post.due <= now:
+                    post.due = None
+                    self._spawn(worker)
+                else:
+                    soonest = min(soonest, post.due - now)
+        return soonest

@@ -609,6 +609,13 @@ class Simulated(Cluster):
             timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
             yield Reply(self._now, worker, task, chunk, timing)
 
+    def give_up(self, worker: int) -> None:
+        """See :meth:`Cluster.give_up`."""
+        self._free[worker] = 0.0
+        for task in [task for task, entry in self._live.items() if entry[0] == worker]:
+            self._ended(self._live.pop(task)[1])
+        self._states[worker] = {}
+
     def _measure(self, order: Measure) -> Measured | None:
         """A message's projection; without payload 0 from who is honest and something else from a liar."""
         worker, task, chunk, key = order
@@ -632,10 +639,7 @@ class Simulated(Cluster):
         self._now = max(self._now, time)
         if kind:
             return Joined(self._now, worker)
-        self._free[worker] = 0.0
-        for task in [task for task, entry in self._live.items() if entry[0] == worker]:
-            self._ended(self._live.pop(task)[1])
-        self._states[worker] = {}
+        self.give_up(worker)  # for now
         if back != np.inf:
             heappush(self._happenings, (max(back, self._now), 1, worker, np.inf))
         return Lost(self._now, worker, "simulated outage", gone=back == np.inf)

@@ -15,7 +15,6 @@ from anyk.protocol import Chunk, Command, Dispatch, Event, Failed, Fleet, Joined
 from anyk.specs import bracketed, show
 
 Barrier = Literal["local", "global"]
-_RETRIES = 2  # how often a worker whose model was unusable is asked again in a round
 
 
 @typed
@@ -59,7 +58,6 @@ class Gossip:
         self._ended: dict[int, dict[int, int]] = {}  # round -> node -> task that ended it
         self._at = [0] * workers  # the round that a node is in, or is to begin
         self._anew: set[int] = set()  # nodes that have lost their model
-        self._failures: dict[int, int] = {}
 
     @property
     def spec(self) -> str:
@@ -77,7 +75,7 @@ class Gossip:
         self.version = self._next = 0
         self._present, self._gone = set(fleet.present), set()
         self._under_way, self._ended, self._at = {}, {}, [0] * self.workers
-        self._anew, self._failures = set(), {}
+        self._anew = set()
         return self._go()
 
     def on(self, event: Event) -> Sequence[Command]:
@@ -87,7 +85,6 @@ class Gossip:
             if found is None:
                 return ()
             node, k = found
-            self._failures.pop(node, None)
             self._ended.setdefault(k, {})[node] = event.task
             self._at[node] = k + 1
             return self._go()
@@ -97,10 +94,6 @@ class Gossip:
                 return ()
             node = found[0]
             self._anew.add(node)  # what it began from may be gone by now
-            self._failures[node] = self._failures.get(node, 0) + 1
-            if self._failures[node] > _RETRIES:
-                why = f"worker {node} gave no usable model in round {found[1]}, {self._failures[node]} times"
-                return (Stop(why, failed=True),)
             return self._go()
         if isinstance(event, Joined):
             self._present.add(event.worker)
@@ -196,7 +189,6 @@ class Gossip:
             "ended": [[k, list(tasks.items())] for k, tasks in self._ended.items()],
             "at": list(self._at),
             "anew": sorted(self._anew),
-            "failures": list(self._failures.items()),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -206,7 +198,6 @@ class Gossip:
         self._under_way = {task: (node, k) for task, node, k in state["under_way"]}
         self._ended = {k: dict(tasks) for k, tasks in state["ended"]}
         self._at, self._anew = list(state["at"]), set(state["anew"])
-        self._failures = dict(state["failures"])
 
 
 _DEFAULTS: dict[str, Any] = {"tau": 1, "batch": 0, "barrier": "local", "seed": 0}
@@ -358,7 +349,6 @@ class PairwiseGossip:
         self._gone: set[int] = set()
         self._under_way: dict[int, int] = {}  # task -> node
         self._taken = [0] * workers  # local steps of each node so far
-        self._failures: dict[int, int] = {}
 
     @property
     def spec(self) -> str:
@@ -368,7 +358,7 @@ class PairwiseGossip:
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         self.count = self._next = 0
-        self._gone, self._under_way, self._taken, self._failures = set(), {}, [0] * self.workers, {}
+        self._gone, self._under_way, self._taken = set(), {}, [0] * self.workers
         return [self._dispatch(fleet.present)] if fleet.present else []
 
     def on(self, event: Event) -> Sequence[Command]:
@@ -377,14 +367,10 @@ class PairwiseGossip:
             node = self._under_way.pop(event.task, None)
             if node is None:
                 return ()
-            self._failures.pop(node, None)
             return [*self._averaged(node, event.task), self._dispatch((node,))]
         if isinstance(event, Failed):
             if self._under_way.pop(event.task, None) is None:
                 return ()
-            failures = self._failures[event.worker] = self._failures.get(event.worker, 0) + 1
-            if failures > _RETRIES:
-                return (Stop(f"worker {event.worker} gave no usable model, {failures} times", failed=True),)
             return (self._dispatch((event.worker,)),)
         if isinstance(event, Joined):
             self._gone.discard(event.worker)
@@ -429,11 +415,9 @@ class PairwiseGossip:
         """See :class:`~anyk.protocol.Strategy`."""
         under_way = list(self._under_way.items())
         counts = {"count": self.count, "next": self._next, "taken": list(self._taken)}
-        failures = list(self._failures.items())
-        return counts | {"gone": sorted(self._gone), "under_way": under_way, "failures": failures}
+        return counts | {"gone": sorted(self._gone), "under_way": under_way}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         self.count, self._next, self._taken = state["count"], state["next"], list(state["taken"])
         self._gone, self._under_way = set(state["gone"]), dict(state["under_way"])
-        self._failures = dict(state["failures"])

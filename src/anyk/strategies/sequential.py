@@ -293,13 +293,15 @@ class SequentialRounds(ABC):
             if event.gone:
                 self._gone.add(event.worker)
             task = self._task.get(event.worker)
-            if task in self._left:
+            dropped: list[Command] = []
+            if task is not None and task in self._left:
                 self._left.pop(task)
                 self._work.pop(task, None)
                 self._behind.discard(task)
+                dropped = [Cancel((task,))]  # what has come of it is not used
             if len(self._gone) == self.workers:
                 return [Stop("every worker has been given up", failed=True)]
-            return self._look()
+            return dropped + self._look()
         return ()
 
     def _catch_up(self, worker: int, task: int) -> list[Command]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from anyk.protocol import (
 )
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
+from anyk.training.batches import ARRIVED
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
 
@@ -278,8 +280,8 @@ def check_the_newest_task_wins(make: MakeCluster) -> None:
 
 
 def check_bad_replies(make: MakeCluster) -> None:
-    """A message that is not finite or has the wrong length is named, and its worker goes on."""
-    faults = {-1: "nan", -2: "inf", -3: "short"}
+    """A message that is not finite or has the wrong length, or an error, is named, and its worker goes on."""
+    faults = {-1: "nan", -2: "inf", -3: "short", -4: "raise"}
 
     def one(task: int, partition: int) -> Dispatch:
         return Dispatch(task, (0,), ((Chunk((partition,), (1.0,)),),))
@@ -290,14 +292,14 @@ def check_bad_replies(make: MakeCluster) -> None:
     def react(toy: Toy, event: Event) -> Sequence[Command]:
         if isinstance(event, Reply):
             return [Combine("model", [(event.task, 0)], [1.0]), *([] if event.task else [one(1, 0)])]
-        if isinstance(event, Failed) and event.task < 4:
+        if isinstance(event, Failed) and event.task < 5:
             return [one(event.task + 1, event.task)]
         return []
 
     toy = Toy(5, begin, react)
     driver = _run(toy, make(5, None), 2, Squares(5, faults=faults))
     reasons = [event.reason for event in toy.seen if isinstance(event, Failed)]
-    for reason, word in zip(reasons, ("NaN", "Inf", "wrong length"), strict=True):
+    for reason, word in zip(reasons, ("NaN", "Inf", "wrong length", "ValueError: partition 3 is broken"), strict=True):
         assert word in reason, f"expected '{word}' in '{reason}'"
     assert np.isfinite(driver.models["model"]).all(), "what is not finite reached the model"
 
@@ -354,6 +356,26 @@ CHECKS = (
     check_bad_replies,
     check_same_models,
 )
+
+
+def check_bounds(driver: Driver) -> dict[str, int]:
+    """What a run keeps is bounded, however long it is and whoever is not heard of; called between two events.
+
+    Returns what is kept: ``versions`` of the model that has the most, ``messages`` of the worker that has the most,
+    and ``cut``, tasks of one worker that were cut off and whose end is not known.
+    """
+    versions = Counter(slot for slot, _ in driver._pins)
+    messages: Counter[int] = Counter()
+    for task, batch in driver._given.items():
+        start = (task - batch.first) * batch.width
+        messages[batch.workers[task - batch.first]] += batch.status[start : start + batch.width].count(ARRIVED)
+    return {
+        "versions": max(versions.values(), default=0),
+        "messages": max(messages.values(), default=0),
+        "cut": max(map(len, driver._cut_of)),
+        "tasks": len(driver._given),
+        "arrived": len(getattr(driver.cluster, "_arrived", ())),
+    }
 
 
 def check_cluster(make: MakeCluster, kill: Kill | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -44,6 +45,12 @@ class _Pieces:
                 raise SystemExit("of its own accord")
             case "die":
                 os._exit(7)
+            case "fork":
+                os.fork()
+            case "forks":
+                while os.fork():
+                    time.sleep(0.001)
+                time.sleep(60.0)
         return gradient
 
 
@@ -51,7 +58,7 @@ class Squares:
     """``(1/m) sum_j |w - c_j|^2 / 2``: partition j has one sample, whose gradient is ``w - c_j``.
 
     ``faults`` maps a worker (processes only), or ``-1 - partition``, to what goes wrong once the model has moved:
-    ``nan``, ``inf``, ``short``, ``raise``, ``exit`` or ``die``.
+    ``nan``, ``inf``, ``short``, ``raise``, ``exit`` or ``die``; ``fork``: it returns twice; ``forks``: without an end.
     """
 
     metric = "loss"

@@ -46,7 +46,7 @@ from anyk.protocol import (
     Timing,
 )
 from anyk.training.audit import Audit
-from anyk.training.batches import ARRIVED, ENDED, OPEN, Batch
+from anyk.training.batches import ARRIVED, CUT, ENDED, OPEN, Batch
 from anyk.training.beginning import OUTER, Beginning
 from anyk.training.books import Books
 from anyk.training.runlog import RunLog
@@ -55,6 +55,8 @@ _LIMIT = "the run's limit"  # the alarm that ends a run
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
 _NO_TIMES = (None, None, None, None, None)
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
+_NOT_FINITE = "not finite"
+_FAILURES = 10  # unusable messages in a row after which a worker is given up
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is written down as never begun
 
 
@@ -112,8 +114,8 @@ class Driver:
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
         self._scratch: NDArray[np.float64] | None = None
-        self._bad: dict[tuple[str, int], set[int]] = {}  # who gave what cannot be used, by version
-        self._fault = ""  # what was wrong with the last of these
+        self._bad: dict[tuple[str, int], set[int]] = {}  # who gave what is not finite, by version
+        self._failing: dict[int, tuple[int, str]] = {}  # how many unusable messages in a row, and the last one's fault
         self._now = 0.0
         self._sees_ahead = cluster.virtual
         cluster.report_cuts = log is not None
@@ -211,6 +213,8 @@ class Driver:
                 if batch is None:
                     self._late(event)
                     continue
+                if self._failing:
+                    self._failing.pop(event.worker, None)
                 place = (event.task - batch.first) * batch.width + event.chunk
                 batch.status[place] = ARRIVED
                 if log is not None:
@@ -220,9 +224,11 @@ class Driver:
                 continue
             elif isinstance(event, Alarm) and event.name == _LIMIT:
                 break
-            elif isinstance(event, Failed) and event.task not in given:
-                self._late_failure(event)
-                continue
+            elif isinstance(event, Failed):
+                if event.task not in given:
+                    self._late_failure(event)
+                    continue
+                event = self._failed(event)
             if log is not None:
                 log.event(event)  # before what follows from it is written down
                 log.tidy()
@@ -250,7 +256,8 @@ class Driver:
                 "answer"
             )
         if self.stopped is not None and self.stopped.failed:
-            raise RunFailed(self.stopped.reason + self._fault)
+            faults = [f"; worker {worker}: {why}" for worker, (_, why) in sorted(self._failing.items())]
+            raise RunFailed(self.stopped.reason + "".join(faults[:3]))
 
     def _answer(self) -> None:
         """Tell the strategy what it asked the driver, and do what it says to that."""
@@ -522,6 +529,8 @@ class Driver:
             elif status == OPEN:
                 if later:
                     cut = True
+                    batch.status[place] = CUT
+                    batch.left -= 1
                 else:
                     self._end(batch, place, "cancelled")
         self._given.pop(task, None)
@@ -531,6 +540,8 @@ class Driver:
             queue.append(task)
             if len(queue) > _CUTS_KEPT:
                 self._forget(queue.popleft())
+        if not batch.left:
+            self._close(batch)
 
     def _close(self, batch: Batch) -> None:
         """Nobody is on the batch any more (or nobody whose work will be used): forget it."""
@@ -673,27 +684,30 @@ class Driver:
         slot: str | None = None,
         done: int | None = None,
         due: float | None = None,
+        arrived: bool = False,
     ) -> None:
-        """Close a chunk in the books and the log, and give back what it held."""
+        """Close a chunk in the books and the log, and give back what it held; ``arrived``: its message came late."""
         width = batch.width
         self.books.end(ending)
-        arrived = batch.status[place] == ARRIVED
+        status = batch.status[place]
+        held = status == ARRIVED
         batch.status[place] = ENDED
-        batch.left -= 1
+        if status != CUT:
+            batch.left -= 1
         item, index = divmod(place, width) if width > 1 else (place, 0)
         log = self.log
         if log is not None:
             chunk = batch.chunks[item][index]
             timing, received = batch.timing.pop(place, _UNTIMED)
             started, computing, computed, sent, digest = timing or _NO_TIMES
-            if arrived:
+            if held or arrived:
                 done = len(chunk.partitions)
             log.chunk(
                 (batch.first + item, index, batch.workers[item], batch.versions[chunk.slot], log.work(chunk), batch.at,
                  started, computing, computed, sent, received, batch.cancelled, done, due, ending, slot or chunk.slot,
                  step, weight, digest)
             )  # fmt: skip
-        if arrived and self.problem is not None:
+        if held and self.problem is not None:
             self.cluster.free(batch.first + item, index)
         if not batch.left:
             self._close(batch)
@@ -716,12 +730,11 @@ class Driver:
         """A message of a cancelled task came all the same."""
         batch = self._cut.get(event.task)
         place = (event.task - batch.first) * batch.width + event.chunk if batch is not None else 0
-        if batch is None or batch.status[place] != OPEN:
-            self.cluster.free(event.task, event.chunk)
+        self.cluster.free(event.task, event.chunk)
+        if batch is None or batch.status[place] != CUT:
             return
         batch.timing[place] = (event.timing, event.time)
-        batch.status[place] = ARRIVED
-        self._end(batch, place, "discarded", due=event.time)
+        self._end(batch, place, "discarded", due=event.time, arrived=True)
         self._overtake(event.worker, event.task)
 
     def _close_cut(self, event: Cut) -> None:
@@ -729,7 +742,7 @@ class Driver:
         batch = self._cut.get(event.task)
         if batch is not None:
             place = (event.task - batch.first) * batch.width + event.chunk
-            if batch.status[place] == OPEN:
+            if batch.status[place] == CUT:
                 self._end(batch, place, "cancelled", done=event.done, due=event.due)
         self._overtake(event.worker, event.task)
 
@@ -738,19 +751,19 @@ class Driver:
         queue = self._cut_of[worker]
         while queue and queue[0] < task:
             self._forget(queue.popleft())
-        if queue and queue[0] == task and not self._open_places(task):
+        if queue and queue[0] == task and not self._cut_places(task):
             del self._cut[queue.popleft()]
 
-    def _open_places(self, task: int) -> list[int]:
+    def _cut_places(self, task: int) -> list[int]:
         """The places of a cut task's chunks whose end is not known."""
         batch = self._cut[task]
         start = (task - batch.first) * batch.width
-        return [place for place in range(start, start + batch.width) if batch.status[place] == OPEN]
+        return [place for place in range(start, start + batch.width) if batch.status[place] == CUT]
 
     def _forget(self, task: int) -> None:
         """Nothing more will be heard of a cut task."""
         if task in self._cut:
-            for place in self._open_places(task):
+            for place in self._cut_places(task):
                 self._end(self._cut[task], place, "cancelled")
             del self._cut[task]
 
@@ -759,11 +772,32 @@ class Driver:
         batch = self._cut.get(event.task)
         if batch is not None:
             place = (event.task - batch.first) * batch.width + event.chunk
-            if batch.status[place] == OPEN:
+            if batch.status[place] == CUT:
                 self._end(batch, place, "discarded", due=event.time)
 
+    def _failed(self, event: Failed) -> Failed | Lost:
+        """A message that must not be used; one too many in a row, and its worker is given up instead.
+
+        Raises when most workers fail in the same way, which no other worker can make up for.
+        """
+        if self.cluster.recorded:
+            return event
+        worker, why = event.worker, event.reason
+        count = self._failing.get(worker, (0, ""))[0] + 1
+        self._failing[worker] = count, why
+        alike = sum(_kind(other) == _kind(why) for _, other in self._failing.values())
+        if alike > max(1, self.strategy.workers // 2):
+            if _kind(why) == _NOT_FINITE:
+                raise self._diverged(why)
+            raise RunFailed(f"step {self.step}: most replies cannot be used; worker {worker}: {why}")
+        if count < _FAILURES:
+            return event
+        self._unusable(event)
+        self.cluster.give_up(worker)
+        return Lost(event.time, worker, f"{count} unusable messages in a row, the last: {why}", gone=True)
+
     def _unusable(self, event: Failed) -> None:
-        """Book a message that must not be used; raises when it shows that the run cannot go on."""
+        """Book a message that must not be used; raises when the run has diverged."""
         batch = self._given[event.task]
         place = (event.task - batch.first) * batch.width + event.chunk
         chunk = batch.chunk(place)
@@ -772,29 +806,26 @@ class Driver:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
         if batch.status[place] == OPEN:
             self._end(batch, place, "lost")
-        if not event.reason.startswith(("not finite", "wrong length", "wrong type")):
-            raise RunFailed(f"worker {event.worker} could not compute its gradient at step {self.step}: {event.reason}")
-        self._fault = f"; worker {event.worker}: {event.reason}"
-        bad = self._bad.setdefault((chunk.slot, batch.versions[chunk.slot]), set())
-        bad.add(event.worker)
-        if 2 * len(bad) > self.strategy.workers:
-            if event.reason.startswith("not finite"):
-                raise RunFailed(
-                    f"diverged at step {self.step}: most replies are {event.reason}; lower the learning rate"
-                )
-            raise RunFailed(f"step {self.step}: most replies cannot be used{self._fault}")
+        if _kind(event.reason) == _NOT_FINITE:
+            bad = self._bad.setdefault((chunk.slot, batch.versions[chunk.slot]), set())
+            bad.add(event.worker)
+            if 2 * len(bad) > self.strategy.workers:
+                raise self._diverged(event.reason)
+
+    def _diverged(self, why: str) -> RunFailed:
+        return RunFailed(f"diverged at step {self.step}: most replies are {why}; lower the learning rate")
 
     def _lose(self, event: Lost) -> None:
         self.present.discard(event.worker)
         if self.log is not None:
             self.log.note(event.time, "given up" if event.gone else "lost", f"worker {event.worker}: {event.reason}")
-        for tasks in (self._given, self._cut):
+        for tasks, waiting in ((self._given, OPEN), (self._cut, CUT)):
             for task, batch in list(tasks.items()):
                 if batch.workers[task - batch.first] != event.worker:
                     continue
                 start = (task - batch.first) * batch.width
                 for place in range(start, start + batch.width):
-                    if batch.status[place] == OPEN:
+                    if batch.status[place] == waiting:
                         self._end(batch, place, "lost")
                 if tasks is self._cut:
                     del self._cut[task]
@@ -816,6 +847,7 @@ class Driver:
             "given": [batch.plain(self._given) for batch in dict.fromkeys(self._given.values())],
             "answers": [[type(answer).__name__, *answer] for answer in self._answers],
             "gathered": [[list(key), inside] for key, inside in self._gathered.items()],
+            "failing": [[worker, *failing] for worker, failing in self._failing.items()],
             "seq": self.log.seq if self.log is not None else 0,
         }
 
@@ -852,9 +884,10 @@ class Driver:
             batch.closed = True
             for task, worker in enumerate(batch.workers, batch.first):
                 start = (task - batch.first) * batch.width
-                if OPEN in batch.status[start : start + batch.width]:
+                if CUT in batch.status[start : start + batch.width]:
                     self._cut[task] = batch
                     self._cut_of[worker].append(task)
+        self._failing = {worker: (count, why) for worker, count, why in state["failing"]}
         for (task, chunk), inside in state["gathered"]:
             self._gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
         models = sorted(
@@ -890,6 +923,11 @@ class Driver:
             if self.log is not None:
                 self.log.event(event)
             self._obey(self.strategy.on(event))
+
+
+def _kind(fault: str) -> str:
+    """What is wrong with a message, without what differs from worker to worker: the type of an error."""
+    return _NOT_FINITE if fault.startswith(_NOT_FINITE) else fault.partition(":")[0]
 
 
 def _makers(batches: Iterable[Batch]) -> dict[int, int]:

@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from anyk.clusters.base import PINNED
 from anyk.clusters.local import Local
 from anyk.clusters.orders import NOTHING
 from anyk.clusters.processes.memory import (
+    ALIGN,
     ERROR_BOX,
     FREE,
     FULL,
@@ -30,6 +32,7 @@ from anyk.clusters.processes.memory import (
     MailBox,
     Segment,
     available_memory,
+    message_bytes,
     model_view,
     place_buffers,
 )
@@ -40,14 +43,23 @@ from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Lost
+from anyk.specs import show
 
-_BUFFERS = 4  # reply buffers a worker; when all but one hold messages not yet used, further ones are copied out
+_BUFFERS = 4  # reply buffers a worker; when all but one hold messages not yet used, further ones are moved
 _BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
+_HELPERS, _WITHIN = 5, 60.0  # so many helper programs may end within so many seconds
 _START = 120.0  # seconds a worker may take to load its partitions before the start is given up
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import nursery; "
 _BOOT += "nursery.main(int(sys.argv[1]))"
+
+
+class _Moved(NamedTuple):
+    """Where in the memory for replies a message lies that had to leave its sender's buffers."""
+
+    at: int
+    size: int
 
 
 class _BoxedPost(Post):
@@ -65,9 +77,13 @@ class Processes(Remote[_BoxedPost]):
     """Processes of this machine, one a worker; any of them may be slow, stopped or killed.
 
     Injected ``delays`` are real waiting, interrupted when the task is cancelled with ``preempt`` (unless the model is
-    ``uninterruptible``), and computing comes after. A worker that dies is replaced; one that dies three times in a
-    row without a message is given up. Data, models and messages exist once, in shared memory without a name; when
-    the driver ends, however it ends, so does everything else.
+    ``uninterruptible``), and computing comes after. A worker that dies is replaced; one that crashes five times in a
+    row without a message is given up. So is the helper program replaced that starts them, and with it all workers.
+    Data, models and messages exist once, in shared memory without a name; when the driver ends, however it ends, so
+    does everything else.
+
+    ``children``: a worker may have so many processes of its own at once, as a ``DataLoader`` starts them; one that has
+    more is ended with all of them, before the machine is full.
 
     Raises :class:`~anyk.errors.BadInput` where the system lacks what it takes.
 
@@ -85,7 +101,11 @@ class Processes(Remote[_BoxedPost]):
         seed: int = 0,
         liars: Sequence[int] = (),
         communication: Communication | None = None,
+        children: int = 64,
     ) -> None:
+        if children < 0:
+            raise BadInput(f"children (processes that a worker may start) must be at least 0, got {children}")
+        self.children = children
         super().__init__(
             workers,
             [_BoxedPost() for _ in range(workers)],
@@ -100,10 +120,24 @@ class Processes(Remote[_BoxedPost]):
         self._nursery: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._segments: list[Segment] = []
-        self._pipe = -1
+        self._pipe = self._into_pipe = -1
+        self._set_up = b""  # what a helper program is told at the start
+        self._helper_gone = False  # whether the helper program has been found to have ended
+        self._helpers_ended: list[float] = []
+        self._gaps: dict[int, list[int]] = {}  # room for moved messages that is free again, by size
         self._copies: dict[tuple[str, int], int] = {}
-        self._reserved: set[tuple[str, int]] = set()
+        self._reserved: set[int] = set()
         self._unread = b""
+
+    @property
+    def spec(self) -> str:
+        """The short form, without workers, delays and seed."""
+        return show(self.name, {"liars": self.liars, "children": self.children}, {"liars": (), "children": 64})
+
+    @property
+    def helper(self) -> int | None:
+        """The process number of the helper program that starts the workers, while there is one."""
+        return None if self._nursery is None else self._nursery.pid
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -137,19 +171,18 @@ class Processes(Remote[_BoxedPost]):
     ) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         partitions, self._frame = self._set_out(partitions, total, slots, blocks, local)
-        self._slot_numbers = {slot: i for i, slot in enumerate(slots)}
         self._layout = layout = Layout(
             workers=self.workers,
             slots=tuple(slots),
             # each worker may be on a version of its own; the newest; the one being written; those yet to be evaluated
-            copies=self.workers + 2 + PINNED,
+            copies=len(slots) * (self.workers + 2 + PINNED),
             dimension=partitions.dimension,
             dtype=np.dtype(partitions.dtype).str,
             buffers=_BUFFERS,
             lengths=tuple(self._messages.length(tuple(held)) for held in covers or holdings),
             box=_BOX,
         )
-        self._free_copies = {slot: list(reversed(range(layout.copies))) for slot in slots}
+        self._free_copies = list(reversed(range(layout.copies)))
         try:
             self._start_nursery(partitions, holdings)
             present = self._await_workers(_START)
@@ -162,8 +195,6 @@ class Processes(Remote[_BoxedPost]):
 
     def _start_nursery(self, partitions: Partitions, holdings: Sequence[tuple[int, ...]]) -> None:
         self.prepare()
-        ours = self._link
-        assert ours is not None
         layout = self._layout
         places, data = self._write_data(partitions)
         models = Segment.create(layout.models_size, "models")
@@ -171,26 +202,30 @@ class Processes(Remote[_BoxedPost]):
         mail = Segment.create(layout.workers * (layout.box + ERROR_BOX), "mail")
         self._segments = [data, models, replies, mail]
         self._models, self._replies, self._mail = models, replies, mail
-        self._pipe, pipe = os.pipe()
+        self._pipe, self._into_pipe = os.pipe()
         message = {
             "layout": layout.plain(),
             "frame": self._frame,
             "holdings": [list(held) for held in holdings],
+            "children": self.children,
             "places": places,
             "sizes": [segment.size for segment in self._segments],
         }
-        data_fds = [segment.fd for segment in self._segments]
-        text = json.dumps(message).encode()
-        try:
-            socket.send_fds(ours, [len(text).to_bytes(8, "little")], [*data_fds, pipe])
-            ours.sendall(text)
-        except OSError:
-            raise RunFailed("the helper program that starts workers ended at once; see its message above") from None
-        os.close(pipe)
+        self._set_up = json.dumps(message).encode()
+        self._brief_helper()
         for i, post in enumerate(self._posts):
             post.box = MailBox(mail, layout.box_at(i), layout.box)
             self._spawn(i)
-        ours.setblocking(False)
+
+    def _brief_helper(self) -> None:
+        """Tell the helper program what all workers need; it forks none before."""
+        self.prepare()
+        assert self._link is not None
+        fds = [*[segment.fd for segment in self._segments], self._into_pipe]
+        with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
+            socket.send_fds(self._link, [len(self._set_up).to_bytes(8, "little")], fds)
+            self._link.sendall(self._set_up)
+        self._link.setblocking(False)
 
     def _write_data(self, partitions: Partitions) -> tuple[list[tuple[int, int]], Segment]:
         """The partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
@@ -223,23 +258,44 @@ class Processes(Remote[_BoxedPost]):
         os.set_blocking(post.doorbell, False)
         assert self._link is not None
         self._link.setblocking(True)
-        try:
+        with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
             # one request a message: the helper reads a request and its descriptor together
             socket.send_fds(self._link, [json.dumps([worker, post.incarnation]).ljust(32).encode() + b"\n"], [theirs])
-        except OSError:
-            raise RunFailed("the helper program that starts workers has ended") from None
-        finally:
-            os.close(theirs)
-            self._link.setblocking(False)
-        while select.select([self._link.fileno()], [], [], 0)[0]:
-            self._read_helper()  # else both sides could wait for the other to listen
+        os.close(theirs)
+        self._link.setblocking(False)
+        while not self._read_helper():
+            pass  # else both sides could wait for the other to listen
+
+    def _replace_helper(self) -> None:
+        """The helper program has ended, and the workers with it: another one starts them anew."""
+        assert self._nursery is not None
+        assert self._link is not None
+        self._link.close()
+        self._nursery.kill()  # whatever it still meant to do
+        why = self._nursery.wait()
+        now = time.monotonic()
+        self._helpers_ended = [at for at in self._helpers_ended if at > now - _WITHIN] + [now]
+        text = "the helper program that starts workers has ended"
+        if len(self._helpers_ended) >= _HELPERS:
+            raise RunFailed(f"{text}, {_HELPERS} times within {_WITHIN:.0f} s, and they with it; resume the run")
+        if why >= 0 and not any(post.present for post in self._posts):
+            raise RunFailed("the helper program that starts workers ended at once; see its message above")
+        for pid in self.pids.values():
+            _await_end(pid)  # none of them may write into memory that others will use
+        while select.select([self._pipe], [], [], 0)[0]:
+            self._read_records()  # what they said before still counts
+        self._nursery = self._link = None
+        self._unread = b""
+        self._brief_helper()
+        for worker, post in enumerate(self._posts):
+            if post.incarnation >= 0 and post.due is None and not post.gone:
+                self._news.append(Died(worker, post.incarnation, text, 0))
 
     def _touch(self) -> None:
         """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
         layout = self._layout
-        for slot in layout.slots:
-            for copy in self._free_copies[slot][-3:]:
-                model_view(self._models, layout, self._slot_numbers[slot], copy)[:] = 0.0
+        for copy in self._free_copies[-3 * len(layout.slots) :]:
+            model_view(self._models, layout, copy)[:] = 0.0
         size = self._replies.size // 8
         self._replies.array(0, size, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
 
@@ -259,9 +315,10 @@ class Processes(Remote[_BoxedPost]):
             except subprocess.TimeoutExpired:
                 self._nursery.kill()  # the kernel ends its workers with it
                 self._nursery.wait()
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        for fd in (self._pipe, self._into_pipe):
+            if fd >= 0:
+                os.close(fd)
+        self._pipe = self._into_pipe = -1
         for segment in self._segments:
             segment.close()
 
@@ -269,29 +326,35 @@ class Processes(Remote[_BoxedPost]):
 
     def blank(self, slot: str) -> Vector:
         """See :meth:`Cluster.blank`; in the memory that workers read."""
-        copy, number, layout = self._free_copies[slot][-1], self._slot_numbers[slot], self._layout
-        if (slot, copy) not in self._reserved:
-            self._models.reserve((number * layout.copies + copy) * layout.model_bytes, layout.model_bytes)
-            self._reserved.add((slot, copy))
-        return model_view(self._models, layout, number, copy)
+        del slot  # a slot's next version is published before another's is begun
+        layout = self._layout
+        if not self._free_copies:  # more are in use than a strategy is expected to keep
+            first = self._models.size // layout.model_bytes
+            self._models.grow((first + self.workers) * layout.model_bytes)
+            self._free_copies = list(reversed(range(first, first + self.workers)))
+        copy = self._free_copies[-1]
+        if copy not in self._reserved:
+            self._models.reserve(copy * layout.model_bytes, layout.model_bytes)
+            self._reserved.add(copy)
+        return model_view(self._models, layout, copy)
 
     def publish(self, slot: str, version: int, w: Vector) -> None:
         """See :meth:`Cluster.publish`."""
         blank = self.blank(slot)
         if not np.may_share_memory(w, blank):
             blank[:] = w
-        self._copies[slot, version] = self._free_copies[slot].pop()
+        self._copies[slot, version] = self._free_copies.pop()
         self._newest[slot] = max(version, self._newest.get(slot, -1))
 
     def release(self, slot: str, version: int) -> None:
         """See :meth:`Cluster.release`."""
         copy = self._copies.pop((slot, version), None)
         if copy is not None:
-            self._free_copies[slot].append(copy)
+            self._free_copies.append(copy)
 
     def model(self, slot: str, version: int) -> Vector:
         """See :meth:`Cluster.model`."""
-        return model_view(self._models, self._layout, self._slot_numbers[slot], self._copies[slot, version])
+        return model_view(self._models, self._layout, self._copies[slot, version])
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """See :meth:`Cluster.hold`; where its sender would have left it, so that other workers can read it."""
@@ -313,9 +376,27 @@ class Processes(Remote[_BoxedPost]):
         return self._copies[slot, version]
 
     def _find(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
-        if message.room is None:
-            raise RunFailed(f"a message of worker {message.worker} is no longer in shared memory; too many are kept")
-        return self._layout.buffer_at(message.worker, message.room), 0
+        room = message.room
+        if room is None:
+            room = self._move(key, message)
+        return room.at if isinstance(room, _Moved) else self._layout.buffer_at(message.worker, room), 0
+
+    def _move(self, key: tuple[int, int], message: Message) -> _Moved:
+        """Put a message that has left its sender's buffers where all workers can read it."""
+        size = message_bytes(message.vector.nbytes)
+        gaps = self._gaps.setdefault(size, [])
+        if not gaps:
+            first = self._replies.size
+            size_before = -(-first // ALIGN) * ALIGN
+            self._replies.grow(size_before + self.workers * size)
+            gaps.extend(range(size_before, size_before + self.workers * size, size))
+        room = _Moved(gaps.pop(), size)
+        self._replies.reserve(room.at, size)
+        vector = self._replies.array(room.at + HEADER.size, message.vector.size, message.vector.dtype)
+        vector[:] = message.vector
+        vector.flags.writeable = False
+        self._arrived[key] = message._replace(vector=vector, room=room)
+        return room
 
     def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
         at = self._layout.buffer_at(told.worker, told.room)
@@ -326,20 +407,34 @@ class Processes(Remote[_BoxedPost]):
 
     def _take_over(self, told: Told, ids: tuple[int, ...], vector: Vector) -> Message:
         post = self._posts[told.worker]
-        if len(post.held) >= _BUFFERS - 1:
-            self._copy_out(told.worker)
+        if len(post.held) >= _BUFFERS - 1 and not self._copy_out(told.worker):
+            vector = vector.copy()
+            vector.flags.writeable = False
+            self._let_go(told.worker, told.room)
+            return Message(ids, vector, told.worker, None)
         post.held.add(told.room)
         return Message(ids, vector, told.worker, told.room)
 
-    def _copy_out(self, worker: int) -> None:
-        """A worker needs a free buffer: the oldest of its messages is moved to the driver's own memory."""
-        held = [key for key, m in self._arrived.items() if m.worker == worker and m.room is not None]
-        key = next((key for key in held if key not in self._readers), held[0])
-        message = self._arrived[key]
-        self._arrived[key] = message._replace(vector=message.vector.copy(), room=None)
-        self._let_go(worker, message.room)
+    def _copy_out(self, worker: int) -> bool:
+        """A worker needs a free buffer: the oldest of its messages that nobody is reading moves to the driver's memory.
+
+        False when all of them are being read where they lie.
+        """
+        read = {place for ask in self._asked.values() for place in ask.messages}
+        for key, message in self._arrived.items():
+            held = message.worker == worker and isinstance(message.room, int)
+            if held and key not in self._readers and key not in read:
+                vector = message.vector.copy()
+                vector.flags.writeable = False
+                self._arrived[key] = message._replace(vector=vector, room=None)
+                self._let_go(worker, message.room)
+                return True
+        return False
 
     def _let_go(self, worker: int, room: Any) -> None:
+        if isinstance(room, _Moved):
+            self._gaps[room.size].append(room.at)
+            return
         HEADER.pack_into(self._replies.memory, self._layout.buffer_at(worker, room), FREE, -1, -1, 0)
         self._posts[worker].held.discard(room)
 
@@ -364,8 +459,12 @@ class Processes(Remote[_BoxedPost]):
         ready, _, _ = select.select([self._pipe, link], [], [], timeout)
         if self._pipe in ready:
             self._read_records()
-        if link in ready:
-            self._read_helper()
+        if link in ready or self._helper_gone:
+            while not self._read_helper():
+                pass
+            if self._helper_gone:
+                self._helper_gone = False
+                self._replace_helper()
 
     def _read_records(self) -> None:
         data = os.read(self._pipe, RECORD.size * 512)
@@ -376,15 +475,19 @@ class Processes(Remote[_BoxedPost]):
                 told = told._replace(text=self._error(told.worker))
             self._news.append(told)
 
-    def _read_helper(self) -> None:
+    def _read_helper(self) -> bool:
+        """Take in what the helper program says; True when it has nothing to say, for now or ever."""
         assert self._link is not None
         try:
             data = self._link.recv(1 << 16)
-        except (BlockingIOError, ConnectionResetError):
-            data = b" "
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            data = b""
         if not data:
-            raise RunFailed("the helper program that starts workers has ended, and they with it; resume the run")
-        *lines, self._unread = (self._unread + data.strip(b" ")).split(b"\n")
+            self._helper_gone = True
+            return True
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             news = json.loads(line)
             if "forked" in news:
@@ -393,7 +496,8 @@ class Processes(Remote[_BoxedPost]):
             else:
                 while select.select([self._pipe], [], [], 0)[0]:
                     self._read_records()  # what it said before it died still counts
-                self._news.append(Died(news["died"], news["incarnation"], news["reason"]))
+                self._news.append(Died(news["died"], news["incarnation"], news["reason"], news["blame"]))
+        return False
 
     def _bury(self, died: Died) -> Lost:
         """What it was writing is void, what it sent is not."""
@@ -408,3 +512,17 @@ class Processes(Remote[_BoxedPost]):
         at = self._layout.box_at(worker) + self._layout.box
         size = int.from_bytes(self._mail.memory[at : at + 8], "little")
         return self._mail.memory[at + 8 : at + 8 + min(size, ERROR_BOX - 8)].decode(errors="replace")
+
+
+def _await_end(pid: int) -> None:
+    """Wait until a worker whose parent has ended has ended as well; elsewhere than on Linux nobody else ends it."""
+    if not hasattr(os, "pidfd_open"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    select.select([fd], [], [], 10.0)  # not for ever: it may be stuck in the kernel
+    os.close(fd)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Vector
 
-_ALIGN = 64
+ALIGN = 64
 
 
 def available_memory() -> int | None:
@@ -64,7 +64,20 @@ class Segment:
 
     def array(self, start: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array that lies in the segment."""
+        if start + length * dtype.itemsize > self.size:
+            self._grown()
         return np.frombuffer(self.memory, dtype=dtype, count=length, offset=start)
+
+    def grow(self, size: int) -> None:
+        """Make it at least so long; arrays made before stay where they are."""
+        if size > self.size:
+            os.ftruncate(self.fd, size)
+            self._grown()
+
+    def _grown(self) -> None:
+        """Map all of it, as long as someone has made it by now; the old mapping goes with the last array in it."""
+        self.size = os.fstat(self.fd).st_size
+        self.memory = mmap.mmap(self.fd, self.size)
 
     def close(self) -> None:
         """Let go of the descriptor; the mapping goes with the last array in it."""
@@ -75,7 +88,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies where. Models: ``copies`` versions a slot, each ``dimension`` numbers. Replies: ``buffers`` a worker.
+    """What lies where. Models: versions of ``dimension`` numbers, at first ``copies`` of them. Replies: ``buffers`` a
+    worker, and behind them messages that had to make room and that other workers read. Both can grow.
 
     Mail: one box a worker, written by the driver, and beside it a box for the text of the worker's last error.
     """
@@ -101,13 +115,13 @@ class Layout:
 
     @property
     def models_size(self) -> int:
-        """Bytes of all model versions."""
-        return len(self.slots) * self.copies * self.model_bytes
+        """Bytes of all model versions there is room for at first."""
+        return self.copies * self.model_bytes
 
     @cached_property
     def _buffers(self) -> tuple[list[int], list[int]]:
         """Bytes of each worker's buffer, header included, and where its first one begins; the end comes last."""
-        sizes = [-(-(HEADER.size + length * self.itemsize) // _ALIGN) * _ALIGN for length in self.lengths]
+        sizes = [message_bytes(length * self.itemsize) for length in self.lengths]
         return sizes, list(accumulate((size * self.buffers for size in sizes), initial=0))
 
     def buffer_bytes(self, worker: int) -> int:
@@ -180,16 +194,20 @@ class MailBox:
                 return order
 
 
+def message_bytes(size: int) -> int:
+    """What a message of ``size`` bytes takes up, with its header."""
+    return -(-(HEADER.size + size) // ALIGN) * ALIGN
+
+
 def place_buffers(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
     """Where buffers go one after another, aligned: (start, length) of each, and the total."""
     places, end = [], 0
     for buffer in buffers:
         places.append((end, buffer.nbytes))
-        end += -(-buffer.nbytes // _ALIGN) * _ALIGN
+        end += -(-buffer.nbytes // ALIGN) * ALIGN
     return places, end
 
 
-def model_view(segment: Segment, layout: Layout, slot: int, copy: int) -> Vector:
+def model_view(segment: Segment, layout: Layout, copy: int) -> Vector:
     """A model version's vector."""
-    at = (slot * layout.copies + copy) * layout.model_bytes
-    return segment.array(at, layout.dimension, np.dtype(layout.dtype))
+    return segment.array(copy * layout.model_bytes, layout.dimension, np.dtype(layout.dtype))

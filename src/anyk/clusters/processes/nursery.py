@@ -7,6 +7,7 @@ whatever reason, kills them all and goes.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -15,7 +16,10 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy  # noqa: F401  # imported here so that every worker shares it
@@ -24,6 +28,8 @@ import scipy.sparse  # noqa: F401
 from anyk.clusters.processes import worker as worker_module
 
 _PR_SET_PDEATHSIG = 1
+_FROM_OUTSIDE, OWN_DOING = 1, 4  # how much a death speaks against its worker
+_EVERY = 0.25  # seconds between two counts of the workers' processes
 
 
 class Nursery:
@@ -32,12 +38,15 @@ class Nursery:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._children: dict[int, tuple[int, int]] = {}  # pid -> (worker, incarnation)
-        self._pending = b""
+        self._limit = 0  # processes that a worker may start
+        self._too_many: dict[int, int] = {}  # workers that were ended for that, and how many they had
 
     def serve(self) -> None:
         """Do what the driver asks until it hangs up."""
         message, fds = self._receive_start()
         shared = worker_module.Shared(message, fds)
+        self._limit = message["children"]
+        due = time.monotonic() + _EVERY
         waker_read, waker_write = os.pipe()
         os.set_blocking(waker_write, False)
         signal.set_wakeup_fd(waker_write)
@@ -47,7 +56,10 @@ class Nursery:
         try:
             while True:
                 link = self._link.fileno()
-                ready, _, _ = select.select([link, waker_read], [], [])
+                ready, _, _ = select.select([link, waker_read], [], [], max(0.0, due - time.monotonic()))
+                if time.monotonic() >= due:
+                    self._count()
+                    due = time.monotonic() + _EVERY
                 if waker_read in ready:
                     os.read(waker_read, 4096)
                     self._reap()
@@ -75,27 +87,42 @@ class Nursery:
             return False
         for line in data.splitlines():
             worker, incarnation = json.loads(line)
-            pid = os.fork()
+            pid, parent = -1, os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as error:  # it may be possible later
+                self._tell_death(worker, incarnation, f"could not be started ({error.strerror})", _FROM_OUTSIDE)
+                continue
+            finally:
+                if pid != 0:
+                    os.close(fds[0])
             if pid == 0:
-                self._become(shared, worker, incarnation, fds[0], own)
-            os.close(fds[0])
+                self._become(shared, worker, incarnation, fds[0], own, parent)
             self._children[pid] = worker, incarnation
             self._tell({"forked": worker, "incarnation": incarnation, "pid": pid})
         return True
 
     def _become(
-        self, shared: worker_module.Shared, worker: int, incarnation: int, doorbell: int, own: tuple[int, int]
+        self,
+        shared: worker_module.Shared,
+        worker: int,
+        incarnation: int,
+        doorbell: int,
+        own: tuple[int, int],
+        nursery: int,
     ) -> None:
         """In the child: be a worker, and never return into the nursery's code."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            parent = self._link.fileno()
-            for fd in (parent, *own):
+            for fd in (self._link.fileno(), *own):
                 os.close(fd)
+            os.setsid()  # what it starts is counted, and ended, with it
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != nursery:
+                    return  # it has ended already; "finally" ends this as well
                 # a woken worker waits its turn instead of interrupting the driver that is waking the others
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.environ["ANYK_WORKER"] = str(worker)
@@ -115,9 +142,26 @@ class Nursery:
             if pid == 0:
                 return
             worker, incarnation = self._children.pop(pid, (-1, -1))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # what it has started, and left behind
             code = os.waitstatus_to_exitcode(status)
             why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            self._tell({"died": worker, "incarnation": incarnation, "reason": why})
+            blame = _FROM_OUTSIDE if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP) else OWN_DOING
+            if pid in self._too_many:
+                why = f"had {self._too_many.pop(pid)} processes, which is more than children={self._limit} allows"
+                blame = OWN_DOING
+            self._tell_death(worker, incarnation, why, blame)
+
+    def _tell_death(self, worker: int, incarnation: int, reason: str, blame: int) -> None:
+        self._tell({"died": worker, "incarnation": incarnation, "reason": reason, "blame": blame})
+
+    def _count(self) -> None:
+        """End workers that have too many processes: limits of the system do not bind root, and count all workers."""
+        counts = Counter(_sessions())
+        for pid in self._children:
+            if counts[pid] - 1 > self._limit and pid not in self._too_many:
+                self._too_many[pid] = counts[pid]
+                os.killpg(pid, signal.SIGKILL)  # all at once, so that none is left to start another
 
     def _tell(self, message: dict[str, Any]) -> None:
         self._link.sendall(json.dumps(message).encode() + b"\n")
@@ -125,8 +169,23 @@ class Nursery:
     def _end(self) -> None:
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)  # also wakes the stopped ones
+            with contextlib.suppress(ProcessLookupError):  # it may not have come to making a group of its own
+                os.killpg(pid, signal.SIGKILL)
         for pid in self._children:
             os.waitpid(pid, 0)
+
+
+def _sessions() -> Iterator[int]:
+    """The session of every process; a worker's processes are those of the session that bears its number."""
+    if sys.platform == "linux":
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  # as quick as can be
+    else:
+        import psutil
+
+        pids = psutil.pids()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or is nobody's business
+            yield os.getsid(pid)
 
 
 def main(fd: int) -> None:

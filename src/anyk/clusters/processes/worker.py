@@ -58,10 +58,9 @@ class SharedMemoryWorker(Worker[int]):
         self._box.seen = -1
         self._reserved: set[int] = set()
         self._read = OrderReader()
-        self._slots = {name: i for i, name in enumerate(layout.slots)}
 
     def _start(self) -> None:
-        first = model_view(self._shared.models, self._layout, 0, 0)
+        first = model_view(self._shared.models, self._layout, 0)
         self._begin(self._shared.problem(), self._shared.holdings[self._worker], first)
 
     # ------------------------------------------------------------------------------------------- hearing
@@ -82,7 +81,8 @@ class SharedMemoryWorker(Worker[int]):
     # ------------------------------------------------------------------------------------------- vectors
 
     def _model(self, slot: str, place: int) -> Vector:
-        w = model_view(self._shared.models, self._layout, self._slots[slot], place)
+        del slot
+        w = model_view(self._shared.models, self._layout, place)
         w.flags.writeable = False  # it is everybody's
         return w
 

@@ -1,0 +1,77 @@
+"""Errors in a gradient: once or for good, in one worker or in most."""
+
+import os
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk.clusters import Processes, Simulated
+from anyk.delays import Constant
+from anyk.testing import Squares
+from anyk.training.books import ENDINGS
+
+
+class Once:
+    """Squares, whose partition 1 raises at its second call on a worker that is not lost since."""
+
+    def __init__(self, of):
+        self.of, self.calls = of, 0
+        self.sizes, self.dimension, self.dtype = of.sizes, of.dimension, of.dtype
+
+    def load(self, partitions):
+        pass
+
+    def support(self, partition):
+        return None
+
+    def partial_gradient(self, partition, w, rows=None, /):
+        self.calls += partition == 1 and os.environ.get("ANYK_WORKER", "1") == "1"
+        if self.calls == 2:
+            self.calls += 1
+            raise OSError("the disk was away for a moment")
+        return self.of.partial_gradient(partition, w)
+
+
+class Flaky(Squares):
+    def split(self, partitions, shares=None):
+        return Once(super().split(partitions, shares))
+
+
+@pytest.mark.parametrize("cluster", [Simulated, Processes])
+@pytest.mark.parametrize("spec", ["uncoded", "dpsgd", "async"])
+def test_an_error_that_happens_once_is_asked_again(spec, cluster):
+    problem = Flaky(4)
+    run = anyk.train(problem, spec, cluster(4, delays=Constant(0.01)), optimizer=anyk.optimizers.GD(lr=0.1), steps=12)
+    assert run.steps == 12
+    assert run.books["unusable"] == 1
+    (named,) = [note["text"] for note in run.notes if note["kind"] == "set aside"]
+    assert "worker 1" in named
+    assert "OSError: the disk was away for a moment" in named
+    if spec == "uncoded":
+        plain = anyk.train(Squares(4), spec, Simulated(4), optimizer=anyk.optimizers.GD(lr=0.1), steps=12)
+        assert np.allclose(run.model, plain.model, rtol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["frc:load=2", "async", "k-batch-async:k=2", "dpsgd", "ad-psgd", "pasgd:tau=2,wait=3"])
+def test_a_worker_whose_gradient_always_fails_is_given_up_by_name(spec):
+    """Ten times in a row; the others go on, and what they decide replays."""
+    problem = Squares(4, faults={-2: "raise"})
+    if spec == "frc:load=2":  # two workers have partition 1, and both fail
+        spec = "frc:load=2,wait=2"
+    run = anyk.train(problem, spec, Simulated(4, delays=Constant(0.01)), optimizer=anyk.optimizers.GD(lr=0.1), steps=60)
+    assert run.steps == 60
+    gone = [note["text"] for note in run.notes if note["kind"] == "given up"]
+    assert gone
+    assert "worker 1: 10 unusable messages in a row, the last: ValueError: partition 1 is broken" in gone[-1]
+    assert run.books["dispatched"] == sum(run.books[name] for name in ENDINGS)
+    assert anyk.replay(run, problem=problem, optimizer=anyk.optimizers.GD(lr=0.1)).model
+
+
+def test_an_error_on_most_workers_ends_the_run_with_its_text():
+    for spec in ("uncoded", "async", "dpsgd", "frc:load=2"):
+        problem = Squares(4, faults={-1: "raise", -2: "raise", -3: "raise"})
+        with pytest.raises(anyk.RunFailed, match="step .: most replies cannot be used; worker .: ValueError: partition"):
+            anyk.train(
+                problem, spec, Simulated(4, delays=Constant(0.01)), optimizer=anyk.optimizers.GD(lr=0.1), steps=9
+            )
