@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 import anyk
-
 from anyk.testing.clusters import check_bounds
 from anyk.training.books import ENDINGS
 

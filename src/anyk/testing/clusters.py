@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyk.clusters import Cluster, Simulated
+from anyk.clusters.base import PINNED
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
 from anyk.protocol import (
@@ -359,23 +360,31 @@ CHECKS = (
 
 
 def check_bounds(driver: Driver) -> dict[str, int]:
-    """What a run keeps is bounded, however long it is and whoever is not heard of; called between two events.
+    """What a run keeps is bounded, however long it is and whoever is not heard of; called after a step.
 
-    Returns what is kept: ``versions`` of the model that has the most, ``messages`` of the worker that has the most,
-    and ``cut``, tasks of one worker that were cut off and whose end is not known.
+    A model has at most as many versions as there are workers, each on its own, the newest, one that is being written
+    and those that are yet to be evaluated. A cluster keeps no message but those that may still be used or read. Of the
+    tasks of a worker that were cut off and whose end is not known 16 are remembered.
+
+    Returns what is kept: ``versions`` of the model that has the most, ``messages`` of the worker that has the most, and
+    ``cut``, such tasks of one worker.
     """
+    workers = driver.strategy.workers
     versions = Counter(slot for slot, _ in driver._pins)
     messages: Counter[int] = Counter()
     for task, batch in driver._given.items():
         start = (task - batch.first) * batch.width
         messages[batch.workers[task - batch.first]] += batch.status[start : start + batch.width].count(ARRIVED)
-    return {
+    kept = {
         "versions": max(versions.values(), default=0),
         "messages": max(messages.values(), default=0),
         "cut": max(map(len, driver._cut_of)),
-        "tasks": len(driver._given),
-        "arrived": len(getattr(driver.cluster, "_arrived", ())),
     }
+    assert kept["versions"] <= workers + 2 + PINNED, f"the versions of a model pile up: {versions}"
+    assert kept["cut"] <= 16, f"tasks that were cut off pile up: {kept['cut']} of one worker"
+    arrived, read = getattr(driver.cluster, "_arrived", ()), driver.cluster._spent
+    assert len(arrived) <= messages.total() + len(read), f"{len(arrived)} messages are kept, {messages} may be used"
+    return kept
 
 
 def check_cluster(make: MakeCluster, kill: Kill | None = None) -> None:
