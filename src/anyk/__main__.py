@@ -1,6 +1,18 @@
 """``python -m anyk`` is ``anyk``."""
 
-from anyk.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; an interrupt is answered in one line from the start, also while modules are imported."""
+    try:
+        from anyk.cli import main as command
+
+        command()
+    except KeyboardInterrupt:
+        print("anyk: interrupted before there was a run to go on with; start it again", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -47,6 +47,11 @@ def fitting(spec: str, n: int) -> tuple[str, int]:
     return spec, n
 
 
+def make_problem() -> Any:
+    """One that is quick to load: workers import no other module for it."""
+    return anyk.problems.from_data("synthetic:rows=600,features=5")
+
+
 @contextlib.contextmanager
 def waking(pids: Sequence[int], going: list[float]) -> Iterator[None]:
     """Wake stopped workers once the run has stood still for a while, or has ended."""
@@ -76,7 +81,7 @@ def survive(spec: str, n: int, fault: str, *, seed: int = 0, steps: int = 40) ->
     """
     spec, n = fitting(spec, n)
     cluster = anyk.clusters.Processes(n, delays=anyk.delays.Exponential(mean=0.003), seed=seed)
-    problem = anyk.problems.from_data("synthetic:rows=600,features=5")  # quick to load: no other module is imported
+    problem = make_problem()
     frozen: list[int] = []
     going = [time.monotonic()]
     kept: dict[str, int] = {}

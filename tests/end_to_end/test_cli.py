@@ -381,3 +381,18 @@ def test_a_trace_and_a_file_are_understood_aloud_and_a_run_of_them_resumes_anywh
     assert again.exit_code == 0, again.output
     shown = run("trace", "show", "../t.csv", "--unit", "s")
     assert "4 rounds x 6 workers" in shown.output and "median 350 s" in shown.output
+
+
+def test_ctrl_c_before_there_is_a_run_gets_one_line_and_130(tmp_path):
+    problem = tmp_path / "mine.py"
+    problem.write_text("import os, signal\ndef make():\n    os.kill(os.getpid(), signal.SIGINT)\n")
+    result = run("train", "--problem", f"{problem}:make", "--workers", "2", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 130
+    assert result.output == "anyk: interrupted before there was a run to go on with; start it again\n"
+    early = "import sys\nclass Finder:\n    def find_spec(self, name, *rest):\n        if name == 'click':\n"
+    early += (
+        "            raise KeyboardInterrupt\nsys.meta_path.insert(0, Finder())\nfrom anyk.__main__ import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", early], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "anyk: interrupted before there was a run to go on with; start it again\n"

@@ -8,6 +8,8 @@ import click
 
 from anyk.errors import BadInput, RunFailed
 
+NOT_BEGUN = "anyk: interrupted before there was a run to go on with; start it again"
+
 
 class _Group(click.Group):
     """Turns the package's errors into one sentence and an exit code."""
@@ -21,6 +23,9 @@ class _Group(click.Group):
         except RunFailed as error:
             click.echo(f"anyk: {error}", err=True)
             ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo(NOT_BEGUN, err=True)
+            ctx.exit(130)
         except BrokenPipeError:
             sys.stderr.close()  # whoever read our output has gone, and nobody needs to hear of it
             ctx.exit(0)

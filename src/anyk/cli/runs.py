@@ -62,7 +62,9 @@ def _variant(problem: Any, number: int) -> Any:
     )  # fmt: skip
 
 
-def _interrupted(folder: str | Path | None) -> None:
+def _interrupted(folder: str | Path) -> None:
+    if not Path(folder).exists():
+        raise KeyboardInterrupt
     click.echo(f"anyk: interrupted; go on with: anyk resume {folder}", err=True)
     sys.exit(130)
 

@@ -1,0 +1,53 @@
+"""Every strategy is tried with two of the faults and two sizes here, and with all of them by ``scripts/soak clusters``."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import anyk
+from anyk.codes import registry as codes
+from anyk.delays import Exponential
+from anyk.strategies import registry as strategies
+
+sys.path.insert(0, str(Path(__file__).parent))
+from limits import FAULTS, SIZES, STRATEGIES, fitting, make_problem, settled, survive
+
+CASES = [
+    (spec, SIZES[(i + j) % len(SIZES)], FAULTS[(i + 2 * j) % len(FAULTS)])
+    for i, spec in enumerate(STRATEGIES)
+    for j in range(2)
+]
+
+
+@pytest.mark.parametrize(("spec", "n", "fault"), CASES)
+def test_a_strategy_survives(spec: str, n: int, fault: str) -> None:
+    survive(spec, n, fault, steps=25)
+
+
+@pytest.mark.parametrize("spec", STRATEGIES)
+@pytest.mark.parametrize("cluster", ["simulated", "processes"])
+def test_a_run_that_its_seconds_end_replays(spec: str, cluster: str) -> None:
+    spec, n = fitting(spec, 6)
+    problem = make_problem()
+    fleet = anyk.cluster(cluster, workers=n, delays=Exponential(mean=0.01), seed=1)
+    run = anyk.train(problem, spec, fleet, optimizer=anyk.optimizers.GD(lr=0.1), seconds=0.3)
+    settled(run, problem)
+    run.close()
+
+
+@pytest.mark.parametrize("spec", STRATEGIES)
+def test_a_run_that_its_steps_end_replays(spec: str) -> None:
+    spec, n = fitting(spec, 6)
+    problem = make_problem()
+    fleet = anyk.clusters.Simulated(n, delays=Exponential(mean=0.01), seed=1)
+    run = anyk.train(problem, spec, fleet, optimizer=anyk.optimizers.GD(lr=0.1), steps=20)
+    settled(run, problem)
+    run.close()
+
+
+def test_no_strategy_is_left_out() -> None:
+    names = {
+        entry.name for known in (strategies, codes) for entry in known if entry.build.__module__.startswith("anyk.")
+    }
+    assert names <= {spec.partition(":")[0] for spec in STRATEGIES}
