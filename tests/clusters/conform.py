@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 
 import anyk
 from anyk.clusters import Cluster, Mpi, Ray
@@ -87,10 +89,25 @@ def through_mpi() -> None:
     tell("go_on", go_on)
 
 
+def loopback() -> None:
+    """A Ray cluster that we start listens on this machine's loopback address alone."""
+    with Ray(1) as cluster:
+        cluster.prepare()
+        found: dict[str, set[str]] = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                for open_ in process.net_connections("inet"):
+                    if open_.status == psutil.CONN_LISTEN:
+                        found.setdefault(open_.laddr.ip.removeprefix("::ffff:"), set()).add(process.name())
+        assert "gcs_server" in found["127.0.0.1"], found
+        assert set(found) <= {"127.0.0.1", "::1"}, found
+
+
 def through_ray() -> None:
     import ray
     from ray.cluster_utils import Cluster as Nodes
 
+    tell("loopback", loopback)
     nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     try:
         second = nodes.add_node(num_cpus=4)

@@ -59,7 +59,7 @@ def told(*command: str) -> dict[str, str]:
 def test_ray_conforms() -> None:
     """On two nodes; also a machine that leaves and one that comes, a gradient that exits, processes left behind."""
     assert told(sys.executable, str(HERE / "conform.py"), "ray") == dict.fromkeys(
-        [*NAMES, "by_value", "nodes", "exits", "leaks"], ""
+        ["loopback", *NAMES, "by_value", "nodes", "exits", "leaks"], ""
     )
 
 

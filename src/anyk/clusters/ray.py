@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -13,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,17 +187,26 @@ class Ray(Mailed[_ActorPost]):
             return
         self._folder = tempfile.mkdtemp(prefix="anyk-ray-", dir="/tmp")  # names of sockets have to be short
         try:
-            ray.init(
-                address="local",
-                num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                _temp_dir=self._folder,
-            )
+            with _loopback():
+                ray.init(
+                    address="local",
+                    num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    _temp_dir=self._folder,
+                    _node_ip_address="127.0.0.1",
+                )
         except Exception as error:
             self.close()
             raise RunFailed(f"Ray does not start here: {_words(error)}") from None
+        address = ray.get_runtime_context().gcs_address
+        if not address.startswith("127.0.0.1:"):
+            self.close()
+            raise RunFailed(
+                f"Ray {ray.__version__} listens at {address} where it should at 127.0.0.1 only; start Ray yourself, "
+                "where nobody else can reach it, and give its address=…"
+            )
 
     def open(
         self,
@@ -379,6 +389,28 @@ class Ray(Mailed[_ActorPost]):
                 self._news.append(self._heard(worker, incarnation, word, room))
         if post.owed:
             self._mail_to(worker)
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Have Ray listen on this machine's loopback address alone: whoever reaches a Ray cluster can run code on it.
+
+    Ray does so where its clusters have one machine only, as on macOS; elsewhere it takes 127.0.0.1 for a name of the
+    machine's outward address.
+    """
+    from ray._private import ray_constants
+
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before, known = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(name)
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[name] = False, "0"  # here, and in the programs that Ray starts
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        if known is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = known
 
 
 def _knock(address: str) -> None:
