@@ -71,7 +71,9 @@ def test_a_worker_whose_gradient_always_fails_is_given_up_by_name(spec):
 def test_an_error_on_most_workers_ends_the_run_with_its_text():
     for spec in ("uncoded", "async", "dpsgd", "frc:load=2"):
         problem = Squares(4, faults={-1: "raise", -2: "raise", -3: "raise"})
-        with pytest.raises(anyk.RunFailed, match="step .: most replies cannot be used; worker .: ValueError: partition"):
+        with pytest.raises(
+            anyk.RunFailed, match="step .: most replies cannot be used; worker .: ValueError: partition"
+        ):
             anyk.train(
                 problem, spec, Simulated(4, delays=Constant(0.01)), optimizer=anyk.optimizers.GD(lr=0.1), steps=9
             )

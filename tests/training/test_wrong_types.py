@@ -17,7 +17,16 @@ SPECS = [
     *("comm-efficient", "nested", "tree:children=2", "gc:stragglers=1", "m-sgc:B=1,W=2,lambda=1", "partial"),
     *("pasgd:tau=2", "fedbuff:tau=2,k=2", "dpsgd", "ad-psgd", "easgd", "compressed:of=sync,by=half"),
 ]
-GOES_ON = ("async", "k-async:k=2", "k-batch-sync:k=2", "uncoded:wait=3", "fedbuff:tau=2,k=2")
+GOES_ON = (
+    "async",
+    "k-async:k=2",
+    "k-batch-sync:k=2",
+    "uncoded:wait=3",
+    "fedbuff:tau=2,k=2",
+    "dpsgd",
+    "ad-psgd",
+    "easgd",
+)
 
 
 class Odd:

@@ -116,6 +116,7 @@ class Driver:
         self._scratch: NDArray[np.float64] | None = None
         self._bad: dict[tuple[str, int], set[int]] = {}  # who gave what is not finite, by version
         self._failing: dict[int, tuple[int, str]] = {}  # how many unusable messages in a row, and the last one's fault
+        self._faults: dict[int, str] = {}  # of unusable messages since the last step, by worker
         self._now = 0.0
         self._sees_ahead = cluster.virtual
         cluster.report_cuts = log is not None
@@ -256,7 +257,7 @@ class Driver:
                 "answer"
             )
         if self.stopped is not None and self.stopped.failed:
-            faults = [f"; worker {worker}: {why}" for worker, (_, why) in sorted(self._failing.items())]
+            faults = [f"; worker {worker}: {why}" for worker, why in sorted(self._faults.items())]
             raise RunFailed(self.stopped.reason + "".join(faults[:3]))
 
     def _answer(self) -> None:
@@ -575,6 +576,8 @@ class Driver:
         else:
             self.cluster.newer(slot, version + 1)
         self.versions[slot] = version + 1
+        if self._faults:
+            self._faults.clear()
         command = full
         for key in command.messages if self._gathered else ():
             self._gathered.pop(key, None)
@@ -785,6 +788,7 @@ class Driver:
         worker, why = event.worker, event.reason
         count = self._failing.get(worker, (0, ""))[0] + 1
         self._failing[worker] = count, why
+        self._faults[worker] = why
         alike = sum(_kind(other) == _kind(why) for _, other in self._failing.values())
         if alike > max(1, self.strategy.workers // 2):
             if _kind(why) == _NOT_FINITE:
