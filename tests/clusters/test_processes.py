@@ -32,7 +32,7 @@ def test_injected_delays_are_those_of_the_simulator():
         query = "SELECT task, computing - started FROM chunks WHERE ending = 'counted' ORDER BY task"
         waited, drawn = dict(real.log.rows(query)), dict(virtual.log.rows(query))
         shared = waited.keys() & drawn.keys()
-        assert len(shared) >= 10
+        assert len(shared) == 30 if spec == "uncoded" else shared  # who is first of two near each other is open
         assert all(waited[task] >= drawn[task] - 1e-3 for task in shared)  # never shorter than drawn
 
 
@@ -81,14 +81,23 @@ def test_kill_9_at_any_moment_changes_nothing(spec):
     assert anyk.replay(run, problem=Squares(6)).decisions
 
 
+def until_heard(problem, cluster, heard):
+    """A run that goes on until something has happened, whoever comes first until then."""
+
+    def watch(driver, evaluator):
+        driver.reached = bool(heard(driver))
+
+    optimizer = anyk.optimizers.GD(lr=0.5)
+    return anyk.train(problem, "frc:stragglers=1", cluster, optimizer=optimizer, seconds=120.0, watch=watch)
+
+
 def test_kill_9_while_a_reply_is_being_written():
     """A worker that dies in mid-message has sent nothing; its half-written buffer is never read."""
 
     problem = Squares(4, faults={2: "die"})  # in the middle of encode(), with its reply buffer marked as being written
     cluster = anyk.clusters.Processes(4)
-    run = anyk.train(problem, "frc:stragglers=1", cluster, optimizer=anyk.optimizers.GD(lr=0.5), steps=20)
-    assert np.allclose(run.model, plain_descent(problem, 20), rtol=1e-9)
-    assert run.books["lost"] >= 1
+    run = until_heard(problem, cluster, lambda driver: driver.books.lost)
+    assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
 
 
 def test_a_worker_that_dies_at_once_is_given_up_by_name():
@@ -118,21 +127,21 @@ def test_a_stopped_worker_is_left_behind():
             os.kill(cluster.pids[0], signal.SIGSTOP)
         if driver.step == 25:
             os.kill(cluster.pids[0], signal.SIGCONT)
+        if driver.step > 25:  # tasks are numbered by round and worker
+            driver.reached = any(task % 4 == 0 for task, _ in driver.last_update.messages)
 
-    run = anyk.train(Squares(4), "frc:stragglers=1", cluster, steps=60, watch=watch)
+    run = anyk.train(Squares(4), "frc:stragglers=1", cluster, seconds=120.0, watch=watch)
     by_step = dict(run.log.rows("SELECT step, sum(worker = 0) FROM chunks WHERE step IS NOT NULL GROUP BY step"))
     assert sum(by_step[step] for step in range(8, 25)) == 0
-    assert sum(by_step[step] for step in range(30, 60)) > 0
+    assert by_step[run.steps] == 1
     assert run.books["dispatched"] == sum(run.books[k] for k in anyk.training.books.ENDINGS)
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("nan", "NaN"), ("inf", "Inf")])
 def test_a_reply_that_is_not_finite_is_named_and_never_reaches_the_model(fault, reason):
     problem = Squares(4, faults={3: fault})
-    run = anyk.train(
-        problem, "frc:stragglers=1", anyk.clusters.Processes(4), optimizer=anyk.optimizers.GD(lr=0.5), steps=10
-    )
-    assert np.allclose(run.model, plain_descent(problem, 10), rtol=1e-9)
+    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.books.unusable)
+    assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named
     assert all("worker 3" in text and reason in text for text in named)
@@ -141,10 +150,8 @@ def test_a_reply_that_is_not_finite_is_named_and_never_reaches_the_model(fault, 
 
 def test_a_gradient_of_the_wrong_length_is_named_and_set_aside():
     problem = Squares(4, faults={2: "short"})
-    run = anyk.train(
-        problem, "frc:stragglers=1", anyk.clusters.Processes(4), optimizer=anyk.optimizers.GD(lr=0.5), steps=10
-    )
-    assert np.allclose(run.model, plain_descent(problem, 10), rtol=1e-9)
+    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.books.unusable)
+    assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named
     assert all("worker 2" in text and "shape (4,), its support has 5" in text for text in named)

@@ -365,12 +365,15 @@ def test_who_has_sent_its_message_computes_no_further(tmp_path: Any) -> None:
         def split(self, partitions: int) -> Any:
             return Pieces(super().split(partitions))
 
-    steps, workers = 6, 4
-    cluster = Processes(workers, delays=anyk.delays.Constant(0.05, per="load"), seed=1)
+    steps, workers = 4, 4
+    cluster = Processes(workers, delays=anyk.delays.Constant(0.15, per="load"), seed=1)
     run = anyk.train(Counting(workers), "nested:stragglers=3", cluster, optimizer=GD(lr=0.5), steps=steps)
-    needed = run.log.rows("SELECT count(*) FROM chunks WHERE step IS NOT NULL")[0][0] + workers  # and one to warm up
+    used = (
+        "SELECT total(json_array_length(partitions)) FROM chunks JOIN works ON work = works.id WHERE step IS NOT NULL"
+    )
+    needed = run.log.rows(used)[0][0] + workers  # and one each to warm up
     computed = (tmp_path / "computed").stat().st_size
-    assert needed == steps * workers + workers
+    assert needed >= steps * workers + workers
     assert computed < 2 * needed  # of four times as many there could be
 
 
