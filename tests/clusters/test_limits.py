@@ -26,22 +26,11 @@ def test_a_strategy_survives(spec: str, n: int, fault: str) -> None:
 
 
 @pytest.mark.parametrize("spec", STRATEGIES)
-@pytest.mark.parametrize("cluster", ["simulated", "processes"])
-def test_a_run_that_its_seconds_end_replays(spec: str, cluster: str) -> None:
+def test_a_run_that_its_seconds_end_replays(spec: str) -> None:
     spec, n = fitting(spec, 6)
     problem = make_problem()
-    fleet = anyk.cluster(cluster, workers=n, delays=Exponential(mean=0.01), seed=1)
+    fleet = anyk.clusters.Processes(n, delays=Exponential(mean=0.01), seed=1)
     run = anyk.train(problem, spec, fleet, optimizer=anyk.optimizers.GD(lr=0.1), seconds=0.3)
-    settled(run, problem)
-    run.close()
-
-
-@pytest.mark.parametrize("spec", STRATEGIES)
-def test_a_run_that_its_steps_end_replays(spec: str) -> None:
-    spec, n = fitting(spec, 6)
-    problem = make_problem()
-    fleet = anyk.clusters.Simulated(n, delays=Exponential(mean=0.01), seed=1)
-    run = anyk.train(problem, spec, fleet, optimizer=anyk.optimizers.GD(lr=0.1), steps=20)
     settled(run, problem)
     run.close()
 
