@@ -180,14 +180,16 @@ class Messages:
         parts = self.partitions
         if chunk is not None and isinstance(parts, ManyPartitions):
             parts = parts.of(chunk.slot)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
-            if rows is None:
-                gradient = _real(partition, parts.partial_gradient(partition, w))
-            else:
-                gradient = _real(partition, parts.partial_gradient(partition, w, rows))
-                gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))
-        if os.getpid() != self._process:
-            os._exit(0)  # the gradient has forked, and this is the child: it must not go on as the same worker
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
+                if rows is None:
+                    gradient = _real(partition, parts.partial_gradient(partition, w))
+                else:
+                    gradient = _real(partition, parts.partial_gradient(partition, w, rows))
+                    gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))
+        finally:
+            if os.getpid() != self._process:
+                os._exit(0)  # the gradient has forked, and this is the child: it must not go on as the same worker
         own = parts.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))
         if own is not None and support is None:  # models whose gradients touch different coordinates
