@@ -5,7 +5,7 @@ from anyk.gallery.item import Criterion, Item, Order
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Lines
 from anyk.gallery.table import Case, Table
-from anyk.planning import compare_codes
+from anyk.planning import facts
 
 N = 31
 CODES = {
@@ -18,9 +18,8 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     spec = CODES[case["code"]]
     if case["code"] not in ("block design", "FRC"):
         spec = f"{spec},seed={seed}"
-    (curve,) = compare_codes([spec], workers=N, most=15, sets=lab.size(200, 30), seed=seed)
-    at = curve.stragglers.tolist().index(case["stragglers"])
-    return {"random": float(curve.random[at] ** 2), "chosen": float(curve.adversarial[at] ** 2)}
+    found = facts(code(spec, workers=N), stragglers=case["stragglers"], sets=lab.size(200, 30), seed=seed)
+    return {"random": found.expected**2, "chosen": found.worst**2}
 
 
 def table(lab: Lab) -> Table:

@@ -1,0 +1,79 @@
+"""Error at a fixed time against K: the bound, and measured on a quadratic whose constants are known."""
+
+import numpy as np
+
+from anyk.delays import Exponential
+from anyk.gallery.item import Criterion, Item
+from anyk.gallery.lab import Found, Lab
+from anyk.gallery.pictures import Lines
+from anyk.gallery.table import Case, Table, cases
+from anyk.planning import best_k, error_after
+
+P, LAW = 8, Exponential(mean=0.5)
+RATE, CURVATURE, NOISE, FIRST = 0.2, 1.0, 1.0, 2.0  # of F(w) = |w|^2 / 2 in one dimension, w_0 = 2
+TIMES = (0.5, 2.0, 5.0, 20.0)
+PACE = [LAW.order_statistic(k, P) for k in range(1, P + 1)]  # K-sync
+
+
+def measure(lab: Lab, case: Case, seed: int) -> Found:
+    """Excess loss of K-sync SGD at a time, mean over many runs, with the times of its steps drawn, too."""
+    k, end = case["K"], case["seconds"]
+    random = np.random.default_rng([seed, k, round(10 * end)])
+    runs = lab.size(20_000, 2_000)
+    w, now, alive = np.full(runs, FIRST), np.zeros(runs), np.ones(runs, dtype=bool)
+    while alive.any():
+        gaps = random.exponential(1.0 / np.arange(P, P - k, -1), size=(runs, k)) * LAW.mean
+        now = np.where(alive, now + gaps.sum(axis=1), now)
+        alive &= now <= end
+        noise = random.standard_normal(runs) * (NOISE / k) ** 0.5
+        w = np.where(alive, w - RATE * (CURVATURE * w + noise), w)
+    bound = error_after(end, PACE[k - 1], CURVATURE * FIRST**2 / 2.0, RATE, CURVATURE, CURVATURE, NOISE, k)
+    return {"measured": float((CURVATURE * w**2 / 2.0).mean()), "bound": bound}
+
+
+def table(lab: Lab) -> Table:
+    return lab.measure(measure, cases(seconds=TIMES, K=list(range(1, P + 1))))
+
+
+def _best(t: Table, number: str) -> list[int]:
+    return [min(t.where(seconds=at), key=lambda row: row.mean(number)).case["K"] for at in TIMES]
+
+
+def _grows(t: Table) -> tuple[bool, str]:
+    found = _best(t, "measured")
+    return found == sorted(found) and found[0] < found[-1], "best K " + ", ".join(map(str, found)) + f" after {TIMES} s"
+
+
+def _agrees(t: Table) -> tuple[bool, str]:
+    measured = _best(t, "measured")
+    planned = [best_k(at, PACE, CURVATURE * FIRST**2 / 2.0, RATE, CURVATURE, CURVATURE, NOISE) for at in TIMES]
+    losses = [t.mean("measured", seconds=at, K=k) / t.mean("measured", seconds=at, K=b)
+              for at, k, b in zip(TIMES, planned, measured, strict=True)]  # fmt: skip
+    return max(
+        losses
+    ) < 1.25, f"planned {planned}, best {measured}; {100 * (max(losses) - 1):.0f} % worse at most (test: 25 %)"
+
+
+def _above(t: Table) -> tuple[bool, str]:
+    off = max(row.mean("measured") / row.mean("bound") for row in t)
+    return off <= 1.02, f"measured is at most {off:.2f} of the bound"
+
+
+ITEM = Item(
+    name="kfamily-bestk",
+    title="Excess loss of K-sync SGD at fixed times against K, 8 workers, exponential delays of 0.5 s",
+    source="Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018 (talk: choosing the best K)",
+    minutes=0.3,
+    table=table,
+    claims=(
+        Criterion("the best K grows with the time there is", "small K early, large K late", _grows),
+        Criterion("error after t seconds is below the bound with t / E[T] steps", "upper bound", _above),
+        Criterion("the K that the bound says is nearly the best", "argmin of the bound", _agrees),
+    ),
+    panels=(
+        Lines("K", ("measured",), "K", "excess loss", "measured", by="seconds", log="y"),
+        Lines("K", ("bound",), "K", "bound on the excess loss", "bound", by="seconds", log="y"),
+    ),
+    columns=("seconds", "K", "measured", "bound"),
+    differs="a quadratic with known constants, so that bound and measurement can be compared",
+)
