@@ -1,7 +1,7 @@
 """A strategy of one's own. Try: anyk train --plugin examples/new_strategy.py --strategy turns"""
 
 import anyk
-from anyk.protocol import Chunk, Combine, Dispatch, Joined, Lost, Reply
+from anyk.protocol import Chunk, Combine, Dispatch, Failed, Joined, Lost, Reply, Stop
 
 
 class Turns:
@@ -13,25 +13,33 @@ class Turns:
     def __init__(self, workers):
         self.workers = self.partitions = workers
         self.holdings = tuple((i,) for i in range(workers))
-        self.now = {"task": -1, "turn": -1, "absent": []}
 
     def start(self, fleet):
+        self.now = {"task": -1, "turn": -1, "busy": False, "here": list(fleet.present), "gone": []}
         return self.next_turn()
 
     def on(self, event):
-        if isinstance(event, Reply):
-            return [Combine("model", [(event.task, 0)], [1.0], divisor="counted"), *self.next_turn()]
-        if isinstance(event, Joined):
-            self.now["absent"].remove(event.worker)
+        now, commands = self.now, []
+        if isinstance(event, (Reply, Failed)) and now["busy"] and event.task == now["task"]:  # others come late
+            now["busy"] = False
+            if isinstance(event, Reply):
+                commands = [Combine("model", [(event.task, 0)], [1.0], divisor="counted")]
+        elif isinstance(event, Joined):
+            now["here"] = sorted({*now["here"], event.worker})
+            now["gone"] = [i for i in now["gone"] if i != event.worker]
         elif isinstance(event, Lost):
-            self.now["absent"].append(event.worker)
-            return self.next_turn() if event.worker == self.now["turn"] else []
-        return []
+            now["here"] = [i for i in now["here"] if i != event.worker]
+            now["gone"] = sorted({*now["gone"], event.worker}) if event.gone else now["gone"]
+            now["busy"] = now["busy"] and event.worker != now["turn"]
+        if len(now["gone"]) == self.workers:
+            return [Stop("every worker has been given up", failed=True)]
+        return [*commands, *self.next_turn()]
 
     def next_turn(self):
-        here = [i for i in range(self.workers) if i not in self.now["absent"]]
-        turn = next((i for i in here if i > self.now["turn"]), here[0])
-        self.now |= {"turn": turn, "task": self.now["task"] + 1}
+        if self.now["busy"] or not self.now["here"]:
+            return []
+        turn = min(self.now["here"], key=lambda i: (i <= self.now["turn"], i))  # the next, or the first again
+        self.now |= {"turn": turn, "task": self.now["task"] + 1, "busy": True}
         return [Dispatch(self.now["task"], (turn,), ((Chunk((turn,), (1.0,)),),))]
 
     def state(self):

@@ -296,7 +296,12 @@ def test_a_strategy_is_checked_and_a_failing_seed_is_a_command(tmp_path):
     )
     bad = run("strategies", "check", "mine", "--plugin", str(tmp_path / "mine.py"), "--seed", "7")
     assert bad.exit_code == 1
-    assert "anyk strategies check 'mine' --workers 6 --steps 20 --outages 3 --seed 7 --schedules 1" in bad.output
+    again = "again: anyk strategies check 'mine' --workers 6 --steps 20 --outages 3 --seed 7 --schedules 1"
+    assert f"{again} --plugin '{tmp_path / 'mine.py'}'" in bad.output and "deadlock at step 3" in bad.output
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text().replace("else ()", "else {}[event.time]"))
+    bad = run("strategies", "check", "mine", "--plugin", str(tmp_path / "mine.py"), "--seed", "7")
+    assert bad.exit_code == 1 and "it raised KeyError" in bad.output and "(mine.py, line 7, in on)" in bad.output
+    assert f"{again} --plugin '{tmp_path / 'mine.py'}'" in bad.output and "Traceback" not in bad.output
 
 
 def test_traces_are_shown_recorded_and_planned_with(tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, plugin_option
+from anyk.cli.options import PLUGINS, json_option, plugin_option
 from anyk.cli.output import text_width, write_json
 from anyk.errors import BadInput
 
@@ -96,11 +96,14 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
 @click.option("--steps", type=int, default=20, show_default=True, help="Steps of each run.")
 @click.option("--outages", type=int, default=3, show_default=True, help="Workers lost and found in each.")
 @plugin_option
-def check(spec: str, workers: int, schedules: int, seed: int, steps: int, outages: int) -> None:
+@click.pass_context
+def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: int, steps: int, outages: int) -> None:
     """Run a strategy, of anyk or your own, on random schedules of delays, losses and returns.
 
-    Each is run thrice and resumed from the middle: no deadlock, nothing counts twice, the books balance, the same
-    decisions. The first that fails is printed as a command.
+    Each seed gives a hostile schedule (messages in any order, late or twice, chunks that fail, workers that die and
+    return), with a twin that is saved and restored, and runs on the simulated cluster, resumed from the middle: no
+    deadlock, nothing counts twice, the books balance, the same decisions. The first that fails is printed with its
+    shortest schedule and the command that repeats it.
     """
     from anyk.errors import RunFailed
     from anyk.strategies import strategy
@@ -114,7 +117,8 @@ def check(spec: str, workers: int, schedules: int, seed: int, steps: int, outage
             try:
                 check_strategy(found, steps=steps, outages=outages, seed=number)
             except AssertionError as error:
-                raise RunFailed(str(error)) from None
+                plugins = "".join(f" --plugin '{file}'" for file in ctx.meta.get(PLUGINS, ()))
+                raise RunFailed(f"{error}{plugins}") from None
     click.echo(f"{found.spec}, {workers} workers: {schedules} schedules passed")
 
 

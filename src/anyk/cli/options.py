@@ -53,8 +53,12 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
     return file
 
 
-def _load_plugins(_: click.Context, __: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
+PLUGINS = "anyk.plugins"  # where a click context keeps the files that were given
+
+
+def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
     """Run Python files that register codes, strategies, delay models or data sets of their own."""
+    ctx.meta[PLUGINS] = (*ctx.meta.get(PLUGINS, ()), *files)
     for file in files:
         path = Path(file)
         if not path.is_file():

@@ -103,7 +103,7 @@ class Compressed:
             self._tasks = {task: at for task, at in self._tasks.items() if at[0] != event.worker}
         elif isinstance(event, Failed):
             self._tasks.pop(event.task, None)
-        elif isinstance(event, Reply) and event.task in self._tasks:
+        elif isinstance(event, Reply) and event.task in self._tasks and event.task > self._last.get(event.worker, -1):
             self._last[event.worker] = event.task
         return self._compressed(self.of.on(event))
 

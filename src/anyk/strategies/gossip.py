@@ -96,6 +96,8 @@ class Gossip:
             self._anew.add(node)  # what it began from may be gone by now
             return self._go()
         if isinstance(event, Joined):
+            if event.worker in self._present:
+                return ()  # told twice that it is here
             self._present.add(event.worker)
             if event.worker in self._gone:  # the others have gone on without it
                 self._gone.discard(event.worker)

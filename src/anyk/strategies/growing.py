@@ -149,7 +149,8 @@ class AdaSync(KFamily):
         self._first: tuple[float, float] | None = None  # loss and learning rate
         self._began: dict[int, float] = {}  # of tasks under way, where durations matter
         self._now = 0.0
-        self._seen = Durations(keep=max(400, 20 * workers))
+        self._kept = max(400, 20 * workers)
+        self._seen = Durations(keep=self._kept)
         self._scatter = [0.0, 0.0]  # smoothed variance of a gradient and squared norm of the true one
 
     @property
@@ -162,6 +163,8 @@ class AdaSync(KFamily):
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         self.k, self._first, self._now = self.first_k, None, fleet.time
+        self._began, self._scatter = {}, [0.0, 0.0]
+        self._seen = Durations(keep=self._kept)
         first = [] if self.rule == "noise" else [Assess("model")]
         return [*first, SetAlarm(_ALARM, fleet.time + self.interval), *super().start(fleet)]
 

@@ -199,12 +199,12 @@ class KFamily:
                 return ()
             return self._dispatch([event.worker])
         if isinstance(event, Joined):
+            if event.worker in self._present:
+                return ()  # told twice that it is here
             self._present.add(event.worker)
             self._gone.discard(event.worker)
             if self.kind in ("k-sync", "k-async") and any(worker == event.worker for worker, _, _ in self._buffer):
                 return self._short_of()  # its gradient is in already: it waits for the step like the others
-            if any(worker == event.worker for worker, _ in self._under_way.values()):
-                return ()  # told twice that it is here
             return self._dispatch([event.worker])
         if isinstance(event, Lost):
             self._present.discard(event.worker)

@@ -116,7 +116,7 @@ class LocalRounds(CodedRounds):
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        if isinstance(event, Reply) and self.speeds and event.time > self._began:
+        if isinstance(event, Reply) and self.speeds and event.time > self._began and event.task in self._open:
             self._speed[event.worker] = self._taken[event.worker] / (event.time - self._began)
         elif isinstance(event, Lost):
             self._left.pop(event.worker, None)
@@ -126,7 +126,8 @@ class LocalRounds(CodedRounds):
     def _stuck(self) -> list[Command]:
         """In place of a client that has been given up another one is drawn; what cannot be replaced is done without."""
         if self.clients is not None:
-            idle = [i for i in sorted(self._present) if i not in self._open and not self._has_replied(i)]
+            busy = set(self._open.values())
+            idle = [i for i in sorted(self._present) if i not in busy and not self._has_replied(i)]
             others = self._dispatch([i for i in idle if i not in self._failures])
             if others:
                 return others
@@ -140,7 +141,7 @@ class LocalRounds(CodedRounds):
         if not chosen:
             return []
         task, self._next = self._next, self._next + len(chosen)
-        self._open.update(dict.fromkeys(chosen, 1))
+        self._expect(task, chosen)
         chunks = []
         for worker in chosen:
             steps = self._taken[worker] = self._steps(worker)
@@ -168,7 +169,7 @@ class LocalRounds(CodedRounds):
 
     def _combined(self, used: Sequence[tuple[int, int]], decoding: Selection) -> Command:
         if self.speeds:  # who was cut off is at most this fast
-            for worker in self._open:
+            for worker in self._open.values():
                 most = self._taken[worker] / max(self._now - self._began, 1e-9)
                 self._speed[worker] = min(self._speed.get(worker, most), most)
         if self.keep:

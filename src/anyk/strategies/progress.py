@@ -125,7 +125,7 @@ class ProgressRounds(OfCode):
         """See :class:`~anyk.protocol.Strategy`."""
         self.version = self._next = 0
         self._present, self._gone = set(fleet.present), set()
-        self._now = fleet.time
+        self._now, self._missing = fleet.time, 0.0
         return self._begin()
 
     def on(self, event: Event) -> Sequence[Command]:
@@ -155,6 +155,8 @@ class ProgressRounds(OfCode):
         if isinstance(event, Lost):
             return self._lose(event)
         if isinstance(event, Joined):
+            if event.worker in self._present:
+                return ()  # told twice that it is here
             self._present.add(event.worker)
             self._gone.discard(event.worker)
             return [] if self._asked else [*self._dispatch((event.worker,)), *self._stuck()]

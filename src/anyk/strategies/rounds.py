@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import isnan
 from typing import Any, Literal
 
 import numpy as np
@@ -110,7 +111,7 @@ class CodedRounds(OfCode):
             raise BadInput(f"models must be at least 1, got {models}")
         self.models = models
         self.slots = slot_names(models)
-        self.code = code
+        self.code = self._given_code = code
         if batch < 0:
             raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")
         self.batch = batch
@@ -163,7 +164,8 @@ class CodedRounds(OfCode):
         self._told = ""  # what the log has been told of an adapting deadline
         self._missed = [0] * code.workers  # how often a worker was not in when a step was taken
         self._learned: list[int] = []  # the same when the code last learned of it
-        self._open: dict[int, int] = {}  # how many messages are still expected in this round, by worker
+        self._open: dict[int, int] = {}  # messages expected in this round (task x messages + chunk), and of whom
+        self._measuring: dict[int, int] = {}  # tasks whose reply is being measured, and whose they are
         self._failures: dict[int, list[int]] = {}  # tasks of this round with unusable messages, by worker
         self._values: dict[int, float] = {}  # what replies were measured to be, under a code against liars
         self._task_of: dict[int, int] = {}  # reply (worker x messages + message) -> task, in order of arrival
@@ -244,6 +246,10 @@ class CodedRounds(OfCode):
         self.version = self._next = 0
         self._present, self._gone = set(fleet.present), set()
         self._now, self._before = fleet.time, fleet.rounds
+        self._arrivals, self._recent, self._told = [], (), ""
+        self._missed, self._learned = [0] * self.code.workers, []
+        if self.code is not self._given_code:
+            self._use_code(self._given_code)
         return self._begin()
 
     def on(self, event: Event) -> Sequence[Command]:
@@ -251,33 +257,34 @@ class CodedRounds(OfCode):
         if type(event) is Reply or type(event) is Measured:
             now, worker, task, chunk, _ = event
             self._now = now
-            if self._liars:
-                if type(event) is Reply:
-                    return (Measure(worker, task, chunk),)
-                if task < self._first:
+            messages = self._messages
+            if type(event) is Measured:
+                if self._measuring.pop(task, None) is None:
                     return ()
                 assert isinstance(self._decoder, LiarDecoder)
-                self._values[worker] = event[4]  # type: ignore[assignment]
-                self._decoder.measure(worker, self._values[worker])
-            messages = self._messages
+                if not isnan(self._values.get(worker, 0.0)):  # who has once sent what is not finite has lied
+                    self._values[worker] = event.value
+                    self._decoder.measure(worker, event.value)
+            elif self._open.pop(task if messages == 1 else task * messages + chunk, None) is None:
+                return ()  # late, or told twice
+            elif self._liars:
+                self._measuring[task] = worker
+                return (Measure(worker, task, chunk),)
             reply = worker if messages == 1 else worker * messages + chunk
             task_of = self._task_of
-            if messages == 1:
-                self._open.pop(worker, None)
-            else:
-                self._heard(worker)
             if reply in task_of:  # asked again for a sister message; this one is in already
-                return () if self._open else self._stuck()
+                return self._waited()
             task_of[reply] = task
             if self.wait.remembers:
                 self._arrivals.append(now - self._began)
             count = self._count
             if self._decoder.add(reply) or (len(task_of) >= count if count else self.wait.enough(self)):
                 return self._step()
-            return () if self._open else self._stuck()
+            return () if self._open else self._waited()
         self._now = event[0]
         if isinstance(event, Failed):
-            self._heard(event.worker)
+            if self._open.pop(event.task * self._messages + event.chunk, None) is None:
+                return ()
             tasks = self._failures.setdefault(event.worker, [])
             if event.task not in tasks:  # two messages of one task are one failure
                 tasks.append(event.task)
@@ -289,28 +296,25 @@ class CodedRounds(OfCode):
                     return self._step()
         elif isinstance(event, Lost):
             self._present.discard(event.worker)
-            self._open.pop(event.worker, None)
+            self._open = {message: worker for message, worker in self._open.items() if worker != event.worker}
             if event.gone:
                 self._gone.add(event.worker)
         elif isinstance(event, Joined):
+            if event.worker in self._present:
+                return ()  # told twice that it is here
             self._present.add(event.worker)
             self._gone.discard(event.worker)
-            if event.worker in self._open:
-                return ()  # told twice that it is here
-            again = [] if self._has_replied(event.worker) else self._dispatch((event.worker,))
+            measured = event.worker in self._measuring.values()
+            again = [] if measured or self._has_replied(event.worker) else self._dispatch((event.worker,))
             if again:
                 return again
         elif isinstance(event, Alarm) and self.wait.enough(self):
             return self._step()
-        return () if self._open else self._stuck()
+        return self._waited()
 
-    def _heard(self, worker: int) -> None:
-        """One message fewer to expect from a worker."""
-        left = self._open.get(worker, 0) - 1
-        if left > 0:
-            self._open[worker] = left
-        else:
-            self._open.pop(worker, None)
+    def _waited(self) -> Sequence[Command]:
+        """What follows when no more of this round is expected; nothing while there is."""
+        return () if self._open or self._measuring else self._stuck()
 
     def _has_replied(self, worker: int) -> bool:
         messages = self.code.messages
@@ -318,16 +322,25 @@ class CodedRounds(OfCode):
 
     def _dispatch(self, workers: Sequence[int]) -> list[Command]:
         task, self._next = self._next, self._next + len(workers)
-        self._open.update(dict.fromkeys(workers, self._messages))
+        self._expect(task, workers)
         tasks = self._tasks[self.version % self.models]
         chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
         # of several models the versions do not count the rounds
         return [Dispatch(task, workers, chunks, None if self.models == 1 else self._before + self.version)]
 
+    def _expect(self, first: int, workers: Sequence[int]) -> None:
+        """Expect the messages of the tasks that workers are given, numbered from ``first`` on."""
+        messages = self._messages
+        if messages == 1:
+            self._open.update(zip(range(first, first + len(workers)), workers, strict=True))
+            return
+        for task, worker in enumerate(workers, first):
+            self._open.update(dict.fromkeys(range(task * messages, (task + 1) * messages), worker))
+
     def _begin(self) -> list[Command]:
         self._first = self._next
         self._task_of = {}
-        self._values = {}
+        self._values, self._measuring = {}, {}
         if self._failures:
             self._failures = {}
         self._open = {}
@@ -415,7 +428,10 @@ class CodedRounds(OfCode):
     def _recode(self) -> None:
         assert isinstance(self.code, HeterogeneousCode)
         self._learned = list(self._missed)
-        self.code = self.code.relearned(self._missed, self.version)
+        self._use_code(self.code.relearned(self._missed, self.version))
+
+    def _use_code(self, code: Code) -> None:
+        self.code = code
         for name in ("_tasks", "_row_sums"):
             self.__dict__.pop(name, None)
 
@@ -456,7 +472,8 @@ class CodedRounds(OfCode):
             "before": self._before,
             "present": sorted(self._present),
             "gone": sorted(self._gone),
-            "open": sorted(self._open.items()),
+            "open": list(self._open.items()),
+            "measuring": list(self._measuring.items()),
             "failures": sorted(self._failures.items()),
             "replies": list(self._task_of.items()),
             "began": self._began,
@@ -474,13 +491,14 @@ class CodedRounds(OfCode):
         self.version, self._next, self._first = state["version"], state["next"], state["first"]
         self._before = state["before"]
         self._present, self._gone, self._open = set(state["present"]), set(state["gone"]), dict(state["open"])
+        self._measuring = dict(state["measuring"])
         self._failures = dict(state["failures"])
         self._task_of = dict(state["replies"])
         self._began, self._now = state["began"], state["now"]
         self._arrivals, self._recent, self._told = list(state["arrivals"]), tuple(state["recent"]), state["told"]
         self._missed, self._learned, self._values = list(state["missed"]), list(state["learned"]), dict(state["values"])
         if isinstance(self.code, HeterogeneousCode) and self.code.relearn and self.version >= self.code.relearn:
-            self.code = self.code.relearned(self._learned, self.version - self.version % self.code.relearn)
+            self._use_code(self.code.relearned(self._learned, self.version - self.version % self.code.relearn))
         self._decoder = self._fresh()
         if isinstance(self._decoder, LiarDecoder):
             for worker, value in self._values.items():

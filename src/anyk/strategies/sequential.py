@@ -284,10 +284,11 @@ class SequentialRounds(ABC):
                 return again + self._dispatch([event.worker])
             return again + self._look()
         if isinstance(event, Joined):
+            if event.worker in self._present:
+                return ()  # told twice that it is here
             self._present.add(event.worker)
             self._gone.discard(event.worker)
-            busy = self._task.get(event.worker) in self._left  # told twice that it is here
-            return () if busy or event.worker in self._done else self._dispatch([event.worker])
+            return self._look() if event.worker in self._done else self._dispatch([event.worker])
         if isinstance(event, Lost):
             self._present.discard(event.worker)
             if event.gone:

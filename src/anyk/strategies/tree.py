@@ -98,6 +98,8 @@ class TreeRounds(OfCode):
                 self._gone.add(event.worker)
             return self._stuck()
         if isinstance(event, Joined):
+            if event.worker in self._present:
+                return ()  # told twice that it is here
             self._present.add(event.worker)
             self._gone.discard(event.worker)
             given = [] if event.worker in self._ready else self._dispatch((event.worker,))

@@ -1,4 +1,4 @@
-"""What every strategy must hold, under random delays, losses and returns."""
+"""What every strategy must hold, under random delays, losses and returns, and under hostile schedules."""
 
 from __future__ import annotations
 
@@ -8,28 +8,37 @@ import json
 from anyk import keyed
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
-from anyk.errors import RunFailed
 from anyk.protocol import Strategy
+from anyk.testing.hostile import explained, hostile
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
 
+_EVENTS = 8  # of a hostile schedule, for each step asked for
+
 
 def check_strategy(strategy: Strategy, *, steps: int = 20, outages: int = 3, seed: int = 0) -> None:
-    """Run a fresh strategy on the simulated cluster while workers are lost and come back.
+    """Check a strategy on the random schedules of a seed.
 
-    It takes its steps without deadlock; the books balance (every chunk dispatched ends exactly once); the same seed
-    gives the same decisions; and restored from its state, through JSON, it goes on exactly as if it had not been.
+    Told whatever can happen, in any order and also late or twice (:mod:`anyk.testing.hostile`), and on the simulated
+    cluster while workers are lost and come back: it takes its steps without deadlock; no task number is used twice, and
+    no worker is given a task while it is busy; no message is used twice, before it came or after its cancellation;
+    every chunk ends, and in one way; weights give the residual that a step claims; the same seed gives the same
+    decisions; and restored from its state, through JSON, it goes on exactly as if it had not been.
+
+    Raises :class:`AssertionError` with what went wrong, the shortest schedule found and the command that repeats it.
 
     >>> import anyk
     >>> check_strategy(anyk.strategy("frc:load=2", workers=4))
     """
-    again = f"anyk strategies check '{strategy.spec}' --workers {strategy.workers} --steps {steps} --outages {outages}"
     try:
+        hostile(strategy, seed=seed, events=_EVENTS * steps)
         _check(strategy, steps, outages, seed)
-    except AssertionError as error:
-        raise AssertionError(f"{error}; again: {again} --seed {seed} --schedules 1") from error
-    except RunFailed as error:
-        raise AssertionError(f"the run failed: {error}; again: {again} --seed {seed} --schedules 1") from error
+    except Exception as error:  # whatever a strategy of a user's raises
+        raise AssertionError(
+            f"{explained(error)}\n"
+            f"again: anyk strategies check '{strategy.spec}' --workers {strategy.workers} --steps {steps} "
+            f"--outages {outages} --seed {seed} --schedules 1"
+        ) from error
 
 
 def _check(strategy: Strategy, steps: int, outages: int, seed: int) -> None:
@@ -61,7 +70,7 @@ def _drive(
     driver.open()
     driver.begin()
     driver.run()
-    if interrupted is not None:
+    if interrupted is not None and driver.stopped is None:  # it may have come to its end before
         state = json.loads(json.dumps(driver.state()))
         driver = Driver(fresh, _cluster(strategy, outages, seed), log=log, steps=steps)
         driver.open()

@@ -104,6 +104,7 @@ class Driver:
         self.reached = False
         self.last_update: Combine | Mix | None = None
         self.on_time = 0  # messages used in the last step
+        self._next = 0  # the least number that the next task may have
         self._given: dict[int, Batch] = {}  # by task
         self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
@@ -217,6 +218,10 @@ class Driver:
                 if self._failing:
                     self._failing.pop(event.worker, None)
                 place = (event.task - batch.first) * batch.width + event.chunk
+                if batch.status[place] != OPEN:  # told twice, or its worker was lost before
+                    if batch.status[place] == ENDED:
+                        self.cluster.free(event.task, event.chunk)
+                    continue
                 batch.status[place] = ARRIVED
                 if log is not None:
                     batch.timing[place] = (event.timing, event.time)
@@ -436,6 +441,12 @@ class Driver:
 
     def _dispatch(self, command: Dispatch) -> None:
         first, workers, chunks, _ = command
+        if first < self._next:
+            raise RunFailed(
+                f"task {first} was dispatched twice: '{self.strategy.spec}' must number its tasks upwards and never "
+                f"reuse a number (anyk strategies check '{self.strategy.spec}' shows when it does)"
+            )
+        self._next = first + len(workers)
         batch = Batch(first, workers, chunks, self.versions.copy(), self._now)
         if len(workers) == 1:
             self._given[first] = batch
@@ -852,6 +863,7 @@ class Driver:
             "answers": [[type(answer).__name__, *answer] for answer in self._answers],
             "gathered": [[list(key), inside] for key, inside in self._gathered.items()],
             "failing": [[worker, *failing] for worker, failing in self._failing.items()],
+            "next": self._next,
             "seq": self.log.seq if self.log is not None else 0,
         }
 
@@ -875,7 +887,7 @@ class Driver:
     def restore(self, state: dict[str, Any], vectors: dict[str, Vector]) -> None:
         """Go on from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
         self.books = Books(**state["books"])
-        self.time, self._now = state["time"], state["now"]
+        self.time, self._now, self._next = state["time"], state["now"], state["next"]
         self.versions = dict(state["versions"])
         here, self.present = self.present, set(state["present"])
         for plain in state["given"]:

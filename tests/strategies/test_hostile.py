@@ -1,0 +1,226 @@
+"""Hostile schedules: every strategy of anyk's own passes them, and what breaks a rule is caught and cut down.
+
+More of them: scripts/soak strategies --seeds 1000
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import anyk
+from anyk import codes, strategies
+from anyk.clusters import Simulated
+from anyk.errors import RunFailed
+from anyk.protocol import Alarm, Chunk, Combine, Dispatch, Failed, Fleet, Joined, Lost, Measured, Reply, SetAlarm, Stop
+from anyk.testing import check_strategy
+from anyk.testing.hostile import Broken, hostile
+from anyk.testing.soak import STRATEGIES
+from anyk.training.driver import Driver
+
+SEEDS = 24
+EVENTS = 120
+
+_file = Path(__file__).parents[2] / "examples" / "new_strategy.py"
+_spec = importlib.util.spec_from_file_location("new_strategy", _file)
+assert _spec is not None and _spec.loader is not None
+_example = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_example)
+Turns = _example.Turns
+
+
+def test_every_strategy_and_code_is_in_the_net():
+    covered = {spec.partition(":")[0] for spec, _ in STRATEGIES}
+    named = {entry.name for entry in [*strategies.registry, *codes.registry]} - {"turns"}
+    assert covered == named | {"agc"}
+
+
+@pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
+def test_hostile_schedules_break_no_rule(spec, workers):
+    found = anyk.strategy(spec, workers=workers)
+    for seed in range(SEEDS):
+        try:
+            hostile(found, seed=seed, events=EVENTS)
+        except Broken as error:
+            pytest.fail(f"seed {seed}: {error}")
+
+
+@pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
+def test_who_is_told_to_be_here_twice_is_given_nothing_and_who_is_lost_twice_changes_nothing(spec, workers):
+    found = anyk.strategy(spec, workers=workers)
+    found.start(Fleet(workers, tuple(range(workers))))
+    found.on(Lost(1.0, 1, "died"))
+    before = json.dumps(found.state()).replace("2.0", "1.0")
+    assert list(found.on(Joined(2.0, 0))) == []
+    assert list(found.on(Lost(2.0, 1, "died"))) == []
+    assert json.dumps(found.state()).replace("2.0", "1.0") == before
+
+
+def test_who_once_sent_what_is_not_finite_is_remembered_when_restored():
+    n, spec = 7, "draco:liars=1,kind=cyclic"
+    found, restored = anyk.strategy(spec, workers=n), anyk.strategy(spec, workers=n)
+    found.start(Fleet(n, tuple(range(n))))
+    for worker in (1, 2, 3, 4):
+        found.on(Reply(1.0, worker, worker, 0))
+        found.on(Measured(1.0, worker, worker, 0, 0.0))
+    found.on(Lost(1.0, 5, "died"))
+    found.on(Lost(1.0, 6, "died"))
+    again = found.on(Failed(1.0, 0, 0, 0, "not finite: 1 of 3 numbers"))
+    assert isinstance(again[0], Dispatch) and (again[0].task, again[0].workers) == (7, (0,))
+    found.on(Reply(2.0, 0, 7, 0))
+    found.on(Measured(2.0, 0, 7, 0, 0.0))  # as if it had been honest all the time
+    restored.restore(json.loads(json.dumps(found.state())))
+    for event in (Joined(3.0, 5), Reply(4.0, 5, 8, 0), Measured(4.0, 5, 8, 0, 0.0), Joined(5.0, 6)):
+        assert found.on(event) == restored.on(event), event
+
+
+# ------------------------------------------------------------------------------------------- what the net catches
+
+
+class Reused(Turns):
+    def next_turn(self):
+        commands = super().next_turn()
+        return [command._replace(task=command.task % 3) for command in commands]
+
+
+class Hasty(Turns):
+    """Gives a worker that joins a task though another is busy, and itself perhaps, too."""
+
+    def on(self, event):
+        if isinstance(event, Joined):
+            self.now["busy"] = False
+        return super().on(event)
+
+
+class Gullible(Turns):
+    """Steps with what comes late, too."""
+
+    def on(self, event):
+        if isinstance(event, Reply) and event.task != self.now["task"]:
+            return [Combine("model", [(event.task, 0)], [1.0], divisor="counted")]
+        return super().on(event)
+
+
+class Forgetful(Turns):
+    def restore(self, state):
+        self.now = state | {"turn": -1}
+
+
+class Unplain(Turns):
+    def state(self):
+        return self.now | {"here": set(self.now["here"])}
+
+
+class Waiting(Turns):
+    """Never tries again."""
+
+    def on(self, event):
+        return () if isinstance(event, Failed) else super().on(event)
+
+
+class Boastful(Turns):
+    def on(self, event):
+        return [c._replace(divisor="all") if isinstance(c, Combine) else c for c in super().on(event)]
+
+
+class Hoarding(Turns):
+    """Drops a message without a word."""
+
+    def on(self, event):
+        commands = super().on(event)
+        if isinstance(event, Reply) and event.task == 3:
+            return [command for command in commands if not isinstance(command, Combine)]
+        return commands
+
+
+class Fragile(Turns):
+    def on(self, event):
+        if isinstance(event, Lost) and event.gone:
+            raise KeyError(event.worker)
+        return super().on(event)
+
+
+class Faint(Turns):
+    def on(self, event):
+        return [Stop("too many", failed=True)] if isinstance(event, Lost) else super().on(event)
+
+
+class Worn(Turns):
+    """Begins where the last run ended."""
+
+    def start(self, fleet):
+        last = getattr(self, "now", {"turn": -1})["turn"]
+        self.now = {"task": -1, "turn": last, "busy": False, "here": list(fleet.present), "gone": []}
+        return self.next_turn()
+
+
+class Strange(Turns):
+    """Asks workers for what they do not hold."""
+
+    def next_turn(self):
+        return [c._replace(chunks=((Chunk((0,), (1.0,)),),)) for c in super().next_turn()]
+
+
+class Alarmed(Turns):
+    def on(self, event):
+        return [SetAlarm("now", float("nan")), *super().on(event)] if not isinstance(event, Alarm) else []
+
+
+@pytest.mark.parametrize(
+    ("bad", "why", "events"),
+    [
+        (Reused, r"^task 0 was dispatched twice", 3),
+        (Hasty, r"^worker \d was given task \d+ while it is busy with task \d+", 4),
+        (Gullible, r"^the message of task \d+, chunk 0, is used (though it was used before|though it was lost)", 3),
+        (Forgetful, r"^saved and restored it decides otherwise", 3),
+        (Unplain, r"^its state is not plain data that JSON can hold: .*set is not JSON serializable", 1),
+        (Waiting, r"^deadlock at step \d+: every worker is idle", 2),
+        (Boastful, r"^a step claims a residual of 0, and it is 0\.\d+", 1),
+        (Hoarding, r"^task 3, chunk 0, which is arrived, is neither used nor cancelled", 4),
+        (Fragile, r"^it raised KeyError: \d \(test_hostile\.py, line \d+, in on\)", 1),
+        (Faint, r"^it stopped though no worker was given up and nothing failed: too many", 1),
+        (Worn, r"^used before, it does not start as a fresh one does", 1),
+        (Strange, r"^task \d+ asks worker \d for partitions that it does not hold", 1),
+        (Alarmed, r"^an alarm is set for nan", 1),
+    ],
+)
+def test_what_breaks_a_rule_is_caught_and_the_schedule_cut_down(bad, why, events):
+    hostile(Turns(3), seed=0)
+    for seed in range(30):
+        try:
+            hostile(bad(3), seed=seed, events=60)
+        except Broken as error:
+            failure = str(error)
+            break
+    else:
+        pytest.fail("not caught")
+    with pytest.raises(Broken, match=why) as again:
+        hostile(bad(3), seed=seed, events=60)
+    assert str(again.value) == failure  # the same each time
+    told = failure.partition("from here on all goes well")[0].splitlines()
+    assert sum(line.startswith("  ") and line[2:3].isalpha() for line in told) <= 1 + events, failure
+
+
+def test_whatever_fails_a_check_is_a_command():
+    with pytest.raises(
+        AssertionError, match=r"(?s)KeyError.*again: anyk strategies check 'turns' --workers 3 --steps 20"
+    ):
+        for seed in range(30):
+            check_strategy(Fragile(3), seed=seed)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_the_example_holds_under_outages(workers):
+    for seed in range(20):
+        check_strategy(Turns(workers), outages=6, seed=seed)
+
+
+def test_the_driver_refuses_a_task_number_that_was_used():
+    with Simulated(2) as cluster, pytest.raises(RunFailed, match=r"^task 0 was dispatched twice: 'turns' must number"):
+        driver = Driver(Reused(2), cluster, steps=10)
+        driver.open()
+        driver.begin()
+        driver.run()
