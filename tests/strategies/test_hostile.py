@@ -123,7 +123,7 @@ class Waiting(Turns):
 
 class Boastful(Turns):
     def on(self, event):
-        return [c._replace(divisor="all") if isinstance(c, Combine) else c for c in super().on(event)]
+        return [c._replace(residual=0.0) if isinstance(c, Combine) else c for c in super().on(event)]
 
 
 class Hoarding(Turns):
@@ -178,7 +178,7 @@ class Alarmed(Turns):
         (Forgetful, r"^saved and restored it decides otherwise", 3),
         (Unplain, r"^its state is not plain data that JSON can hold: .*set is not JSON serializable", 1),
         (Waiting, r"^deadlock at step \d+: every worker is idle", 2),
-        (Boastful, r"^a step claims a residual of 0, and it is 0\.\d+", 1),
+        (Boastful, r"^a step claims a residual of 0, and it is \d\.\d+", 1),
         (Hoarding, r"^task 3, chunk 0, which is arrived, is neither used nor cancelled", 4),
         (Fragile, r"^it raised KeyError: \d \(test_hostile\.py, line \d+, in on\)", 1),
         (Faint, r"^it stopped though no worker was given up and nothing failed: too many", 1),

@@ -243,7 +243,13 @@ class _World:
         slot = self._known(command.slot)
         if not command.messages:
             raise Broken("combine", "a step without messages")
-        numbers = [*np.ravel(command.weights), command.scale, command.residual, command.gain, command.compensation]
+        numbers = [
+            *np.ravel(command.weights),
+            command.scale,
+            command.residual or 0.0,
+            command.gain,
+            command.compensation,
+        ]
         if not np.isfinite(numbers).all():
             raise Broken("combine", f"a step with numbers that are not finite: {command}")
         used = self._use(command.messages, command.weights)
@@ -256,8 +262,9 @@ class _World:
 
     def _check_sum(self, command: Combine, used: list[tuple[Place, Any]]) -> None:
         """The coefficients dispatched and the weights give the residual that the step claims."""
-        if command.divisor == "counted" and not command.residual:
-            return  # a mean of whatever came; it need not say how far from the sum that is
+        stated = command.residual
+        if stated is None and not self.exact:
+            return
         b, m = self.blocks, self.partitions
         total = np.zeros((b, m * b))
         counted = 0
@@ -270,8 +277,8 @@ class _World:
         if command.divisor == "counted":
             total *= sum(self.shares) / counted
         residual = float(np.linalg.norm(total - np.tile(np.eye(b), (1, m)))) / math.sqrt(m * b)
-        if abs(residual - command.residual) > 1e-6 * max(1.0, command.gain):
-            raise Broken("residual", f"a step claims a residual of {command.residual:.6g}, and it is {residual:.6g}")
+        if stated is not None and abs(residual - stated) > 1e-6 * max(1.0, command.gain):
+            raise Broken("residual", f"a step claims a residual of {stated:.6g}, and it is {residual:.6g}")
         if self.exact and residual > 1e-6 * max(1.0, command.gain):
             raise Broken("residual", f"a step has a residual of {residual:.6g}; 'wait' allows no approximation")
 
