@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -410,6 +412,17 @@ def test_codes_are_compared_without_a_picture_unless_one_is_asked_for(tmp_path, 
     monkeypatch.chdir(tmp_path)
     shown = run("codes", "compare", "uncoded", "--workers", "4", "--sets", "3")
     assert shown.exit_code == 0 and "picture" not in shown.output and not list(tmp_path.iterdir())
+
+
+def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
+    """Else a run of hours would end in a UnicodeEncodeError where its result should be."""
+    small = [*SMALL, "--steps", "2", "--target", "1", "--strategy", "uncoded", "--strategy", "frc:load=3"]
+    words = [sys.executable, "-m", "anyk", "race", *small, "--out", str(tmp_path / "r")]
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "70"}
+    done = subprocess.run(words, env=ascii_only, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode("ascii")
+    assert "- uncoded\n" in text and "    -" in text and "?" not in text
 
 
 # ------------------------------------------------------------------------------------------------ the picture

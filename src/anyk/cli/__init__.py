@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from anyk.cli.output import plain_where_needed
 from anyk.errors import BadInput, RunFailed
 
 NOT_BEGUN = "anyk: interrupted before there was a run to go on with; start it again"
@@ -15,6 +16,7 @@ class _Group(click.Group):
     """Turns the package's errors into one sentence and an exit code."""
 
     def invoke(self, ctx: click.Context) -> object:
+        plain_where_needed()
         try:
             return super().invoke(ctx)
         except BadInput as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import shutil
@@ -17,6 +19,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _UNLIMITED = 1000  # characters of a line where nobody says how long it may be
+
+
+_PLAIN = {"–": "-", "…": "...", "≥": ">=", "≤": "<=", "±": "+-", "·": "-", "—": "-", "‖": "|", "×": "x"}
+
+
+def plain_where_needed() -> None:
+    """Write signs that a stream's encoding does not have (LC_ALL=C) as plain ones, and never fail for them."""
+
+    def spelt(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+    codecs.register_error("anyk", spelt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="anyk")
 
 
 def people(json_file: str | None) -> Console:
