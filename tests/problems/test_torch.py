@@ -167,10 +167,12 @@ def test_ignored_targets_that_cannot_be_counted_are_refused():
 
 def test_a_loss_that_is_no_sum_over_samples_is_refused():
     module, X, y = padded(ignored=0)
-    first = (y == 0).sum(1).argsort(stable=True)[[0, 12]]  # one with padding and one with less
-    X, y = X[first], y[first]
+    every = X, y
+    for few in ([8, 7], [8, 0]):  # one target of padding beside three, and beside nothing else
+        X, y = every[0][few], every[1][few]
+        with pytest.raises(BadInput, match="is not the mean of their losses"):
+            TorchProblem(module, lambda o, t: cross_entropy(o, t, ignore_index=0), (X, y))
     for own, reduction, words in (
-        (lambda o, t: cross_entropy(o, t, ignore_index=0), None, "is not the mean of their losses"),
         (
             lambda o, t: cross_entropy(o, t, weight=torch.tensor([1.0, 5.0, 9.0], dtype=o.dtype)),
             None,
@@ -185,6 +187,8 @@ def test_a_loss_that_is_no_sum_over_samples_is_refused():
         lambda o, t: cross_entropy(o, t) + 0.1 * module.weight.norm(),
         lambda o, t: cross_entropy(o, t) * torch.rand(()),  # draws: nothing can be told
         lambda o, t: cross_entropy(o, t) if len(t) > 1 else 1 / 0,
+        lambda o, t: cross_entropy(o, t) / 0.0,
+        lambda o, t: mse_loss(o[:, 0, 0].squeeze(), t[:, 0].to(o.dtype)),  # warns of a single sample
     ):
         TorchProblem(module, own, (X, y))
 
