@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
+import anyk
 from anyk import clusters, codes, compression, delays, optimizers, problems, strategies
 from anyk.checks import check
 from anyk.errors import BadInput
@@ -74,3 +75,73 @@ def test_what_cannot_be_is_refused(make, sentence):
     with pytest.raises(BadInput) as caught:
         make()
     assert str(caught.value) == sentence
+
+
+def problem(**keys):
+    return problems.LogisticRegression(np.arange(24.0).reshape(12, 2) % 5, [0, 1] * 6, **keys)
+
+
+FLEET = {"workers": 4, "delays": "exp:mean=0.1", "seed": 3}
+
+
+def test_train_takes_specs_and_objects_alike():
+    law, code = delays.Exponential(0.1), anyk.code("frc:load=2", workers=4)
+    runs = [
+        anyk.train(problem(), "frc:load=2", "simulated", **FLEET, communication="constant:1", steps=3),
+        anyk.train(problem(), code, "simulated", delays=law, seed=3, communication=delays.Constant(1), steps=3),
+        anyk.train(problem(), anyk.strategy(code), clusters.Simulated(4, delays="exp:mean=0.1", seed=3,
+                   communication="constant:1"), steps=3),
+    ]  # fmt: skip
+    assert len({run.seconds for run in runs}) == 1 and len({run.model.tobytes() for run in runs}) == 1
+    assert all(run.config | {"begin": None} == runs[0].config | {"begin": None} for run in runs)
+
+
+def test_where_nobody_says_python_and_command_line_use_the_same(tmp_path):
+    from click.testing import CliRunner
+
+    from anyk.cli import main
+
+    spec = "synthetic:rows=60,features=4"
+    words = ["train", "--data", spec, "--cluster", "simulated", "--steps", "2", "--out", str(tmp_path / "run")]
+    assert CliRunner().invoke(main, [*words, "--workers", "5"]).exit_code == 0
+    theirs = anyk.Run.open(tmp_path / "run").config
+    ours = anyk.train(problems.from_data(spec), "uncoded", "simulated", workers=5, steps=2).config
+    for key in ("optimizer", "lr", "workers", "delays", "communication", "seed", "cluster"):
+        assert ours[key] == theirs[key], key
+    assert ours["optimizer"].startswith("nesterov") and float(ours["lr"]) == pytest.approx(
+        1 / problems.from_data(spec).smoothness(), rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys", "sentence"),
+    [
+        (("frc:load=2", problem, "simulated"), {}, "problem must be one of anyk.problems, as in LogisticRegression(X, y), got 'frc:load=2'"),
+        ((None, "uncoded", "simulated"), {}, "problem must be one of anyk.problems, as in LogisticRegression(X, y), got None"),
+        ((problem, None, "simulated"), {}, "strategy must be a spec such as 'frc:load=3', a strategy or a code, got None"),
+        ((problem, "uncoded", None), {}, "cluster must be a Cluster or a string, got None"),
+        ((problem, "simulated", "uncoded"), {}, "no cluster 'uncoded'; known: processes, mpi, ray, simulated"),
+        ((problem, "uncoded", clusters.Simulated(4)), {"delays": "exp:mean=1"}, "the cluster is made already; give delays where it is made, as in anyk.cluster(…, delays=…)"),
+        ((problem, codes.Uncoded(3), clusters.Simulated(4)), {}, "the strategy is for 3 workers, the cluster has 4"),
+        ((problem, "uncoded", "simulated"), {"workers": "4"}, "workers must be a whole number or None, got '4'"),
+        ((problem, "uncoded", "simulated"), {"seed": "x"}, "seed must be a whole number or None, got 'x'"),
+        ((problem, "uncoded", "simulated"), {"steps": True}, "steps must be a whole number or None, got True"),
+        ((problem, "uncoded", "simulated"), {"target": 0.9}, "a target is a value of the metric, auc, which takes held-out data (X_test and y_test); without, give steps or seconds"),
+        ((problem, "uncoded", "simulated"), {"evaluate_every": -1}, "evaluate_every must be at least 1 step, got -1"),
+        ((problem, "uncoded", "simulated"), {"optimizer": 0.1}, "optimizer must be an Optimizer, a string or None, got 0.1"),
+        ((problem, "uncoded", "simulated"), {"delays": 1.0}, "delays must be a DelayModel, a string or None, got 1.0"),
+    ],
+)  # fmt: skip
+def test_what_train_cannot_take_is_said_in_one_sentence(arguments, keys, sentence):
+    made = tuple(problem() if one is problem else one for one in arguments)
+    with pytest.raises(BadInput) as caught:
+        anyk.train(*made, **({"workers": 4} if made[2] == "simulated" else {}) | keys)
+    assert str(caught.value) == sentence
+
+
+def test_the_text_of_a_number_is_no_learning_rate():
+    for bad in ("0.1", None, True, float("nan")):
+        with pytest.raises(BadInput, match="^lr must be a number"):
+            optimizers.Nesterov(lr=bad)
+    assert optimizers.optimizer("nesterov", lr="0.1") == optimizers.Nesterov(lr=0.1)
+    assert optimizers.GD(lr="exponential:start=1,decay=0.5").rate.at(1) == 0.5

@@ -130,7 +130,7 @@ def _words(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         one = _words(typing.get_args(kind)[0])
         return f"a tuple of {one.removeprefix('a ')}s"
-    return _PLAIN.get(kind) or f"a {kind.__name__}"
+    return _PLAIN.get(kind) or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
 
 
 def _either(words: list[str]) -> str:

@@ -150,3 +150,27 @@ def test_a_word_comes_back_as_it_was_packed() -> None:
     *values, run, size, length, kind, text_there = _WORD_FORM.unpack(data)
     assert Word(*values)._replace(text=text_there[:length].decode()) == word
     assert (run, size, chr(kind)) == (7, 250_000, "d")
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        ("raise RuntimeError('cannot load MPI library (\\nlibmpi.so.12: no such file\\n)')",
+         r"needs an MPI library that mpi4py can load \(cannot load MPI library\).*: run pip install mpich"),
+        ("import nowhere_at_all", r"cluster 'mpi' needs mpi4py, which is not installed"),
+    ],
+)  # fmt: skip
+def test_an_mpi_that_does_not_load_is_said_in_one_sentence(broken, sentence, tmp_path, monkeypatch):
+    from anyk.clusters import mpi
+
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(broken)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("mpi4py", "mpi4py.MPI"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(anyk.BadInput, match=sentence) as caught:
+        mpi._world.__wrapped__()
+    assert "\n" not in str(caught.value)
+    for name in ("mpi4py", "mpi4py.MPI"):
+        sys.modules.pop(name, None)

@@ -106,7 +106,9 @@ def test_what_is_not_finite_does_not_slip_through() -> None:
     problem = anyk.testing.Squares(4, faults={-1 - 2: "nan"})
     for by in ("top-k:share=0.2", "sign", "qsgd"):
         cluster = anyk.cluster("simulated", workers=4, delays="exp:mean=1")
-        run = anyk.train(problem, f"compressed:of=(uncoded:wait=3),by=({by})", cluster, steps=5)
+        run = anyk.train(
+            problem, f"compressed:of=(uncoded:wait=3),by=({by})", cluster, steps=5, optimizer=anyk.optimizers.GD()
+        )
         assert run.books["unusable"] > 0 and np.isfinite(run.model).all()
 
 
@@ -161,7 +163,7 @@ def test_fewer_bytes_take_less_time() -> None:
     seconds = []
     for spec in ("sync", "compressed:of=sync,by=(top-k:share=0.1)", "compressed:of=sync,by=half"):
         fleet = anyk.cluster("simulated", workers=3, communication="link:bandwidth=1000")
-        run = anyk.train(anyk.testing.Squares(3, d=100), spec, fleet, steps=4)
+        run = anyk.train(anyk.testing.Squares(3, d=100), spec, fleet, steps=4, optimizer=anyk.optimizers.GD())
         seconds.append(run.seconds / 4)
         assert run.seconds == run.floor_seconds
     assert seconds == pytest.approx([1.6, 0.8 + 0.12, 0.8 + 0.208])

@@ -145,7 +145,7 @@ def test_a_config_file_gives_defaults_and_arguments_win(tmp_path):
     config.write_text('data = "synthetic:rows=120,features=5"\nworkers = 4\nsteps = 3\ncluster = "simulated"\n'
                       'strategy = "frc:load=2"\n')  # fmt: skip
     shown = run("train", "--config", str(config), "--steps", "5", "--settings")
-    assert "workers      4" in shown.output
+    assert "workers        4" in shown.output
     assert "config file" in shown.output
     assert "command line" in shown.output
     done = run("train", "--config", str(config), "--steps", "5", "--out", str(tmp_path / "o"), "--json", "-")
@@ -401,3 +401,46 @@ def test_ctrl_c_before_there_is_a_run_gets_one_line_and_130(tmp_path):
     done = subprocess.run([sys.executable, "-c", early], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "anyk: interrupted before there was a run to go on with; start it again\n"
+
+
+def test_a_config_file_is_read_strictly_and_names_options_as_they_are(tmp_path):
+    config = tmp_path / "c.toml"
+    base = 'data = "synthetic:rows=60,features=4"\ncluster = "simulated"\nworkers = 4\n'
+    for line, sentence in (
+        ("steps = true", "steps in the config file '{}' must be a whole number, got True"),
+        ("steps = 2.5", "steps in the config file '{}' must be a whole number, got 2.5"),
+        ("steps = '2'", "steps in the config file '{}' must be a whole number, got '2'"),
+        ("quiet = 1", "quiet in the config file '{}' must be True or False, got 1"),
+        ("seconds = nan", "seconds in the config file '{}' must be a number, got nan"),
+        ("strategy = 3", "strategy in the config file '{}' must be a string, got 3"),
+        ("begin = 'x'", "unknown key 'begin'; keys: cluster, communication, data"),
+        ("strateggy = 'x'", "unknown key 'strateggy'; did you mean 'strategy'?"),
+    ):
+        config.write_text(base + line)
+        failed = run("train", "--config", str(config), "--steps", "2", "--out", str(tmp_path / "o"))
+        assert failed.exit_code == 2 and sentence.format(config) in failed.output, failed.output
+    config.write_text(base + "from = 'nowhere'\nlr = 0.5\nseconds = 3\n")
+    assert "nowhere" in run("train", "--config", str(config)).output
+    config.write_text(base + "strategy = ['uncoded', 'k-sync']\nlr = 0.5\n")
+    shown = run("race", "--config", str(config), "--settings").output
+    assert "strategy       uncoded, k-sync:k=2 " in shown and "lr             0.5 " in shown
+
+
+def test_settings_are_what_will_be_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = run("train", "--strategy", "k-sync", "--settings").output
+    assert "None" not in shown and "()" not in shown and "begin" not in shown
+    values = {line.split()[0]: line[15:59].strip() for line in shown.splitlines()}
+    assert values["from"] == values["target"] == "none" and values["strategy"] == "k-sync:k=15"
+    assert (values["optimizer"], values["lr"], values["l2"]) == ("nesterov", "1 / smoothness", "1 / training rows")
+    assert (values["steps"], values["seconds"], values["out"]) == ("100", "no limit", "runs/train-1")
+    done = run("train", *SMALL, "--strategy", "k-sync", "--steps", "2")
+    assert "k-sync:k=3" in done.output and anyk.Run.open("runs/train-1").config["strategy"] == "k-sync:k=3"
+
+
+def test_mpiexec_without_cluster_mpi_is_one_sentence(tmp_path):
+    words = ["train", *SMALL, "--steps", "2", "--out", str(tmp_path / "run")]
+    first, other = (CliRunner().invoke(main, words, env={"PMI_RANK": rank, "PMI_SIZE": "5"}) for rank in "01")
+    assert first.exit_code == other.exit_code == 2 and not other.output
+    assert "mpiexec started this command 5 times, and cluster 'simulated' would run it in each" in first.output
+    assert not (tmp_path / "run").exists()

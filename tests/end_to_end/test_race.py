@@ -31,7 +31,7 @@ def run(*words: str, width: int | None = None) -> Any:
 
 
 def raced(*strategies: str, workers: int = 6, **rest: Any) -> Any:
-    rest = {"cluster": "simulated", "delays": "exp:mean=1", "steps": 20} | rest
+    rest = {"cluster": "simulated", "delays": "exp:mean=1", "steps": 20, "optimizer": anyk.optimizers.GD()} | rest
     return anyk.race(PROBLEM, strategies, workers=workers, **rest)
 
 

@@ -118,7 +118,12 @@ def test_what_names_no_problem_is_said(script):
     for given, sentence in [
         (["--data", "digits"], "--problem brings its own data and model; leave --data out"),
         (["--l2", "0.1"], "leave --l2 out"),
-        ([], "nothing says which learning rate suits"),
     ]:
         result = run("train", "--problem", f"{script}:make_problem", "--workers", "4", *given)
         assert result.exit_code == 2 and sentence in result.output, result.output
+    rough = script.parent / "rough.py"
+    rough.write_text(
+        "import anyk\nclass Rough(anyk.testing.Squares):\n    smoothness = None\nmake = lambda: Rough(4)\n"
+    )
+    result = run("train", "--problem", f"{rough}:make", "--workers", "4")
+    assert result.exit_code == 2 and "nothing says which learning rate suits" in result.output, result.output

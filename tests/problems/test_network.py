@@ -62,7 +62,9 @@ def test_equal_on_both_clusters() -> None:
     assert problem.recipe() == {"data": "digits", "model": "two-layer:hidden=6"}
     models = []
     for name in ("simulated", "processes"):
-        run = anyk.train(problem, "frc:load=2,batch=5", anyk.cluster(name, workers=4), steps=5)
+        run = anyk.train(
+            problem, "frc:load=2,batch=5", anyk.cluster(name, workers=4), steps=5, optimizer=anyk.optimizers.GD()
+        )
         models.append(run.model.tobytes())
         assert str(anyk.replay(run)).endswith("the same bits of model")
     assert models[0] == models[1]

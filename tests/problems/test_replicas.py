@@ -99,7 +99,14 @@ def test_augmentation_on_processes_gives_the_simulators_bits():
     problem = problem_of(numpys, module=Mixing())
     models = []
     for kind in (anyk.clusters.Simulated, anyk.clusters.Processes):
-        run = anyk.train(problem, "frc:load=2,batch=4", kind(2, seed=1), steps=4, evaluate_every=4)
+        run = anyk.train(
+            problem,
+            "frc:load=2,batch=4",
+            kind(2, seed=1),
+            steps=4,
+            evaluate_every=4,
+            optimizer=anyk.optimizers.GD(lr=0.1),
+        )
         models.append(run.model.tobytes())
     assert models[0] == models[1]
 
@@ -122,21 +129,34 @@ BROKEN = {
 def test_draws_that_are_nobodys_to_seed_are_refused_where_codes_rely_on_replicas(noise, kind):
     problem = problem_of(noise)
     with pytest.raises(BadInput, match=r"the same model gave two gradients that are [\d.]+ % apart: a code takes rep"):
-        anyk.train(problem, "cyclic:stragglers=1", anyk.cluster(kind, workers=3), steps=3)
+        anyk.train(
+            problem, "cyclic:stragglers=1", anyk.cluster(kind, workers=3), steps=3, optimizer=anyk.optimizers.GD(lr=0.1)
+        )
 
 
 def test_without_replicas_such_draws_are_the_users_affair():
-    run = anyk.train(problem_of(BROKEN["default_rng"]), "uncoded", anyk.clusters.Simulated(3), steps=2)
+    run = anyk.train(
+        problem_of(BROKEN["default_rng"]),
+        "uncoded",
+        anyk.clusters.Simulated(3),
+        steps=2,
+        optimizer=anyk.optimizers.GD(lr=0.1),
+    )
     assert run.steps == 2
 
 
 def test_a_worker_that_computes_something_else_than_the_driver_is_named():
     driver = os.getpid()
     problem = problem_of(lambda i, driver=driver: float(os.getpid() != driver))
-    assert anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(2), steps=1).steps == 1
+    assert (
+        anyk.train(
+            problem, "frc:load=2", anyk.clusters.Simulated(2), steps=1, optimizer=anyk.optimizers.GD(lr=0.1)
+        ).steps
+        == 1
+    )
     words = r"worker \d could not load its partitions: BadInput: it computes a gradient that is [\d.]+ % apart from"
     with pytest.raises(RunFailed, match=words):
-        anyk.train(problem, "frc:load=2", anyk.clusters.Processes(2), steps=1)
+        anyk.train(problem, "frc:load=2", anyk.clusters.Processes(2), steps=1, optimizer=anyk.optimizers.GD(lr=0.1))
 
 
 def test_partitions_are_compared_at_fewer_and_fewer_steps():

@@ -77,7 +77,7 @@ def test_a_step_of_every_exact_code_is_one_of_the_whole_batch(spec):
     whole = autograd(module, X, y) / len(X)
     for seed in range(3):  # who is late, and by how much
         cluster = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=seed)
-        run = anyk.train(problem, spec, cluster, steps=1)
+        run = anyk.train(problem, spec, cluster, steps=1, optimizer=anyk.optimizers.GD())
         assert w - run.model == pytest.approx(whole, abs=1e-9)
 
 
@@ -139,7 +139,7 @@ def test_a_mean_over_targets_that_are_not_ignored_is_one_over_the_whole_data_set
         right = (module(X).argmax(dim=1) == y)[kept].double().mean().item()
         assert problem.metrics(w)["accuracy"] == pytest.approx(right, rel=1e-12)
     cluster = anyk.clusters.Simulated(3, delays=anyk.delays.Exponential(mean=1.0), seed=1)
-    run = anyk.train(problem, "cyclic:stragglers=1", cluster, steps=1)
+    run = anyk.train(problem, "cyclic:stragglers=1", cluster, steps=1, optimizer=anyk.optimizers.GD())
     assert w - run.model == pytest.approx(flat(gradient), abs=1e-9)
     batch = np.array([1, 4])
     some = y[6:][batch] != ignored
@@ -159,7 +159,13 @@ def test_ignored_targets_that_cannot_be_counted_are_refused():
         TorchProblem(module, nn.CrossEntropyLoss(), items)
     later = Listed([(X[0], y[0].clamp(min=0))] * 2 + items.items)  # found when a worker comes to them
     with pytest.raises(BadInput, match="known of arrays alone; give the data as tensors"):
-        anyk.train(TorchProblem(module, nn.CrossEntropyLoss(), later), "uncoded", anyk.clusters.Simulated(2), steps=1)
+        anyk.train(
+            TorchProblem(module, nn.CrossEntropyLoss(), later),
+            "uncoded",
+            anyk.clusters.Simulated(2),
+            steps=1,
+            optimizer=anyk.optimizers.GD(),
+        )
     assert TorchProblem(module, nn.CrossEntropyLoss(reduction="sum"), items).samples == 18
     with pytest.raises(BadInput, match="the loss ignores every target: all are -100"):
         TorchProblem(module, nn.CrossEntropyLoss(), (X, torch.full_like(y, -100)))
@@ -506,7 +512,7 @@ def test_a_device_that_a_worker_lacks_is_said():
     problem, *_ = made(device="cuda")
     assert problem.loss(problem.initial()) > 0  # the driver's machine need not have it
     with pytest.raises(RunFailed, match="there is no device 'cuda' here: torch finds no CUDA; use device='cpu'"):
-        anyk.train(problem, "uncoded", anyk.clusters.Processes(1), steps=1)
+        anyk.train(problem, "uncoded", anyk.clusters.Processes(1), steps=1, optimizer=anyk.optimizers.GD())
 
 
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
@@ -545,11 +551,15 @@ def test_what_fails_in_the_user_s_own_code_is_said_in_a_sentence():
         nn.Linear(4, 3), nn.CrossEntropyLoss(), (X, y), held_out=(X, y), metrics={"m": lambda o, t: 1 / 0}
     )
     with pytest.raises(BadInput, match="the metrics fail at the initial model: ZeroDivisionError"):
-        anyk.train(bad, "uncoded", anyk.clusters.Simulated(4), steps=2)
+        anyk.train(bad, "uncoded", anyk.clusters.Simulated(4), steps=2, optimizer=anyk.optimizers.GD())
     y[50] = 7
     with pytest.raises(RunFailed, match="the problem cannot be evaluated at step 0: IndexError: Target 7"):
         anyk.train(
-            TorchProblem(nn.Linear(4, 3), nn.CrossEntropyLoss(), (X, y)), "uncoded", anyk.clusters.Simulated(4), steps=2
+            TorchProblem(nn.Linear(4, 3), nn.CrossEntropyLoss(), (X, y)),
+            "uncoded",
+            anyk.clusters.Simulated(4),
+            steps=2,
+            optimizer=anyk.optimizers.GD(),
         )
 
 
@@ -559,6 +569,8 @@ def test_a_run_is_not_resumed_with_a_problem_of_another_size(tmp_path):
     def problem(width):
         return TorchProblem(nn.Sequential(nn.Linear(4, width), nn.Linear(width, 3)), nn.CrossEntropyLoss(), (X, y))
 
-    anyk.train(problem(5), "uncoded", anyk.clusters.Simulated(4), steps=2, out=tmp_path / "run").close()
+    anyk.train(
+        problem(5), "uncoded", anyk.clusters.Simulated(4), steps=2, out=tmp_path / "run", optimizer=anyk.optimizers.GD()
+    ).close()
     with pytest.raises(BadInput, match="the run's models have 43 parameters, those of the problem 35"):
         anyk.resume(tmp_path / "run", problem=problem(4), steps=4)

@@ -432,7 +432,7 @@ def test_the_log_is_never_far_behind_on_a_quiet_cluster(tmp_path):
 def test_bad_limits_and_mismatches():
     with pytest.raises(anyk.BadInput, match="steps must be at least 1, got 0"):
         small(steps=0)
-    with pytest.raises(anyk.BadInput, match="seconds must be a finite number above 0"):
+    with pytest.raises(anyk.BadInput, match="seconds must be a number or None, got nan"):
         anyk.train(Squares(6), "uncoded", Simulated(6), seconds=float("nan"))
     with pytest.raises(anyk.BadInput, match="a target of -1 cannot be reached: loss is above 0"):
         anyk.train(Squares(6), "uncoded", Simulated(6), target=-1)
@@ -506,3 +506,33 @@ def test_a_checkpoint_between_any_two_events_of_real_workers_can_be_resumed(tmp_
     centre = Squares(8).centres.mean(axis=0)
     assert np.allclose(resumed.model, centre * (1 - 0.5**20), rtol=1e-12)
     resumed.close()
+
+
+class _Screen:
+    """A console that keeps what it is given."""
+
+    is_terminal = False
+
+    def __init__(self):
+        self.lines = []
+
+    def print(self, text, **_):
+        self.lines.append(text)
+
+
+def test_progress_says_what_goes_on_between_steps_and_counts_workers(monkeypatch):
+    monkeypatch.setattr("anyk.training.progress._PLAIN", 0.0)
+    screen = _Screen()
+    seen = []
+    watch = anyk.reports.Progress(screen, also=lambda driver, _: seen.append(driver.step))
+    anyk.train(Squares(3), "k-batch-sync:k=7", anyk.clusters.Processes(3), steps=5, watch=watch,
+               optimizer=anyk.optimizers.GD(lr=0.1))  # fmt: skip
+    assert screen.lines[0] == "starting 3 workers"
+    assert [line for line in screen.lines if line.startswith("evaluating ")][-1].startswith("evaluating ")
+    counts = [int(line.split("  ")[-1].split()[0]) for line in screen.lines if "on time" in line]
+    assert counts and max(counts) <= 3 and seen == [1, 2, 3, 4, 5]
+
+
+def test_progress_in_python(capsys):
+    anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=2, progress=True)
+    assert "starting 3 workers" in capsys.readouterr().err

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from anyk.checks import check
 from anyk.cli.output import check_file, check_picture
 from anyk.errors import BadInput
 
@@ -19,13 +22,6 @@ if TYPE_CHECKING:
     from anyk.problems import Problem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-# what the papers used on their data; elsewhere Nesterov momentum with learning rate 1/L
-_KNOWN = {
-    "amazon": ("accelerated", "10"),
-    "covertype": ("accelerated", "0.1"),
-    "kc-housing": ("accelerated", "exponential:start=0.1,decay=0.99"),
-}
 
 
 def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
@@ -39,18 +35,33 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"the config file '{file}' is not TOML: {error}") from None
-    known = {parameter.name for parameter in ctx.command.params}
-    defaults = {key.replace("-", "_"): value for key, value in values.items()}
-    for key in defaults:
+    known = {_option(parameter): parameter for parameter in ctx.command.params if parameter.name != "config"}
+    defaults: dict[str, Any] = {}
+    for given, value in values.items():
+        key = given.replace("_", "-")
         if key not in known:
-            names = ", ".join(sorted(str(name).replace("_", "-") for name in known - {"config"}))
-            raise BadInput(f"the config file '{file}' has an unknown key '{key}'; keys: {names}")
-    many = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
-    for key, value in defaults.items():
-        if key in many and not isinstance(value, list):
-            defaults[key] = [value]
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"keys: {', '.join(sorted(known))}"
+            raise BadInput(f"the config file '{file}' has an unknown key '{given}'; {hint}")
+        parameter = known[key]
+        defaults[str(parameter.name)] = check(value, _kind(parameter), f"{given} in the config file '{file}'")
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
+
+
+def _option(parameter: click.Parameter) -> str:
+    """What a parameter is called on the command line, without dashes."""
+    return max(parameter.opts, key=len).lstrip("-")
+
+
+def _kind(parameter: click.Parameter) -> Any:
+    """The type of an option's value in a config file."""
+    kinds: dict[str, Any] = {"integer": int, "float": float, "boolean": bool}
+    if getattr(parameter, "multiple", False):
+        return tuple[str, ...]
+    if "NUMBER" in str(parameter.metavar):
+        return float | str
+    return kinds.get(parameter.type.name, str)
 
 
 PLUGINS = "anyk.plugins"  # where a click context keeps the files that were given
@@ -78,8 +89,29 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
     return files
 
 
+def _ranks_of_mpiexec() -> tuple[int, int] | None:
+    """Rank and number of ranks where mpiexec has started several, else None."""
+    for rank, size in (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
+        found = os.environ.get(rank, ""), os.environ.get(size, "")
+        if found[0].isdigit() and found[1].isdigit() and int(found[1]) > 1:
+            return int(found[0]), int(found[1])
+    return None
+
+
 def join_cluster(spec: str) -> str:
-    """Under mpiexec every rank runs the command; all but the first become workers here and do not come back."""
+    """Under mpiexec every rank runs the command; all but the first become workers here and do not come back.
+
+    With any other cluster each rank would begin a run of its own: the first says so, and all end.
+    """
+    ranks = _ranks_of_mpiexec()
+    if ranks is not None and spec.partition(":")[0] != "mpi":
+        rank, size = ranks
+        if rank:
+            sys.exit(2)
+        raise BadInput(
+            f"mpiexec started this command {size} times, and cluster '{spec}' would run it in each; give "
+            "--cluster mpi, or start it without mpiexec"
+        )
     if spec.partition(":")[0] == "mpi":
         from anyk.clusters.mpi import join
 
@@ -181,18 +213,9 @@ def make_problem(given: dict[str, Any]) -> Problem:
 
 def make_optimizer(problem: Problem, given: dict[str, Any]) -> Optimizer:
     """The optimiser that the options ask for, with the defaults that suit the data."""
-    from anyk.optimizers import optimizer as build
+    from anyk.training import usual_optimizer
 
-    data = "" if given["problem"] else given["data"]
-    name, rate = _KNOWN.get(data.partition(":")[0], ("nesterov", None))
-    # the papers' learning rates were found for the papers' method
-    chosen = given["lr"] or (rate if given["optimizer"] in (None, name) else None)
-    if chosen is None:
-        smoothness: Callable[[], float] | None = getattr(problem, "smoothness", None)
-        if smoothness is None:
-            raise BadInput(f"nothing says which learning rate suits '{given['problem']}'; give --lr")
-        chosen = f"{1.0 / (smoothness() or 1.0):.3g}"
-    return build(given["optimizer"] or name, lr=chosen)
+    return usual_optimizer(problem, given["optimizer"], given["lr"])
 
 
 def tell_delays(spec: str, workers: int) -> None:
@@ -215,16 +238,43 @@ def new_folder(kind: str) -> Path:
 
 def show_settings(ctx: click.Context) -> None:
     """Every setting and where it comes from."""
+    from anyk.strategies import completed, strategy
+
     sources = {
         "COMMANDLINE": "command line",
         "ENVIRONMENT": "environment",
         "DEFAULT_MAP": "config file",
         "DEFAULT": "default",
     }
+    given = ctx.params
     for parameter in ctx.command.params:
-        if parameter.name in ctx.params and parameter.name != "settings":
-            source = ctx.get_parameter_source(parameter.name)
-            text = str(ctx.params[parameter.name])
-            click.echo(
-                f"{parameter.name.replace('_', '-'):<12} {text:<44} {sources.get(source.name if source else '', '')}"
-            )
+        name = str(parameter.name)
+        if name not in given or name == "settings":
+            continue
+        source, value = ctx.get_parameter_source(name), given[name]
+        if value is None or value == ():
+            text = _left_out(name, given, str(ctx.command.name))
+        elif name in ("strategy", "strategies"):
+            asked = (value,) if isinstance(value, str) else value
+            text = ", ".join(completed(spec, strategy(spec, workers=given["workers"])) for spec in asked)
+        else:
+            text = ", ".join(value) if isinstance(value, tuple) else str(value)
+        click.echo(f"{_option(parameter):<14} {text:<44} {sources.get(source.name if source else '', '')}")
+
+
+def _left_out(name: str, given: dict[str, Any], command: str) -> str:
+    """What will be used where an option is left out."""
+    from anyk.training import usual_rule
+
+    method, rate = usual_rule("" if given["problem"] else given["data"], given["optimizer"])
+    limited = any(given[limit] is not None for limit in ("steps", "seconds", "target"))
+    used = {
+        "optimizer": method,
+        "lr": rate or "1 / smoothness",
+        "l2": "the problem's own" if given["problem"] else "1 / training rows",
+        "steps": "no limit" if limited else "100",
+        "seconds": "no limit",
+        "out": str(new_folder(command)),
+        "picture": "race.png in the folder",
+    }
+    return used.get(name, "none")

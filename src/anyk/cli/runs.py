@@ -121,7 +121,8 @@ def train(
     check_file(given["json_file"], "file", folder=folder)
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
-    optimizer = make_optimizer(problem, given)
+    goes_on = begin is not None and given["optimizer"] is None and given["lr"] is None
+    optimizer = None if goes_on else make_optimizer(problem, given)
     console = people(given["json_file"])
     try:
         with Progress(console, quiet=given["quiet"]) as progress:

@@ -86,15 +86,15 @@ def cluster(
     workers: int,
     delays: str | DelayModel | None = None,
     seed: int = 0,
-    communication: str | Communication | None = None,
+    communication: str | DelayModel | Communication | None = None,
 ) -> Cluster:
-    """Build a cluster from its spec; so may ``delays`` and ``communication`` be.
+    """Build a cluster from its spec; ``delays`` and ``communication`` may be specs, too.
 
     >>> cluster("simulated", workers=4, delays="exp:mean=0.5", seed=1).workers
     4
     """
-    model = parse(delays) if isinstance(delays, str) else delays
-    lines = parse_communication(communication) if isinstance(communication, str) else communication
+    model = None if delays is None else parse(delays)
+    lines = None if communication is None else parse_communication(communication)
     return registry.build(spec, workers=workers, delays=model, seed=seed, communication=lines)
 
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from anyk.clusters.local import Local
 from anyk.clusters.packing import scheme
-from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic
+from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic, parse
+from anyk.delays import communication as lines
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Cancel, Chunk, Collect, Cut, Dispatch, Event, Measure, SetAlarm, Task
@@ -44,7 +45,8 @@ class InFlight(NamedTuple):
 class Cluster(ABC):
     """Workers that carry out commands and report events; used as a context manager, it leaves nothing behind.
 
-    ``workers``: n. ``delays``, ``seed``: injected delays, drawn for the n-th task of a worker from (seed, worker, n).
+    ``workers``: n. ``delays``, ``seed``: injected delays, a law or its spec, drawn for the n-th task of a worker from
+    (seed, worker, n).
     ``communication``: how long vectors are under way besides. ``liars``: workers that send -100 times what they should,
     to study codes against them.
     ``virtual``: whether time is simulated. Message vectors and model versions live in the cluster: the driver names
@@ -59,10 +61,10 @@ class Cluster(ABC):
         self,
         workers: int,
         *,
-        delays: DelayModel | None = None,
+        delays: DelayModel | str | None = None,
         seed: int = 0,
         liars: Sequence[int] = (),
-        communication: Communication | None = None,
+        communication: Communication | DelayModel | str | None = None,
     ) -> None:
         if workers < 1:
             raise BadInput(f"workers must be at least 1, got {workers}")
@@ -70,10 +72,10 @@ class Cluster(ABC):
         if not all(0 <= liar < workers for liar in self.liars):
             raise BadInput(f"liars must be workers 0 to {workers - 1}, got {'/'.join(map(str, self.liars))}")
         self.workers = workers
-        self.delays = delays or NoDelay()
+        self.delays = NoDelay() if delays is None else parse(delays)
         self.seed = seed
         self.report_cuts = True  # whether events() should tell what became of cancelled chunks
-        self.communication = communication or Communication(NoDelay())
+        self.communication = lines(NoDelay() if communication is None else communication)
         self._stream = DelayStream(self.delays, seed, workers)
         self._lines = None if self.communication.silent else self.communication.stream(seed, workers)
         self.sized_like: Cluster = self  # whose vectors say what is under way, where there is no problem here

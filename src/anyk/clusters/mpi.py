@@ -28,7 +28,7 @@ from anyk.clusters.remote import Died
 from anyk.clusters.shipping import ship
 from anyk.clusters.worker import Frame, HungUp
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput, RunFailed, install_line
+from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Partitions
 
 _START = 300.0  # seconds that workers may take to load their partitions
@@ -59,9 +59,14 @@ def _world() -> Any:
     """The communicator of anyk's own, made once by all ranks; starts MPI."""
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        hint = install_line("mpi") if isinstance(error, ModuleNotFoundError) else f"no MPI library ({error})"
-        raise BadInput(f"cluster 'mpi' needs mpi4py and an MPI library: {hint}") from None
+    except ModuleNotFoundError:
+        raise MissingPackage("mpi4py", "mpi", "cluster 'mpi'") from None
+    except (ImportError, RuntimeError) as error:  # the wheel of mpi4py looks for a library when it is imported
+        why = str(error).partition("\n")[0].rstrip("(: ")
+        raise BadInput(
+            f"cluster 'mpi' needs an MPI library that mpi4py can load ({why}); a package of the system is often built "
+            "for another mpi4py: run pip install mpich, and start the program with the mpiexec that it brings"
+        ) from None
     return MPI.COMM_WORLD.Dup()
 
 
@@ -379,10 +384,10 @@ class Mpi(Mailed[MailedPost]):
         self,
         workers: int,
         *,
-        delays: DelayModel | None = None,
+        delays: DelayModel | str | None = None,
         seed: int = 0,
         liars: Sequence[int] = (),
-        communication: Communication | None = None,
+        communication: Communication | DelayModel | str | None = None,
     ) -> None:
         posts = [MailedPost() for _ in range(workers)]
         super().__init__(workers, posts, delays=delays, seed=seed, liars=liars, communication=communication)

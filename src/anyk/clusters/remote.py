@@ -140,10 +140,10 @@ class Remote(Cluster, Generic[P]):
         workers: int,
         posts: list[P],
         *,
-        delays: DelayModel | None = None,
+        delays: DelayModel | str | None = None,
         seed: int = 0,
         liars: Sequence[int] = (),
-        communication: Communication | None = None,
+        communication: Communication | DelayModel | str | None = None,
     ) -> None:
         super().__init__(workers, delays=delays, seed=seed, liars=liars, communication=communication)
         self._posts = posts

@@ -95,12 +95,12 @@ class Simulated(Cluster):
         self,
         workers: int,
         *,
-        delays: DelayModel | None = None,
+        delays: DelayModel | str | None = None,
         seed: int = 0,
         compute: Compute | None = None,
         outages: Sequence[Outage] = (),
         liars: Sequence[int] = (),
-        communication: Communication | None = None,
+        communication: Communication | DelayModel | str | None = None,
     ) -> None:
         super().__init__(workers, delays=delays, seed=seed, liars=liars, communication=communication)
         for outage in outages:

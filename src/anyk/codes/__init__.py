@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyk.checks import check
 from anyk.codes.base import Code, MatrixCode, check_workers, whole
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode
@@ -116,15 +117,19 @@ def _kronecker(
 register("hetero")(HeterogeneousCode)
 
 
-def code(spec: str, *, workers: int) -> Code:
-    """Build a code from its spec for ``workers`` workers.
+def code(spec: str | Code, *, workers: int) -> Code:
+    """Build a code from its spec for ``workers`` workers; a code for so many is taken as it is.
 
     Raises :class:`~anyk.errors.BadInput` when the spec is wrong or no such code exists for that many workers.
 
     >>> code("frc:load=3", workers=30).tolerates
     2
     """
-    return registry.build(spec, workers=workers)
+    if not isinstance(spec, Code):
+        return registry.build(spec, workers=check(workers, int, "workers"))
+    if spec.workers != workers:
+        raise BadInput(f"the code '{spec.spec}' is for {spec.workers} workers, not for {workers}")
+    return spec
 
 
 __all__ = [

@@ -45,27 +45,31 @@ def _mixture(
     return Mixture(tuple(map(parse, inside)), weights, by=by, per=per, uninterruptible=uninterruptible)
 
 
-def parse(spec: str) -> DelayModel:
+def parse(spec: str | DelayModel) -> DelayModel:
     """Build a delay model from its spec; every model also takes ``by``, ``per`` and ``uninterruptible``.
 
-    Raises :class:`~anyk.errors.BadInput` when the spec is wrong.
+    A delay model is taken as it is. Raises :class:`~anyk.errors.BadInput` when the spec is wrong.
 
     >>> parse("exp:mean=0.5").spec
     'exp:mean=0.5'
     """
-    return registry.build(spec)
+    return spec if isinstance(spec, DelayModel) else registry.build(spec)
 
 
-def communication(spec: str) -> Communication:
+def communication(spec: str | DelayModel | Communication) -> Communication:
     """Build a model of communication: a law for the latency, or ``link:latency=0.01,bandwidth=1e8,links=serial``.
 
     ``latency`` may be a law in brackets, ``link:latency=(exp:mean=0.1),bandwidth=1e8`` (bytes a second). ``links``:
     ``parallel`` (default), ``serial`` or ``shared``, see :class:`Communication`. Raises
-    :class:`~anyk.errors.BadInput` when the spec is wrong.
+    :class:`~anyk.errors.BadInput` when the spec is wrong. A law, or what this returned before, is taken as it is.
 
     >>> communication("constant:0.5").spec, communication("link:latency=0.5,bandwidth=1e6").spec
     ('constant:value=0.5', 'link:latency=(constant:value=0.5),bandwidth=1000000')
     """
+    if isinstance(spec, Communication):
+        return spec
+    if isinstance(spec, DelayModel):
+        return Communication(spec)
     name, values = split(spec)
     if name != "link":
         return Communication(parse(spec))

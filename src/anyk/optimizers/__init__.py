@@ -8,6 +8,7 @@ from anyk.optimizers.schedules import (
     InverseTimeRate,
     Schedule,
     learning_rate,
+    number_in,
 )
 from anyk.optimizers.schedules import registry as schedules
 from anyk.optimizers.steps import GD, Accelerated, Adam, AdamW, Momentum, Nesterov, Optimizer, SlowMo
@@ -41,7 +42,7 @@ def optimizer(spec: str, *, lr: float | str | Schedule) -> Optimizer:
     >>> optimizer("nesterov:momentum=0.8", lr=0.1).spec
     'nesterov:momentum=0.8'
     """
-    return registry.build(spec, lr=lr)
+    return registry.build(spec, lr=number_in(lr) if isinstance(lr, str) else lr)
 
 
 __all__ = [

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from anyk.checks import typed
+from anyk.checks import check, typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
@@ -116,13 +115,18 @@ def learning_rate(lr: float | str | Schedule) -> Schedule:
     >>> learning_rate("exponential:start=0.1,decay=0.99").at(0)
     0.1
     """
-    if isinstance(lr, numbers.Real):
-        return ConstantRate(float(lr))
-    if not isinstance(lr, str):
-        schedule: Any = lr  # numbers.Real says nothing to a type checker of what is left
+    if isinstance(lr, str):
+        lr = number_in(lr)
+        return registry.build(lr) if isinstance(lr, str) else ConstantRate(lr)
+    if callable(getattr(lr, "at", None)):
+        schedule: Any = lr  # a type checker does not tell a schedule from a number here
         return schedule  # type: ignore[no-any-return]
+    return ConstantRate(check(lr, float, "lr"))
+
+
+def number_in(text: str) -> float | str:
+    """The number that a text is, or the text."""
     try:
-        number = float(lr)
+        return float(text)
     except ValueError:
-        return registry.build(lr)
-    return ConstantRate(number)
+        return text

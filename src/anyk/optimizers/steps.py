@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.optimizers.schedules import Schedule, learning_rate
+from anyk.optimizers.schedules import Schedule, learning_rate, number_in
 from anyk.specs import show
 
 Vector = NDArray[np.floating[Any]]
@@ -32,6 +32,8 @@ class Optimizer(ABC):
     rate: Schedule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.lr, str) and not isinstance(number_in(self.lr), str):
+            raise BadInput(f"lr must be a number or a schedule, not the text of a number, got {self.lr!r}")
         object.__setattr__(self, "rate", learning_rate(self.lr))
         for key in ("momentum", "beta1", "beta2"):
             value = getattr(self, key, 0.0)

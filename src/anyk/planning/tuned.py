@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput
@@ -73,6 +74,7 @@ class Tuned:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[-1]}
 
 
+@typed
 def train_tuned(
     problems: Sequence[Problem],
     *,
@@ -80,16 +82,17 @@ def train_tuned(
     cluster: str = "processes",
     delays: str | DelayModel = "none",
     seed: int = 0,
-    communication: str | Communication = "none",
+    communication: str | DelayModel | Communication = "none",
     probe: int = 30,
     load: float = 0.125,
     mu: float = 1.0,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | str | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
     out: str | Path | None = None,
     watch: Watch | None = None,
+    progress: bool = False,
     before: Callable[[str, Sequence[Candidate]], None] | None = None,
 ) -> Tuned:
     """Train a model for each of ``problems`` at once: probe for some rounds, choose a code, and switch to it.
@@ -153,6 +156,7 @@ def train_tuned(
             begin=runs[-1] if runs else None,
             out=None if folder is None else folder / name,
             watch=watch,
+            progress=progress,
         )
         runs.append(run)
         return run.time_to_target is None and (seconds is None or sum(run.seconds for run in runs) < seconds)

@@ -77,6 +77,16 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> N
     return np.minimum(ends, samples - np.arange(partitions, -1, -1))
 
 
+_PARTS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
+
+
+def ensure_problem(problem: Any) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if this is not a problem."""
+    if isinstance(problem, type) or not all(hasattr(problem, part) for part in _PARTS):
+        text = repr(problem) if isinstance(problem, str | int | float | None) else f"a {type(problem).__name__}"
+        raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {text}")
+
+
 class Problem(Protocol):
     """An objective with its data, on the driver.
 

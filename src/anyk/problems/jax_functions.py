@@ -172,7 +172,7 @@ class JaxProblem:
     >>> problem = JaxProblem(loss, {"w": np.zeros(3), "b": 0.0}, data)
     >>> problem.dimension, problem.loss(problem.initial())
     (4, 1.0)
-    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=1)
+    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=1, optimizer=anyk.optimizers.GD())
     >>> float(problem.params_at(run.model)["b"])
     2.0
     """

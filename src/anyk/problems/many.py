@@ -78,6 +78,11 @@ class ManyProblems:
         """The problem of a slot."""
         return self._of[slot]
 
+    @property
+    def each(self) -> tuple[Problem, ...]:
+        """All of them, in the order of the slots."""
+        return tuple(self._of.values())
+
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> Partitions:
         """See :class:`~anyk.problems.base.Problem`; all in the same pieces."""
         parts = {slot: problem.split(partitions, shares) for slot, problem in self._of.items()}

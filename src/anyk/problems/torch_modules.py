@@ -87,7 +87,8 @@ class TorchProblem:
     >>> problem = TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
     >>> problem.dimension, problem.metric
     (8, 'accuracy')
-    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=3)
+    >>> optimizer = anyk.optimizers.GD(lr=0.1)
+    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), optimizer=optimizer, steps=3)
     >>> problem.module_at(run.model)(X).shape
     torch.Size([40, 2])
     """

@@ -12,8 +12,8 @@ from anyk.reports.codes import (
 )
 from anyk.reports.columns import Columns
 from anyk.reports.plots import plot
-from anyk.reports.progress import Progress
 from anyk.reports.tables import candidates_note, candidates_table, race_notes, race_table, ratio_to_floor, speed_table
+from anyk.training.progress import Progress
 
 __all__ = [
     "Columns",

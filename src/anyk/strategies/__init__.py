@@ -5,6 +5,7 @@ import typing
 from typing import Any
 
 from anyk import codes, specs
+from anyk.checks import check
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.buffered import FedBuff
@@ -191,15 +192,38 @@ def rounds(code: codes.Code, **keys: Any) -> Strategy:
     return strategy
 
 
-def strategy(spec: str, *, workers: int) -> Strategy:
-    """Build a strategy from its spec for ``workers`` workers.
+def completed(spec: str, made: Strategy) -> str:
+    """A spec with the numbers that it leaves to be chosen, as they were chosen for a strategy made from it.
+
+    >>> completed("k-sync", strategy("k-sync", workers=30)), completed("frc", strategy("frc", workers=30))
+    ('k-sync:k=15', 'frc:load=3')
+    """
+    (name, given), (meant, chosen) = specs.parse(spec), specs.parse(made.spec)
+    if name == "k-sync":
+        return specs.with_keys(spec, {"k": _usual_k(made.workers, None)})
+    if name != meant or "" in given or "" in chosen:
+        return spec
+    return specs.with_keys(spec, {key: value for key, value in chosen.items() if value.isdigit()})
+
+
+def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -> Strategy:
+    """Build a strategy from its spec for ``workers`` workers, or of a code; a strategy is taken as it is.
 
     Every code is a strategy of rounds and then also takes ``wait``, ``scaling``, ``cancel`` and ``decoder``.
-    Raises :class:`~anyk.errors.BadInput` when the spec is wrong.
+    Raises :class:`~anyk.errors.BadInput` when the spec is wrong, and when a code or strategy is for another number of
+    workers.
 
     >>> strategy("agc:load=3,wait=11", workers=30).spec
     'frc:load=3,wait=11'
     """
+    if not isinstance(spec, str):
+        made = rounds(spec) if isinstance(spec, codes.Code) else spec
+        if not all(hasattr(made, part) for part in ("workers", "partitions", "slots", "start", "on", "spec")):
+            raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
+        if workers is not None and made.workers != workers:
+            raise BadInput(f"the strategy is for {made.workers} workers, the cluster has {workers}")
+        return made
+    workers = check(workers, int, "workers")
     name, values = specs.parse(spec)
     if name in registry:
         return registry.build(spec, workers=workers)
@@ -230,6 +254,7 @@ __all__ = [
     "PairwiseGossip",
     "Compressed",
     "adapted_tau",
+    "completed",
     "MatchaSGD",
     "LocalRounds",
     "Gossip",

@@ -88,6 +88,10 @@ class Squares:
         """The objective."""
         return float(0.5 * ((w - self.centres) ** 2).sum() / len(self.centres))
 
+    def smoothness(self) -> float:
+        """1, the curvature of each square."""
+        return 1.0
+
     def metrics(self, w: Vector) -> dict[str, float]:
         """None."""
         del w

@@ -2,6 +2,7 @@
 
 from anyk.training.books import Books
 from anyk.training.comparing import Comparison, SpeedUp, compare
+from anyk.training.defaults import usual_optimizer, usual_rule
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluation, Evaluator
 from anyk.training.floor import floor_seconds
@@ -42,5 +43,7 @@ __all__ = [
     "save_trace",
     "train",
     "train_many",
+    "usual_optimizer",
+    "usual_rule",
     "verify",
 ]

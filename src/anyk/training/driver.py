@@ -103,7 +103,7 @@ class Driver:
         self.interrupted = False  # set from outside, as is ``reached``; the run ends after the event at hand
         self.reached = False
         self.last_update: Combine | Mix | None = None
-        self.on_time = 0  # messages used in the last step
+        self.on_time = 0  # workers whose messages were used in the last step
         self._next = 0  # the least number that the next task may have
         self._given: dict[int, Batch] = {}  # by task
         self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
@@ -573,7 +573,6 @@ class Driver:
         slot = command.slot
         version = self.versions[slot]
         self.last_update = command
-        self.on_time = len(command.messages)
         bits = 0
         full = self._with_gathered(command) if self._gathered else command
         if self.problem is not None and isinstance(full, Combine) and full.divisor == "all":
@@ -595,6 +594,7 @@ class Driver:
         if self._bad:
             self._bad = {key: bad for key, bad in self._bad.items() if key[0] != slot}
         oldest = total = 0
+        used: set[int] = set()
         given, books, log = self._given, self.books, self.log
         quick = log is None and self.problem is None
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
@@ -615,8 +615,10 @@ class Driver:
                 if not batch.left:
                     self._close(batch)
             else:
+                used.add(batch.workers[task - batch.first])
                 plain = weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
                 self._end(batch, place, "late_counted" if staleness else "counted", version + 1, plain, slot)
+        self.on_time = len(used)
         if self.problem is not None and not self._pins.get((slot, version)):
             self.cluster.release(slot, version)
         self.cluster.step_done()

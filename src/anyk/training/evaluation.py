@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time as clock
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -179,10 +180,12 @@ class Evaluator:
             if self.target is not None:  # reached, it is to end the run soon, however long looking takes
                 rest = min(rest, ended + 1.0)
 
-    def finish(self) -> list[Evaluation]:
-        """Evaluate what was kept and return all, oldest first."""
+    def finish(self, tell: Callable[[int, int], None] = lambda done, total: None) -> list[Evaluation]:
+        """Evaluate what was kept and return all, oldest first; before each ``tell`` gets (its number, how many)."""
         self.stop()
-        for slot, version in sorted(self._kept, key=lambda key: key[1]):
+        left = sorted(self._kept, key=lambda key: key[1])
+        for number, (slot, version) in enumerate(left):
+            tell(number + 1, len(left))
             self._evaluate(slot, version, *self._kept[slot, version])
         return sorted(self.done.values(), key=lambda e: (e.version, e.slot))
 

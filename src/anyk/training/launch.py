@@ -14,25 +14,30 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+from anyk.checks import typed
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
+from anyk.codes import Code
+from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.named import names_in_folder
-from anyk.optimizers import GD, Optimizer
+from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy
 from anyk.specs import parse
-from anyk.strategies import SequentialRounds
+from anyk.strategies import SequentialRounds, completed
 from anyk.strategies import strategy as build_strategy
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
 from anyk.training.config import FORMAT, read_config, write_config
+from anyk.training.defaults import usual_cluster, usual_optimizer
 from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
+from anyk.training.progress import Progress
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 
@@ -42,12 +47,17 @@ _STEPS = 100  # taken when no limit is given
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
 
 
+@typed
 def train(
     problem: Problem,
-    strategy: Strategy | str,
-    cluster: Cluster,
+    strategy: Strategy | Code | str,
+    cluster: Cluster | str = "processes",
     *,
-    optimizer: Optimizer | None = None,
+    workers: int | None = None,
+    delays: DelayModel | str | None = None,
+    seed: int | None = None,
+    communication: Communication | DelayModel | str | None = None,
+    optimizer: Optimizer | str | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
@@ -56,15 +66,19 @@ def train(
     evaluate_every: int | None = None,
     checkpoint_every: float = 10.0,
     watch: Watch | None = None,
+    progress: bool = False,
 ) -> Run:
     """Train until ``steps`` steps, ``seconds`` seconds or the ``target`` of the metric; whatever comes first.
 
     A run whose only limit is a target ends after 10,000 steps in any case, one without a limit after 100.
-    ``strategy`` may be a spec. ``optimizer`` is gradient descent with learning rate 1 if left out. ``out`` is the
-    folder to make (without one the log is kept in memory); in it a checkpoint is written every ``checkpoint_every``
-    seconds. Loss and metric are evaluated off the clock, for every ``evaluate_every``-th version (default: for a few
-    hundred of them).
-    ``watch`` is called after every step. On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised.
+
+    ``strategy`` may be a spec or a code. With ``cluster`` as a spec go ``workers`` (if left out, the strategy's, or
+    30), ``delays``, ``seed`` and ``communication``. ``optimizer`` may be a spec, with learning rate 1 / smoothness of
+    the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
+    the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds. Loss and metric are
+    evaluated off the clock, for every ``evaluate_every``-th version (default: for a few hundred of them).
+    ``watch`` is called after every step; ``progress`` shows how the run stands, on standard error. On Ctrl-C the run is
+    saved and ``KeyboardInterrupt`` raised.
 
     ``begin``: a run, or its folder, where this one begins, with any other strategy and cluster. Models, states of the
     optimiser (the same; its learning rate may be another) and version numbers are taken over, so that learning rates,
@@ -77,26 +91,27 @@ def train(
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
-    >>> cluster = anyk.clusters.Simulated(workers=6, delays=anyk.delays.Exponential(mean=0.5), seed=1)
-    >>> run = anyk.train(problem, "frc:load=3", cluster, steps=10)
+    >>> run = anyk.train(problem, "frc:load=3", "simulated", workers=6, delays="exp:mean=0.5", seed=1, steps=10)
     >>> run.steps, run.seconds == run.floor_seconds
     (10, True)
     >>> further = anyk.train(problem, "uncoded", anyk.clusters.Simulated(workers=3), steps=15, begin=run)
     >>> further.begun, further.history["step"].tolist()
     (10, [10, 11, 12, 13, 14, 15])
     """
-    asked = strategy if isinstance(strategy, str) else strategy.spec
-    if isinstance(strategy, str):
-        strategy = build_strategy(strategy, workers=cluster.workers)
-    if strategy.workers != cluster.workers:
-        raise BadInput(f"the strategy is for {strategy.workers} workers, the cluster has {cluster.workers}")
+    ensure_problem(problem)
+    asked = strategy if isinstance(strategy, str) else None
+    if not isinstance(strategy, str):
+        strategy = build_strategy(strategy)
+    cluster = usual_cluster(cluster, strategy, workers=workers, delays=delays, seed=seed, communication=communication)
+    strategy = build_strategy(strategy, workers=cluster.workers)
     check_rows(problem, strategy)
-    optimizer = optimizer or GD()
-    if not isinstance(optimizer, Optimizer):
-        raise BadInput(f"optimizer must be one of anyk.optimizers, as in GD(lr=0.1), got {optimizer!r}")
     beginning, come_from = None, None
-    if begin is not None:
-        earlier = begin if isinstance(begin, Run) else Run.open(begin)
+    earlier = begin if begin is None or isinstance(begin, Run) else Run.open(begin)
+    if optimizer is None and earlier is not None:
+        with names_in_folder(earlier.path or Path(), {}, trust=False):
+            optimizer = build_optimizer(earlier.config["optimizer"], lr=earlier.config["lr"])
+    optimizer = usual_optimizer(problem, optimizer)
+    if earlier is not None:
         beginning = earlier.standing
         beginning.check(strategy, problem, optimizer, earlier.config)
         come_from = {
@@ -107,6 +122,7 @@ def train(
         if earlier is not begin:
             earlier.close()
     begun = 0 if beginning is None else beginning.step
+    _check_intervals(evaluate_every, checkpoint_every)
     check_limits(problem, steps, seconds, target, begun)
     if steps is None and seconds is None:
         steps = begun + (_STEPS if target is None else LIMIT)
@@ -115,7 +131,7 @@ def train(
     config: dict[str, Any] = {
         "format": FORMAT,
         "anyk": version("anyk"),
-        "strategy": asked,
+        "strategy": strategy.spec if asked is None else completed(asked, strategy),
         "cluster": cluster.spec,
         "workers": cluster.workers,
         "partitions": strategy.partitions,
@@ -154,9 +170,11 @@ def train(
         if come_from is not None:
             log.note(0.0, "begun", f"at step {begun} of {come_from['run']} ({come_from['strategy']})")
         fresh = copy.deepcopy(strategy)
-        return _drive(driver, fresh, config, folder, None, evaluate_every, checkpoint_every, watch)
+        with showing(progress, watch) as watching:
+            return _drive(driver, fresh, config, folder, None, evaluate_every, checkpoint_every, watching)
 
 
+@typed
 def resume(
     path: str | Path,
     *,
@@ -170,6 +188,7 @@ def resume(
     checkpoint_every: float = 10.0,
     watch: Watch | None = None,
     tell: Callable[[str], None] | None = None,
+    progress: bool = False,
 ) -> Run:
     """Go on with a run from its last checkpoint (or from its beginning), until its limits or the new ones given.
 
@@ -183,12 +202,14 @@ def resume(
     than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
     traces and code must be those that the run began with. Raises :class:`~anyk.errors.BadInput` where they are not.
     """
+    _check_intervals(evaluate_every, checkpoint_every)
     folder = Path(path)
     config = read_config(folder)
-    with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
+    code = config["digests"].get("code", {})
+    with names_in_folder(folder, code, trust=trust), showing(progress, watch) as watching:
         return _resume(
             folder, config, problem, optimizer, {"steps": steps, "seconds": seconds, "target": target}, trust,
-            (evaluate_every, checkpoint_every, watch, tell),
+            (evaluate_every, checkpoint_every, watching, tell),
         )  # fmt: skip
 
 
@@ -298,6 +319,8 @@ def _drive(
     try:
         with cluster, _patient_interrupts(driver), _quick_switching():
             _first_metrics(problem)  # what metrics import is not to be imported on the clock
+            if not cluster.virtual:
+                _stage(watch, f"starting {cluster.workers} workers")
             driver.open()
             evaluator = Evaluator(
                 problem, target=config.get("target"), every=evaluate_every, background=not cluster.virtual
@@ -349,7 +372,7 @@ def _drive(
         log.note(driver.time, "interrupted", f"at step {driver.step}")
     try:
         driver.settle()
-        _conclude(driver, fresh, evaluator, config)
+        _conclude(driver, fresh, evaluator, config, watch)
     except RunFailed as error:
         log.close(write=False)
         raise (ended or error) from None
@@ -377,14 +400,16 @@ def _restore(driver: Driver, saved: checkpoints.Saved, folder: Path | None) -> N
         ) from error
 
 
-def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, config: dict[str, Any]) -> None:
+def _conclude(
+    driver: Driver, fresh: Strategy, evaluator: Evaluator | None, config: dict[str, Any], watch: Watch | None
+) -> None:
     """Evaluate what was kept and write the summary."""
     assert driver.log is not None
     evaluations = []
     if evaluator is not None and driver.models:
         for slot, w in driver.trained():
             evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
-        evaluations = evaluator.finish()
+        evaluations = evaluator.finish(lambda done, of: _stage(watch, f"evaluating {done} of {of}", at_once=False))
         for evaluation in evaluator.fresh():
             driver.log.evaluation(tuple(evaluation))
     versions = {slot: driver.versions[slot] for slot, _ in driver.trained()}
@@ -402,6 +427,23 @@ def _conclude(driver: Driver, fresh: Strategy, evaluator: Evaluator | None, conf
             "stopped": driver.stopped.reason if driver.stopped else None,
         }
     )
+
+
+@contextlib.contextmanager
+def showing(progress: bool, watch: Watch | None) -> Iterator[Watch | None]:
+    """``watch``, with progress shown besides if that is asked for."""
+    if not progress:
+        yield watch
+        return
+    with Progress(also=watch) as shown:
+        yield shown
+
+
+def _stage(watch: Watch | None, text: str, *, at_once: bool = True) -> None:
+    """Tell who watches, if it can show that, what goes on between steps."""
+    stage = getattr(watch, "stage", None)
+    if stage is not None:
+        stage(text, at_once=at_once)
 
 
 def _watching(evaluator: Evaluator, watch: Watch | None) -> Callable[[Driver], None]:
@@ -448,6 +490,13 @@ def _first_metrics(problem: Problem) -> dict[str, float]:
         raise BadInput(f"the metrics fail at the initial model: {type(error).__name__}: {error}") from error
 
 
+def _check_intervals(evaluate_every: int | None, checkpoint_every: float) -> None:
+    if evaluate_every is not None and evaluate_every < 1:
+        raise BadInput(f"evaluate_every must be at least 1 step, got {evaluate_every}")
+    if checkpoint_every < 0:
+        raise BadInput(f"checkpoint_every must be at least 0 s, got {checkpoint_every:g}")
+
+
 def check_limits(
     problem: Problem, steps: int | None, seconds: float | None, target: float | None, begun: int = 0
 ) -> None:
@@ -460,7 +509,12 @@ def check_limits(
         raise BadInput(f"seconds must be a finite number above 0, got {seconds:g}")
     if target is None:
         return
-    metric = problem.metric if _first_metrics(problem) else "loss"
+    if not _first_metrics(problem) and problem.metric != "loss":
+        raise BadInput(
+            f"a target is a value of the metric, {problem.metric}, which takes held-out data (X_test and y_test); "
+            "without, give steps or seconds"
+        )
+    metric = problem.metric
     if metric in ("auc", "accuracy") and not 0 < target <= 1:
         raise BadInput(f"a target of {target:g} cannot be reached: {metric} lies between 0 and 1")
     if metric in ("mse", "loss") and not target > 0:

@@ -12,12 +12,19 @@ from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
 from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
+from anyk.training.defaults import WORKERS
 from anyk.training.launch import train
 from anyk.training.run import Run
 
 
 def train_many(
-    problems: Sequence[Problem], strategy: Strategy | str, cluster: Cluster, *, steps: int | None = None, **rest: Any
+    problems: Sequence[Problem],
+    strategy: Strategy | str,
+    cluster: Cluster | str = "processes",
+    *,
+    workers: int | None = None,
+    steps: int | None = None,
+    **rest: Any,
 ) -> Run:
     """Train a model for each of ``problems`` at once: round t begins a step of model t mod M.
 
@@ -37,9 +44,10 @@ def train_many(
         raise BadInput("there is no problem to train on")
     if isinstance(strategy, str):
         strategy = with_keys(strategy, {"models": models})
-        made = build_strategy(strategy, workers=cluster.workers)
+        n = cluster.workers if isinstance(cluster, Cluster) else WORKERS if workers is None else workers
+        made = build_strategy(strategy, workers=n)
     else:
-        made = strategy
+        made = build_strategy(strategy)
     if len(made.slots) != models:
         raise BadInput(f"'{made.spec}' trains {len(made.slots)} models, there are {models} problems")
-    return train(ManyProblems(problems), strategy, cluster, steps=steps, **rest)
+    return train(ManyProblems(problems), strategy, cluster, workers=workers, steps=steps, **rest)

@@ -14,22 +14,24 @@ from typing import Annotated, Any
 
 import msgspec
 
+from anyk.checks import typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput, RunFailed
 from anyk.named import names_in_folder
-from anyk.optimizers import GD, Optimizer
+from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, ensure_problem
 from anyk.problems.many import ManyProblems
 from anyk.specs import parse as split
 from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
 from anyk.training.comparing import compare
 from anyk.training.config import Digests
+from anyk.training.defaults import usual_optimizer
 from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
-from anyk.training.launch import Watch, check_address, check_limits, check_rows, resume, train
+from anyk.training.launch import Watch, check_address, check_limits, check_rows, resume, showing, train
 from anyk.training.run import Run, setup
 
 NAME = "race.toml"
@@ -119,6 +121,7 @@ class Race:
             run.close()
 
 
+@typed
 def race(
     problem: Problem | Sequence[Problem],
     strategies: Sequence[str],
@@ -127,13 +130,14 @@ def race(
     cluster: str = "processes",
     delays: str | DelayModel = "none",
     seed: int = 0,
-    communication: str | Communication = "none",
-    optimizer: Optimizer | None = None,
+    communication: str | DelayModel | Communication = "none",
+    optimizer: Optimizer | str | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
     out: str | Path | None = None,
     watch: Watch | None = None,
+    progress: bool = False,
     before: Before | None = None,
 ) -> Race:
     """Train with each of ``strategies`` (specs) on its own cluster with the same delays and seed.
@@ -141,7 +145,7 @@ def race(
     Of several problems every strategy trains a model each, at once. ``out`` is a folder that gets ``race.toml`` and one
     run folder for each; :func:`resume_race` goes on with it, and a run that fails there does not end the race
     (:attr:`Race.failures`). Every strategy ends at the first of ``steps``, ``seconds`` and ``target`` that it
-    reaches. ``before`` is called with each spec in turn.
+    reaches. ``before`` is called with each spec in turn; ``watch`` and ``progress`` are as for :func:`train`.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work and, without ``out``,
     :class:`~anyk.errors.RunFailed` when a run cannot go on.
@@ -155,12 +159,15 @@ def race(
     """
     if not strategies:
         raise BadInput("a race needs at least one strategy")
+    for one in problem if isinstance(problem, Sequence) else [problem]:
+        ensure_problem(one)
     trained: Problem = ManyProblems(problem) if isinstance(problem, Sequence) else problem
     models = len(problem) if isinstance(problem, Sequence) else 1
     specs = [_with_models(spec, models, workers) for spec in strategies]  # all must be good before the first runs
     named = _named(specs, {})
-    law = parse(delays) if isinstance(delays, str) else delays
+    law = parse(delays)
     first = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
+    optimizer = usual_optimizer(trained, optimizer)
     limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
     check_limits(trained, steps, seconds, target)
     for spec in specs:
@@ -171,13 +178,12 @@ def race(
             if before is not None:
                 before(spec)
             fleet = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
-            runs.append(train(trained, spec, fleet, optimizer=optimizer, **limits, watch=watch))
+            runs.append(train(trained, spec, fleet, optimizer=optimizer, **limits, watch=watch, progress=progress))
         return Race(tuple(runs))
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         hint = f"go on with it: anyk resume {folder}" if is_race(folder) else "it is not empty"
         raise BadInput(f"the folder '{folder}' exists; choose another, or {hint}")
-    optimizer = optimizer or GD()
     config: dict[str, Any] = {
         "format": FORMAT,
         "anyk": version("anyk"),
@@ -195,7 +201,8 @@ def race(
     }
     config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named)})
     _write(folder, config)
-    return _run(folder, config, trained, optimizer, law, {}, False, watch, before)
+    with showing(progress, watch) as watching:
+        return _run(folder, config, trained, optimizer, law, {}, False, watching, before)
 
 
 def resume_race(

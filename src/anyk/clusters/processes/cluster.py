@@ -97,10 +97,10 @@ class Processes(Remote[_BoxedPost]):
         self,
         workers: int,
         *,
-        delays: DelayModel | None = None,
+        delays: DelayModel | str | None = None,
         seed: int = 0,
         liars: Sequence[int] = (),
-        communication: Communication | None = None,
+        communication: Communication | DelayModel | str | None = None,
         children: int = 64,
     ) -> None:
         if children < 0:

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import time as clock
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Self
 
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LIVE = 0.1  # seconds between redraws on a terminal
 _PLAIN = 2.0  # seconds between lines elsewhere
 
 
 class Progress:
-    """Shows loss, metric, steps, seconds and workers on time; pass it as ``watch``."""
+    """Shows loss, metric, steps, seconds and workers on time; pass it as ``watch``.
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
-        self._console, self._quiet = console, quiet
+    ``console``: where; standard error if left out. ``also``: called after every step as well.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        quiet: bool = False,
+        also: Callable[[Driver, Evaluator], None] | None = None,
+    ) -> None:
+        from rich.console import Console
+
+        self._console, self._quiet, self._also = console or Console(stderr=True), quiet, also
         self._last = 0.0
-        self._live: Live | None = None
+        self._live: Any = None
         self._shown: tuple[Driver, Evaluator] | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._quiet:
+            from rich.live import Live
+
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.__enter__()
         return self
@@ -40,16 +53,35 @@ class Progress:
 
     def __call__(self, driver: Driver, evaluator: Evaluator) -> None:
         """After a step."""
-        now = clock.monotonic()
-        if self._quiet or now - self._last < (_LIVE if self._live is not None else _PLAIN):
+        if self._also is not None:
+            self._also(driver, evaluator)
+        if not self._due():
             return
         first = self._shown is None or self._shown[0] is not driver
         self._shown = driver, evaluator
+        if self._live is not None or not first:  # in a file a run's first step says nothing yet
+            self._show(describe(driver, evaluator))
+
+    def stage(self, text: str, *, at_once: bool = True) -> None:
+        """What goes on between steps: workers start, versions are evaluated."""
+        if not self._quiet and (self._due() or at_once):
+            self._show(text)
+
+    def _due(self) -> bool:
+        """Whether it is time for another line; if so, the next is due a while later."""
+        now = clock.monotonic()
+        if self._quiet or now - self._last < (_LIVE if self._live is not None else _PLAIN):
+            return False
         self._last = now
+        return True
+
+    def _show(self, text: str) -> None:
+        from rich.text import Text
+
         if self._live is not None:
-            self._live.update(Text(describe(driver, evaluator), overflow="ellipsis", no_wrap=True), refresh=True)
-        elif not first:  # a run's first step says nothing yet
-            self._console.print(describe(driver, evaluator), highlight=False, markup=False, soft_wrap=True)
+            self._live.update(Text(text, overflow="ellipsis", no_wrap=True), refresh=True)
+        else:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def describe(driver: Driver, evaluator: Evaluator) -> str:
