@@ -325,16 +325,10 @@ def read_parquet(file: Path, allowed: Limit) -> Table:
         from pyarrow import parquet
     except ImportError:
         raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
-    with reading(file, "Parquet"):
-        size = file.stat().st_size
-        with file.open("rb") as binary, parquet.ParquetFile(binary) as opened:
-            facts, schema = opened.metadata, opened.schema_arrow
-            groups = [facts.row_group(i) for i in range(facts.num_row_groups)]
-            chunks = [group.column(j) for group in groups for j in range(group.num_columns)]
-            unpacked = sum(max(chunk.total_uncompressed_size, 0) for chunk in chunks)
-            packed = sum(max(chunk.total_compressed_size, 0) for chunk in chunks)
-    if packed > size:
-        raise BadInput(f"{shown(file)} is cut short or damaged: its columns take more bytes than it has")
+    with reading(file, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as opened:
+        facts, schema = opened.metadata, opened.schema_arrow
+        # not of single columns: PyArrow looks these up unchecked, and crashes on a damaged file
+        unpacked = sum(max(facts.row_group(i).total_byte_size, 0) for i in range(facts.num_row_groups))
     allowed.check(max(unpacked, 8 * facts.num_rows * facts.num_columns))
     index = _stored_index(schema.metadata)
     kept = [i for i, name in enumerate(schema.names) if name not in index]
@@ -353,9 +347,10 @@ def read_parquet(file: Path, allowed: Limit) -> Table:
                 "make them one of the two, or leave the column out"
             )
     columns: list[NDArray[Any]] = []
-    with reading(file, "Parquet"), file.open("rb") as binary:
-        # repeated text stays in the file's dictionary: written out, it could take any multiple of the file
-        table = parquet.read_table(binary, read_dictionary=[names[i] for i in sorted(text)])
+    # repeated text stays in the file's dictionary: written out, it could take any multiple of the file
+    words = [names[i] for i in sorted(text)]
+    with reading(file, "Parquet"), parquet.ParquetFile(file, read_dictionary=words, pre_buffer=False) as opened:
+        table = opened.read(use_threads=False)  # threads that read on behind an error crash the process
         for i, place in enumerate(kept):
             columns.append(_of_arrow(table.column(place), i in text))
     return Table(tuple(names), tuple(columns), True)
