@@ -51,11 +51,12 @@ def mpiexec() -> str:
 
 def told(*command: str) -> dict[str, str]:
     """What a program told, by check: '' for what held."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
 
 
+@pytest.mark.timeout(600)  # a busy machine starts actors slowly
 def test_ray_conforms() -> None:
     """On two nodes; also a machine that leaves and one that comes, a gradient that exits, processes left behind."""
     assert told(sys.executable, str(HERE / "conform.py"), "ray") == dict.fromkeys(
@@ -63,6 +64,7 @@ def test_ray_conforms() -> None:
     )
 
 
+@pytest.mark.timeout(600)
 def test_mpi_conforms() -> None:
     """Also many steps with stragglers; a rank cannot be started anew: of one that dies see test_mpi."""
     names = [name for name in NAMES if name != "check_a_lost_worker"]
