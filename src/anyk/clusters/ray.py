@@ -120,9 +120,9 @@ class Ray(Mailed[_ActorPost]):
     ``ray.init`` has not been called, a local one is started, and stopped at the end. ``cpus``, ``gpus``: what Ray
     sets aside for each worker. ``nodes``: addresses of the machines to be used, in turn; all if left out, spread.
 
-    An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies three times in a
-    row without a message is given up. Raises :class:`~anyk.errors.BadInput` where Ray is missing, the address does
-    not answer or the cluster has not the resources.
+    An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies twenty times in a
+    row without a message, or cannot be made five times, is given up. Raises :class:`~anyk.errors.BadInput` where Ray is
+    missing, the address does not answer or the cluster has not the resources.
     """
 
     name = "ray"
@@ -378,7 +378,8 @@ class Ray(Mailed[_ActorPost]):
         try:
             value = ray.get(reference)
         except ray.exceptions.RayError as error:  # it has died, or what it sent is lost, or there is no place for it
-            self._news.append(Died(worker, incarnation, _words(error)))
+            blame = 4 if getattr(error, "actor_init_failed", False) else 1  # of others nobody can tell the cause
+            self._news.append(Died(worker, incarnation, _words(error), blame))
             return
         if what == "telling":
             post.telling = None

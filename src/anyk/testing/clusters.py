@@ -26,6 +26,7 @@ from anyk.protocol import (
     Lost,
     Measure,
     Measured,
+    Mix,
     Progress,
     Reply,
     Task,
@@ -201,6 +202,65 @@ def check_messages_between_workers(make: MakeCluster) -> None:
     assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"the books say {weights}"
 
 
+def check_messages_that_wait(make: MakeCluster) -> None:
+    """Many messages of one worker may wait to be used, and another begins from all of them."""
+    count = 9
+
+    def work(task: int, worker: int, **begins: Any) -> Dispatch:
+        return Dispatch(task, (worker,), ((Chunk((task % _N,), (1.0,), repeat=task, steps=1, **begins),),))
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        return [work(0, 0)]
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if not isinstance(event, Reply):
+            return []
+        if event.task < count - 1:
+            return [work(event.task + 1, 0)]
+        if event.task == count - 1:
+            return [work(count, 1, mix=tuple((0, task, 0, 1.0 / count) for task in range(count)), share=0.0)]
+        return [Mix("model", [(count, 0)], [1.0])]
+
+    toy = Toy(_N, begin, react)
+    toy.inner = ""  # type: ignore[attr-defined]  # the run's own optimiser
+    driver = _run(toy, make(_N, None), 1)
+    centres = Squares(_N).centres
+    start = 0.5 * sum(centres[task % _N] for task in range(count)) / count
+    expected = 0.5 * start + 0.5 * centres[count % _N]
+    assert np.allclose(driver.models["model"], expected), f"what was kept gave {driver.models['model']}, not {expected}"
+
+
+def check_versions_that_wait(make: MakeCluster) -> None:
+    """Messages that wait keep the versions they were computed on, however many those are."""
+    rounds, n = 30, 2
+
+    def work(task: int) -> Dispatch:
+        return Dispatch(task, (0, 1), ((Chunk((0,), (1.0,)),), (Chunk((1,), (1.0,)),)))
+
+    def begin(toy: Toy) -> Sequence[Command]:
+        return [work(0)]
+
+    def react(toy: Toy, event: Event) -> Sequence[Command]:
+        if not isinstance(event, Reply):
+            return []
+        toy.memory["heard"] = heard = toy.memory.get("heard", 0) + 1
+        if heard % 2:
+            return []
+        step = Combine("model", [(heard - 2, 0)], [1.0])
+        if heard < 2 * rounds:
+            return [step, work(heard)]
+        waiting = [(task, 0) for task in range(1, heard, 2)]
+        return [step, Combine("model", waiting, [1.0 / rounds] * rounds)]
+
+    driver = _run(Toy(n, begin, react), make(n, None), rounds + 1)
+    centres, w, late = Squares(n).centres, np.zeros(5), np.zeros(5)
+    for _ in range(rounds):
+        late += (w - centres[1]) / rounds
+        w = w - 0.5 * (w - centres[0]) / n
+    expected = w - 0.5 * late / n
+    assert np.allclose(driver.models["model"], expected), f"late messages gave {driver.models['model']}, not {expected}"
+
+
 def check_measures(make: MakeCluster) -> None:
     """A message's projection is told on request; equal messages have equal projections, others do not."""
 
@@ -350,6 +410,8 @@ CHECKS = (
     check_discard,
     check_collect,
     check_messages_between_workers,
+    check_messages_that_wait,
+    check_versions_that_wait,
     check_measures,
     check_two_models,
     check_equal_bits,
