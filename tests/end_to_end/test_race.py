@@ -242,7 +242,9 @@ def test_a_run_that_fails_does_not_end_the_race(tmp_path):
                  "--delays", "exp:mean=1", "--out", str(tmp_path / "race"))  # fmt: skip
     assert result.exit_code == 1, result.output
     assert "uncoded failed: " in result.output and "diverged at step" in result.output
-    assert [run.steps for run in anyk.Race.open(tmp_path / "race").runs][1] == 50
+    runs = anyk.Race.open(tmp_path / "race").runs
+    assert runs[1].steps == 50
+    assert [one.times for one in compare(runs).speed_ups] == [None, None]  # one never fell below where it began
 
 
 def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):

@@ -241,14 +241,17 @@ def race(
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
     optimizer = make_optimizer(problem, given)
+    asked = given["cluster"]
     if not told:
-        given["cluster"] = charged(given["cluster"], problem, workers=given["workers"])
+        given["cluster"] = charged(asked, problem, workers=given["workers"])
     say(
         console,
         f"{given['problem'] or given['data'] + ', ' + given['model']}: {problem.samples:,} rows, "
         f"{problem.dimension:,} parameters; "
         f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}",
     )
+    if given["cluster"] != asked:
+        say(console, f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
     try:
         with Progress(console, quiet=given["quiet"]) as progress:
             result = run_race(

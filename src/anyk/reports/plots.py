@@ -25,6 +25,8 @@ COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b
 _WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
 _LABELS = 6  # runs that are labelled where they end; more get a legend
 _ROW, _HEIGHT, _AROUND = 0.44, 3.1, 1.2  # inches: for the label of a run, for the curves, for titles and below
+_DECADES = 4  # of a logarithmic axis, from which on only powers of ten are named
+_TINY = 1e-300
 _FEW = 40  # versions that are shown as points
 
 
@@ -119,7 +121,7 @@ class _Curve(NamedTuple):
 def _curve(run: Run, name: str, of: str) -> _Curve:
     history = run.history
     column = history.get(name, np.full(len(history["seconds"]), np.nan))  # a run that failed may have no metric
-    good = ~np.isnan(column)
+    good = np.isfinite(column)
     times, values = history["seconds"][good], column[good]
     if not times.size:
         return _Curve(times, values, 0.0, float("nan"))
@@ -145,11 +147,13 @@ def _label(
     space = each * len(order)
     low, high = axes.get_ylim()
     if falls:
-        exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-        axes.set_yticks([t for e in exponents for m in (1, 2, 5) if low <= (t := m * 10.0**e) <= high], minor=False)
+        first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+        every, within = max(1, (last - first) // 6), (1, 2, 5) if last - first < _DECADES else (1,)
+        ticks = [m * 10.0**e for e in range(first, last + 1, every) for m in within]
+        axes.set_yticks([tick for tick in ticks if low <= tick <= high])
         axes.set_yticks([], minor=True)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        low = high * (low / high) ** (1.0 / (1.0 - space))
+        low = max(high * (low / high) ** (1.0 / (1.0 - space)), _TINY)
     else:
         ceiling = max(high, 1.0) if name in ("auc", "accuracy") else high
         axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= ceiling])

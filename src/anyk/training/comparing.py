@@ -86,7 +86,7 @@ def _by_loss(run: Run, reference: Run) -> SpeedUp:
     at = max(float(losses.min()), float(theirs.min()))
     enough = at + _EQUAL * abs(at)
     first, other = mine[np.argmax(losses <= enough)], others[np.argmax(theirs <= enough)]
-    return SpeedUp(float(other / first) if first > 0.0 and other > 0.0 else None, at)
+    return SpeedUp(float(other / first), at) if first > 0.0 and other > 0.0 else SpeedUp(None)
 
 
 def _losses(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
