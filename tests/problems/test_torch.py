@@ -444,6 +444,7 @@ def test_what_cannot_work_is_said():
         ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be told from outputs of shape \\(2, 3"),
         ((nn.Linear(5, 1), lambda o, y: o.mean(), (X, y)), {"held_out": (X[:, :4], y)}, "the module fails on held_out"),
         ((nn.LSTM(5, 3), lambda o, y: o[0].mean(), (X, y)), {"held_out": (X, y)}, "one tensor, the module gives tuple"),
+        ((nn.Sequential(nn.InstanceNorm1d(5, track_running_stats=True), layer), loss, (X, y)), {}, "layer '0' is an instance norm with running"),
         ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be at least 1 sample, got 0"),
         ((layer, loss, (X, y)), {"l2": -1.0}, "l2 must be a finite number of at least 0, got -1"),
         ((nn.ReLU(), loss, (X, y)), {}, "no parameter to train"),

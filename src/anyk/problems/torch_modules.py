@@ -78,7 +78,9 @@ class TorchProblem:
     Workers compute in training mode from the module's initial buffers, and drop what the forward pass does to them:
     batch norm normalises with the batch at hand. For evaluation running statistics are computed anew over the
     training data, as ``torch.optim.swa_utils.update_bn`` does. Random layers draw by the model, the partition and the
-    rows, so that replicas agree.
+    rows, so that replicas agree; what the items of a data set draw from the global generators of torch, NumPy and
+    Python is seeded by the model and the item. Where several workers hold a partition their gradients are compared, at
+    the start and now and then.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work: module and loss are tried on two samples first.
 
@@ -116,6 +118,7 @@ class TorchProblem:
         except Exception as error:
             raise BadInput(f"the module cannot be copied: {error}") from None
         self._network = Network(own, loss, device=device, precision=precision, mean=mean)
+        _check_norms(own)
         ignored = _ignored(loss)
         parameters = trained(own)
         self.dtype = dtype_of(parameters)
@@ -338,6 +341,18 @@ def _check_options(device: str, precision: str | None, l2: float, microbatch: in
         raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
     if microbatch is not None and microbatch < 1:
         raise BadInput(f"microbatch must be at least 1 sample, got {microbatch}")
+
+
+def _check_norms(module: torch.nn.Module) -> None:
+    """Refuse running statistics that nothing would compute."""
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    for name, part in module.named_modules():
+        if isinstance(part, _InstanceNorm) and part.track_running_stats:
+            raise BadInput(
+                f"layer '{name}' is an instance norm with running statistics, which are computed anew for batch norms "
+                "alone; give it track_running_stats=False"
+            )
 
 
 def _ignored(loss: Any) -> int | None:
