@@ -10,9 +10,11 @@ import pytest
 
 import anyk
 from anyk.errors import BadInput
-from anyk.planning import best_k, error_after, error_floor
+from anyk.planning import adversarial_threshold, best_k, chosen_stragglers, error_after, error_floor
 from anyk.planning.erasurehead import excess_bound, missing, seconds_bound, step_seconds
 from anyk.strategies import Arbitrary, Bursty, GilbertElliott, PerRound
+
+KNOWLEDGE = ("code", "overlaps", "nothing")
 
 
 @pytest.mark.parametrize(("n", "c", "r"), [(12, 3, 5), (10, 2, 4), (8, 4, 1), (6, 2, 6)])
@@ -128,3 +130,34 @@ def test_error_against_time() -> None:
         errors = [error_after(t, pace[k - 1], *args, k) for k in range(1, 9)]
         assert best_k(t, pace, *args) == int(np.argmin(errors)) + 1
     assert [best_k(t, pace, *args) for t in (1.0, 1e4)] == [1, 8]
+
+
+def test_what_an_adversary_needs_to_know() -> None:
+    """In a block code whoever knows the overlaps finds the blocks; in a design nobody gains by knowing anything."""
+    sbc = anyk.code("sbc:block=10,inside=0.5,outside=0.02,seed=3", workers=40)
+    errors = {knows: chosen_stragglers(sbc, 10, knows=knows)[1].residual ** 2 for knows in KNOWLEDGE}
+    assert errors["code"] >= errors["overlaps"] - 1e-12 and errors["overlaps"] > 2 * errors["nothing"]
+    lost = chosen_stragglers(sbc, 10, knows="overlaps")[0]
+    held = [set(sbc.holdings[i]) for i in lost]
+    assert all(any(a & b for b in held if b is not a) for a in held)  # a community
+    design = anyk.code("bibd", workers=13)
+    assert len({round(chosen_stragglers(design, 5, knows=knows)[1].residual, 9) for knows in KNOWLEDGE}) == 1
+
+
+def test_thresholds() -> None:
+    """Value of the gallery: an error of 0.1 takes 14 of 31 under PG(2, 5) and 6 under FRC of the same load."""
+    assert adversarial_threshold(anyk.code("bibd", workers=31), 0.1) == 14
+    assert adversarial_threshold(anyk.code("frc:stragglers=5", workers=31), 0.1) == 6
+    assert adversarial_threshold(anyk.code("uncoded", workers=10), 0.1) == 1
+    assert adversarial_threshold(anyk.code("frc:load=5", workers=5), 0.5) is None
+    small = anyk.code("cyclic:stragglers=2", workers=7)
+    for error in (0.05, 0.2, 0.5):
+        exhaustive = next(
+            (f for f in range(7) for lost in combinations(range(7), f)
+             if small.decode([i for i in range(7) if i not in lost]).residual ** 2 >= error - 1e-12), None,
+        )  # fmt: skip
+        assert adversarial_threshold(small, error) == exhaustive
+    with pytest.raises(BadInput, match="must be above 0 and at most 1, got 0"):
+        adversarial_threshold(small, 0.0)
+    with pytest.raises(BadInput, match="knows must be code, overlaps or nothing, got 'all'"):
+        chosen_stragglers(small, 1, knows="all")  # type: ignore[arg-type]

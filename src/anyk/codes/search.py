@@ -51,8 +51,9 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
             shared = np.asarray(overlap[lost].sum(axis=0)).ravel()
             shared[lost] = -1.0
             near = np.argsort(-shared, kind="stable")[: min(_TRIED, n - len(lost))]
-            tried = [(without(np.append(lost, i)).residual, -int(i)) for i in near]
-            lost = np.append(lost, -max(tried)[1])
+            # where nothing is lost yet, whoever shares most with the others is the one to go on with
+            tried = [(without(np.append(lost, i)).residual, float(shared[i]), -int(i)) for i in near]
+            lost = np.append(lost, -max(tried)[2])
         found = without(lost)
         if found.residual > best_found.residual or not len(best_lost):
             best_lost, best_found = np.sort(lost), found

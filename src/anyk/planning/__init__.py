@@ -1,6 +1,7 @@
 """Planning: what codes and fleets are worth before anything is trained."""
 
 from anyk.planning import erasurehead
+from anyk.planning.adversaries import adversarial_threshold, chosen_stragglers
 from anyk.planning.bounds import (
     async_factor,
     best_k,
@@ -28,9 +29,11 @@ __all__ = [
     "Facts",
     "Measured",
     "Pace",
+    "adversarial_threshold",
     "async_factor",
     "best_k",
     "best_tau",
+    "chosen_stragglers",
     "compare_codes",
     "erasurehead",
     "error_after",

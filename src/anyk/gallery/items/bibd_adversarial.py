@@ -5,7 +5,7 @@ from anyk.gallery.item import Criterion, Item, Order
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Lines
 from anyk.gallery.table import Case, Table
-from anyk.planning import facts
+from anyk.planning import adversarial_threshold, facts
 
 N = 31
 CODES = {
@@ -22,13 +22,23 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     return {"random": found.expected**2, "chosen": found.worst**2}
 
 
+def threshold(lab: Lab, case: Case, seed: int) -> Found:
+    """How many chosen stragglers it takes to push the error per partition so far."""
+    found = adversarial_threshold(code(CODES[case["code"]], workers=N), case["error"])
+    return {"threshold": float(N if found is None else found)}
+
+
 def table(lab: Lab) -> Table:
     counts = (0, 3, 5, 8, 10, 15)
-    return lab.measure(measure, [{"code": c, "stragglers": f} for c in CODES for f in counts])
+    errors = lab.measure(measure, [{"code": c, "stragglers": f} for c in CODES for f in counts])
+    levels = (0.1,) if lab.quick else (0.02, 0.05, 0.1, 0.2, 0.4)
+    names = ("block design", "biregular", "FRC", "expander")
+    limits = lab.measure(threshold, [{"code": c, "error": level} for c in names for level in levels], seeds=1)
+    return Table(errors.rows + limits.rows)
 
 
 def _same(t: Table) -> tuple[bool, str]:
-    rows = [row for row in t.where(code="block design") if row.case["stragglers"]]
+    rows = [row for row in t.where(code="block design") if row.case.get("stragglers")]
     worst = max(abs(row.mean("chosen") - row.mean("random")) for row in rows)
     design = code("bibd", workers=N)
     known = max(
@@ -38,6 +48,11 @@ def _same(t: Table) -> tuple[bool, str]:
         worst < 1e-9 and known < 1e-9,
         f"random and chosen stragglers differ by {worst:.0e}, the formula by {known:.0e}",
     )
+
+
+def _harm(t: Table) -> tuple[bool, str]:
+    design, repeated = (t.mean("threshold", code=name, error=0.1) for name in ("block design", "FRC"))
+    return design > repeated, f"{design:.0f} for an error of 0.1, FRC {repeated:.0f}"
 
 
 def _beats(f: int) -> Criterion:
@@ -61,6 +76,7 @@ ITEM = Item(
         _beats(8),
         _beats(10),
         _beats(15),
+        Criterion("it takes more chosen stragglers to do harm than with repetition", "more", _harm),
         Order(
             "under 10 random stragglers the design is not the best",
             ("block design", "FRC"),
@@ -70,7 +86,16 @@ ITEM = Item(
     panels=(
         Lines("stragglers", ("chosen",), "stragglers", "error per partition", "chosen to hurt (search)", by="code"),
         Lines("stragglers", ("random",), "stragglers", "error per partition", "random", by="code"),
+        Lines(
+            "error",
+            ("threshold",),
+            "error per partition",
+            "chosen stragglers that it takes",
+            "threshold",
+            by="code",
+            log="x",
+        ),
     ),
-    columns=("code", "stragglers", "random", "chosen"),
+    columns=("code", "stragglers", "random", "chosen", "error", "threshold"),
     differs="chosen stragglers are found by a search, a lower bound for all codes but the design",
 )
