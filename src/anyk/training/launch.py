@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import fcntl
+import resource
 import signal
 import sys
 import threading
@@ -289,7 +291,7 @@ def check_address(cluster: str, of: str, *, trust: bool) -> None:
 
 def _steps_of(folder: Path) -> int:
     """The newest version in a run's log."""
-    with RunLog.reading(folder / "log.sqlite") as log:
+    with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
         return int(log.rows("SELECT max(version) FROM updates")[0][0] or 0)
 
 
@@ -316,6 +318,7 @@ def _drive(
     assert log is not None
     evaluator: Evaluator | None = None
     ended: BaseException | None = None
+    begun = False  # before it has, nothing is written
     try:
         with cluster, _patient_interrupts(driver), _quick_switching():
             _first_metrics(problem)  # what metrics import is not to be imported on the clock
@@ -343,6 +346,7 @@ def _drive(
                 evaluator.every = saved.state["every"]
                 _restore(driver, saved, folder)
                 driver.reached = evaluator.reached is not None
+            begun = True
             first = saved is None and driver.beginning is not None  # its history begins with that, whatever the number
             for slot, w in driver.trained():
                 if evaluator.keep(slot, driver.versions[slot], driver.time, w, last=first):
@@ -362,11 +366,26 @@ def _drive(
     except RunFailed as error:
         ended = error
         log.note(driver.time, "failed", str(error))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            log.close(write=False)
+            raise
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        ended = RunFailed(
+            f"{cluster.workers} workers need more open files than this process may have ({most}); allow more "
+            "(ulimit -n) and resume the run"
+        )
+        log.note(driver.time, "failed", str(ended))
     except BaseException:
         if evaluator is not None:
             evaluator.stop()
         log.close(write=False)
         raise
+    if ended is not None and not begun:
+        if evaluator is not None:
+            evaluator.stop()
+        log.close(write=False)
+        raise ended from None
     if driver.interrupted:
         ended = KeyboardInterrupt()
         log.note(driver.time, "interrupted", f"at step {driver.step}")
@@ -549,7 +568,11 @@ def _locked(folder: Path | None) -> Iterator[None]:
         yield
         return
     lock: IO[str]
-    with (folder / "lock").open("w") as lock:
+    try:
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

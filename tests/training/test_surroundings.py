@@ -1,0 +1,85 @@
+"""Runs where the system is in the way: few open files, small files, folders to be read only."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+
+TRAIN = ["train", "--data", "synthetic:rows=90,features=4", "--delays", "exp:mean=0.01", "--quiet", "--steps", "400"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def limited(limit, *arguments):
+    """The command in a process of its own with a limit on files, of ``ulimit``."""
+    script = f"ulimit {limit}; exec {sys.executable} -m anyk " + " ".join(map(str, arguments))
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=100)
+
+
+def test_too_few_open_files_end_in_a_sentence(tmp_path):
+    done = limited("-n 24", *TRAIN[:-1], 3, "--workers", 16, "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "anyk: 16 workers need more open files than this process may have (24); allow more (ulimit -n) and resume the run"
+    )
+    resumed = run("resume", tmp_path / "run", "--quiet")
+    assert resumed.exit_code == 0, resumed.output
+    assert anyk.verify(tmp_path / "run").whole
+
+
+@pytest.mark.parametrize(("blocks", "code"), [(1, 2), (200, 1)])
+def test_files_that_may_not_grow_end_in_a_sentence(blocks, code, tmp_path):
+    done = limited(f"-f {blocks}", *TRAIN, "--workers", 4, "--cluster", "simulated", "--out", tmp_path / "run")
+    assert done.returncode == code
+    assert len(done.stderr.strip().splitlines()) == 1 and "log.sqlite' cannot be" in done.stderr, done.stderr
+
+
+@pytest.fixture
+def read_only():
+    """A finished run in a folder that this user may not write to."""
+    place = Path(tempfile.mkdtemp(prefix="anyk-read-only-"))
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    cluster = anyk.cluster("simulated", workers=4, delays="exp:mean=1")
+    anyk.train(problem, "uncoded", cluster, steps=4, optimizer=anyk.optimizers.GD(lr=0.1), out=place / "run").close()
+    anyk.Run.open(place / "run").close()
+    assert run("show", place / "run").exit_code == run("replay", place / "run").exit_code == 0  # imported by now
+    place.chmod(0o755)
+    for file in (place / "run").iterdir():
+        file.chmod(0o444)
+    (place / "run").chmod(0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield place / "run"
+    if root:
+        os.seteuid(0)
+    (place / "run").chmod(0o755)
+    shutil.rmtree(place)
+
+
+def test_a_folder_that_may_only_be_read(read_only):
+    before = {path.name: path.read_bytes() for path in read_only.iterdir()}
+    with pytest.raises(PermissionError):
+        (read_only / "new").touch()
+    for command in (
+        ["show", read_only],
+        ["show", read_only, "--step", 2],
+        ["replay", read_only],
+        ["verify", read_only],
+    ):
+        result = run(*command)
+        assert result.exit_code == 0, (command, result.output)
+    refused = run("resume", read_only, "--steps", 9)
+    assert refused.exit_code == 2 and "cannot be written (Permission denied)" in refused.output, refused.output
+    assert len(refused.output.strip().splitlines()) == 1
+    assert {path.name: path.read_bytes() for path in read_only.iterdir()} == before
