@@ -108,7 +108,7 @@ def test_one_code_is_shown_with_its_matrix_and_its_theory(tmp_path):
         "bibd:family=projective",
         "worker   0: 4 5 6",
         "    6  1 . 1 . 1 . .",
-        "Kadhe, Koyluoglu",
+        "Koyluoglu",
         "residual 0.189",
     ):
         assert part in shown.output

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
+from anyk.reports.columns import shortened
 from anyk.specs import parse
 from anyk.strategies import CodedRounds, KFamily
 from anyk.strategies import strategy as build_strategy
@@ -27,6 +28,7 @@ _LABELS = 6  # runs that are labelled where they end; more get a legend
 _ROW, _HEIGHT, _AROUND = 0.44, 3.1, 1.2  # inches: for the label of a run, for the curves, for titles and below
 _DECADES = 4  # of a logarithmic axis, from which on only powers of ten are named
 _TINY = 1e-300
+_LONG = 115  # characters of the subtitle's first line
 _FEW = 40  # versions that are shown as points
 
 
@@ -100,7 +102,8 @@ def plot(
     if wide:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title(_title(chosen, name, target) + "\n" * 2, fontsize=13, fontweight="bold", loc="left")
-    axes.text(0.0, 1.015, _subtitle(chosen), transform=axes.transAxes, fontsize=9, color="0.35")
+    below = axes.text(0.0, 1.015, _subtitle(chosen), transform=axes.transAxes, fontsize=9, color="0.35")
+    below.set_in_layout(False)  # the title has left room for it; long names are not to squeeze the curves
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
     _keep_inside(figure, axes, texts)
@@ -175,7 +178,7 @@ def _label(
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
         )  # fmt: skip
         axes.plot(curve.end, curve.height, "o", ms=8, mfc="white", mec=colour, mew=2, zorder=4)
-        head = f"{run.config['strategy']}   {_result(curve, name, target)}"
+        head = f"{shortened(str(run.config['strategy']), _LONG // 2)}   {_result(curve, name, target)}"
         if found is not None and found.over != run.config["strategy"] and found.speed_ups[i].times is not None:
             bound = "more than " if found.speed_ups[i].at_least else ""
             head += f", {bound}{found.speed_ups[i].times:.1f} times as fast{' a job' * (found.by == 'job')}"
@@ -210,16 +213,19 @@ def _result(curve: _Curve, name: str, target: float | None) -> str:
 
 
 def _title(runs: Sequence[Run], name: str, target: float | None) -> str:
+    name = {"auc": "AUC", "mse": "MSE"}.get(name, name)
     what = f"seconds to {name} {target:g}" if target is not None else f"{name} against seconds"
     if len(runs) == 1:
-        return f"{runs[0].config['strategy']}: {what}"
+        return f"{shortened(str(runs[0].config['strategy']), _LONG // 2)}: {what}"
     return f"{what[0].upper()}{what[1:]}, with the same stragglers for all"
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
     config = runs[0].config
     made = config.get("problem") or {}
-    data = ", ".join(str(part) for part in (made.get("data", made.get("problem")), made.get("model")) if part)
+    data = ", ".join(
+        str(part) for part in (made.get("data"), Path(made.get("problem", "")).name, made.get("model")) if part
+    )
     delays = str(config.get("delays"))
     held_up = "no injected delays" if delays == "none" else f"every task held up by an injected delay, {delays}"
     cluster = str(config.get("cluster", "")).partition(":")[0]
@@ -228,11 +234,12 @@ def _subtitle(runs: Sequence[Run]) -> str:
         held_up,
         f"seed {config.get('seed')}",
     ]
+    setting = shortened("; ".join(parts), _LONG)
     if len(runs) == 1:
-        return "; ".join(parts) + "\n"
+        return setting + "\n"
     over, by, _ = compare(runs)
     how = {"target": "to the target", "loss": "to the lowest loss that both reached", "job": "by seconds a job"}[by]
-    return "; ".join(parts) + f"\nspeed compared with {over}, {how}"
+    return setting + f"\nspeed compared with {over}, {how}"
 
 
 def purpose(run: Run) -> str:
