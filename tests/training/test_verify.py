@@ -148,3 +148,27 @@ def test_a_run_that_goes_on_and_one_that_has_not_ended(tmp_path):
     assert [check.whole for check in anyk.verify(tmp_path / "second").checks if check.name == "beginning"] == [True]
     (tmp_path / "second" / "begin.safetensors").unlink()
     assert damaged(tmp_path / "second") == {"beginning"}
+
+
+def test_all_runs_of_a_race(tmp_path):
+    result = run("race", "--data", "synthetic:rows=60,features=4", "--workers", 4, "--cluster", "simulated", "--delays",
+                 "exp:mean=1", "--strategy", "uncoded", "--strategy", "frc:load=2", "--steps", 3, "--quiet", "--out",
+                 tmp_path / "race")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = run("verify", tmp_path / "race")
+    assert found.exit_code == 0 and "race.toml, 2 of 2 runs begun" in found.output, found.output
+    (tmp_path / "race" / "frc-load=2" / checkpoints.NAME).unlink()
+    found = run("verify", tmp_path / "race")
+    assert found.exit_code == 1 and "checkpoint     DAMAGED: frc-load=2: checkpoint.safetensors is gone" in found.output
+
+
+def test_a_configuration_without_a_key(folder):
+    text = (folder / "run.toml").read_text()
+    for key in ("strategy", "workers", "metric"):
+        kept = [line for line in text.splitlines() if not line.startswith(f"{key} =")]
+        (folder / "run.toml").write_text("\n".join(kept))
+        for command in ("show", "replay", "resume"):
+            result = run(command, folder)
+            assert result.exit_code == 2 and f"missing required field `{key}`" in result.output, result.output
+            assert len(result.output.strip().splitlines()) == 1
+        assert damaged(folder) == {"configuration"}

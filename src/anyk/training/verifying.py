@@ -13,7 +13,7 @@ from anyk.errors import BadInput
 from anyk.named import sha256_of
 from anyk.problems import data_digest, from_recipe, sources
 from anyk.specs import parse as split
-from anyk.training import beginning, checkpoints, config
+from anyk.training import beginning, checkpoints, config, racing
 from anyk.training.books import ENDINGS
 from anyk.training.digests import traces_of
 from anyk.training.runlog import LOST, RunLog
@@ -58,8 +58,8 @@ def verify(path: str | Path) -> Verification:
 
     The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the books),
     the checkpoints (their digests, and whether the log knows them), code, traces and data. Nothing that the folder
-    names is run, nothing is fetched, and the folder may be read-only. Raises :class:`~anyk.errors.BadInput` where it
-    is no run folder.
+    names is run, nothing is fetched, and the folder may be read-only. Of the folder of a race all runs are looked at.
+    Raises :class:`~anyk.errors.BadInput` where it is no run folder.
 
     >>> import tempfile
     >>> import anyk
@@ -71,9 +71,25 @@ def verify(path: str | Path) -> Verification:
     (True, 'configuration  ok: run.toml, format 1')
     """
     folder = Path(path)
+    if (folder / racing.NAME).is_file():
+        return Verification(folder, tuple(_of_race(folder)))
     if not any((folder / name).is_file() for name in (config.NAME, _LOG, checkpoints.NAME)):
         raise BadInput(f"'{folder}' is no run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
     return Verification(folder, tuple(_checks(folder)))
+
+
+def _of_race(folder: Path) -> Iterator[Check]:
+    """Those of every run that has begun."""
+    try:
+        race = racing.read_race(folder)
+    except BadInput as error:
+        yield Check("race", False, str(error))
+        return
+    begun = [name for name in race["runs"].values() if (folder / name).is_dir()]
+    yield Check("race", True, f"{racing.NAME}, {len(begun)} of {len(race['runs'])} runs begun")
+    for name in begun:
+        for check in _checks(folder / name):
+            yield check._replace(text=f"{name}: {check.text}")
 
 
 def _checks(folder: Path) -> Iterator[Check]:
