@@ -1,7 +1,10 @@
 """Every strategy is tried with two of the faults and two sizes here, and with all of them by ``scripts/soak clusters``."""
 
+import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +43,21 @@ def test_no_strategy_is_left_out() -> None:
         entry.name for known in (strategies, codes) for entry in known if entry.build.__module__.startswith("anyk.")
     }
     assert names <= {spec.partition(":")[0] for spec in STRATEGIES}
+
+
+@pytest.mark.parametrize("spec", ["matcha:graph=ring,tau=2", "dpsgd:graph=ring"])
+def test_messages_that_wait_for_a_frozen_worker_are_taken_up_again(spec: str, tmp_path: Path) -> None:
+    """The others run ahead of it by as many rounds as the graph allows, and more than a worker has buffers."""
+    cluster = anyk.clusters.Processes(8, delays=Exponential(mean=0.003), seed=0)
+
+    def watch(driver: Any, evaluator: Any) -> None:
+        if driver.step == 2:
+            os.kill(cluster.pids[1], signal.SIGSTOP)
+
+    optimizer = anyk.optimizers.GD(lr=0.1)
+    out = tmp_path / "run"
+    anyk.train(make_problem(), spec, cluster, optimizer=optimizer, seconds=1.0, out=out, watch=watch).close()
+    run = anyk.resume(out, seconds=60.0, steps=20)
+    assert run.steps == 20
+    settled(run, make_problem())
+    run.close()

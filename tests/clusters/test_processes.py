@@ -376,3 +376,14 @@ def test_float32_replies_are_summed_in_float64():
     )
     assert run.model.dtype == np.float32
     assert np.allclose(run.model, plain_descent(Squares(6), 5), rtol=1e-5)
+
+
+def test_processes_are_counted_where_there_is_no_proc(monkeypatch):
+    import psutil  # noqa: F401  # by the name of the system as it is
+
+    from anyk.clusters.processes import nursery
+
+    here = os.getsid(0)
+    assert here in set(nursery._sessions())
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert here in set(nursery._sessions())

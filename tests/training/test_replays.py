@@ -64,3 +64,11 @@ def test_a_run_that_was_resumed_replays(tmp_path):
         assert anyk.replay(run, problem=Squares(6)).model
         whole = part({"seconds": 12.0})
         assert run.model.tobytes() == whole.model.tobytes() and run.steps == 3
+
+
+@pytest.mark.parametrize("spec", ["diloco:tau=3", "compressed:of=sync,by=(top-k:share=0.5)"])
+def test_what_a_worker_lost_when_it_died_is_lost_in_the_replay(spec):
+    outages = [anyk.clusters.Outage(3.0, worker, 3.2) for worker in range(6)]
+    cluster = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=0.4), seed=4, outages=outages)
+    with anyk.train(Squares(6), spec, cluster, optimizer=anyk.optimizers.GD(lr=0.05), steps=12) as run:
+        assert anyk.replay(run, problem=Squares(6)).model, str(anyk.replay(run, problem=Squares(6)))

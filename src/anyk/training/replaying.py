@@ -15,7 +15,7 @@ from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Partitions, Problem
-from anyk.protocol import Collect, Cut, Dispatch, Event, Reply
+from anyk.protocol import Collect, Cut, Dispatch, Event, Lost, Reply
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 from anyk.training.digests import admit_strategy, check_problem
@@ -79,6 +79,8 @@ class _Recorded(Simulated):
     def events(self) -> Iterator[Event | Cut | None]:
         for event in self._log.events():
             self._now = event.time
+            if isinstance(event, Lost):
+                self.give_up(event.worker)  # and with it the optimiser's state that it had
             if isinstance(event, Reply) and self._messages is not None:
                 entry = self._live.get(event.task)
                 if entry is None:
