@@ -444,3 +444,24 @@ def test_mpiexec_without_cluster_mpi_is_one_sentence(tmp_path):
     assert first.exit_code == other.exit_code == 2 and not other.output
     assert "mpiexec started this command 5 times, and cluster 'simulated' would run it in each" in first.output
     assert not (tmp_path / "run").exists()
+
+
+def test_a_name_too_long_and_tables_too_deep_are_one_sentence(tmp_path):
+    for arguments in (
+        ["--config", "x" * 3000],
+        ["--plugin", "x" * 3000 + ".py"],
+        ["--delays", f"trace:{'x' * 3000}.npz"],
+    ):
+        done = run("train", *arguments, "--steps", "1")
+        assert done.exit_code == 2 and "File name too long" in done.output and len(done.output) < 1000
+    (tmp_path / "c.toml").write_text("steps = " + "[" * 5000)
+    done = run("train", "--config", str(tmp_path / "c.toml"))
+    assert done.exit_code == 2 and "cannot be read as a config file: maximum recursion depth" in done.output
+
+
+def test_a_target_of_an_undefined_metric_is_refused(tmp_path):
+    (tmp_path / "d.csv").write_text("a,y\n" + "".join(f"{i},{'no' if i else 'yes'}\n" for i in range(8)))
+    done = run("train", "--data", "file:seed=1", "--data-file", str(tmp_path / "d.csv"), "--workers", "2", "--cluster",
+               "simulated", "--target", "0.9", "--out", str(tmp_path / "run"), "--quiet")  # fmt: skip
+    assert done.exit_code == 2 and "auc is not defined on the held-out rows (nan), as where they are of" in done.output
+    assert "the 2 held-out rows are of one class ('no')" in done.output

@@ -814,6 +814,7 @@ def test_files_that_cannot_be(spec: str, name: str, says: str, tmp_path: Path) -
         ("", None, r"a spec looks like name:key=value"),
         ("digits:seed=a", None, r"seed in 'digits:seed=a' should be a whole number, got 'a'"),
         ("synthetic:rows=1", None, r"rows of data set 'synthetic' should be at least 2, got 1"),
+        ("synthetic:rows=500000000", None, r"would take 84 GB, but the limit is 1 GB; for more give max_gb=…"),
         ("synthetic:features=0", None, r"features of data set 'synthetic' should be at least 1, got 0"),
         ("synthetic:noise=-1", None, r"noise .* 0 or more and finite, got -1"),
         ("synthetic:noise=inf", None, r"noise .* finite, got inf"),

@@ -16,6 +16,7 @@ import click
 from anyk.checks import check
 from anyk.cli.output import check_file, check_picture
 from anyk.errors import BadInput
+from anyk.tables import reading
 
 if TYPE_CHECKING:
     from anyk.optimizers import Optimizer
@@ -29,12 +30,13 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
     if file is None:
         return None
     path = Path(file)
-    if not path.is_file():
-        raise BadInput(f"no config file '{file}'")
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"the config file '{file}' is not TOML: {error}") from None
+    with reading(path, "a config file"):  # a name may be too long, a file not ours to read, tables nested too deep
+        if not path.is_file():
+            raise BadInput(f"no config file '{file}'")
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise BadInput(f"the config file '{file}' is not TOML: {error}") from None
     known = {_option(parameter): parameter for parameter in ctx.command.params if parameter.name != "config"}
     defaults: dict[str, Any] = {}
     for given, value in values.items():
@@ -72,8 +74,9 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
     ctx.meta[PLUGINS] = (*ctx.meta.get(PLUGINS, ()), *files)
     for file in files:
         path = Path(file)
-        if not path.is_file():
-            raise BadInput(f"no plug-in file '{file}'")
+        with reading(path, "a plug-in"):
+            if not path.is_file():
+                raise BadInput(f"no plug-in file '{file}'")
         name = f"anyk_plugin_{path.stem}"
         spec = util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import errno
 import fcntl
+import math
 import resource
 import signal
 import sys
@@ -528,7 +529,13 @@ def check_limits(
         raise BadInput(f"seconds must be a finite number above 0, got {seconds:g}")
     if target is None:
         return
-    if not _first_metrics(problem) and problem.metric != "loss":
+    first = _first_metrics(problem)
+    if math.isnan(first.get(problem.metric, 0.0)):
+        raise BadInput(
+            f"a target of {target:g} cannot be reached: {problem.metric} is not defined on the held-out rows (nan), as "
+            "where they are of one class; hold out others, or give steps or seconds"
+        )
+    if not first and problem.metric != "loss":
         raise BadInput(
             f"a target is a value of the metric, {problem.metric}, which takes held-out data (X_test and y_test); "
             "without, give steps or seconds"

@@ -26,13 +26,15 @@ def synthetic(
     classes: int | None = None,
     test: float = 0.2,
     seed: int = 0,
+    max_gb: float = 1.0,
 ) -> Dataset:
     """Random features and a linear rule with noise, drawn from a seed.
 
     Entries of ``X`` are standard normal; with ``density`` below 1 each is kept with that probability, and ``X`` is
     sparse. With ``W`` normal, scaled so that a score has a variance of about 1, the scores are ``X W + noise E``, with
     ``E`` normal: the target itself (regression), its sign (binary), or the place of the largest of ``classes`` scores
-    (multiclass, 3 unless told). Raises BadInput for a size or probability that cannot be.
+    (multiclass, 3 unless told). Raises BadInput for a size or probability that cannot be, and for data that would take
+    more than ``max_gb``.
     """
     for name, value, least in (("rows", rows, 2), ("features", features, 1)):
         if value < least:
@@ -46,6 +48,12 @@ def synthetic(
     scores = 1 if task != "multiclass" else 3 if classes is None else classes
     if task == "multiclass" and scores < 2:
         raise BadInput(f"classes of data set 'synthetic' should be at least 2, got {classes}")
+
+    takes = 8e-9 * rows * (features * min(1.0, 2 * density) + scores)
+    if not takes <= max_gb:
+        raise BadInput(
+            f"data set 'synthetic' would take {takes:.3g} GB, but the limit is {max_gb:g} GB; for more give max_gb=…"
+        )
 
     X: Matrix
     if density < 1:
