@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -47,7 +48,11 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     from anyk.planning.codes import Missing
     from anyk.reports import codes_table
 
-    rows = survey(workers, stragglers=stragglers)
+    with click.progressbar(
+        length=len(list(registry)), label=f"looking at codes for {workers} workers", file=sys.stderr,
+        item_show_func=lambda name: name or "",
+    ) as bar:  # fmt: skip
+        rows = survey(workers, stragglers=stragglers, tell=lambda name: bar.update(1, name))
     judged = next((row.stragglers for row in rows if not isinstance(row, Missing)), 0)
     head = f"{workers} workers, {judged} of them stragglers; what a spec leaves out is filled in"
     _print(head, codes_table(rows), json_file=json_file)

@@ -33,6 +33,7 @@ from anyk.codes.decoders import (
     method,
 )
 from anyk.codes.made import Checked, fixed_property, valid_matrix
+from anyk.codes.removal import Removal
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -121,6 +122,11 @@ class Code(metaclass=Checked):
         """Euclidean norm of each row of the encoding, shape (replies,)."""
         squares = self.encoding.multiply(self.encoding).sum(axis=1)
         return np.sqrt(np.asarray(squares, dtype=np.float64).ravel())
+
+    @fixed_property
+    def removal(self) -> Removal:
+        """Least squares without some of the replies, for many sets; built from a dense decomposition."""
+        return Removal(self.encoding.toarray())
 
     @property
     def replication(self) -> float:

@@ -26,6 +26,7 @@ Indices = NDArray[np.int64]
 
 EXACT = 1e-6  # a decode is exact when max|a B - 1| is at most this
 _DENSE = 40_000  # replies x partitions up to which least squares are solved densely
+_DECOMPOSED = 160_000  # replies x partitions of codes of which few lost replies are taken away from the whole
 _GROWING = 400_000  # and up to which an orthonormal basis of the replies' rows grows with each arrival
 
 
@@ -132,14 +133,20 @@ class Exact:
 class LeastSquares:
     """Weights of smallest norm among those nearest to the sum: ``argmin ||a B - 1||``, the optimal decoder.
 
-    Small codes are solved densely, larger ones by LSQR (Paige and Saunders 1982) in time linear in the non-zeros.
+    Small sets are solved densely; of codes with up to 160,000 entries few lost replies are taken away from a
+    decomposition of the whole; larger ones are left to LSQR (Paige and Saunders 1982), in time linear in the non-zeros.
     """
 
     def weights(self, code: Code, replies: Indices) -> Floats:
         """See :class:`Method`."""
-        weights = np.zeros(code.replies)
+        n, m = code.replies, code.partitions
+        if len(replies) * m > _DENSE and n * m <= _DECOMPOSED and 3 * (n - len(replies)) <= n:
+            found = code.removal.weights(np.setdiff1d(np.arange(n), replies))
+            if found is not None:
+                return found
+        weights = np.zeros(n)
         if len(replies):
-            weights[replies] = least_squares(code.encoding[replies], code.partitions)
+            weights[replies] = least_squares(code.encoding[replies], m)
         return weights
 
 

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from math import comb
 
 import numpy as np
 
 from anyk.codes.base import Code, incidence, whole
-from anyk.codes.decoders import Decoding, Indices, Method, method
+from anyk.codes.decoders import Decoding, Indices, LeastSquares, Method, Own, method
+from anyk.codes.edges import EdgeCode
+from anyk.codes.product import KroneckerCode
+from anyk.codes.tree import TreeCode
 from anyk.errors import BadInput
 
 _EXHAUSTIVE = 2_000  # sets up to which all are looked at
 _TRIED = 32  # candidates looked at for each straggler that a greedy search adds
 _STARTS = 2  # greedy searches, from different workers
+_DENSE = 4_000_000  # replies x partitions up to which one decomposition serves a whole greedy search
+_DIGITS = 9  # residuals that are the same to so many are a tie
+
+
+def _is_optimal(code: Code, how: Method) -> bool:
+    """Whether the weights found are the least-squares ones, or as good."""
+    own = type(code)._solve is Code._solve or isinstance(code, (EdgeCode, KroneckerCode, TreeCode))
+    return code.messages == code.blocks == 1 and (isinstance(how, LeastSquares) or (own and isinstance(how, Own)))
 
 
 def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "own") -> tuple[tuple[int, ...], Decoding]:
     """The set of so many workers with the largest residual that a search finds, and the decoding without them.
 
     Up to 2,000 sets all are tried; beyond, the set is grown greedily, by the worker whose loss adds most, among those
-    that share most with what is lost. A greedy result is a lower bound of the worst.
+    that share most with what is lost; of equal ones by the one that shares most and, where least squares decode, in
+    a second search by the lowest. A greedy result is a lower bound of the worst.
 
     >>> import anyk
     >>> worst_stragglers(anyk.code("frc:load=3", workers=6), 3)[0]
@@ -42,18 +54,24 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
         sets = (np.array(chosen, dtype=np.int64) for chosen in combinations(range(n), stragglers))
         best = max(((lost, without(lost)) for lost in sets), key=lambda found: found[1].residual)
         return tuple(best[0].tolist()), best[1]
+    removal = code.removal if _is_optimal(code, how) and code.replies * code.partitions <= _DENSE else None
     held = incidence(code.holdings, code.partitions)
     overlap = held @ held.T
     best_lost, best_found = nobody, without(nobody)
-    for first in np.unique(np.linspace(0, n - 1, _STARTS).astype(np.int64)):
+    starts = np.unique(np.linspace(0, n - 1, _STARTS).astype(np.int64))
+    for first, nearest in product(starts, (True,) if removal is None else (False, True)):
         lost = np.array([first])
         while len(lost) < stragglers:
             shared = np.asarray(overlap[lost].sum(axis=0)).ravel()
             shared[lost] = -1.0
             near = np.argsort(-shared, kind="stable")[: min(_TRIED, n - len(lost))]
+            if removal is None:
+                residuals = np.array([without(np.append(lost, i)).residual for i in near])
+            else:
+                residuals = removal.residuals(lost, near).round(_DIGITS)
             # where nothing is lost yet, whoever shares most with the others is the one to go on with
-            tried = [(without(np.append(lost, i)).residual, float(shared[i]), -int(i)) for i in near]
-            lost = np.append(lost, -max(tried)[2])
+            equal = near[residuals == residuals.max()]
+            lost = np.append(lost, equal[0] if nearest else equal.min())
         found = without(lost)
         if found.residual > best_found.residual or not len(best_lost):
             best_lost, best_found = np.sort(lost), found
