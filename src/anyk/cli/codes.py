@@ -34,7 +34,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
 
     load: partitions a worker computes, of so many; copies: holders of a partition; tolerates: stragglers with which the
     sum is exact, whoever they are. residual: root mean square over random sets of that many stragglers (~: measured on
-    200 sets, else a closed form); worst: the largest (≥: found by a search, so at least that). gain: how much the
+    200 sets or 40, else a closed form); worst: the largest (≥: found by a search, so at least that). gain: how much the
     rounding of replies is amplified. decode ms: to find the weights for a set not seen before.
 
     \b
