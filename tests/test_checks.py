@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk import clusters, codes, compression, delays, optimizers, problems, strategies
+from anyk import clusters, codes, compression, delays, html, optimizers, problems, strategies
 from anyk.checks import check
 from anyk.errors import BadInput
 
@@ -145,3 +145,35 @@ def test_the_text_of_a_number_is_no_learning_rate():
             optimizers.Nesterov(lr=bad)
     assert optimizers.optimizer("nesterov", lr="0.1") == optimizers.Nesterov(lr=0.1)
     assert optimizers.GD(lr="exponential:start=1,decay=0.5").rate.at(1) == 0.5
+
+
+def test_what_is_shown_of_things_says_what_they_are():
+    made = problem(X_test=np.eye(2), y_test=[0, 1])
+    run = anyk.train(made, "frc:load=2", "simulated", **FLEET, steps=3)
+    race = anyk.race(made, ["uncoded", "async"], workers=4, cluster="simulated", delays="exp:mean=1", steps=3)
+    shown = {
+        "<Run frc:load=2 on 4 workers, simulated: 3 steps in ": run,
+        "<Race uncoded, async: 2 of 2 runs>": race,
+        "<LogisticRegression: 12 rows, 2 parameters, metric auc>": made,
+        "<Simulated simulated: 4 workers, delays exp:mean=1, communication none, seed 0>": clusters.Simulated(4, delays="exp:mean=1"),
+        "<CodedRounds uncoded:wait=2, 4 workers>": anyk.strategy("k-sync:k=2", workers=4),
+        "<KFamily async, 4 workers>": anyk.strategy("async", workers=4),
+        "FractionalRepetition(workers=4, load=2": anyk.code("frc:load=2", workers=4),
+        "Exponential(": delays.parse("exp:mean=1"),
+    }  # fmt: skip
+    for start, thing in shown.items():
+        assert repr(thing).startswith(start), repr(thing)
+    for spec in ("dpsgd", "ad-psgd", "gc:stragglers=1", "nested", "tree", "compressed", "fedbuff", "pasgd"):
+        assert f", {6} workers>" in repr(anyk.strategy(spec, workers=6)) and " at 0x" not in repr(
+            anyk.strategy(spec, workers=6)
+        )
+    for thing, parts in (
+        (run, ["frc:load=2", "<polyline"]),
+        (race, ["async", "<polyline"]),
+        (anyk.code("frc:load=2", workers=4), ["tolerates", "<rect"]),
+    ):
+        text = thing._repr_html_()
+        assert text.startswith("<table>") and all(part in text for part in parts)
+    assert "<b>" not in html.table(["<b>"], [["<b>"]])
+    run.close()
+    assert repr(run).startswith("<Run frc:load=2 on 4 workers, simulated")

@@ -348,6 +348,11 @@ class Fleet(NamedTuple):
     rounds: int = 0
 
 
+def strategy_text(strategy: Strategy) -> str:
+    """What ``repr`` shows of a strategy."""
+    return f"<{type(strategy).__name__} {strategy.spec}, {strategy.workers} workers>"
+
+
 class Strategy(Protocol):
     """When is there enough, what is combined, what happens to the rest, who gets what next.
 

@@ -87,6 +87,10 @@ class Cluster(ABC):
         self._total = 1  # partitions of the data
         self.shares: Sequence[int] | None = None  # their relative sizes, if not all the same
 
+    def __repr__(self) -> str:
+        drawn = f"delays {self.delays.spec}, communication {self.communication.spec}, seed {self.seed}"
+        return f"<{type(self).__name__} {self.spec}: {self.workers} workers, {drawn}>"
+
     @property
     def spec(self) -> str:
         """The short form, without workers, delays and seed."""

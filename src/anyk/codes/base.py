@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anyk import html
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
@@ -83,6 +84,14 @@ class Code(metaclass=Checked):
     @abstractmethod
     def tolerates(self) -> int:
         """The number of stragglers, whoever they are, with which the sum is still exact."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks: its facts, and the matrix where it is small enough to draw."""
+        tolerates = "no fixed number" if self.approximate else self.tolerates
+        facts = [(self.spec, self.workers, self.partitions, self.load, tolerates)]
+        return html.table(["code", "workers", "partitions", "load", "tolerates"], facts) + html.matrix(
+            [row if self.blocks == 1 else (row[0], (1.0,) * len(row[0])) for row in self.rows], self.partitions
+        )
 
     # ------------------------------------------------------------------------------------------- facts
 

@@ -237,6 +237,8 @@ def fit_slope(tables: list[tuple[float, NDArray[np.float64]]]) -> float:
     """
     loads = np.array([load for load, _ in tables])
     if np.unique(loads).size < 2:
-        raise BadInput("the slope of time against load needs traces at two loads or more; give several, or slope=…")
+        raise BadInput(
+            "the slope of time against load needs traces at two loads or more; give several, or the slope (--slope)"
+        )
     means = np.array([float(table.mean()) for _, table in tables])
     return float(np.polyfit(loads, means, 1)[0])

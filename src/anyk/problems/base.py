@@ -87,6 +87,12 @@ def ensure_problem(problem: Any) -> None:
         raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {text}")
 
 
+def problem_text(problem: Problem) -> str:
+    """What ``repr`` shows of a problem: its kind and sizes."""
+    name = type(problem).__name__
+    return f"<{name}: {problem.samples:,} rows, {problem.dimension:,} parameters, metric {problem.metric}>"
+
+
 class Problem(Protocol):
     """An objective with its data, on the driver.
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from anyk.checks import check
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage
-from anyk.problems.base import Index, Vector, cut
+from anyk.problems.base import Index, Vector, cut, problem_text
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
 
@@ -225,6 +225,9 @@ class JaxProblem:
         if self._held_out is not None and self._metrics is None:
             self._try(total, self._held_out, self._held, "held_out")
         self._total = jax.jit(total)
+
+    def __repr__(self) -> str:
+        return problem_text(self)
 
     def _try(self, total: Callable[[Any, Tree], Any], data: Tree, rows: int, name: str) -> None:
         """Trace the gradient on some rows: nothing is computed."""

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector, cut
+from anyk.problems.base import Index, Vector, cut, problem_text
 from anyk.problems.digest import digest_of
 
 if TYPE_CHECKING:
@@ -172,6 +172,9 @@ class LinearProblem:
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)
         self._recipe = recipe
+
+    def __repr__(self) -> str:
+        return problem_text(self)
 
     def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
         if y.shape != (rows,):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Partitions, Problem, Vector
+from anyk.problems.base import Index, Partitions, Problem, Vector, problem_text
 from anyk.problems.digest import data_digest, digest_of
 from anyk.protocol import slot_names
 
@@ -73,6 +73,9 @@ class ManyProblems:
         self.dimension, self.dtype, self.samples, self.l2 = first.dimension, first.dtype, first.samples, first.l2
         self.metric: str = first.metric
         self.better: Literal["higher", "lower"] = first.better
+
+    def __repr__(self) -> str:
+        return problem_text(self)
 
     def of(self, slot: str) -> Problem:
         """The problem of a slot."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from anyk.checks import check
 from anyk.errors import BadInput, MissingPackage
-from anyk.problems.base import Vector, cut
+from anyk.problems.base import Vector, cut, problem_text
 from anyk.problems.digest import digest_of
 from anyk.problems.torch_partitions import (
     Arrays,
@@ -141,6 +141,9 @@ class TorchProblem:
         self.better: Literal["higher", "lower"] = better or ("lower" if self.metric in ("mse", "loss") else "higher")
         if self._held_out is not None:
             self._check_held_out(self._held_out, own_metrics=metrics is not None)
+
+    def __repr__(self) -> str:
+        return problem_text(self)
 
     def _try(self) -> torch.Tensor:
         """Compute a gradient on a copy of some samples; returns their targets."""

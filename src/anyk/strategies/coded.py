@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anyk.codes import Code
+from anyk.protocol import strategy_text
 
 
 class OfCode:
@@ -12,6 +13,9 @@ class OfCode:
 
     slots: tuple[str, ...] = ("model",)
     code: Code
+
+    def __repr__(self) -> str:
+        return strategy_text(self)  # type: ignore[arg-type]
 
     @property
     def workers(self) -> int:

@@ -9,7 +9,20 @@ from anyk.checks import typed
 from anyk.codes import DracoCode, Uncoded
 from anyk.compression import compressor
 from anyk.errors import BadInput
-from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Failed, Fleet, Lost, Mix, Reply, Strategy
+from anyk.protocol import (
+    Cancel,
+    Combine,
+    Command,
+    Dispatch,
+    Event,
+    Failed,
+    Fleet,
+    Lost,
+    Mix,
+    Reply,
+    Strategy,
+    strategy_text,
+)
 from anyk.specs import bracketed, show
 from anyk.strategies.buffered import FedBuff
 from anyk.strategies.kfamily import KFamily
@@ -38,6 +51,9 @@ class Compressed:
     >>> anyk.strategy("compressed:of=(k-sync:k=3),by=(top-k:share=0.1)", workers=8).spec
     'compressed:of=(uncoded:wait=3),by=(top-k:share=0.1)'
     """
+
+    def __repr__(self) -> str:
+        return strategy_text(self)
 
     def __init__(self, of: Strategy, by: str) -> None:
         self.of, self.by = of, compressor(by)

@@ -11,7 +11,7 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.graphs import Matcha, Mixing, graph, matcha
-from anyk.protocol import Chunk, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Mix, Reply, Stop
+from anyk.protocol import Chunk, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Mix, Reply, Stop, strategy_text
 from anyk.specs import bracketed, show
 
 Barrier = Literal["local", "global"]
@@ -33,6 +33,9 @@ class Gossip:
 
     slots = ("model",)
     inner = ""
+
+    def __repr__(self) -> str:
+        return strategy_text(self)
 
     def __init__(
         self, workers: int, *, tau: int = 1, batch: int = 0, barrier: Barrier = "local", alpha: float | None = None
@@ -331,6 +334,9 @@ class PairwiseGossip:
     """
 
     inner = ""
+
+    def __repr__(self) -> str:
+        return strategy_text(self)
 
     def __init__(self, workers: int, *, tau: int = 1, batch: int = 0, seed: int = 0) -> None:
         if workers < 2:

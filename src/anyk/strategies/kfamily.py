@@ -25,6 +25,7 @@ from anyk.protocol import (
     Reply,
     Stop,
     Task,
+    strategy_text,
 )
 from anyk.specs import show
 
@@ -86,6 +87,9 @@ class KFamily:
     """
 
     slots = ("model",)
+
+    def __repr__(self) -> str:
+        return strategy_text(self)
 
     def __init__(
         self,

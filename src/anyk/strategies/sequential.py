@@ -37,6 +37,7 @@ from anyk.protocol import (
     Stop,
     Task,
     slot_names,
+    strategy_text,
 )
 from anyk.specs import show
 
@@ -83,6 +84,9 @@ class SequentialRounds(ABC):
     T: int
     load: float
     name: str
+
+    def __repr__(self) -> str:
+        return strategy_text(self)
 
     def __init__(
         self,

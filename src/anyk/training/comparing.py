@@ -47,7 +47,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     ...                  steps=20)
     >>> found = compare(race.runs)
     >>> found.over, found.by, round(found.speed_ups[1].times, 2)
-    ('uncoded', 'loss', 6.42)
+    ('uncoded', 'loss', 6.63)
     """
     reference = next((run for run in runs if _waits_for_all(str(run.config["strategy"]))), runs[0])
     over = str(reference.config["strategy"])

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from anyk import html
 from anyk.checks import typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
@@ -66,7 +67,7 @@ class RaceConfig(msgspec.Struct, frozen=True):
     digests: Digests = Digests()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Race:
     """The runs of a race, in the order they were given.
 
@@ -95,6 +96,21 @@ class Race:
         begun = {spec: folder / name for spec, name in config["runs"].items() if (folder / name).is_dir()}
         waiting = tuple(spec for spec in config["runs"] if spec not in begun)
         return cls(tuple(Run.open(one) for one in begun.values()), folder, waiting, config)
+
+    def __repr__(self) -> str:
+        names = ", ".join([*(str(run.config.get("strategy")) for run in self.runs), *self.waiting])
+        return f"<Race {names}: {len(self.runs)} of {len(self.runs) + len(self.waiting)} runs>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a row for each run, and their losses against seconds."""
+        rows = [
+            (run.config.get("strategy"), run.steps, f"{run.seconds:.4g}", run.loss and f"{run.loss:.4g}",
+             run.metric and f"{run.metric['value']:.4g}")
+            for run in self.runs
+        ]  # fmt: skip
+        lines = {str(run.config.get("strategy")): (run.history["seconds"], run.history["loss"]) for run in self.runs}
+        metric = self.runs[0].metric_name if self.runs else "metric"
+        return html.table(["strategy", "steps", "seconds", "loss", metric], rows) + html.curves(lines, "loss")
 
     @property
     def unfinished(self) -> tuple[Run, ...]:

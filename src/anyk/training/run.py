@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import html
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
 from anyk.specs import parse
@@ -106,6 +107,25 @@ class Run:
             log.close(write=False)
             raise BadInput(f"the log of '{folder}' ends before its last checkpoint: it was cut short")
         return cls(log, config, path=folder, models=None)
+
+    def __repr__(self) -> str:
+        set_up = f"{self.config.get('strategy')} on {self.config.get('workers')} workers, {self.config.get('cluster')}"
+        try:
+            steps, seconds, loss, metric = self.steps, self.seconds, self.loss, self.metric
+        except Exception:  # the log is closed or damaged; a repr is no place to say so
+            return f"<Run {set_up}>"
+        worth = "" if loss is None else f", loss {loss:.4g}"
+        worth += "" if not metric else f", {metric['name']} {metric['value']:.4g}"
+        return f"<Run {set_up}: {steps} steps in {seconds:.4g} s{worth}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it was and came to, and its loss against seconds."""
+        metric = self.metric or {"name": "metric", "value": None}
+        head = ["strategy", "workers", "cluster", "delays", "steps", "seconds", "loss", metric["name"]]
+        row = [self.config.get(key) for key in head[:4]]
+        row += [self.steps, f"{self.seconds:.4g}", self.loss and f"{self.loss:.4g}", metric["value"]]
+        line = self.history["seconds"], self.history["loss"]
+        return html.table(head, [row]) + html.curves({str(row[0]): line}, "loss")
 
     def __enter__(self) -> Self:
         return self
