@@ -75,3 +75,19 @@ def test_a_digest_is_of_the_data_and_not_of_what_was_done_with_it():
 
     assert data_digest(Silent(4)) is None
     assert data_digest(anyk.testing.Squares(4)) != data_digest(anyk.testing.Squares(5))
+
+
+def test_a_problem_that_keeps_arrays_of_its_own_can_go_on(tmp_path):
+    class Keeping(anyk.testing.Squares):
+        def loss(self, w):
+            self.last = w.copy()
+            return super().loss(w)
+
+    problem = Keeping(4)
+    anyk.train(
+        problem, "uncoded", Simulated(4, delays=anyk.delays.Exponential(1.0)), steps=3, out=tmp_path / "run"
+    ).close()
+    anyk.resume(tmp_path / "run", problem=problem, steps=4).close()
+    anyk.resume(tmp_path / "run", problem=Keeping(4), steps=5).close()
+    with pytest.raises(anyk.BadInput, match="the problem's data have changed since"):
+        anyk.resume(tmp_path / "run", problem=Keeping(5), steps=6)

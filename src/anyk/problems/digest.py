@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+
+_KNOWN: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 
 
 def data_digest(problem: Any) -> str | None:
     """What tells a problem's data from others: ``problem.digest()`` where it has one, else of the arrays it holds.
 
-    None where nothing is known of its data.
+    None where nothing is known of its data. An object without ``digest()`` is looked at once: what else it keeps in
+    arrays may change as it is used.
 
     >>> import anyk
     >>> a, b = (anyk.problems.from_data(f"synthetic:rows=60,features=4,seed={seed}") for seed in (0, 1))
@@ -21,8 +25,15 @@ def data_digest(problem: Any) -> str | None:
     (True, False)
     """
     own = getattr(problem, "digest", None)
-    found: str | None = own() if callable(own) else digest_of(problem)
-    return found
+    if callable(own):
+        told: str | None = own()
+        return told
+    try:
+        if problem not in _KNOWN:
+            _KNOWN[problem] = digest_of(problem)
+        return _KNOWN[problem]
+    except TypeError:  # it cannot be hashed, or not be referred to weakly
+        return digest_of(problem)
 
 
 def digest_of(*parts: Any) -> str | None:

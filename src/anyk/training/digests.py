@@ -46,9 +46,10 @@ def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:
             )
     known, found = recorded.get("data"), data_digest(problem)
     if known is not None and found != known:
-        data = before.get("file") or before.get("data") or "the problem's data"
+        name = before.get("file") or before.get("data")
+        what = f"'{name}' has" if name else "the problem's data have"
         raise BadInput(
-            f"'{data}' has changed since {of} began: the data's digest is {str(found)[:8]}…, recorded {known[:8]}…; "
+            f"{what} changed since {of} began: the data's digest is {str(found)[:8]}…, recorded {known[:8]}…; "
             "restore the data, or begin another run where this one stands: anyk train --from"
         )
 
