@@ -356,6 +356,12 @@ def strategy_text(strategy: Strategy) -> str:
 class Strategy(Protocol):
     """When is there enough, what is combined, what happens to the rest, who gets what next.
 
+    A worker is given a task only while it is present and has none that is open: a task ends with the last of its
+    messages, with its cancellation or with its worker. Events may come late or twice: a message of a task that was
+    cancelled or whose worker was lost, a present worker that joins, an absent one that is lost; they change nothing
+    but who has been given up. ``start`` begins afresh, also on a strategy that has been used
+    (:func:`anyk.testing.check_strategy` checks all this).
+
     ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly. Further attributes are
     optional: ``shares`` (default: even), the sizes of the partitions, relative to each other; ``blocks`` (default 1),
     the number of parts of the vector of which each message is one; ``covers`` (default ``holdings``), the partitions
