@@ -16,7 +16,7 @@ LAWS = [
     "pareto:minimum=0.1,alpha=3", "bimodal:fast=0.1,slow=1,probability=0.3",
     "bimodal:fast=0,slow=1,probability=0.05/0.2/0.6", "hetero:means=0.1/0.5/2",
     "mixture:laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1", "scipy:gamma,args=2,scale=0.25", "none",
-    "mixture:laws=(scipy:gamma,args=2,scale=0.25)/(hetero:means=0.1/0.5),weights=3/1",
+    "mixture:laws=(scipy:gamma,args=2,scale=0.25)/(hetero:means=0.1/0.5),weights=0.123456789/0.041",
 ]  # fmt: skip
 
 

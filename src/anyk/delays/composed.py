@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ import numpy as np
 from anyk.checks import typed
 from anyk.delays.models import DelayModel, Floats
 from anyk.errors import BadInput
+from anyk.specs import show
 
 
 @typed
@@ -45,10 +46,9 @@ class Mixture(DelayModel):
     @property
     def spec(self) -> str:
         """See :attr:`DelayModel.spec`."""
-        name, _, rest = super().spec.partition(":")
         laws = "/".join(f"({law.spec})" for law in self.laws)
-        kept = [item for item in rest.split(",") if item.partition("=")[0] in ("by", "per", "uninterruptible")]
-        return ",".join([f"{name}:laws={laws}", f"weights={'/'.join(f'{w:g}' for w in self.weights)}", *kept])
+        values = {"laws": laws} | {f.name: getattr(self, f.name) for f in fields(self) if f.name != "laws"}
+        return show(self.name, values, {f.name: f.default for f in fields(self)})
 
     @cached_property
     def _tops(self) -> Floats:
