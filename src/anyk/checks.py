@@ -51,7 +51,7 @@ def check(value: Any, annotation: Any, name: str) -> Any:
             continue
         if not any(isinstance(one, float) and math.isnan(one) for one in (found, *_members(found))):
             return found
-    raise BadInput(f"{name} must be {_either([_words(kind) for kind in kinds])}, got {_shown(value)}")
+    raise BadInput(f"{name} must be {_either([word for kind in kinds for word in _words(kind)])}, got {_shown(value)}")
 
 
 def typed(thing: Thing) -> Thing:
@@ -124,13 +124,14 @@ def _members(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else ()
 
 
-def _words(kind: Any) -> str:
+def _words(kind: Any) -> list[str]:
+    """Words for what a kind lets pass."""
     if typing.get_origin(kind) is typing.Literal:
-        return _either([str(option) for option in typing.get_args(kind)])
+        return [str(option) for option in typing.get_args(kind)]
     if typing.get_origin(kind) is tuple:
-        one = _words(typing.get_args(kind)[0])
-        return f"a tuple of {one.removeprefix('a ')}s"
-    return _PLAIN.get(kind) or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+        one = _either(_words(typing.get_args(kind)[0]))
+        return [f"a tuple of {one.removeprefix('a ')}s"]
+    return [_PLAIN.get(kind) or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"]
 
 
 def _either(words: list[str]) -> str:

@@ -275,7 +275,7 @@ def test_the_kind_is_binary_where_it_can_be() -> None:
         match="nested:kind=binary,stragglers=2 does not exist for 6 workers: 4 must divide them; use kind=cyclic",
     ):
         NestedCode(6, stragglers=2, kind="binary")
-    with pytest.raises(BadInput, match="kind of 'nested' must be binary or cyclic, got 'other'"):
+    with pytest.raises(BadInput, match="kind must be binary, cyclic or None, got 'other'"):
         NestedCode(6, kind="other")  # type: ignore[arg-type]
 
 
