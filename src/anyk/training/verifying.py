@@ -156,7 +156,9 @@ def _books(log: RunLog) -> str:
     """Every chunk ended once, the sums are those of the summary, and updates used what they say."""
     counts = dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
     if unknown := set(counts) - set(ENDINGS):
-        raise BadInput(f"chunks ended as {', '.join(map(repr, sorted(map(str, unknown))))}, which there is not")
+        raise BadInput(
+            f"chunks ended as {', '.join(map(repr, sorted(map(str, unknown))))}; known are {', '.join(ENDINGS)}"
+        )
     for task, chunk, times in log.rows(
         "SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 LIMIT 1"
     ):
