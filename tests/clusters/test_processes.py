@@ -219,7 +219,8 @@ class Pieces:
 cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.05))
 def watch(driver, evaluator):
     print("step", driver.step, *cluster.pids.values(), cluster._nursery.pid, flush=True)
-run = anyk.train(Mine(), "uncoded", cluster, steps=int(sys.argv[1]), watch=watch, out=sys.argv[2])
+optimizer = anyk.optimizers.GD(lr=1.0)
+run = anyk.train(Mine(), "uncoded", cluster, optimizer=optimizer, steps=int(sys.argv[1]), watch=watch, out=sys.argv[2])
 print("done", run.model.tolist(), flush=True)
 """
 
