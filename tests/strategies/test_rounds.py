@@ -733,7 +733,7 @@ def test_facts_come_from_the_code() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"scaling": "mean"}, r"scaling must be none, marginal or conditional, got 'mean'"),
+        ({"scaling": "mean"}, r"scaling must be none, marginal, conditional or None, got 'mean'"),
         ({"cancel": "stop"}, r"cancel must be preempt or discard, got 'stop'"),
         ({"wait": 5}, r"wait must be 1 to 4 \(the replies there can be\), got 5"),
         ({"scaling": "marginal"}, r"scaling=marginal needs one number of replies in wait, got wait=decodable"),

@@ -87,7 +87,8 @@ def test_a_receipt_on_processes_says_at_least():
     run = anyk.train(Squares(4), "uncoded:wait=2", anyk.clusters.Processes(4, delays=delays, seed=1), steps=3)
     cut = run.receipt(1).cut_off
     assert len(cut) == 2
-    assert all(not c.known and c.done == 0 and "at least" in str(c) for c in cut)
+    # None where the run ended before the worker said how far it had come
+    assert all(not c.known and c.done in (0, None) and "at least" in str(c) for c in cut)
 
 
 @pytest.mark.parametrize(

@@ -109,21 +109,10 @@ def train(
     strategy = build_strategy(strategy, workers=cluster.workers)
     check_rows(problem, strategy)
     beginning, come_from = None, None
-    earlier = begin if begin is None or isinstance(begin, Run) else Run.open(begin)
-    if optimizer is None and earlier is not None:
-        with names_in_folder(earlier.path or Path(), {}, trust=False):
-            optimizer = build_optimizer(earlier.config["optimizer"], lr=earlier.config["lr"])
-    optimizer = usual_optimizer(problem, optimizer)
-    if earlier is not None:
-        beginning = earlier.standing
-        beginning.check(strategy, problem, optimizer, earlier.config)
-        come_from = {
-            "run": str(earlier.path or "a run in memory"),
-            "strategy": earlier.config["strategy"],
-            "step": beginning.step,
-        }
-        if earlier is not begin:
-            earlier.close()
+    if begin is None:
+        optimizer = usual_optimizer(problem, optimizer)
+    else:
+        optimizer, beginning, come_from = _begin_from(begin, problem, strategy, optimizer)
     begun = 0 if beginning is None else beginning.step
     _check_intervals(evaluate_every, checkpoint_every)
     check_limits(problem, steps, seconds, target, begun)
@@ -294,6 +283,21 @@ def _steps_of(folder: Path) -> int:
     """The newest version in a run's log."""
     with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
         return int(log.rows("SELECT max(version) FROM updates")[0][0] or 0)
+
+
+def _begin_from(
+    begin: Run | str | Path, problem: Problem, strategy: Strategy, optimizer: Optimizer | str | None
+) -> tuple[Optimizer, Beginning, dict[str, Any]]:
+    """The optimiser (the earlier run's, if none is given), where the earlier run stands, and which it is."""
+    with contextlib.nullcontext(begin) if isinstance(begin, Run) else Run.open(begin) as earlier:
+        if optimizer is None:
+            with names_in_folder(earlier.path or Path(), {}, trust=False):
+                optimizer = build_optimizer(earlier.config["optimizer"], lr=earlier.config["lr"])
+        chosen = usual_optimizer(problem, optimizer)
+        beginning = earlier.standing
+        beginning.check(strategy, problem, chosen, earlier.config)
+        run = str(earlier.path or "a run in memory")
+        return chosen, beginning, {"run": run, "strategy": earlier.config["strategy"], "step": beginning.step}
 
 
 def plan(strategy: Strategy, steps: int | None, begun: int = 0) -> None:
