@@ -537,3 +537,9 @@ def test_progress_says_what_goes_on_between_steps_and_counts_workers(monkeypatch
 def test_progress_in_python(capsys):
     anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=2, progress=True)
     assert "starting 3 workers" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_says_which_runs_it_has(tmp_path):
+    anyk.train(Squares(3), "uncoded", "simulated", workers=3, steps=2, out=tmp_path / "race" / "uncoded").close()
+    with pytest.raises(anyk.BadInput, match=r"has no run.toml; name one of the runs in it, as in .*uncoded"):
+        anyk.replay(tmp_path / "race")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.codes.made import frozen
+
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -30,6 +32,7 @@ class Removal:
         self._null = left[:, rank:]
         self._ones = spanned.T @ spanned.sum(axis=1)  # what all rows span of the all-ones vector
         self._error = self._partitions - float(self._ones @ self._ones)
+        frozen((self._inverse, self._null, self._ones))
 
     def weights(self, lost: Indices) -> Floats | None:
         """Weights of smallest norm without ``lost``, shape (replies,); None where rounding spoils them."""

@@ -60,7 +60,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run folder; raises :class:`~anyk.errors.BadInput` where it is missing or damaged."""
     file = folder / NAME
     if not file.is_file():
-        raise BadInput(f"'{folder}' is no run folder: it has no {NAME}")
+        runs = sorted(one.parent.name for one in folder.glob(f"*/{NAME}")) if folder.is_dir() else []
+        hint = f"; name one of the runs in it, as in {folder / runs[0]}" if runs else ""
+        raise BadInput(f"'{folder}' is no run folder: it has no {NAME}{hint}")
     try:
         config = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
