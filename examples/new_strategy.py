@@ -4,18 +4,19 @@ import anyk
 from anyk.protocol import Chunk, Combine, Dispatch, Failed, Joined, Lost, Reply, Stop
 
 
+@anyk.strategies.register("turns")
 class Turns:
     """One worker at a time computes on its partition, and the model steps with what it sends."""
 
     slots = ("model",)
     spec = "turns"
 
-    def __init__(self, workers):
+    def __init__(self, workers: int):
         self.workers = self.partitions = workers
         self.holdings = tuple((i,) for i in range(workers))
 
     def start(self, fleet):
-        self.now = {"task": -1, "turn": -1, "busy": False, "here": list(fleet.present), "gone": []}
+        self.now = {"task": -1, "turn": -1, "busy": False, "here": list(fleet.present), "gone": 0}
         return self.next_turn()
 
     def on(self, event):
@@ -26,13 +27,12 @@ class Turns:
                 commands = [Combine("model", [(event.task, 0)], [1.0], divisor="counted")]
         elif isinstance(event, Joined):
             now["here"] = sorted({*now["here"], event.worker})
-            now["gone"] = [i for i in now["gone"] if i != event.worker]
         elif isinstance(event, Lost):
             now["here"] = [i for i in now["here"] if i != event.worker]
-            now["gone"] = sorted({*now["gone"], event.worker}) if event.gone else now["gone"]
             now["busy"] = now["busy"] and event.worker != now["turn"]
-        if len(now["gone"]) == self.workers:
-            return [Stop("every worker has been given up", failed=True)]
+            now["gone"] += event.gone
+            if now["gone"] == self.workers:
+                return [Stop("every worker has been given up", failed=True)]
         return [*commands, *self.next_turn()]
 
     def next_turn(self):
@@ -47,9 +47,3 @@ class Turns:
 
     def restore(self, state):
         self.now = dict(state)
-
-
-@anyk.strategies.register("turns")
-def turns(workers: int):
-    """One worker after another steps the model with its own partition."""
-    return Turns(workers)

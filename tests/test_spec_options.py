@@ -39,7 +39,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # good values of what has no default, and
     "pareto": {"minimum": 1.0, "alpha": 2.0},
     "scipy": {"law": "gamma", "args": (2.0,)},
 }
-ELSEWHERE = ("trace", "file", "torch", "optax")  # these need a file, or seconds to import
+ELSEWHERE = ("trace", "file", "torch", "optax", "mpi")  # these need a file, seconds to import, or open MPI for good
 STRINGS = {  # good values of keys that take text
     "wait": ["5", "0.5s", "all"], "outer": ["adam", "gd"], "inner": ["adam", "cyclic"], "graph": ["complete", "ring"],
     "of": ["k-sync", "sync"], "by": ["half", "sign"], "left": ["uncoded", "cyclic"], "right": ["uncoded", "cyclic"],
@@ -67,9 +67,7 @@ def options() -> Iterator[Any]:
     for registry, given in REGISTRIES:
         for entry in registry:
             if entry.build.__module__.startswith("anyk."):
-                for key, parameter in (
-                    entry.parameters().items() if entry.name not in ("trace", "file") else ()
-                ):  # those need a file
+                for key, parameter in entry.parameters().items() if entry.name not in ELSEWHERE else ():
                     yield pytest.param(registry, given, entry, key, parameter, id=f"{registry.kind} {entry.name}:{key}")
 
 

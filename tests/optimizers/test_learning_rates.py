@@ -59,8 +59,9 @@ def test_numpy_numbers_are_numbers(number: Any) -> None:
     [
         (0, "a learning rate must be a finite number above 0, got 0"),
         (-0.1, "a learning rate must be a finite number above 0, got -0.1"),
-        (float("nan"), "a learning rate must be a finite number above 0, got nan"),
-        ("inf", "a learning rate must be a finite number above 0, got inf"),
+        (float("nan"), "lr must be a number, got nan"),
+        (float("inf"), "a learning rate must be a finite number above 0, got inf"),
+        ("inf", "lr must be a number or a schedule, not the text of a number, got 'inf'"),
         ("fast", "no learning-rate schedule 'fast'; known: constant, exponential, inverse"),
         ("exponential:start=0,decay=0.5", "a learning rate must be a finite number above 0, got 0"),
         (

@@ -109,4 +109,5 @@ def model_like(scales: Sequence[tuple[int, float, float]], dtype: np.dtype[Any])
 
 
 def _percent(apart: float) -> str:
-    return f"{100 * apart:.2g} %"
+    percent = 100.0 * apart
+    return f"{percent:.0f} %" if percent >= 10.0 else f"{percent:.2g} %"
