@@ -20,6 +20,28 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
+# files and folders of tests that start many processes, import large packages, or simulate for long; `scripts/test
+# --quick` leaves them out
+SLOW = (
+    "clusters/test_conformance.py", "clusters/test_limits.py", "clusters/test_mpi.py", "clusters/test_processes.py",
+    "clusters/test_protocol_additions.py", "codes/test_codes_review.py", "codes/test_designs.py", "codes/test_mds.py",
+    "decompile/", "end_to_end/", "gallery/", "optimizers/test_torch_and_optax.py", "planning/test_golden_values.py",
+    "planning/test_sequential_planning.py", "planning/test_tuned.py", "problems/test_compared.py", "problems/test_jax.py",
+    "problems/test_numpy_workers.py", "problems/test_replicas.py", "problems/test_torch.py",
+    "strategies/test_late_results.py", "strategies/test_local.py", "test_package.py", "test_readers.py",
+    "test_sklearn.py", "training/test_corruption.py", "training/test_replays.py", "training/test_stepping.py",
+    "training/test_surroundings.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 def _children() -> set[int]:
     """Processes below this one, at any depth."""
     parents: dict[int, int] = {}

@@ -154,7 +154,7 @@ class Worn(Turns):
 
     def start(self, fleet):
         last = getattr(self, "now", {"turn": -1})["turn"]
-        self.now = {"task": -1, "turn": last, "busy": False, "here": list(fleet.present), "gone": []}
+        self.now = {"task": -1, "turn": last, "busy": False, "here": list(fleet.present), "gone": 0}
         return self.next_turn()
 
 
