@@ -123,6 +123,20 @@ def cases(**choices: Sequence[Any]) -> list[dict[str, Any]]:
     return found
 
 
+def above_best(one: Row, others: Sequence[Row], curve: str, *, points: int = 60) -> float:
+    """By how much a row's curve is above the least of the others', relative, mean over the time that they share.
+
+    >>> t = np.array([0.0, 1.0])
+    >>> rows = [Row({}, curves={"loss": [(t, np.array(y))]}) for y in ([2.0, 2.0], [4.0, 1.0], [1.1, 3.3])]
+    >>> round(above_best(rows[2], rows[:2], "loss", points=2), 9)  # 0.1 half-way, 2.3 at the end
+    1.2
+    """
+    end = min(float(x[-1]) for row in (one, *others) for x, _ in row.curves[curve])
+    times = np.linspace(end / points, end, points)
+    best = np.min([[row.at(curve, at) for at in times] for row in others], axis=0)
+    return float(np.mean([one.at(curve, at) for at in times] / best - 1.0))
+
+
 def crossing(
     x: Floats, y: Floats, target: float, *, better: Callable[[Floats, float], Any] = np.greater_equal
 ) -> float:

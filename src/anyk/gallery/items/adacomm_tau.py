@@ -5,7 +5,7 @@ import numpy as np
 from anyk.gallery.item import Criterion, Item, Order, Ratio
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Bars, Curves
-from anyk.gallery.table import Case, Table
+from anyk.gallery.table import Case, Table, above_best
 from anyk.optimizers import GD
 
 P, SECONDS, INTERVALS = 8, 300.0, 15
@@ -40,9 +40,7 @@ def _sooner(t: Table) -> float:
 
 
 def _best(t: Table) -> tuple[bool, str]:
-    times = np.linspace(_end(t) / 60, _end(t), 60)
-    fixed = np.min([[t.row(tau=tau).at("loss", at) for at in times] for tau in TAUS], axis=0)
-    above = float(np.mean([t.row(tau="adacomm").at("loss", at) for at in times] / fixed - 1.0))
+    above = above_best(t.row(tau="adacomm"), [t.row(tau=tau) for tau in TAUS], "loss")
     return above < 0.10, f"{100 * above:+.1f} % from the best fixed tau of each time, on average (test: below 10 %)"
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from anyk.gallery.item import Criterion, Item, Order
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Bars, Curves
-from anyk.gallery.table import Case, Table
+from anyk.gallery.table import Case, Table, above_best
 from anyk.optimizers import GD
 from anyk.training import Run
 
@@ -37,11 +37,8 @@ def table(lab: Lab) -> Table:
 
 
 def _envelope(t: Table) -> tuple[bool, str]:
-    last = min(float(x[-1]) for row in t for x, _ in row.curves["loss"])
-    times = TIMES[last >= TIMES]
-    fixed = np.min([[t.row(K=k).at("loss", at) for at in times] for k in KS], axis=0)
-    above = float(np.mean([t.row(K="grows").at("loss", at) for at in times] / fixed - 1.0))
-    return above < 0.10, f"{100 * above:.1f} % above the best fixed K of each time, on average (test: below 10 %)"
+    above = above_best(t.row(K="grows"), [t.row(K=k) for k in KS], "loss")
+    return above < 0.10, f"{100 * above:+.1f} % from the best fixed K of each time, on average (test: below 10 %)"
 
 
 def _label(case: Case) -> str:
