@@ -105,7 +105,11 @@ class Problem(Protocol):
     samples: int
     l2: float
     metric: str
-    better: Literal["higher", "lower"]
+
+    @property
+    def better(self) -> Literal["higher", "lower"]:
+        """Whether larger or smaller values of the metric are better."""
+        ...
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> Partitions:
         """The training data in ``partitions`` pieces, as even as possible or in proportion to ``shares``."""
