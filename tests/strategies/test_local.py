@@ -322,8 +322,10 @@ def test_tau_never_grows_at_a_fixed_rate(first: int, losses: list[float]) -> Non
         tau = new
 
 
-def test_adacomm_does_what_its_rule_says() -> None:
-    run = trained("adacomm:tau=16,interval=8,batch=5", steps=60)
+@pytest.mark.parametrize("guard", [0.99, 0.0])
+def test_adacomm_does_what_its_rule_says(guard: float) -> None:
+    """``guard=0``: the published rule, where the candidate is not smaller tau is multiplied by gamma in any case."""
+    run = trained(f"adacomm:tau=16,interval=8,batch=5,guard={guard:g}", steps=60)
     told = [(n["time"], n["text"]) for n in run.notes if n["kind"] == "strategy"]
     assert len(told) >= 2
     losses = [
@@ -331,7 +333,7 @@ def test_adacomm_does_what_its_rule_says() -> None:
     ]
     tau, expected = 16, []
     for before, loss in zip(losses, losses[1:], strict=False):
-        new = adapted_tau(16, losses[0], loss, tau, stalled=loss > 0.99 * before)
+        new = adapted_tau(16, losses[0], loss, tau, stalled=loss > guard * before)
         expected += [new] if new != tau else []
         tau = new
     assert [int(text.split()[2]) for _, text in told] == expected

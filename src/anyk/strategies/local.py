@@ -29,7 +29,6 @@ from anyk.strategies.rounds import CodedRounds
 from anyk.strategies.wait import WaitLike
 
 _START, _BEST = "initial model", "best probed"  # slots of adacomm with probe
-_STALLED = 0.99  # a loss above so much of the one before it has not fallen
 
 
 @typed
@@ -239,8 +238,9 @@ class AdaComm(LocalRounds):
 
     At the first averaging after every ``interval`` seconds the objective is looked at and ``tau`` set by
     :func:`adapted_tau`: first averaging seldom is best, for speed, and later often, for accuracy. ``gamma`` is the
-    factor where the loss has stalled, which it has when it is above 99 % of what it was an interval ago. ``floor`` is
-    the least value that the objective can have, ``least`` that of ``tau``. Each change is a note in the run's log.
+    factor where that asks for no fewer steps and the loss has stalled: it is above ``guard`` times what it was an
+    interval ago. ``guard=0`` is the published rule, which counts every loss as stalled. ``floor`` is the least value
+    that the objective can have, ``least`` that of ``tau``. Each change is a note in the run's log.
 
     ``probe``: numbers of local steps, as 1/5/20/100, that are tried first, an interval each from the same initial
     model; the one with the least loss is where it begins (in place of ``tau``), from the model that it came to.
@@ -258,6 +258,7 @@ class AdaComm(LocalRounds):
         tau: int = 20,
         interval: float = 60.0,
         gamma: float = 0.5,
+        guard: float = 0.99,
         floor: float = 0.0,
         least: int = 1,
         probe: tuple[int, ...] = (),
@@ -278,10 +279,13 @@ class AdaComm(LocalRounds):
             raise BadInput(f"interval of 'adacomm' must be above 0 s, got {interval:g}")
         if not 0.0 < gamma < 1.0:
             raise BadInput(f"gamma of 'adacomm' must be between 0 and 1, got {gamma:g}")
+        if not 0.0 <= guard <= 1.0:
+            raise BadInput(f"guard of 'adacomm' must be 0 to 1, got {guard:g}")
         if not 1 <= least <= tau:
             raise BadInput(f"least of 'adacomm' must be 1 to tau = {tau} local steps, got {least}")
         super().__init__(workers, tau=tau, wait=wait, cancel=cancel, batch=batch, outer=outer, rate=rate)
-        self.first_tau, self.interval, self.gamma, self.floor, self.least = tau, interval, gamma, floor, least
+        self.first_tau, self.interval, self.gamma, self.guard = tau, interval, gamma, guard
+        self.floor, self.least = floor, least
         self.probe = probe
         if probe:
             self.slots, self.auxiliary = ("model", _START, _BEST), (_START, _BEST)
@@ -295,11 +299,12 @@ class AdaComm(LocalRounds):
         """The short form."""
         rest = self._keys()
         del rest["tau"]
-        values = {"tau": self.first_tau, "interval": self.interval, "gamma": self.gamma, "floor": self.floor}
+        values: dict[str, Any] = {"tau": self.first_tau, "interval": self.interval, "gamma": self.gamma}
+        values |= {"guard": self.guard, "floor": self.floor, "least": self.least, "probe": self.probe}
         return show(
             "adacomm",
-            values | {"least": self.least, "probe": self.probe} | rest,
-            _DEFAULTS | {"gamma": 0.5, "floor": 0.0, "least": 1, "probe": ()},
+            values | rest,
+            _DEFAULTS | {"gamma": 0.5, "guard": 0.99, "floor": 0.0, "least": 1, "probe": ()},
         )
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
@@ -322,7 +327,7 @@ class AdaComm(LocalRounds):
         if len(self._tried) < len(self.probe):
             return [*self._probed(loss), *super()._begin()]
         rate = event.rate / self._origin[1]
-        stalled = loss > _STALLED * self._last_loss
+        stalled = loss > self.guard * self._last_loss
         first_tau = self.probe[self._tried.index(min(self._tried))] if self.probe else self.first_tau
         tau = adapted_tau(
             first_tau, self._origin[0], loss, self.tau, rate=rate, stalled=stalled, gamma=self.gamma,
