@@ -755,3 +755,9 @@ def test_marginal_scaling_needs_a_code_with_a_closed_form() -> None:
         match="scaling=marginal needs a repetition code, got 'cyclic:stragglers=1'; use scaling=conditional or none",
     ):
         strategy("cyclic:stragglers=1,wait=2,scaling=marginal", workers=4)
+
+
+def test_agc_takes_partitions_and_a_decoder() -> None:
+    made: Any = strategy("agc:load=4,partitions=24,wait=5,decoder=one-step", workers=12)
+    assert made.spec == strategy("frc:load=4,partitions=24,wait=5,decoder=one-step", workers=12).spec
+    assert (made.partitions, made.code.load) == (24, 4)

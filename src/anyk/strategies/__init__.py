@@ -159,14 +159,17 @@ def _approximate(
     workers: int,
     *,
     load: int | None = None,
+    partitions: int | None = None,
     wait: str | None = None,
     scaling: Scaling | None = None,
     cancel: CancelMode = "preempt",
+    decoder: str = "own",
     batch: int = 0,
 ) -> Strategy:
     """ErasureHead's approximate gradient coding: frc stopped early (one reply more than groups, by default)."""
-    code = codes.FractionalRepetition(workers, load=load)
-    return CodedRounds(code, wait=wait or min(code.groups + 1, workers), scaling=scaling, cancel=cancel, batch=batch)
+    code = codes.FractionalRepetition(workers, load=load, partitions=partitions)
+    early = wait or min(code.groups + 1, workers)
+    return CodedRounds(code, wait=early, scaling=scaling, cancel=cancel, decoder=decoder, batch=batch)
 
 
 # the keys that a code's spec gains as a strategy
