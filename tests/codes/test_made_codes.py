@@ -233,3 +233,27 @@ def test_any_value_of_any_parameter_makes_a_sound_code_or_is_refused(build: Any)
                 continue
             check(code)
             assert anyk.code(code.spec, workers=code.workers).rows == code.rows, (name, value)
+
+
+class Changing(Code):
+    """Its rows are a list that somebody keeps and changes."""
+
+    approximate = True
+    spec, partitions, tolerates = "changing", 7, 0
+
+    def __init__(self) -> None:
+        self.workers = 7
+        self.kept = [((i,), (1.0,)) for i in range(7)]
+
+    @property
+    def rows(self) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        return self.kept
+
+
+def test_rows_that_change_after_the_code_was_made_change_nothing() -> None:
+    code = Changing()
+    code.kept[6] = ((7,), (1.0,))
+    assert code.decode(range(7)).residual == 0.0
+    del code.__dict__["encoding"]
+    with pytest.raises(BadInput, match=r"a row holds partition 7; there are 7 \(0 to 6\)"):
+        code.decode(range(6))

@@ -102,6 +102,9 @@ class Code(metaclass=Checked):
 
         b = self.blocks
         held = np.concatenate([np.asarray(p, dtype=np.int64) for p, _ in self.rows])
+        for j in (held.min(initial=0), held.max(initial=0)):  # outside of them SciPy would write where it must not
+            if not 0 <= j < self.partitions:
+                raise BadInput(f"a row holds partition {j}; there are {self.partitions} (0 to {self.partitions - 1})")
         indices = (held[:, None] * b + np.arange(b)).ravel()
         values = np.concatenate([np.asarray(c, dtype=np.float64) for _, c in self.rows])
         starts = b * np.concatenate([[0], np.cumsum([len(p) for p, _ in self.rows])])

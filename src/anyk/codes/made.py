@@ -87,6 +87,7 @@ def check(code: Code) -> None:
     for i, row in enumerate(rows):
         _check_row(i, row, code.partitions, code.blocks)
     _check_encoding(code)
+    _ = code.encoding, code.holdings  # made now, of the rows that have been looked at
     orders = getattr(code, "orders", None)
     if orders is not None:
         _check_orders(orders, code.holdings)
