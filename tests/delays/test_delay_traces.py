@@ -334,3 +334,11 @@ def _in_order(file: str, options: str) -> str:
     order = ["by", "per", "uninterruptible", "file", "slope", "load"]
     values = given | {"file": file}
     return ",".join(f"{key}={values[key]}" for key in order if key in values)
+
+
+def test_row_numbers_in_an_npz_are_no_worker(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).exponential(size=(9, 3))
+    np.savez(tmp_path / "t.npz", seconds=np.c_[np.arange(9), table], censored=np.zeros((9, 4), dtype=bool))
+    trace = Trace(str(tmp_path / "t.npz"))
+    assert np.array_equal(trace.times, table) and trace.censored is not None and trace.censored.shape == table.shape
+    assert "row numbers in the first column left out" in trace.summary

@@ -107,7 +107,12 @@ def _from_npz(file: Path, allowed: Limit) -> Measured:
         raise BadInput(f"'censored' in '{shown(file)}' must have the shape of 'seconds', got {cut.shape}")
     with np.errstate(all="ignore"):  # what does not fit becomes infinite, which is refused
         times = arrays["seconds"].astype(np.float64)
-    return Measured(times, None if load is None else float(load.item()), None if cut is None else cut.astype(bool))
+    remarks: tuple[str, ...] = ()
+    if times.ndim == 2 and times.shape[1] > 1 and len(times) > 2 and is_row_number(times[:, 0]):
+        times, cut = times[:, 1:], None if cut is None else cut[:, 1:]
+        remarks = ("row numbers in the first column left out",)
+    share = None if load is None else float(load.item())
+    return Measured(times, share, None if cut is None else cut.astype(bool), remarks=remarks)
 
 
 def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
