@@ -225,7 +225,8 @@ def test_what_can_be_is_given() -> None:
 @pytest.mark.parametrize("workers", [0, -3, 2.0, True, "4", None])
 @pytest.mark.parametrize("name", ["uncoded", "frc", "cyclic", "partial"])
 def test_the_number_of_workers_is_checked(name: str, workers: Any) -> None:
-    with pytest.raises(BadInput, match=r"workers must be a whole number( of at least 1)?, got "):
+    rule = " of at least 1" if type(workers) is int else ""  # of another type, the type is what is wrong
+    with pytest.raises(BadInput, match=f"workers must be a whole number{rule}, got "):
         codes.code(name, workers=workers)
 
 

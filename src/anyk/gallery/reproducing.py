@@ -119,8 +119,9 @@ def reproduce(
     if count < 1:
         raise BadInput(f"seeds must be at least 1, got {count}")
     folder = None if out is None else Path(out)
-    if keep is None and folder is not None:
-        keep = folder / ".results"
+    if folder is not None:
+        _writable(folder)
+        keep = folder / ".results" if keep is None else keep
     lab = Lab(
         item.name, count, quick, "simulated" if chosen == "none" else chosen, None if keep is None else Path(keep),
         None if data_folder is None else Path(data_folder), progress,
@@ -130,7 +131,6 @@ def reproduce(
     verdicts = tuple(item.verdicts(table))
     picture = None
     if folder is not None:
-        _writable(folder)
         picture = _drawn(item, table, folder)
     made = Reproduction(item, table, verdicts, count, quick, chosen, clock.monotonic() - began, picture)
     if folder is not None:
