@@ -446,6 +446,29 @@ def test_bad_limits_and_mismatches():
         anyk.train(problem, "uncoded", Simulated(50))
 
 
+@pytest.mark.parametrize(
+    ("spec", "delays"),
+    [
+        ("uncoded", "exp:mean=1e-9"),
+        ("async:step=0.01", "exp:mean=1e-9"),
+        ("uncoded:wait=4", "hetero:means=1e-9/1e-9/1e-9/1e-9/1/1"),
+    ],
+)
+def test_a_virtual_clock_that_hardly_moves_ends_in_a_sentence(spec, delays, tmp_path):
+    how = {"cluster": "simulated", "workers": 6, "optimizer": anyk.optimizers.GD(0.01), "delays": delays}
+    said = r"steps took .* s of the virtual clock; at this pace a limit of 3 seconds .* give steps as well"
+    with pytest.raises(anyk.RunFailed, match=said):
+        anyk.train(Squares(6), spec, seconds=3, out=tmp_path / "run", **how)
+    assert anyk.resume(tmp_path / "run", problem=Squares(6), steps=20).steps == 20
+    assert anyk.train(Squares(6), spec, seconds=3, steps=1500, **how).steps == 1500
+
+
+def test_many_steps_at_the_same_instant_are_no_slow_clock():
+    cluster = Simulated(1200, delays="constant:1")
+    run = anyk.train(Squares(1200), "async:step=0.0001", cluster, optimizer=anyk.optimizers.GD(0.01), seconds=3.5)
+    assert run.steps == 3600
+
+
 def test_divergence_is_named():
     problem = anyk.problems.from_data("synthetic:rows=60,features=4,task=regression")
     with pytest.raises(anyk.RunFailed, match=r"diverged at step \d+: .*lower the learning rate"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time as clock
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -57,6 +58,8 @@ _NO_TIMES = (None, None, None, None, None)
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 _NOT_FINITE = "not finite"
 _FAILURES = 10  # unusable messages in a row after which a worker is given up
+_MOST = 1_000_000  # steps that a limit of seconds may take on a virtual clock; without one of steps
+_PACE = 1000  # steps between two looks at the pace
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is written down as never begun
 
 
@@ -120,6 +123,8 @@ class Driver:
         self._faults: dict[int, str] = {}  # of unusable messages since the last step, by worker
         self._now = 0.0
         self._sees_ahead = cluster.virtual
+        paced = cluster.virtual and not cluster.recorded and seconds is not None and steps is None
+        self._look: float = _PACE if paced else math.inf  # at the pace, when so many more steps have been taken
         cluster.report_cuts = log is not None
 
     # ------------------------------------------------------------------------------------------- run
@@ -251,6 +256,8 @@ class Driver:
                     self._answer()
                 if self.finished():
                     break
+                if self.step - self._begun >= self._look:
+                    self._check_pace()
             if self.save is not None and clock.monotonic() >= self.save_at:
                 self.save()
                 self.save_at = clock.monotonic() + self.save_every
@@ -264,6 +271,21 @@ class Driver:
         if self.stopped is not None and self.stopped.failed:
             faults = [f"; worker {worker}: {why}" for worker, why in sorted(self._faults.items())]
             raise RunFailed(self.stopped.reason + "".join(faults[:3]))
+
+    @property
+    def _begun(self) -> int:
+        return 0 if self.beginning is None else self.beginning.step
+
+    def _check_pace(self) -> None:
+        """Raise where hardly any time passes on the virtual clock, so that a limit of seconds would hardly ever come."""
+        assert self.seconds is not None
+        taken = self.step - self._begun
+        if self._now * _MOST < self.seconds * taken:
+            raise RunFailed(
+                f"{taken:,} steps took {self._now:.3g} s of the virtual clock; at this pace a limit of "
+                f"{self.seconds:g} seconds takes more than {_MOST:,} steps; give steps as well, or longer delays"
+            )
+        self._look = taken + _PACE
 
     def _answer(self) -> None:
         """Tell the strategy what it asked the driver, and do what it says to that."""

@@ -73,7 +73,8 @@ def train(
 ) -> Run:
     """Train until ``steps`` steps, ``seconds`` seconds or the ``target`` of the metric; whatever comes first.
 
-    A run whose only limit is a target ends after 10,000 steps in any case, one without a limit after 100.
+    A run whose only limit is a target ends after 10,000 steps in any case, one without a limit after 100. On a virtual
+    clock a run without a limit of steps fails where its seconds would take more than 1,000,000 of them.
 
     ``strategy`` may be a spec or a code. With ``cluster`` as a spec go ``workers`` (if left out, the strategy's, or
     30), ``delays``, ``seed`` and ``communication``. ``optimizer`` may be a spec, with learning rate 1 / smoothness of
