@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 
 ALIGN = 64
@@ -65,16 +65,16 @@ class Segment:
     def array(self, start: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """An array that lies in the segment."""
         if start + length * dtype.itemsize > self.size:
-            self._grown()
+            self.refresh()
         return np.frombuffer(self.memory, dtype=dtype, count=length, offset=start)
 
     def grow(self, size: int) -> None:
         """Make it at least so long; arrays made before stay where they are."""
         if size > self.size:
             os.ftruncate(self.fd, size)
-            self._grown()
+            self.refresh()
 
-    def _grown(self) -> None:
+    def refresh(self) -> None:
         """Map all of it, as long as someone has made it by now; the old mapping goes with the last array in it."""
         self.size = os.fstat(self.fd).st_size
         self.memory = mmap.mmap(self.fd, self.size)
@@ -91,7 +91,8 @@ class Layout:
     """What lies where. Models: versions of ``dimension`` numbers, at first ``copies`` of them. Replies: ``buffers`` a
     worker, and behind them messages that had to make room and that other workers read. Both can grow.
 
-    Mail: one box a worker, written by the driver, and beside it a box for the text of the worker's last error.
+    Mail: one box a worker, written by the driver, and beside it a box for the text of the worker's last error; behind
+    all, orders that are too long for a box.
     """
 
     workers: int
@@ -154,7 +155,7 @@ class Layout:
 HEADER = struct.Struct("=qqqq32x")  # of a reply buffer: state, task, chunk, length
 FREE, WRITING, FULL = 0, 1, 2
 ERROR_BOX = 4096
-_BOX = struct.Struct("=qqq")  # sequence number, length, checksum
+_BOX = struct.Struct("=qqqq")  # sequence number, where the order lies, its length and checksum
 
 # What a worker tells the driver, through one pipe that all share; shorter than PIPE_BUF, so written whole or not.
 RECORD = struct.Struct("=iiqiiiiddddq")
@@ -163,21 +164,25 @@ RECORD = struct.Struct("=iiqiiiiddddq")
 class MailBox:
     """A place where only the newest order lies: a worker that was away finds no queue.
 
-    The number changes with each order; the checksum tells a reader that it caught the writer half-way.
+    The number changes with each order; the checksum tells a reader that it caught the writer half-way. Orders that are
+    too long for the box lie behind all boxes, where there is always room for more.
     """
 
     def __init__(self, segment: Segment, start: int, size: int) -> None:
-        self._memory, self._start, self._size = segment.memory, start, size
+        self._segment, self._start = segment, start
+        self._place, self._room = start + _BOX.size, size - _BOX.size
         self._seq = segment.array(start, 1, np.dtype(np.int64))
         self.seen = int(self._seq[0])
 
     def put(self, order: bytes) -> None:
         """Replace the order."""
-        if len(order) > self._size - _BOX.size:
-            raise BadInput(f"a task of {len(order):,} bytes is too long for a mail box of {self._size:,}")
-        at = self._start + _BOX.size
-        self._memory[at : at + len(order)] = order
-        _BOX.pack_into(self._memory, self._start, int(self._seq[0]) + 1, len(order), zlib.crc32(order))
+        if len(order) > self._room:
+            self._place, self._room = self._segment.size, 2 * len(order)
+            self._segment.grow(self._place + self._room)
+            self._segment.reserve(self._place, self._room)
+        memory = self._segment.memory
+        memory[self._place : self._place + len(order)] = order
+        _BOX.pack_into(memory, self._start, int(self._seq[0]) + 1, self._place, len(order), zlib.crc32(order))
 
     def changed(self) -> bool:
         """Whether there is an order not yet taken."""
@@ -186,9 +191,10 @@ class MailBox:
     def take(self) -> bytes:
         """The newest order."""
         while True:
-            seq, length, checksum = _BOX.unpack_from(self._memory, self._start)
-            at = self._start + _BOX.size
-            order = self._memory[at : at + max(0, min(length, self._size - _BOX.size))]
+            seq, place, length, checksum = _BOX.unpack_from(self._segment.memory, self._start)
+            if place + length > self._segment.size:
+                self._segment.refresh()
+            order = self._segment.memory[place : place + length]
             if zlib.crc32(order) == checksum and int(self._seq[0]) == seq:
                 self.seen = seq
                 return order
