@@ -67,12 +67,26 @@ def test_a_checkpoint_or_a_log_that_is_missing_is_never_passed_over(tmp_path):
             (tmp_path / "part" / name).unlink()
         return tmp_path / "part"
 
-    assert "older checkpoint" in resumed(without(checkpoints.NAME))[-1]
+    with pytest.warns(RuntimeWarning, match=r"checkpoint\.safetensors' is gone; going on from .* before, at step") as said:
+        assert "older checkpoint" in resumed(without(checkpoints.NAME))[-1]
+    assert [one.filename for one in said] == [__file__]  # once, and where it was asked for
     with pytest.raises(anyk.BadInput, match=r"checkpoint\.safetensors' is gone; there is no checkpoint to go on from"):
         resumed(without(checkpoints.NAME, checkpoints.OLDER))
     with pytest.raises(anyk.BadInput, match=r"has no log\.sqlite"):
         resumed(without("log.sqlite"))
     assert "older checkpoint" not in resumed(without(checkpoints.OLDER))[-1]
+
+
+def test_a_race_tells_of_an_older_checkpoint(tmp_path):
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    anyk.training.race(problem, ["uncoded"], workers=4, cluster="simulated", steps=4, out=tmp_path / "race").close()
+    for steps in (8, 12):  # two checkpoints
+        anyk.training.resume_race(tmp_path / "race", steps=steps).close()
+    file = tmp_path / "race" / "uncoded" / checkpoints.NAME
+    flip(file, file.stat().st_size - 3)
+    told = []
+    anyk.training.resume_race(tmp_path / "race", steps=16, tell=told.append).close()
+    assert len(told) == 1 and "going on from the checkpoint before, at step 8" in told[0]
 
 
 def test_a_log_that_is_shorter_than_its_checkpoint_is_found(tmp_path):

@@ -66,6 +66,10 @@ def check_file(file: str | None, what: str, *, folder: Path | None = None) -> st
     if file is None or file == "-":
         return file
     path = Path(file)
+    if path.is_symlink() and any((path.parent / name).exists() for name in ("run.toml", "race.toml")):
+        from anyk.training.folder import no_links
+
+        no_links(path)
     if path.is_dir():
         raise BadInput(f"the {what} '{file}' cannot be written: that is a folder")
     if folder is not None and path.parent.absolute() == folder.absolute():

@@ -63,7 +63,7 @@ def _variant(problem: Any, number: int) -> Any:
 
 
 def _interrupted(folder: str | Path) -> None:
-    if not Path(folder).exists():
+    if not any((Path(folder) / name).is_file() for name in ("run.toml", "race.toml")):
         raise KeyboardInterrupt
     click.echo(f"anyk: interrupted; go on with: anyk resume {folder}", err=True)
     sys.exit(130)
@@ -178,7 +178,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
                 **{name: given[name] for name in names},
             )
     except KeyboardInterrupt:
-        if (folder / "run").exists():
+        if (folder / "run" / "run.toml").exists():
             _interrupted(folder / "run")
         click.echo("anyk: interrupted in the probe; begin again", err=True)
         sys.exit(130)
@@ -320,6 +320,10 @@ def _exit_if_failed(result: Race) -> None:
         sys.exit(1)
 
 
+def _tell(text: str) -> None:
+    click.echo(f"anyk: {text}", err=True)
+
+
 _problem_again = click.option(
     "--problem", metavar="FILE.py:FUNCTION",
     help="The function that makes the run's problem, named again: what a run folder names is not run by itself.",
@@ -365,7 +369,7 @@ def resume(
         with Progress(console, quiet=quiet) as progress:
             done = resume_training(
                 run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust, watch=progress,
-                tell=lambda text: click.echo(f"anyk: {text}", err=True),
+                tell=_tell,
             )  # fmt: skip
     except KeyboardInterrupt:
         _interrupted(run)
@@ -384,10 +388,12 @@ def _resume_race(
 
     join_cluster(read_race(Path(folder))["cluster"])
     made = None if problem is None else from_function(problem)
-    tell = _saying(console, quiet)
+    before = _saying(console, quiet)
     try:
         with Progress(console, quiet=quiet) as progress:
-            result = resume_race(folder, problem=made, trust=trust, add=add, watch=progress, before=tell, **limits)
+            result = resume_race(
+                folder, problem=made, trust=trust, add=add, watch=progress, before=before, tell=_tell, **limits
+            )
     except KeyboardInterrupt:
         _race_interrupted(console, Path(folder))
     _tell_race(console, result, Path(folder) / "race.png", "metric")

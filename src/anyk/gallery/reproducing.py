@@ -14,6 +14,7 @@ from anyk.gallery.item import Item, Verdict, Word, overall
 from anyk.gallery.lab import Lab, Progress
 from anyk.gallery.pictures import draw
 from anyk.gallery.table import Table
+from anyk.training.folder import no_links
 
 _HEADER = ("claim", "paper", "here", "verdict")
 
@@ -120,7 +121,7 @@ def reproduce(
         raise BadInput(f"seeds must be at least 1, got {count}")
     folder = None if out is None else Path(out)
     if folder is not None:
-        _writable(folder)
+        _writable(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")
         keep = folder / ".results" if keep is None else keep
     lab = Lab(
         item.name, count, quick, "simulated" if chosen == "none" else chosen, None if keep is None else Path(keep),
@@ -141,7 +142,9 @@ def reproduce(
     return made
 
 
-def _writable(folder: Path) -> None:
+def _writable(folder: Path, *names: str) -> None:
+    """Make a folder, if need be, in which files (or folders) of these names will be written."""
+    no_links(*(folder / name for name in names))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -175,7 +178,7 @@ def reproduce_all(
     from anyk.gallery import items
 
     folder = Path(out)
-    _writable(folder)
+    _writable(folder, "gallery.md")
     made: list[Reproduction] = []
     missing: dict[str, str] = {}
     for item in items().values():

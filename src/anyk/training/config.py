@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from anyk.errors import BadInput
+from anyk.training.folder import LOCK
 
 FORMAT = 1
 NAME = "run.toml"
@@ -62,6 +63,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         runs = sorted(one.parent.name for one in folder.glob(f"*/{NAME}")) if folder.is_dir() else []
         hint = f"; name one of the runs in it, as in {folder / runs[0]}" if runs else ""
+        if (folder / LOCK).exists():
+            hint = ", as a run leaves it that was killed before it began; remove the folder and start the run again"
         raise BadInput(f"'{folder}' is no run folder: it has no {NAME}{hint}")
     try:
         config = tomllib.loads(file.read_text(encoding="utf-8"))

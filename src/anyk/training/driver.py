@@ -277,7 +277,7 @@ class Driver:
         return 0 if self.beginning is None else self.beginning.step
 
     def _check_pace(self) -> None:
-        """Raise where hardly any time passes on the virtual clock, so that a limit of seconds would hardly ever come."""
+        """Raise where so little time passes on the virtual clock that a limit of seconds would hardly ever come."""
         assert self.seconds is not None
         taken = self.step - self._begun
         if self._now * _MOST < self.seconds * taken:

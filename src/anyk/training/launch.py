@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
-import fcntl
 import math
 import resource
 import signal
 import sys
 import threading
 import time as clock
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from anyk.checks import typed
 from anyk.clusters import Cluster
@@ -34,12 +34,13 @@ from anyk.strategies import SequentialRounds, completed
 from anyk.strategies import strategy as build_strategy
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
-from anyk.training.config import FORMAT, read_config, write_config
+from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
 from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
+from anyk.training.folder import empty_if_it_fails, locked, new_folder
 from anyk.training.progress import Progress
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
@@ -145,23 +146,28 @@ def train(
         config["begin"] = come_from
     if out is not None:
         config["digests"] = digests_of(problem, cluster, config)
-    folder = None if out is None else _make_folder(Path(out), config)
-    with _locked(folder):
-        if beginning is not None and folder is not None:
-            beginning.save(folder)
-        log = RunLog(None if folder is None else folder / "log.sqlite")
-        driver = Driver(
-            strategy,
-            cluster,
-            problem=problem,
-            optimizer=optimizer,
-            log=log,
-            steps=steps,
-            seconds=seconds,
-            beginning=beginning,
-        )
-        if come_from is not None:
-            log.note(0.0, "begun", f"at step {begun} of {come_from['run']} ({come_from['strategy']})")
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        new_folder(folder, known=NAME)
+    with locked(folder):
+        with empty_if_it_fails(folder):
+            if beginning is not None and folder is not None:
+                beginning.save(folder)
+            log = RunLog(None if folder is None else folder / "log.sqlite")
+            driver = Driver(
+                strategy,
+                cluster,
+                problem=problem,
+                optimizer=optimizer,
+                log=log,
+                steps=steps,
+                seconds=seconds,
+                beginning=beginning,
+            )
+            if come_from is not None:
+                log.note(0.0, "begun", f"at step {begun} of {come_from['run']} ({come_from['strategy']})")
+            if folder is not None:
+                write_config(folder, config)  # last: with it, the folder is a run's
         fresh = copy.deepcopy(strategy)
         with showing(progress, watch) as watching:
             return _drive(driver, fresh, config, folder, None, evaluate_every, checkpoint_every, watching)
@@ -188,8 +194,8 @@ def resume(
     ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
     it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
 
-    ``tell`` is called with what the user should know: that an older checkpoint had to be used, or that nothing was left
-    to do. Otherwise the run's notes say it.
+    ``tell`` is called with what the user should know: that an older checkpoint had to be used (without ``tell``, a
+    ``RuntimeWarning``), or that nothing was left to do.
 
     A run folder may be anybody's: no code that it names is run (a problem's function, an optimiser of another package
     than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
@@ -242,7 +248,7 @@ def _resume(
     )
     check_traces(config, cluster, f"the run '{folder}'")
     _check_clock(cluster, config.get("steps"), config.get("seconds"))
-    with _locked(folder):
+    with locked(folder):
         with RunLog.reading(folder / "log.sqlite", prefix=True) as whole:  # before anything is changed
             saved = checkpoints.newest(folder, whole, or_older=True)
         if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
@@ -342,8 +348,11 @@ def _drive(
                 if saved.instead is not None and folder is not None:
                     checkpoints.set_aside(folder)
                     log.note(saved.state["time"], "older checkpoint", saved.instead)
-                    if tell is not None:
-                        tell(f"{saved.instead}; going on from the checkpoint before, at step {_step(saved)}")
+                    older = f"{saved.instead}; going on from the checkpoint before, at step {_step(saved)}"
+                    if tell is None:
+                        warnings.warn(older, RuntimeWarning, stacklevel=5)  # where resume was called
+                    else:
+                        tell(older)
             for row in log.rows("SELECT slot, version, time, loss, metric FROM evaluations"):
                 evaluator.recall(*row)
             if saved is None:
@@ -559,37 +568,6 @@ def _check_clock(cluster: Cluster, steps: int | None, seconds: float | None) -> 
             f"nothing takes time on the cluster '{cluster.spec}' with delays '{cluster.delays.spec}', so a limit of "
             f"{seconds:g} seconds never comes; give --steps as well, or --delays"
         )
-
-
-def _make_folder(folder: Path, config: dict[str, Any]) -> Path:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        hint = f"go on with it: anyk resume {folder}" if (folder / "run.toml").exists() else "it is not empty"
-        raise BadInput(f"the run folder '{folder}' exists; choose another, or {hint}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"the run folder '{folder}' cannot be made ({error.strerror})") from None
-    write_config(folder, config)
-    return folder
-
-
-@contextlib.contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    """Keep a second writer out of a run folder."""
-    if folder is None:
-        yield
-        return
-    lock: IO[str]
-    try:
-        lock = (folder / "lock").open("w")
-    except OSError as error:
-        raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"the run '{folder}' is being written by another process; wait for it or stop it") from None
-        yield
 
 
 @contextlib.contextmanager

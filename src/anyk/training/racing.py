@@ -32,6 +32,7 @@ from anyk.training.comparing import compare
 from anyk.training.config import Digests
 from anyk.training.defaults import usual_optimizer
 from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
+from anyk.training.folder import new_folder, no_links
 from anyk.training.launch import Watch, check_address, check_limits, check_rows, resume, showing, train
 from anyk.training.run import Run, setup
 
@@ -197,9 +198,6 @@ def race(
             runs.append(train(trained, spec, fleet, optimizer=optimizer, **limits, watch=watch, progress=progress))
         return Race(tuple(runs))
     folder = Path(out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        hint = f"go on with it: anyk resume {folder}" if is_race(folder) else "it is not empty"
-        raise BadInput(f"the folder '{folder}' exists; choose another, or {hint}")
     config: dict[str, Any] = {
         "format": FORMAT,
         "anyk": version("anyk"),
@@ -216,6 +214,7 @@ def race(
         "runs": named,
     }
     config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named)})
+    new_folder(folder, known=NAME)
     _write(folder, config)
     with showing(progress, watch) as watching:
         return _run(folder, config, trained, optimizer, law, {}, False, watching, before)
@@ -233,6 +232,7 @@ def resume_race(
     trust: bool = False,
     watch: Watch | None = None,
     before: Before | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Race:
     """Go on with what is left of a race: runs interrupted or failed, and strategies that have not begun.
 
@@ -241,6 +241,7 @@ def resume_race(
     """
     folder = Path(path)
     config = read_race(folder)
+    no_links(*folder.iterdir())
     limits = {"steps": steps, "seconds": seconds, "target": target}
     new = any(value is not None for value in limits.values())
     if new:
@@ -269,7 +270,7 @@ def resume_race(
             raise BadInput(f"'{spec}' is in the race already")
     config["runs"] |= _named(specs, config["runs"])
     _write(folder, config)
-    return _run(folder, config, problem, optimizer, fleet.delays, limits if new else {}, True, watch, before, trust)
+    return _run(folder, config, problem, optimizer, fleet.delays, limits if new else {}, True, watch, before, trust, tell)
 
 
 def _run(
@@ -283,6 +284,7 @@ def _run(
     watch: Watch | None,
     before: Before | None,
     trust: bool = False,
+    tell: Callable[[str], None] | None = None,
 ) -> Race:
     """Each run that has something left to do; with ``limits``, new ones, each run."""
     runs = []
@@ -298,7 +300,7 @@ def _run(
             before(spec)
         try:
             if resumed and place.is_dir():
-                run = resume(place, problem=problem, optimizer=optimizer, trust=trust, watch=watch, **limits)
+                run = resume(place, problem=problem, optimizer=optimizer, trust=trust, watch=watch, tell=tell, **limits)
             else:
                 fleet = build_cluster(
                     config["cluster"],
@@ -434,7 +436,6 @@ def _write(folder: Path, config: Mapping[str, Any]) -> None:
 
     part = folder / f"{NAME}.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         part.write_text(tomli_w.dumps({k: v for k, v in config.items() if v is not None}), encoding="utf-8")
         part.replace(folder / NAME)
     except OSError as error:

@@ -1,0 +1,70 @@
+"""The folder of a run or a race: made, kept to one writer, and never written through a link out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from anyk.errors import BadInput
+
+LOCK = "lock"
+
+
+def no_links(*paths: Path) -> None:
+    """Raise for the first of these paths that is a link: what is written to it would land elsewhere.
+
+    A folder may be a stranger's, and its links may lead to any file of ours.
+    """
+    for path in paths:
+        if path.is_symlink():
+            raise BadInput(f"'{path}' is a link, and nothing is written through one; put the file itself in its place")
+
+
+def new_folder(folder: Path, *, known: str) -> None:
+    """Make a folder for a run or race; one that holds nothing (but a lock) will do. ``known``: its file of settings."""
+    if folder.exists() and (not folder.is_dir() or any(one.name != LOCK for one in folder.iterdir())):
+        hint = f"choose another, or go on with it: anyk resume {folder}"
+        if not (folder / known).exists():
+            hint = "choose another, or an empty one"
+        raise BadInput(f"'{folder}' exists; {hint}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"the folder '{folder}' cannot be made ({error.strerror})") from None
+
+
+@contextlib.contextmanager
+def locked(folder: Path | None) -> Iterator[None]:
+    """Keep a second writer out of a run folder; raises where one is in it, or where it has links."""
+    if folder is None:
+        yield
+        return
+    no_links(*folder.iterdir())
+    lock: IO[str]
+    try:
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"the run '{folder}' is being written by another process; wait for it or stop it") from None
+        yield
+
+
+@contextlib.contextmanager
+def empty_if_it_fails(folder: Path | None) -> Iterator[None]:
+    """Leave nothing of a run, in its new and locked folder, that could not be set up or was interrupted in that."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None:
+            for file in folder.iterdir():
+                file.unlink()
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
