@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -61,16 +63,29 @@ def arrays(value: Any, at: str, known: set[int]) -> list[tuple[str, np.ndarray[A
     ]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_every_array_of_a_code_is_read_only(spec: str) -> None:
-    code = made(spec)
+def read(code: Code) -> Code:
+    """A code, when all that it keeps has been made."""
     for name in dir(type(code)):
         if not callable(getattr(type(code), name)) and not name.startswith("__") and name != "relearned":
             getattr(code, name)
     for what in READ:
         seen(code, what)
     code.finish_times(np.ones(code.replies))
-    assert [at for at, array in arrays(code, spec, set()) if array.flags.writeable] == []
+    return code
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_array_of_a_code_and_of_its_copies_is_read_only(spec: str) -> None:
+    code = read(made(spec))
+    for copied in (code, copy.copy(code), copy.deepcopy(code), pickle.loads(pickle.dumps(code))):
+        assert [at for at, array in arrays(copied, spec, set()) if array.flags.writeable] == []
+        assert {what: seen(copied, what) for what in READ} == {what: seen(code, what) for what in READ}
+
+
+def test_copies_of_a_users_code_leave_its_own_arrays_as_they_are() -> None:
+    code = Own(7, good(), scratch=np.zeros(3))
+    copied = copy.deepcopy(code)
+    assert copied.scratch.flags.writeable and not copied.encoding.data.flags.writeable  # type: ignore[attr-defined]
 
 
 # --------------------------------------------------------------------------------------------- codes of one's own

@@ -67,7 +67,9 @@ def test_a_checkpoint_or_a_log_that_is_missing_is_never_passed_over(tmp_path):
             (tmp_path / "part" / name).unlink()
         return tmp_path / "part"
 
-    with pytest.warns(RuntimeWarning, match=r"checkpoint\.safetensors' is gone; going on from .* before, at step") as said:
+    with pytest.warns(
+        RuntimeWarning, match=r"checkpoint\.safetensors' is gone; going on from .* before, at step"
+    ) as said:
         assert "older checkpoint" in resumed(without(checkpoints.NAME))[-1]
     assert [one.filename for one in said] == [__file__]  # once, and where it was asked for
     with pytest.raises(anyk.BadInput, match=r"checkpoint\.safetensors' is gone; there is no checkpoint to go on from"):

@@ -33,7 +33,7 @@ from anyk.codes.decoders import (
     Selection,
     method,
 )
-from anyk.codes.made import Checked, fixed_property, valid_matrix
+from anyk.codes.made import Checked, ReadOnly, fixed_property, valid_matrix
 from anyk.codes.removal import Removal
 from anyk.errors import BadInput
 
@@ -45,7 +45,7 @@ Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions a worker holds, an
 _REMEMBERED = 256  # straggler patterns whose weights are kept
 
 
-class Code(metaclass=Checked):
+class Code(ReadOnly, metaclass=Checked):
     """Which partitions each worker holds and with which coefficients: an immutable matrix with a way to decode.
 
     A subclass is a frozen dataclass with fields ``workers`` and whatever else it needs; it gives ``partitions``,

@@ -13,7 +13,7 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.decoders import CountingDecoder
-from anyk.codes.made import fixed_property, frozen
+from anyk.codes.made import ReadOnly, fixed_property, frozen
 from anyk.errors import BadInput
 
 _DENSE = 1024  # workers up to which pseudo-inverse and null space are kept
@@ -140,7 +140,7 @@ def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
     return left, singular, right
 
 
-class _Draw:
+class _Draw(ReadOnly):
     """Rows of unit norm on cyclic supports, and how any n - s of them are combined to ones."""
 
     def __init__(self, supports: np.ndarray[tuple[int, int], np.dtype[np.int64]], values: Floats) -> None:

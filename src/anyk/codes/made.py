@@ -47,6 +47,20 @@ class fixed_property(cached_property[T]):
         super().__init__(made)
 
 
+class ReadOnly:
+    """What is copied or pickled of it has its arrays read-only as well, which NumPy alone forgets.
+
+    Of a user's class these are the ones kept by :class:`fixed_property`.
+    """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ours = type(self).__module__.startswith("anyk.")
+        for name, value in state.items():
+            if ours or isinstance(getattr(type(self), name, None), fixed_property):
+                frozen(value)
+        self.__dict__.update(state)
+
+
 class Checked(ABCMeta):
     """The type of :class:`~anyk.codes.Code`: looks at each code of a user's class as soon as it is made.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.codes.made import frozen
+from anyk.codes.made import ReadOnly, frozen
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -14,7 +14,7 @@ _RANK = 1e-9  # singular values below this fraction of the largest count as 0
 _SPANNED = 1e-8  # what is shorter than this fraction of what it was lies in the span of others
 
 
-class Removal:
+class Removal(ReadOnly):
     """The least-squares weights without some replies, by one singular value decomposition for all sets.
 
     With ``B = U S V'`` and its pseudo-inverse P, the rows that are left span less than all of them by the vectors

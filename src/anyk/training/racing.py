@@ -270,7 +270,9 @@ def resume_race(
             raise BadInput(f"'{spec}' is in the race already")
     config["runs"] |= _named(specs, config["runs"])
     _write(folder, config)
-    return _run(folder, config, problem, optimizer, fleet.delays, limits if new else {}, True, watch, before, trust, tell)
+    return _run(
+        folder, config, problem, optimizer, fleet.delays, limits if new else {}, True, watch, before, trust, tell
+    )
 
 
 def _run(
