@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -432,10 +433,41 @@ def test_settings_are_what_will_be_used(tmp_path, monkeypatch):
     assert "None" not in shown and "()" not in shown and "begin" not in shown
     values = {line.split()[0]: line[15:59].strip() for line in shown.splitlines()}
     assert values["from"] == values["target"] == "none" and values["strategy"] == "k-sync:k=15"
-    assert (values["optimizer"], values["lr"], values["l2"]) == ("nesterov", "1 / smoothness", "1 / training rows")
     assert (values["steps"], values["seconds"], values["out"]) == ("100", "no limit", "runs/train-1")
-    done = run("train", *SMALL, "--strategy", "k-sync", "--steps", "2")
-    assert "k-sync:k=3" in done.output and anyk.Run.open("runs/train-1").config["strategy"] == "k-sync:k=3"
+    assert float(values["l2"]) == pytest.approx(1 / 1437, rel=1e-5)
+
+
+def settings(*words):
+    shown = run(*words, "--settings")
+    assert shown.exit_code == 0, shown.output
+    return {line.split()[0]: re.split(" +(default|command line)$", line[15:])[0] for line in shown.stdout.splitlines()}
+
+
+@pytest.mark.parametrize("words", [
+    ("--strategy", "k-sync", "--delays", "exp:mean=1"),
+    ("--delays", "constant:1", "--optimizer", "adam", "--communication", "constant:0.5"),
+    ("--delays", "constant:1", "--lr", "0.25", "--cluster", "simulated:partition=0.1"),
+    ("--optimizer", "gd", "--lr", "exponential:start=1,decay=0.9", "--target", "0.5"),
+])  # fmt: skip
+def test_settings_are_what_a_run_stores(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = ("train", *SMALL, *words)
+    limit = () if "--target" in words else ("--steps", "2")
+    values = settings(*begun, *limit)
+    assert run(*begun, *limit).exit_code == 0
+    with anyk.Run.open("runs/train-1") as done:
+        stored = done.config
+    for key in ("strategy", "cluster", "delays", "communication", "optimizer", "lr", "workers", "steps"):
+        assert values[key] == str(stored[key]), key
+    further = settings(*begun, "--steps", "4", "--from", "runs/train-1")
+    assert (further["optimizer"], further["lr"]) == (stored["optimizer"], stored["lr"])
+
+
+def test_a_trace_that_does_not_say_its_load_gets_a_way_to_say_it(tmp_path):
+    (tmp_path / "t.csv").write_text("w0,w1,w2\n1.0,2.5,3.0\n1.5,2.25,3.5\n")
+    result = run("tune", "--trace", str(tmp_path / "t.csv"))
+    assert result.exit_code == 2 and len(result.output.splitlines()) == 1
+    assert "does not say the load" in result.output and "numpy.savez('trace.npz', seconds=times, load=" in result.output
 
 
 def test_mpiexec_without_cluster_mpi_is_one_sentence(tmp_path):

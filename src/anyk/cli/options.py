@@ -250,13 +250,16 @@ def show_settings(ctx: click.Context) -> None:
         "DEFAULT": "default",
     }
     given = ctx.params
+    used = _used(given, str(ctx.command.name))
     for parameter in ctx.command.params:
         name = str(parameter.name)
         if name not in given or name == "settings":
             continue
         source, value = ctx.get_parameter_source(name), given[name]
-        if value is None or value == ():
-            text = _left_out(name, given, str(ctx.command.name))
+        if name in used:
+            text = used[name]
+        elif value is None or value == ():
+            text = "none"
         elif name in ("strategy", "strategies"):
             asked = (value,) if isinstance(value, str) else value
             text = ", ".join(completed(spec, strategy(spec, workers=given["workers"])) for spec in asked)
@@ -265,19 +268,37 @@ def show_settings(ctx: click.Context) -> None:
         click.echo(f"{_option(parameter):<14} {text:<44} {sources.get(source.name if source else '', '')}")
 
 
-def _left_out(name: str, given: dict[str, Any], command: str) -> str:
-    """What will be used where an option is left out."""
-    from anyk.training import usual_rule
+def _used(given: dict[str, Any], command: str) -> dict[str, str]:
+    """What will be used, in full, where an option is left out or says it in short: as it will stand in ``run.toml``."""
+    from anyk.clusters import cluster
+    from anyk.optimizers import optimizer as build
+    from anyk.training import Run, usual_rule
+    from anyk.training.launch import LIMIT, STEPS
 
+    fleet = cluster(given["cluster"], workers=given["workers"], delays=given["delays"],
+                    communication=given["communication"])  # fmt: skip
+    used = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
     method, rate = usual_rule("" if given["problem"] else given["data"], given["optimizer"])
-    limited = any(given[limit] is not None for limit in ("steps", "seconds", "target"))
-    used = {
-        "optimizer": method,
-        "lr": rate or "1 / smoothness",
-        "l2": "the problem's own" if given["problem"] else "1 / training rows",
-        "steps": "no limit" if limited else "100",
+    rate = rate if given["lr"] is None else given["lr"]
+    l2 = "the problem's own" if given["problem"] else "1 / training rows"
+    if given.get("begin") and given["optimizer"] is None and given["lr"] is None:
+        with Run.open(given["begin"]) as earlier:
+            used |= {name: earlier.config[name] for name in ("optimizer", "lr")}
+    else:
+        if rate is None:  # it follows from the data
+            problem = make_problem(given)
+            l2, optimizer = f"{problem.l2:.6g}", make_optimizer(problem, given)
+        else:
+            optimizer = build(method, lr=rate)
+        used |= {"optimizer": optimizer.spec, "lr": optimizer.rate.spec}
+    steps = STEPS if given["target"] is None else LIMIT
+    left_out = {
+        "l2": l2,
+        "steps": str(steps) if given["seconds"] is None else "no limit",
         "seconds": "no limit",
         "out": str(new_folder(command)),
         "picture": "race.png in the folder",
     }
-    return used.get(name, "none")
+    if given.get("probe") is not None:
+        used["strategy"] = "what the probe finds"
+    return used | {name: text for name, text in left_out.items() if given.get(name) is None}

@@ -103,7 +103,11 @@ def tune(
     for file in files:
         table = Trace(file, unit=unit, max_gb=max_gb)
         if table.load_measured is None:
-            raise BadInput(f"the trace '{file}' does not say the load it was measured at; give trace with 'load' in it")
+            raise BadInput(
+                f"the trace '{file}' does not say the load it was measured at, the share of the data that each worker "
+                "computed (1 / workers without coding); save it as .npz with that: "
+                "numpy.savez('trace.npz', seconds=times, load=0.05), times in rounds x workers"
+            )
         if workers is not None:
             table.check_fleet(workers)
         click.echo(table.summary if workers is None else table.summary_for(workers), err=True)

@@ -47,7 +47,7 @@ from anyk.training.runlog import RunLog
 
 Watch = Callable[[Driver, Evaluator], None]
 LIMIT = 10_000  # steps at most where a target is the only limit: it may be out of reach
-_STEPS = 100  # taken when no limit is given
+STEPS = 100  # taken when no limit is given
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
 
 
@@ -119,7 +119,7 @@ def train(
     _check_intervals(evaluate_every, checkpoint_every)
     check_limits(problem, steps, seconds, target, begun)
     if steps is None and seconds is None:
-        steps = begun + (_STEPS if target is None else LIMIT)
+        steps = begun + (STEPS if target is None else LIMIT)
     _check_clock(cluster, steps, seconds)
     plan(strategy, steps, begun)
     config: dict[str, Any] = {
