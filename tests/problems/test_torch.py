@@ -157,7 +157,7 @@ def test_ignored_targets_that_cannot_be_counted_are_refused():
         BadInput, match=r"targets that are not -100 \(ignore_index\), and how many .* known of arrays alone"
     ):
         TorchProblem(module, nn.CrossEntropyLoss(), items)
-    later = Listed([(X[0], y[0].clamp(min=0))] * 2 + items.items)  # found when a worker comes to them
+    later = Listed([(X[0], y[0].clamp(min=0))] * 2 + items.items)  # not among the first
     with pytest.raises(BadInput, match="known of arrays alone; give the data as tensors"):
         anyk.train(
             TorchProblem(module, nn.CrossEntropyLoss(), later),
@@ -443,7 +443,7 @@ def test_what_cannot_work_is_said():
         ((layer, loss, (X, y)), {"device": "mps"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'mps'"),
         ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be told from outputs of shape \\(2, 3"),
         ((nn.Linear(5, 1), lambda o, y: o.mean(), (X, y)), {"held_out": (X[:, :4], y)}, "the module fails on held_out"),
-        ((nn.LSTM(5, 3), lambda o, y: o[0].mean(), (X, y)), {"held_out": (X, y)}, "one tensor, the module gives tuple"),
+        ((nn.LSTM(5, 3, batch_first=True), lambda o, y: o[0].mean(), (X[:, None], y)), {"held_out": (X[:, None], y)}, "one tensor, the module gives tuple"),
         ((nn.Sequential(nn.InstanceNorm1d(5, track_running_stats=True), layer), loss, (X, y)), {}, "layer '0' is an instance norm with running"),
         ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be at least 1 sample, got 0"),
         ((layer, loss, (X, y)), {"l2": -1.0}, "l2 must be a finite number of at least 0, got -1"),

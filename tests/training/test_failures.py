@@ -77,3 +77,45 @@ def test_an_error_on_most_workers_ends_the_run_with_its_text():
             anyk.train(
                 problem, spec, Simulated(4, delays=Constant(0.01)), optimizer=anyk.optimizers.GD(lr=0.1), steps=9
             )
+
+
+class Unreadable:
+    """A map-style data set, one item of which only the driver can read."""
+
+    def __init__(self, samples=40):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, i):
+        if i == 7 and "ANYK_WORKER" in os.environ:
+            raise OSError("no such picture: 7.png")
+        return np.full(3, float(i % 5), dtype=np.float32), np.int64(i % 2)
+
+
+def test_an_item_that_cannot_be_read_is_named():
+    torch = pytest.importorskip("torch")
+    problem = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), Unreadable())
+    told = "item 7 of the data set cannot be read: OSError: no such picture: 7.png"
+    with pytest.raises(anyk.RunFailed, match=f"^(?!.*could not load).*; worker [01]: {told}"):
+        anyk.train(problem, "frc:load=2", Processes(4), optimizer=anyk.optimizers.GD(lr=0.1), steps=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANYK_WORKER", "0")  # here, too
+        with pytest.raises(anyk.BadInput, match=f"^{told}"):
+            anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), Unreadable(9))
+
+
+def test_a_first_gradient_that_fails_is_the_gradients_fault_and_can_be_spared():
+    """Of two replicas of a partition one worker cannot compute it, from the first gradient on."""
+    problem = Squares(4, faults={})
+    problem.split = lambda m, shares=None: Away(Squares.split(problem, m))
+    run = anyk.train(problem, "frc:load=2", Processes(4), optimizer=anyk.optimizers.GD(lr=0.1), steps=12)
+    assert run.steps == 12
+
+
+class Away(Once):
+    def partial_gradient(self, partition, w, rows=None, /):
+        if os.environ["ANYK_WORKER"] == "1":
+            raise OSError("not on this machine")
+        return self.of.partial_gradient(partition, w)

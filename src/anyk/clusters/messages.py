@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Index, Partitions, Vector
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
@@ -43,6 +43,12 @@ def checked(message: Vector) -> tuple[str | None, int]:
 
 class WrongLength(BadInput):
     """A partial gradient does not have the length of its support, or its numbers are not real ones."""
+
+
+def words(error: Exception) -> str:
+    """What is said of a gradient that raised: sentences of anyk's own as they are, but for input that is at fault."""
+    plain = isinstance(error, (WrongLength, RunFailed))
+    return str(error) if plain else f"{type(error).__name__}: {error}"
 
 
 def _real(partition: int, gradient: Vector) -> Vector:

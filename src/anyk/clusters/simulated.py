@@ -16,7 +16,7 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.local import Local, LocalSteps, State, mixed
-from anyk.clusters.messages import Messages, WrongLength, checked, lie
+from anyk.clusters.messages import Messages, checked, lie, words
 from anyk.clusters.packing import pack, unpack
 from anyk.delays import Communication, DelayModel
 from anyk.delays.models import MOST
@@ -325,7 +325,7 @@ class Simulated(Cluster):
             try:
                 out = self._work_locally(task, chunk, version, worker)
             except Exception as error:  # as below
-                return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
+                return words(error), 0
             return self._arrive(task, index, chunk, chunk.covers, out, worker, version)
         known = self._gradients.setdefault((chunk.slot, version), {})  # replicas share what they compute
         w = self._models[chunk.slot, version].view()
@@ -350,7 +350,7 @@ class Simulated(Cluster):
             for place, weight in zip(asked.messages, asked.weights, strict=True) if asked is not None else ():
                 messages.add_message(out, ids, *self._arrived[place], weight)
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
-            return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}", 0
+            return words(error), 0
         why, bits = self._arrive(task, index, chunk, ids, out, worker, version)
         if why is not None:
             known.clear()  # what is asked for again is computed again

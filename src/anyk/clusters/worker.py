@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.clusters.local import Local, LocalSteps, State, mixed
-from anyk.clusters.messages import Messages, WrongLength, checked, lie
+from anyk.clusters.messages import Messages, checked, lie, words
 from anyk.clusters.packing import pack
 from anyk.problems.base import Partitions, Vector
 from anyk.problems.replicas import mark
@@ -122,7 +122,10 @@ class Worker(ABC, Generic[R]):
     # ------------------------------------------------------------------------------------------- life
 
     def _begin(self, partitions: Partitions, held: Sequence[int], first: Vector | None) -> None:
-        """Load the partitions; ``first``: a model to compute a first gradient at, which is slow (caches, imports)."""
+        """Load the partitions; ``first``: a model to compute a first gradient at, which is slow (caches, imports).
+
+        Where that fails it will again in the first task, and is heard of as a gradient, not as partitions, that failed.
+        """
         partitions.load(list(held))
         self._messages = Messages(partitions, self._frame.blocks, self._frame.seed)
         local = self._frame.local
@@ -130,7 +133,8 @@ class Worker(ABC, Generic[R]):
         self._dtype = self._messages.dtype
         self._messages.places(tuple(held))
         if held and first is not None:
-            self._messages.partial_gradient(held[0], first)
+            with contextlib.suppress(Exception):
+                self._messages.partial_gradient(held[0], first)
 
     @abstractmethod
     def _start(self) -> None:
@@ -141,7 +145,7 @@ class Worker(ABC, Generic[R]):
         try:
             self._start()
         except Exception as error:
-            self._tell(READY, NO_TASK, done=1, text=_words(error))
+            self._tell(READY, NO_TASK, done=1, text=words(error))
             return
         self._tell(READY, NO_TASK)
         last = NO_TASK
@@ -235,7 +239,7 @@ class Worker(ABC, Generic[R]):
                     self._give_back(room)
                 if not isinstance(error, Exception) or isinstance(error, (_Stop, HungUp)):
                     raise
-                self._tell(FAILED, orders.task, chunk=index, text=_words(error))
+                self._tell(FAILED, orders.task, chunk=index, text=words(error))
                 continue
             packed = (chunk, version, w) if chunk.compress else None
             self._send(orders.task, index, room, out, started, computing, packed)
@@ -329,7 +333,3 @@ class Worker(ABC, Generic[R]):
             self._keep_state(task, chunk, left)
             bits = keyed.digest(sent)
         self._deliver(task, index, room, sent, (started, computing, computed), bits)
-
-
-def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, WrongLength) else f"{type(error).__name__}: {error}"

@@ -16,7 +16,9 @@ from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Index, Vector, cut, problem_text
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
+from anyk.problems.sums import is_no_sum, telling
 
+_ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
 _EVALUATED = 1024  # rows of which the loss is evaluated at once at most
 
 # what Flax's linen calls state beside 'params', and names that everybody gives to running statistics
@@ -151,7 +153,8 @@ class JaxProblem:
 
     - ``loss(params, batch)`` gives the mean over the batch's rows, or their sum with ``reduction="sum"``. It must be
       one that ``jax.jit`` and ``jax.grad`` take, and a function of its arguments alone: what is random comes with the
-      data.
+      data. A mean that is not one over the rows alike, as over the targets that are not padding, is refused, unless
+      ``reduction="mean"`` says that it is meant so, as of a loss that normalises by the batch.
     - ``params`` is trained as a whole: of a Flax model give ``variables["params"]``, of an Equinox model the arrays.
       What is known to be state (``batch_stats``, say) is refused.
     - ``data``: a pytree of arrays with equal first axis; a batch is the same pytree with some rows. The arrays exist
@@ -163,7 +166,8 @@ class JaxProblem:
       down (:meth:`source` shows it), which is plain text, and nothing is unpickled. The source is for one number of
       rows: under a strategy with mini-batches say theirs, ``batch``.
 
-    Raises :class:`~anyk.errors.BadInput` for what cannot work: the loss is traced on two rows first.
+    Raises :class:`~anyk.errors.BadInput` for what cannot work: the loss is traced on two rows first, and computed on up
+    to 32.
 
     >>> import jax.numpy as jnp
     >>> def loss(params, batch):
@@ -185,7 +189,7 @@ class JaxProblem:
         *,
         held_out: Tree = None,
         l2: float = 0.0,
-        reduction: Literal["mean", "sum"] = "mean",
+        reduction: Literal["mean", "sum"] | None = None,
         metrics: Mapping[str, Loss] | None = None,
         better: Literal["higher", "lower"] | None = None,
         workers: Literal["jax", "numpy"] = "jax",
@@ -201,11 +205,11 @@ class JaxProblem:
         if check(batch, int, "batch") < 0:
             raise BadInput(f"batch must be at least 0 rows, got {batch}")
         self._workers, self._batch = workers, batch
-        if reduction not in ("mean", "sum"):
+        if reduction not in (None, "mean", "sum"):
             raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
         if not 0.0 <= l2 < float("inf"):
             raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
-        self.l2, self._loss, self._mean = float(l2), loss, reduction == "mean"
+        self.l2, self._loss, self._mean = float(l2), loss, reduction != "sum"
         self._params = _own(params)
         flat, self._unravel = _ravel(self._params)
         self._initial: Vector = np.array(flat)
@@ -224,6 +228,8 @@ class JaxProblem:
         self._try(total, self._data, self.samples, "the data")
         if self._held_out is not None and self._metrics is None:
             self._try(total, self._held_out, self._held, "held_out")
+        if reduction is None:
+            self._try_sum(total)
         self._total = jax.jit(total)
 
     def __repr__(self) -> str:
@@ -248,6 +254,32 @@ class JaxProblem:
             ) from None
         if shape != ():
             raise BadInput(f"the loss must give one number for a batch, its mean or sum, got shape {shape}")
+
+    def _try_sum(self, total: Callable[[Any, Tree], Any]) -> None:
+        """Refuse a loss of several rows that is not the mean of theirs, in value or gradient; where it can be told."""
+        import jax
+
+        both = jax.jit(jax.value_and_grad(total))
+
+        def at(rows: Index) -> Vector:
+            value, gradient = both(self._initial, chosen(self._data, rows))
+            return np.append(np.asarray(gradient, dtype=np.float64), float(value))
+
+        for rows in telling(jax.tree.leaves(self._data), self.samples):
+            try:
+                whole, alone = at(rows), [at(rows[i : i + 1]) for i in range(len(rows))]
+            except Exception:  # what fails in a run is said there
+                return
+            if not np.isfinite(whole).all():
+                continue
+            apart, largest = np.abs(np.sum(alone, axis=0) - whole).max(), np.abs(alone).sum(axis=0).max()
+            if not apart <= _ROUNDED * largest:
+                raise is_no_sum(
+                    f"rows {', '.join(map(str, rows))}",
+                    mean=True,
+                    way="to leave out targets or weigh them give a loss that is a sum over rows, with reduction='sum'; "
+                    "one that normalises by the batch is taken as it is with reduction='mean'",
+                )
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""

@@ -8,7 +8,6 @@ before. Where running statistics are needed, to evaluate, they are computed anew
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from anyk.checks import check
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Vector, cut, problem_text
 from anyk.problems.digest import digest_of
+from anyk.problems.sums import check_loss, check_parts, has_entries, telling
 from anyk.problems.torch_partitions import (
     Arrays,
     Items,
@@ -64,8 +64,9 @@ class TorchProblem:
 
     - ``loss(outputs, targets)`` gives a batch's mean or its sum, as ``reduction`` says (left out: what the loss says
       of itself, as torch's do, else ``"mean"``). A mean must be that over the samples alike; for one with class weights
-      use a sum. The mean of torch's ``CrossEntropyLoss`` and ``NLLLoss`` over the targets that are not ignored
-      (``ignore_index``) is that over all of them in the data set, however they are spread over partitions.
+      use a sum. One that is not is refused, here or at the first gradient of a partition. The mean of torch's
+      ``CrossEntropyLoss`` and ``NLLLoss`` over the targets that are not ignored (``ignore_index``) is that over all of
+      them in the data set, however they are spread over partitions.
     - ``dataset``: inputs and targets as a tuple of tensors or arrays, ``(X, y)``, each with one entry for each sample;
       or a map-style data set. Arrays exist once on a machine, and numbers with a fraction become what the parameters
       are; a data set is pickled to workers as it is and read item by item. ``held_out`` likewise.
@@ -82,7 +83,7 @@ class TorchProblem:
     Python is seeded by the model and the item. Where several workers hold a partition their gradients are compared, at
     the start and now and then.
 
-    Raises :class:`~anyk.errors.BadInput` for what cannot work: module and loss are tried on two samples first.
+    Raises :class:`~anyk.errors.BadInput` for what cannot work: module and loss are tried on up to 32 samples first.
 
     >>> import torch
     >>> X = torch.randn(40, 3)
@@ -156,43 +157,37 @@ class TorchProblem:
             tried.partial_gradient(0, self.initial())
         except BadInput:
             raise
+        except RunFailed as error:  # an item that cannot be read
+            raise BadInput(str(error)) from None
         except Exception as error:
             raise BadInput(
                 f"module and loss fail on the first {some} samples: {type(error).__name__}: {error}"
             ) from None
-        batch = tried._held[0]
-        self._check_sum(network, batch)
-        return batch[-1]
+        self._try_loss(tried._network)
+        return tried._held[0][-1]
 
-    def _check_sum(self, network: Network, batch: tuple[torch.Tensor, ...]) -> None:
+    def _try_loss(self, network: Network) -> None:
         """Refuse a loss of several samples that is not the mean, or the sum, of theirs, where that can be told."""
         import torch
 
-        targets = batch[-1]
-        try:
-            with (
-                warnings.catch_warnings(action="ignore"),  # of shapes that do not fit a single sample
-                torch.no_grad(),
-                drawing(0, torch.device("cpu")),
-                kept_buffers(network.module),
-            ):
-                outputs = network.outputs(batch)
-                if len(outputs) != len(targets):
-                    return  # samples are another axis, or outputs a tuple
-                whole, again = (float(network.loss_at(outputs, targets)) for _ in range(2))
-                parts = [float(network.loss_at(outputs[i : i + 1], targets[i : i + 1])) for i in range(len(targets))]
-        except Exception:  # a single sample, or a part of the outputs, need not make sense to it
-            return
-        expected = sum(parts) / (len(parts) if network.mean else 1)
-        largest = max(abs(part) for part in [whole, *parts])
-        rounding = largest * (0.02 if network.precision else 1e-4)
-        if whole == again and np.isfinite(whole) and not abs(whole - expected) <= rounding:
-            kind = "mean" if network.mean else "sum"
-            raise BadInput(
-                f"the loss of the first {len(parts)} samples together, {whole:.6g}, is not the {kind} of their losses, "
-                f"{expected:.6g}: it weighs or leaves out targets, or looks at several samples at once; give a loss "
-                "that is a sum over samples, with reduction='sum'"
-            )
+        targets = [self._data.arrays[-1]] if isinstance(self._data, Arrays) else []
+        for rows in telling(targets, self.samples, self._microbatch):
+            of = f"samples {', '.join(map(str, rows))}"
+            try:
+                batch = self._data.tensors(rows, "cpu")
+                with drawing(0, torch.device("cpu")), kept_buffers(network.module), torch.no_grad():
+                    outputs = network.outputs(batch)
+                    network.loss_and_times(outputs, batch[-1])
+                    if has_entries(outputs, len(rows)):
+                        check_loss(network, outputs, batch[-1], of)
+                    else:
+                        check_parts(network, batch, of)
+            except BadInput:
+                raise
+            except RunFailed as error:
+                raise BadInput(str(error)) from None
+            except Exception:  # samples that lie apart need not fit together; what fails in a run is said there
+                continue
 
     def _count_targets(self, ignored: int) -> None:
         """Make the mean over targets that are not ignored one over those of the whole data set: a sum, divided."""

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.replicas import ROWS, Trial, model_like
+from anyk.problems.sums import check_loss
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,12 @@ class Items:
         with _kept_generators([]) as generators:
             for i in numbers:
                 _seed(generators, keyed.integer(key, "item", i))
-                items.append(self.data[i])
+                try:
+                    items.append(self.data[i])
+                except Exception as error:
+                    raise RunFailed(
+                        f"item {i} of the data set cannot be read: {type(error).__name__}: {error}"
+                    ) from error
         parts = default_collate(items) if isinstance(items[0], (tuple, list)) else ()
         if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
             raise BadInput(
@@ -189,7 +195,10 @@ class Network:
 
     def loss_of(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, float]:
         """What the loss says of a batch, and by what that is to be multiplied to be the sum of its sample losses."""
-        outputs, targets = self.outputs(batch), batch[-1]
+        return self.loss_and_times(self.outputs(batch), batch[-1])
+
+    def loss_and_times(self, outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """As :meth:`loss_of`, from what the module made of the inputs."""
         if self.unknown is not None and not targets.is_floating_point() and bool((targets == self.unknown).any()):
             raise BadInput(
                 f"the loss is a mean over the targets that are not {self.unknown} (ignore_index), and how many there "
@@ -233,10 +242,11 @@ class TorchPartitions:
         self._held: dict[int, tuple[torch.Tensor, ...]] = {}
         self._device: torch.device | None = None
         self._trial: Trial | None = None
+        self._looked: set[int] = set()  # partitions on whose samples the loss has been looked at
         self.tolerance = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_held": {}, "_device": None}
+        return self.__dict__ | {"_held": {}, "_device": None, "_looked": set()}
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; module and data go to the device."""
@@ -245,8 +255,13 @@ class TorchPartitions:
             new = [j for j in partitions if j not in self._held]
             self._held |= {j: self._samples.tensors(slice(*self._bounds[j]), device) for j in new}
         trial, self._trial = self._trial, None
-        if trial is not None:
-            trial.check(self._tried())
+        if trial is None:
+            return
+        try:
+            gradient = self._tried()
+        except Exception:  # which the run itself will report
+            return
+        trial.check(gradient)
 
     def compare_replicas(self) -> None:
         """See :class:`~anyk.problems.base.Partitions`; a driver that lacks the workers' device computes nothing.
@@ -264,7 +279,7 @@ class TorchPartitions:
         if cuda and not torch.cuda.is_available():
             return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
-        own._network, own._held = copy.deepcopy(self._network), {}
+        own._network, own._held, own._looked = copy.deepcopy(self._network), {}, set()
         self._trial = Trial.of(own._tried, self.tolerance)
 
     def _tried(self) -> Vector:
@@ -300,15 +315,25 @@ class TorchPartitions:
             for batch in self._batches(partition, rows, bits):
                 given = [*parameters, *batch]
                 versions = [tensor._version for tensor in given]
-                loss, times = self._network.loss_of(batch)
+                outputs = self._network.outputs(batch)
+                loss, times = self._network.loss_and_times(outputs, batch[-1])
                 parts = torch.autograd.grad(loss, parameters, allow_unused=True)
                 if [tensor._version for tensor in given] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
                 for piece, part in zip(pieces, parts, strict=True):
                     if part is not None:
                         piece.add_(part, alpha=times)  # and not the loss times that: it may be bf16
+                if partition not in self._looked:
+                    self._look_at_loss(partition, outputs, batch[-1])
+        self._looked.add(partition)
         gradient: Vector = total.cpu().numpy()
         return gradient
+
+    def _look_at_loss(self, partition: int, outputs: Any, targets: torch.Tensor) -> None:
+        """Refuse a loss that is no sum over this partition's samples; what it draws leaves no trace."""
+        assert self._device is not None
+        with _kept_generators(_cuda_generators(self._device)):
+            check_loss(self._network, outputs, targets, f"{len(targets)} samples of partition {partition}")
 
     def _batches(self, partition: int, rows: Index | None, key: int) -> Iterator[tuple[torch.Tensor, ...]]:
         """The samples of a partition or these of its rows, as many at once as a microbatch has."""
@@ -388,7 +413,7 @@ def drawing(seed: int, device: torch.device) -> Iterator[None]:
     """
     import torch
 
-    more: list[Any] = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    more = _cuda_generators(device)
     if "ANYK_WORKER" in os.environ:
         _seed([torch.default_generator, *more], seed)
         yield
@@ -396,6 +421,13 @@ def drawing(seed: int, device: torch.device) -> Iterator[None]:
     with _kept_generators(more) as generators:
         _seed(generators, seed)
         yield
+
+
+def _cuda_generators(device: torch.device) -> list[Any]:
+    """What a device draws from, besides the CPU's generator."""
+    import torch
+
+    return [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
 
 
 _KEEPING = threading.RLock()  # the driver may evaluate in a second thread; states must come back in order

@@ -57,6 +57,7 @@ _UNTIMED: tuple[Timing | None, float | None] = (None, None)
 _NO_TIMES = (None, None, None, None, None)
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 _NOT_FINITE = "not finite"
+_AT_FAULT = f"{BadInput.__name__}: "  # how a worker's words begin where asking again is of no use
 _FAILURES = 10  # unusable messages in a row after which a worker is given up
 _MOST = 1_000_000  # steps that a limit of seconds may take on a virtual clock; without one of steps
 _PACE = 1000  # steps between two looks at the pace
@@ -816,11 +817,14 @@ class Driver:
     def _failed(self, event: Failed) -> Failed | Lost:
         """A message that must not be used; one too many in a row, and its worker is given up instead.
 
-        Raises when most workers fail in the same way, which no other worker can make up for.
+        Raises when most workers fail in the same way, which no other worker can make up for, and when the problem
+        itself is at fault.
         """
         if self.cluster.recorded:
             return event
         worker, why = event.worker, event.reason
+        if why.startswith(_AT_FAULT):
+            raise RunFailed(f"step {self.step}: worker {worker}: {why.removeprefix(_AT_FAULT)}")
         count = self._failing.get(worker, (0, ""))[0] + 1
         self._failing[worker] = count, why
         self._faults[worker] = why
