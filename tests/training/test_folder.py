@@ -1,6 +1,7 @@
 """Folders of runs: a link in one is never written through, and a run that is not set up leaves none."""
 
 import gc
+import os
 import shutil
 from pathlib import Path
 
@@ -67,6 +68,14 @@ def test_nothing_is_written_through_a_link(name, folders):
         assert "Traceback" not in run(*command).output
     assert (folders / "outside").read_bytes() == held
     assert (folders / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", ["run/lock", "run/run.toml.part", "race/race.toml.part", "race/race.png"])
+def test_nothing_waits_at_a_pipe(name, folders):
+    Path(name).unlink(missing_ok=True)
+    os.mkfifo(name)
+    result = run("resume", name.split("/")[0], "--steps", 6, "--quiet")
+    assert result.exit_code == 2 and result.output == f"anyk: '{name}' is no plain file; remove it\n"
 
 
 def test_a_run_of_a_race_is_not_gone_on_with_through_a_link(folders):

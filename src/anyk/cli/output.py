@@ -67,9 +67,9 @@ def check_file(file: str | None, what: str, *, folder: Path | None = None) -> st
         return file
     path = Path(file)
     if path.is_symlink() and any((path.parent / name).exists() for name in ("run.toml", "race.toml")):
-        from anyk.training.folder import no_links
+        from anyk.training.folder import check_plain
 
-        no_links(path)
+        check_plain(path)
     if path.is_dir():
         raise BadInput(f"the {what} '{file}' cannot be written: that is a folder")
     if folder is not None and path.parent.absolute() == folder.absolute():

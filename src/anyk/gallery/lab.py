@@ -21,7 +21,7 @@ from anyk.optimizers import GD, Optimizer
 from anyk.problems import from_data
 from anyk.problems.base import Problem
 from anyk.training import Run, train
-from anyk.training.folder import no_links
+from anyk.training.folder import check_plain
 
 Found = dict[str, Any]  # numbers by name, and under "curves" pairs of x and y by name
 Measure = Callable[[Any, Case, int], Found]  # of the lab, a case and a seed
@@ -89,7 +89,7 @@ class Lab:
             plain = json.dumps({"settings": settings, "found": found}, default=_listed)
             file.parent.mkdir(parents=True, exist_ok=True)
             part = file.with_suffix(".part")
-            no_links(part)
+            check_plain(part)
             part.write_text(plain, encoding="utf-8")
             part.replace(file)
             found = json.loads(plain)["found"]

@@ -14,7 +14,7 @@ from anyk.gallery.item import Item, Verdict, Word, overall
 from anyk.gallery.lab import Lab, Progress
 from anyk.gallery.pictures import draw
 from anyk.gallery.table import Table
-from anyk.training.folder import no_links
+from anyk.training.folder import check_plain
 
 _HEADER = ("claim", "paper", "here", "verdict")
 
@@ -144,7 +144,7 @@ def reproduce(
 
 def _writable(folder: Path, *names: str) -> None:
     """Make a folder, if need be, in which files (or folders) of these names will be written."""
-    no_links(*(folder / name for name in names))
+    check_plain(*(folder / name for name in names))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

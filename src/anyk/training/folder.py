@@ -13,14 +13,16 @@ from anyk.errors import BadInput
 LOCK = "lock"
 
 
-def no_links(*paths: Path) -> None:
-    """Raise for the first of these paths that is a link: what is written to it would land elsewhere.
+def check_plain(*paths: Path) -> None:
+    """Raise for the first of these paths that is a link, or no plain file or folder, before anything is written there.
 
-    A folder may be a stranger's, and its links may lead to any file of ours.
+    A folder may be a stranger's: its links may lead to any file of ours, and a pipe keeps who writes to it waiting.
     """
     for path in paths:
         if path.is_symlink():
             raise BadInput(f"'{path}' is a link, and nothing is written through one; put the file itself in its place")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise BadInput(f"'{path}' is no plain file; remove it")
 
 
 def new_folder(folder: Path, *, known: str) -> None:
@@ -42,7 +44,7 @@ def locked(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    no_links(*folder.iterdir())
+    check_plain(*folder.iterdir())
     lock: IO[str]
     try:
         lock = (folder / LOCK).open("w")

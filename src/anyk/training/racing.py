@@ -32,7 +32,7 @@ from anyk.training.comparing import compare
 from anyk.training.config import Digests
 from anyk.training.defaults import usual_optimizer
 from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
-from anyk.training.folder import new_folder, no_links
+from anyk.training.folder import check_plain, new_folder
 from anyk.training.launch import Watch, check_address, check_limits, check_rows, resume, showing, train
 from anyk.training.run import Run, setup
 
@@ -241,7 +241,7 @@ def resume_race(
     """
     folder = Path(path)
     config = read_race(folder)
-    no_links(*folder.iterdir())
+    check_plain(*folder.iterdir())
     limits = {"steps": steps, "seconds": seconds, "target": target}
     new = any(value is not None for value in limits.values())
     if new:
