@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time as clock
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -125,7 +124,7 @@ class Driver:
         self._now = 0.0
         self._sees_ahead = cluster.virtual
         paced = cluster.virtual and not cluster.recorded and seconds is not None and steps is None
-        self._look: float = _PACE if paced else math.inf  # at the pace, when so many more steps have been taken
+        self._look = _PACE if paced else 0  # at the pace, when so many steps have been taken; 0: never
         cluster.report_cuts = log is not None
 
     # ------------------------------------------------------------------------------------------- run
@@ -257,7 +256,7 @@ class Driver:
                     self._answer()
                 if self.finished():
                     break
-                if self.step - self._begun >= self._look:
+                if self._look and self.step - self._begun >= self._look:
                     self._check_pace()
             if self.save is not None and clock.monotonic() >= self.save_at:
                 self.save()
