@@ -348,8 +348,25 @@ def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
     assert bool(lost) == (fault == "forks")
-    assert all("worker 1: had " in text and "more than children=8 allows" in text for text in lost)
+    assert all("worker 1: started " in text and "more than children=8 allows" in text for text in lost)
     assert wait_gone(list(pids), groups=True) == []
+
+
+def test_what_a_gradient_leaves_in_a_group_of_its_own_ends_with_its_worker():
+    """Processes are counted by session, so they are ended by session too."""
+    from anyk.clusters.processes.nursery import _sessions
+
+    cluster = anyk.clusters.Processes(2, children=64)
+    pids, seen = set(), set()
+
+    def watch(driver, evaluator):
+        pids.update(cluster.pids.values())
+        seen.update(pid for pid, session in _sessions() if session in pids and pid not in pids)
+
+    run = anyk.train(Squares(2, faults={1: "stray"}), "uncoded", cluster, steps=4, watch=watch)
+    assert run.steps == 4
+    assert seen
+    assert wait_gone(list(seen)) == []
 
 
 def test_data_that_does_not_fit_is_refused_before_anything_starts(monkeypatch):
@@ -385,6 +402,6 @@ def test_processes_are_counted_where_there_is_no_proc(monkeypatch):
     from anyk.clusters.processes import nursery
 
     here = os.getsid(0)
-    assert here in set(nursery._sessions())
+    assert (os.getpid(), here) in set(nursery._sessions())
     monkeypatch.setattr("sys.platform", "darwin")
-    assert here in set(nursery._sessions())
+    assert (os.getpid(), here) in set(nursery._sessions())

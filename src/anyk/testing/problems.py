@@ -51,6 +51,11 @@ class _Pieces:
                 while os.fork():
                     time.sleep(0.001)
                 time.sleep(60.0)
+            case "stray":
+                if not os.fork():
+                    os.setpgid(0, 0)
+                    time.sleep(60.0)
+                    os._exit(0)
         return gradient
 
 
@@ -58,7 +63,8 @@ class Squares:
     """``(1/m) sum_j |w - c_j|^2 / 2``: partition j has one sample, whose gradient is ``w - c_j``.
 
     ``faults`` maps a worker (processes only), or ``-1 - partition``, to what goes wrong once the model has moved:
-    ``nan``, ``inf``, ``short``, ``raise``, ``exit`` or ``die``; ``fork``: it returns twice; ``forks``: without an end.
+    ``nan``, ``inf``, ``short``, ``raise``, ``exit`` or ``die``; ``fork``: it returns twice; ``forks``: without an end;
+    ``stray``: it leaves a process in a group of its own.
     """
 
     metric = "loss"

@@ -83,7 +83,8 @@ class Processes(Remote[_BoxedPost]):
     does everything else.
 
     ``children``: a worker may have so many processes of its own at once, as a ``DataLoader`` starts them; one that has
-    more is ended with all of them, before the machine is full.
+    more is ended with all of them, before the machine is full. A process that begins a session of its own (``setsid``),
+    as a server does, is neither counted nor ended.
 
     Raises :class:`~anyk.errors.BadInput` where the system lacks what it takes.
 

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy  # noqa: F401  # imported here so that every worker shares it
@@ -142,13 +142,12 @@ class Nursery:
             if pid == 0:
                 return
             worker, incarnation = self._children.pop(pid, (-1, -1))
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # what it has started, and left behind
+            _end_sessions({pid})  # what it has started, and left behind
             code = os.waitstatus_to_exitcode(status)
             why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             blame = _FROM_OUTSIDE if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP) else OWN_DOING
             if pid in self._too_many:
-                why = f"had {self._too_many.pop(pid)} processes, which is more than children={self._limit} allows"
+                why = f"started {self._too_many.pop(pid)} processes, which is more than children={self._limit} allows"
                 blame = OWN_DOING
             self._tell_death(worker, incarnation, why, blame)
 
@@ -157,10 +156,11 @@ class Nursery:
 
     def _count(self) -> None:
         """End workers that have too many processes: limits of the system do not bind root, and count all workers."""
-        counts = Counter(_sessions())
+        counts = Counter(session for _, session in _sessions())
         for pid in self._children:
-            if counts[pid] - 1 > self._limit and pid not in self._too_many:
-                self._too_many[pid] = counts[pid]
+            started = counts[pid] - 1  # without the worker itself
+            if started > self._limit and pid not in self._too_many:
+                self._too_many[pid] = started
                 os.killpg(pid, signal.SIGKILL)  # all at once, so that none is left to start another
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -169,14 +169,24 @@ class Nursery:
     def _end(self) -> None:
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)  # also wakes the stopped ones
-            with contextlib.suppress(ProcessLookupError):  # it may not have come to making a group of its own
-                os.killpg(pid, signal.SIGKILL)
+        _end_sessions(self._children.keys())
         for pid in self._children:
             os.waitpid(pid, 0)
 
 
-def _sessions() -> Iterator[int]:
-    """The session of every process; a worker's processes are those of the session that bears its number."""
+def _end_sessions(sessions: Collection[int]) -> None:
+    """End all that workers have started, first their groups and then what has made a group of its own."""
+    for pid in sessions:
+        with contextlib.suppress(ProcessLookupError):  # it may not have come to making a group of its own
+            os.killpg(pid, signal.SIGKILL)
+    for pid, session in _sessions():
+        if session in sessions:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _sessions() -> Iterator[tuple[int, int]]:
+    """Every process and its session; a worker's processes are those of the session that bears its number."""
     if sys.platform == "linux":
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  # as quick as can be
     else:
@@ -185,7 +195,7 @@ def _sessions() -> Iterator[int]:
         pids = psutil.pids()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended, or is nobody's business
-            yield os.getsid(pid)
+            yield pid, os.getsid(pid)
 
 
 def main(fd: int) -> None:
