@@ -151,7 +151,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
             module, whole = imported(where), name
     except BadInput:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself when it is imported
         verb = "failed" if where.endswith(".py") else "cannot be imported"
         raise BadInput(f"'{where}' {verb}: {type(error).__name__}: {error}") from None
     found: Any = module

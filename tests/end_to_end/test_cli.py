@@ -167,11 +167,13 @@ BAD = [
     (["--delays", "exq:mean=1"], "no delay model 'exq'; did you mean 'exp'?"),
     (["--delays", "trace:nowhere.npz"], "no trace file 'nowhere.npz'"),
     (["--cluster", "procesess"], "no cluster 'procesess'; did you mean 'processes'?"),
+    (["--optimizer", "torch:os.system", "--lr", "1"], "no 'system' in os; it has no torch.optim.Optimizer"),
     (["--optimizer", "adan"], "no optimizer 'adan'; did you mean 'adam'?"),
     (["--lr", "-1"], "a learning rate must be a finite number above 0, got -1"),
     (["--lr", "fast"], "no learning-rate schedule 'fast'"),
     (["--steps", "0"], "steps must be at least 1, got 0"),
     (["--workers", "0"], "workers must be"),
+    (["--workers", "100000000"], "workers must be at most 1,000,000, got 100000000"),
     (["--workers", "2000"], "rows cannot be cut into 2000 partitions"),
     (["--target", "2"], "a target of 2 cannot be reached: auc lies between 0 and 1"),
     (["--l2", "-1"], "l2 must be a finite number of at least 0"),
@@ -193,6 +195,63 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(arguments, sentence, tmp_pa
     assert "Traceback" not in result.output
     assert len(result.output.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--strategy", "uncoded", "--strategy", "uncoded"], "'uncoded' is in the race twice"),
+        (["--strategy", "frc:load=5"], "nearest: load=3"),
+        (["--workers", "0"], "workers must be"),
+        (["--strategy", "async", "--models", "2"], "cannot race with 2 models"),
+    ],
+)
+def test_a_race_that_cannot_be_is_refused_before_anything_is_said_of_it(arguments, sentence, tmp_path):
+    folder = tmp_path / "race"
+    result = run("race", *SMALL, "--steps", "2", "--out", str(folder), *arguments)
+    assert result.exit_code == 2 and sentence in result.output, result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert not folder.exists()
+
+
+def test_several_models_race_without_being_told_which_strategies(tmp_path):
+    result = run("race", *SMALL, "--steps", "2", "--models", "2", "--out", str(tmp_path / "race"))
+    assert result.exit_code == 0, result.output
+    with anyk.Race.open(tmp_path / "race") as race:
+        assert [one.config["strategy"] for one in race.runs] == [
+            f"{spec}models=2" for spec in ("uncoded:", "frc:load=3,", "frc:load=3,wait=2,")
+        ]
+    with pytest.raises(anyk.BadInput, match="closed"):
+        race.runs[0].receipt(1)
+
+
+@pytest.mark.parametrize("option", ["--problem", "--plugin"])
+def test_a_script_that_ends_itself_when_it_is_imported_is_named(option, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\n\ndef make(): ...\n\nsys.exit(0)\n")
+    given = f"{script}:make" if option == "--problem" else str(script)
+    result = run("train", *SMALL[2:], option, given, "--steps", "2", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 2, result.output
+    assert "script.py' failed: SystemExit: 0" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [["delays"], ["codes", "show", "bibd", "--workers", "7"]])
+def test_output_that_cannot_be_written_is_said_in_a_sentence(arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "anyk", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "anyk: what there is to say cannot be written (No space left on device)\n"
+
+
+@pytest.mark.parametrize("arguments", [["delays"], ["codes", "show", "bibd", "--workers", "7"]])
+def test_a_closed_output_is_no_error(arguments):
+    command = [sys.executable, "-m", "anyk", *arguments]
+    done = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', *command], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_data_that_cannot_be_trained_on(tmp_path):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import click
 
-from anyk.cli.output import plain_where_needed
+from anyk.cli.output import drop_output, plain_where_needed
 from anyk.errors import BadInput, RunFailed
 
 NOT_BEGUN = "anyk: interrupted before there was a run to go on with; start it again"
@@ -31,6 +32,12 @@ class _Group(click.Group):
         except BrokenPipeError:
             sys.stderr.close()  # whoever read our output has gone, and nobody needs to hear of it
             ctx.exit(0)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            drop_output()
+            click.echo(f"anyk: what there is to say cannot be written ({error.strerror})", err=True)
+            ctx.exit(2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ANYK"})

@@ -87,7 +87,7 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
             spec.loader.exec_module(module)
         except BadInput:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a script may end itself when it is imported
             raise BadInput(f"the plug-in '{file}' failed: {type(error).__name__}: {error}") from None
     return files
 

@@ -32,9 +32,18 @@ def plain_where_needed() -> None:
         return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
     codecs.register_error("anyk", spelt)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed: >&-
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  # for as long as the program runs
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="anyk")
+
+
+def drop_output() -> None:
+    """Send standard output nowhere from here on, so that what is left of it is not tried again at the end."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def people(json_file: str | None) -> Console:

@@ -218,7 +218,7 @@ def race(
 
     from anyk.training.racing import charged, racers
 
-    chosen = strategies or racers(given["workers"])
+    chosen = strategies or racers(given["workers"], models)
     told = {"steps", "seconds", "target", "delays", "data", "problem"} & {
         name for name in given if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
     }
@@ -244,14 +244,13 @@ def race(
     asked = given["cluster"]
     if not told:
         given["cluster"] = charged(asked, problem, workers=given["workers"])
-    say(
-        console,
+    head = [
         f"{given['problem'] or given['data'] + ', ' + given['model']}: {problem.samples:,} rows, "
         f"{problem.dimension:,} parameters; "
-        f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}",
-    )
+        f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}"
+    ]
     if given["cluster"] != asked:
-        say(console, f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
+        head.append(f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
     try:
         with Progress(console, quiet=given["quiet"]) as progress:
             result = run_race(
@@ -268,7 +267,7 @@ def race(
                 target=given["target"],
                 out=folder,
                 watch=progress,
-                before=_saying(console, given["quiet"]),
+                before=_saying(console, given["quiet"], head),
             )
     except KeyboardInterrupt:
         _race_interrupted(console, folder)
@@ -277,8 +276,15 @@ def race(
     _exit_if_failed(result)
 
 
-def _saying(console: Console, quiet: bool) -> Callable[[str], None]:
-    return lambda spec: None if quiet else say(console, f"· {spec}")
+def _saying(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable[[str], None]:
+    """Says which strategy begins; before the first, when all that was asked for is known to be possible, the head."""
+    unsaid = list(head)
+
+    def tell(spec: str) -> None:
+        say(console, *unsaid, *([] if quiet else [f"· {spec}"]))
+        unsaid.clear()
+
+    return tell
 
 
 def _race_interrupted(console: Console, folder: Path) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions a worker holds, and their coefficients
 
+MOST_WORKERS = 1_000_000
 _REMEMBERED = 256  # straggler patterns whose weights are kept
 
 
@@ -344,9 +345,11 @@ def whole(name: str, value: Any) -> int:
 
 
 def check_workers(workers: Any) -> int:
-    """``workers`` as a whole number of at least 1, or one sentence of complaint."""
+    """``workers`` as a whole number from 1 to :data:`MOST_WORKERS`, or one sentence of complaint."""
     if isinstance(workers, bool) or whole("workers", workers) < 1:
         raise BadInput(f"workers must be a whole number of at least 1, got {workers!r}")
+    if workers > MOST_WORKERS:  # a slip of the finger would fill the memory
+        raise BadInput(f"workers must be at most {MOST_WORKERS:,}, got {workers}")
     return int(workers)
 
 

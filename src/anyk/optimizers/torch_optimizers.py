@@ -237,7 +237,8 @@ def _found(method: str | type, home: str, kind: str) -> Any:
         return found
     known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
     near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(set(known) - {kind}))}"
+    others = ", ".join(sorted(set(known) - {kind}))
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {others}" if others else f"it has no {home}.{kind}"
     raise BadInput(f"no '{name}' in {where or home}; {hint}")
 
 

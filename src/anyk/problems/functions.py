@@ -28,7 +28,7 @@ def from_function(name: str) -> Problem:
         problem: Any = make()
     except BadInput:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(f"'{name}' failed: {type(error).__name__}: {error}") from None
     missing = [part for part in _PARTS if not hasattr(problem, part)]
     if missing:

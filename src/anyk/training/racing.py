@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -73,7 +73,7 @@ class Race:
     """The runs of a race, in the order they were given.
 
     ``path``: its folder (None: it was kept in memory). ``waiting``: strategies that have not begun. ``config``: how it
-    was set up, as in ``race.toml``.
+    was set up, as in ``race.toml``. The runs' logs are open until the race is closed, as by ``with``.
     """
 
     runs: tuple[Run, ...]
@@ -101,6 +101,12 @@ class Race:
     def __repr__(self) -> str:
         names = ", ".join([*(str(run.config.get("strategy")) for run in self.runs), *self.waiting])
         return f"<Race {names}: {len(self.runs)} of {len(self.runs) + len(self.waiting)} runs>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _repr_html_(self) -> str:
         """For notebooks: a row for each run, and their losses against seconds."""
@@ -333,22 +339,29 @@ def _finished(run: Run) -> bool:
     return not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
 
 
-def racers(workers: int) -> tuple[str, ...]:
+def racers(workers: int, models: int = 1) -> tuple[str, ...]:
     """What races where nobody says: waiting for all, an exact code, an approximate one, and not waiting at all.
+
+    Without the last where several models are trained, which rounds can and ``async`` cannot.
 
     >>> racers(30)
     ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:step=0.05')
     >>> racers(10)
     ('uncoded', 'frc:stragglers=2', 'frc:stragglers=2,wait=4', 'async:step=0.05')
+    >>> racers(30, models=4)
+    ('uncoded', 'frc:load=3', 'frc:load=3,wait=11')
     """
     if workers < 2:
-        return ("uncoded", "async:step=0.05")
+        return ("uncoded", "async:step=0.05") if models == 1 else ("uncoded",)
     stragglers = min(2, workers - 1)
     even = workers % (stragglers + 1) == 0
     exact = f"frc:load={stragglers + 1}" if even else f"frc:stragglers={stragglers}"
-    early = f"agc:load={stragglers + 1}" if even else exact
+    early = f"agc:load={stragglers + 1}" if even and models == 1 else exact
+    rounds = "uncoded", exact, f"{early},wait={max(1, round(workers * 11 / 30))}"
+    if models > 1:
+        return rounds
     step = 0.05 if workers <= 30 else float(f"{1.5 / workers:.2g}")  # a gradient is about n versions old
-    return ("uncoded", exact, f"{early},wait={max(1, round(workers * 11 / 30))}", f"async:step={step:g}")
+    return (*rounds, f"async:step={step:g}")
 
 
 def charged(cluster: str, problem: Problem, *, workers: int) -> str:
