@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import tomllib
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from anyk import specs
 from anyk.cli import main
 from anyk.reports import Columns, race_notes, race_table
 from anyk.training import compare
+from anyk.training.config import write_sealed
 from anyk.training.racing import charged, racers
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=200,features=5")
@@ -276,6 +278,10 @@ def test_a_damaged_or_hostile_race_folder_is_refused(was, becomes, sentence, tmp
     text = (tmp_path / "r" / "race.toml").read_text()
     assert was in text
     (tmp_path / "r" / "race.toml").write_text(text.replace(was, becomes))
+    edited = run("resume", "r", "--add", "frc:load=3")
+    assert edited.exit_code == 2 and ("was edited" in edited.output or sentence in edited.output), edited.output
+    if becomes != "format =":  # as a stranger would who knows how the file is made
+        write_sealed(tmp_path / "r" / "race.toml", tomllib.loads(text.replace(was, becomes)))
     for command in (["resume", "r", "--add", "frc:load=3"], ["show", "r"]):
         result = run(*command)
         assert not (tmp_path / "sentinel").exists()
@@ -297,6 +303,8 @@ def test_a_problem_of_ones_own_is_named_again_or_trusted(tmp_path, monkeypatch):
     text = (tmp_path / "r" / "race.toml").read_text()
     digest = hashlib.sha256((tmp_path / "mine.py").read_bytes()).hexdigest()
     (tmp_path / "r" / "race.toml").write_text(text.replace(digest, "0" * 64))
+    assert "race.toml' is damaged or was edited" in run("resume", "r", "--add", "frc:load=6", "--trust").output
+    write_sealed(tmp_path / "r" / "race.toml", tomllib.loads(text.replace(digest, "0" * 64)))
     assert "recorded 00000000" in run("resume", "r", "--add", "frc:load=6", "--trust").output
 
 

@@ -1,9 +1,15 @@
-"""The configuration of a run folder, ``run.toml``: written once, read back with its types and its digest checked."""
+"""The configuration of a run folder, ``run.toml``: read back with its types and its digest checked.
+
+The digest is of all else in the file, so that damage and edits are found out; it is no secret, and keeps nobody from
+making a folder of his own. What a folder names is another matter (:mod:`anyk.named`). ``race.toml`` is kept alike. New
+limits are written into the file when a run is resumed, so the log knows nothing of it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,6 +72,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         if (folder / LOCK).exists():
             hint = ", as a run leaves it that was killed before it began; remove the folder and start the run again"
         raise BadInput(f"'{folder}' is no run folder: it has no {NAME}{hint}")
+    return read_sealed(file, RunConfig, f"the run '{folder}'", FORMAT)
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write a run folder's configuration; raises :class:`~anyk.errors.BadInput` where the folder does not take it."""
+    write_sealed(folder / NAME, config)
+
+
+def read_sealed(file: Path, kind: type[msgspec.Struct], of: str, newest: int) -> dict[str, Any]:
+    """What :func:`write_sealed` wrote, with the keys of ``kind``; ``of`` names it, ``newest`` is the format known.
+
+    Raises :class:`~anyk.errors.BadInput` where it is damaged, was edited or is of a newer format.
+    """
     try:
         config = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -74,35 +93,33 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
     if not isinstance(config.get("format"), int):
         raise BadInput(f"'{file}' does not say its format")
-    if config["format"] > FORMAT:
-        raise BadInput(
-            f"the run '{folder}' has format {config['format']}, this anyk reads up to {FORMAT}; use a newer anyk"
-        )
+    if config["format"] > newest:
+        raise BadInput(f"{of} has format {config['format']}, this anyk reads up to {newest}; use a newer anyk")
     try:
-        typed = msgspec.convert(config, RunConfig)
+        msgspec.convert(config, kind)
     except msgspec.ValidationError as error:
         raise BadInput(f"'{file}' is damaged ({error})") from None
-    if typed.digest != _digest(config):
+    if config["digest"] != _digest(config):
         raise BadInput(
             f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file, or begin "
-            "another run"
+            "anew in another folder"
         )
     return config
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write a run folder's configuration; raises :class:`~anyk.errors.BadInput` where the folder does not take it."""
+def write_sealed(file: Path, config: Mapping[str, Any]) -> None:
+    """Write a configuration with its digest; raises :class:`~anyk.errors.BadInput` where its folder does not take it."""
     import tomli_w
 
     plain = {key: value for key, value in config.items() if value is not None}
     # the digest is of what a reader will find
     digest = _digest(tomllib.loads(tomli_w.dumps(plain)))
-    part = folder / f"{NAME}.part"
+    part = file.with_name(f"{file.name}.part")
     try:
         part.write_text(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}), encoding="utf-8")
-        part.replace(folder / NAME)
+        part.replace(file)
     except OSError as error:
-        raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
+        raise BadInput(f"the folder '{file.parent}' cannot be written ({error.strerror})") from None
 
 
 def _digest(config: dict[str, Any]) -> str:

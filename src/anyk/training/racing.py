@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -29,7 +28,7 @@ from anyk.specs import parse as split
 from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
 from anyk.training.comparing import compare
-from anyk.training.config import Digests
+from anyk.training.config import Digests, read_sealed, write_sealed
 from anyk.training.defaults import usual_optimizer
 from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
 from anyk.training.folder import check_plain, new_folder
@@ -51,6 +50,7 @@ class RaceConfig(msgspec.Struct, frozen=True):
     """The keys of ``race.toml`` and their types; ``runs``: the folder of each strategy, a name in the race's folder."""
 
     format: int
+    digest: str  # of everything else in the file
     workers: _Count
     models: _Count
     cluster: str
@@ -221,7 +221,7 @@ def race(
     }
     config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named)})
     new_folder(folder, known=NAME)
-    _write(folder, config)
+    write_sealed(folder / NAME, config)
     with showing(progress, watch) as watching:
         return _run(folder, config, trained, optimizer, law, {}, False, watching, before)
 
@@ -275,7 +275,7 @@ def resume_race(
         if spec in config["runs"]:
             raise BadInput(f"'{spec}' is in the race already")
     config["runs"] |= _named(specs, config["runs"])
-    _write(folder, config)
+    write_sealed(folder / NAME, config)
     return _run(
         folder, config, problem, optimizer, fleet.delays, limits if new else {}, True, watch, before, trust, tell
     )
@@ -431,27 +431,4 @@ def read_race(folder: Path) -> dict[str, Any]:
         runs = _run_folders(folder)
         hint = f"; its runs go on one by one: anyk resume {runs[-1]}" if runs else ""
         raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME}{hint}")
-    try:
-        config = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise BadInput(f"'{file}' is damaged ({error})") from None
-    if isinstance(config.get("format"), int) and config["format"] > FORMAT:
-        raise BadInput(
-            f"the race '{folder}' has format {config['format']}, this anyk reads up to {FORMAT}; use a newer anyk"
-        )
-    try:
-        msgspec.convert(config, RaceConfig)
-    except msgspec.ValidationError as error:
-        raise BadInput(f"'{file}' is damaged ({error})") from None
-    return config
-
-
-def _write(folder: Path, config: Mapping[str, Any]) -> None:
-    import tomli_w
-
-    part = folder / f"{NAME}.part"
-    try:
-        part.write_text(tomli_w.dumps({k: v for k, v in config.items() if v is not None}), encoding="utf-8")
-        part.replace(folder / NAME)
-    except OSError as error:
-        raise BadInput(f"the folder '{folder}' cannot be written ({error.strerror})") from None
+    return read_sealed(file, RaceConfig, f"the race '{folder}'", FORMAT)
