@@ -1,11 +1,13 @@
-"""Functions of the user's, named as ``file.py:function`` or ``module:function``, and who may name them.
+"""Functions of the user's, named as ``file.py:function`` or ``module:function``, plug-ins, and who may name them.
 
 A name that the user gives now is run. A name that stands in a run folder may be anybody's: inside
 :func:`names_in_folder` nothing is run but what the user says to trust, and then only what it was when it was recorded.
+A file counts with the files beside it that it imports (:func:`beside`).
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +24,7 @@ from typing import Any
 from anyk.errors import BadInput
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that were run, by path
+_PLUGGED: list[Path] = []  # plug-ins in use
 
 
 @dataclass(frozen=True)
@@ -71,17 +74,18 @@ def admit(where: str, name: str, what: str) -> None:
         raise BadInput(f"{refused}'{where}' is not an absolute path")
     if file.resolve().is_relative_to(folder.path.resolve()):
         raise BadInput(f"{refused}'{file}' lies in the run folder itself")
-    recorded = folder.code.get(where)
-    if recorded is None:
-        raise BadInput(f"{refused}its SHA-256 was not recorded")
-    found = sha256_of(where, folder.path)
-    if found is None:
-        raise BadInput(f"{refused}there is no file '{file}'")
-    if found != recorded:
-        raise BadInput(
-            f"{refused}'{file}' has changed since the run began (SHA-256 {found[:8]}…, recorded {recorded[:8]}…); "
-            "restore it, or begin another run where this one stands: anyk train --from"
-        )
+    for part in (where, *map(str, beside(file) if where.endswith(".py") else ())):
+        one, whose = (file, "its SHA-256") if part == where else (part, f"the SHA-256 of '{part}'")
+        recorded, found = folder.code.get(part), sha256_of(part, folder.path)
+        if recorded is None:
+            raise BadInput(f"{refused}{whose} was not recorded")
+        if found is None:
+            raise BadInput(f"{refused}there is no file '{one}'")
+        if found != recorded:
+            raise BadInput(
+                f"{refused}'{one}' has changed since the run began (SHA-256 {found[:8]}…, recorded {recorded[:8]}…); "
+                "restore it, or begin another run where this one stands: anyk train --from"
+            )
 
 
 def file_of(module: str, besides: Path | None = None) -> Path | None:
@@ -114,6 +118,42 @@ def sha256_of(where: str, besides: Path | None = None) -> str | None:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return None
+
+
+def beside(file: Path) -> list[Path]:
+    """The files in a Python file's own folder that it imports, and what those import there, in order of their names.
+
+    Nothing is run: what is named in an import statement, also inside a function, and lies there counts. The folder's
+    packages are looked into, other folders are not.
+    """
+    file = file.resolve()
+    folder, found, left = file.parent, set[Path](), [file]
+    while left:
+        one = left.pop()
+        for name in _imports(one, folder):
+            for end in range(1, len(name) + 1):
+                place = folder.joinpath(*name[:end])
+                for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+                    if path.is_file() and path != file and path not in found:
+                        found.add(path)
+                        left.append(path)
+    return sorted(found)
+
+
+def _imports(file: Path, folder: Path) -> Iterator[list[str]]:
+    """The names of modules, in parts, that a file in a folder or in a package there may import."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # which running it will report
+        return
+    package = list(file.parent.relative_to(folder).parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) + 1 - node.level] if node.level else []
+            start += node.module.split(".") if node.module else []
+            yield from ([*start, alias.name] for alias in node.names)  # which may be a module or a name in one
 
 
 def _path_without(besides: Path | None) -> list[str]:
@@ -167,12 +207,35 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
 
 
 def _module_of(path: Path) -> ModuleType:
-    import cloudpickle
-
     known = f"anyk_file_{path.stem}"
     found = sys.modules.get(known)
-    if found is not None and found.__file__ == str(path):
-        return found
+    return found if found is not None and found.__file__ == str(path) else _run(path, known)
+
+
+@contextmanager
+def plugged_in(file: Path) -> Iterator[None]:
+    """Run a file that registers codes, strategies and the like; a run that is begun inside records its SHA-256.
+
+    Its folder is on the path, and what it defines travels to workers by value. Raises what running it raises.
+    """
+    path = file.resolve()
+    _run(path, f"anyk_plugin_{path.stem}")
+    _PLUGGED.append(path)
+    try:
+        yield
+    finally:
+        _PLUGGED.remove(path)
+
+
+def plugins() -> list[Path]:
+    """The plug-ins in use."""
+    return list(dict.fromkeys(_PLUGGED))
+
+
+def _run(path: Path, known: str) -> ModuleType:
+    """Run a file as a module of that name."""
+    import cloudpickle
+
     source = path.read_bytes()
     loader = SourceFileLoader(known, str(path))
     spec = util.spec_from_file_location(known, path, loader=loader)

@@ -186,3 +186,126 @@ def test_a_torch_class_of_ones_own_is_recorded_and_needs_trust(tmp_path, monkeyp
 def test_reports_of_a_folder_are_plain_data(place):
     """Whatever a folder says, what comes of it is text."""
     assert json.loads(run("show", "run", "--json", "-").stdout)["runs"][0]["steps"] == 4
+
+
+HELPED = """
+import anyk
+from helpers import rows
+def make():
+    import late.inner
+    return anyk.problems.from_data(f"synthetic:rows={rows()},features=4")
+"""
+PLUGIN = """
+from anyk.strategies import register
+from anyk.strategies.kfamily import KFamily
+from numbers_of_mine import K
+@register('mine')
+class Mine(KFamily):
+    spec = 'mine'
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers, k=K)
+"""
+BASE = (
+    "--workers",
+    "4",
+    "--cluster",
+    "simulated",
+    "--delays",
+    "exp:mean=1",
+    "--optimizer",
+    "gd",
+    "--lr",
+    "0.1",
+    "--quiet",
+)
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    """Nothing of what a test imports or registers stays."""
+    before, path = set(sys.modules), sys.path[:]
+    entries = dict(anyk.strategies.registry.entries)
+
+    def forget():
+        for name in set(sys.modules) - before:
+            if name.startswith("anyk_") or name.partition(".")[0] in ("helpers", "late", "numbers_of_mine"):
+                del sys.modules[name]
+        anyk.named._LOADED.clear()
+        anyk.strategies.registry.entries = dict(entries)
+
+    yield forget
+    forget()
+    sys.path[:] = path
+
+
+def test_what_a_file_imports_from_beside_it_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, forgetful):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "mine.py": HELPED,
+        "helpers.py": "import math, late\nrows = lambda: 60\n",
+        "late/__init__.py": "",
+        "late/inner.py": "from . import more\n",
+        "late/more.py": "",
+        "unused.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert run("train", "--problem", "mine.py:make", *BASE, "--steps", "3", "--out", "run").exit_code == 0
+    code = read_config(tmp_path / "run")["digests"]["code"]
+    assert sorted(str(Path(where).relative_to(tmp_path)) for where in code) == [
+        "helpers.py", "late/__init__.py", "late/inner.py", "late/more.py", "mine.py"
+    ]  # fmt: skip
+    steps = 4
+    for more in (["--trust"], ["--problem", "mine.py:make"]):
+        forgetful()
+        assert run("replay", "run", *more).exit_code == 0
+        done = run("resume", "run", "--steps", str(steps := steps + 1), *more)
+        assert done.exit_code == 0, done.output
+    for changed in ("helpers.py", "late/more.py"):
+        was = (tmp_path / changed).read_text()
+        (tmp_path / changed).write_text(was + "# changed\n")
+        for command in (("resume", "run", "--steps", "9"), ("replay", "run")):
+            for more, words in (
+                (["--trust"], "has changed since the run began"),
+                (["--problem", "mine.py:make"], "is not the"),
+            ):
+                forgetful()
+                refused = run(*command, *more)
+                assert refused.exit_code == 2 and f"{changed}' {words}" in refused.output, refused.output
+        (tmp_path / changed).write_text(was)
+    shutil.copytree(tmp_path, tmp_path / "moved", ignore=shutil.ignore_patterns("run", "moved"))
+    forgetful()
+    assert run("replay", "run", "--problem", "moved/mine.py:make").exit_code == 0
+    (tmp_path / "moved" / "helpers.py").write_text("rows = lambda: 60\n")
+    forgetful()
+    assert "moved/helpers.py' is not the code" in run("replay", "run", "--problem", "moved/mine.py:make").output
+
+
+def test_a_plug_in_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, forgetful):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plug.py").write_text(PLUGIN)
+    (tmp_path / "numbers_of_mine.py").write_text("K = 2\n")
+    data = ("--data", "synthetic:rows=60,features=4")
+    made = run("train", "--plugin", "plug.py", "--strategy", "mine", *data, *BASE, "--steps", "3", "--out", "run")
+    assert made.exit_code == 0, made.output
+    made = run("race", "--plugin", "plug.py", "--strategy", "mine", *data, *BASE, "--steps", "3", "--out", "race")
+    assert made.exit_code == 0, made.output
+    assert not anyk.named.plugins()
+    for folder in ("run/run.toml", "race/race.toml"):
+        code = tomllib.loads((tmp_path / folder).read_text())["digests"]["code"]
+        assert set(code) == {str(tmp_path / "plug.py"), str(tmp_path / "numbers_of_mine.py")}
+    again = (("replay", "run"), ("resume", "run", "--steps", "6"), ("resume", "race", "--add", "uncoded", "--quiet"))
+    for command in again:
+        forgetful()
+        done = run(*command, "--plugin", "plug.py")
+        assert done.exit_code == 0, done.output
+    assert "plug.py' is as it was" in run("verify", "run").output
+    for changed in ("plug.py", "numbers_of_mine.py"):
+        was = (tmp_path / changed).read_text()
+        (tmp_path / changed).write_text(was + "# changed\n")
+        for command in again:
+            forgetful()
+            refused = run(*command, "--plugin", "plug.py")
+            assert refused.exit_code == 2 and f"{changed}' is not the code of the r" in refused.output, refused.output
+        assert f"{changed}' is another now" in run("verify", "run").output
+        (tmp_path / changed).write_text(was)

@@ -7,7 +7,6 @@ import sys
 import tomllib
 from collections.abc import Callable
 from difflib import get_close_matches
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +15,7 @@ import click
 from anyk.checks import check
 from anyk.cli.output import check_file, check_picture
 from anyk.errors import BadInput
+from anyk.named import plugged_in
 from anyk.tables import reading
 
 if TYPE_CHECKING:
@@ -77,14 +77,10 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
         with reading(path, "a plug-in"):
             if not path.is_file():
                 raise BadInput(f"no plug-in file '{file}'")
-        name = f"anyk_plugin_{path.stem}"
-        spec = util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
+        if path.suffix != ".py":
             raise BadInput(f"the plug-in '{file}' is no Python file")
-        module = util.module_from_spec(spec)
-        sys.modules[name] = module
         try:
-            spec.loader.exec_module(module)
+            ctx.with_resource(plugged_in(path))
         except BadInput:
             raise
         except (Exception, SystemExit) as error:  # a script may end itself when it is imported

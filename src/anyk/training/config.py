@@ -29,7 +29,8 @@ class Digests(msgspec.Struct, frozen=True):
     """What a run was made of, so that a later change is noticed.
 
     ``data``: of the problem's arrays, None where it has none to look at. ``traces``: of measured delays, by file.
-    ``code``: SHA-256 of the files and modules that the configuration names, by name.
+    ``code``: SHA-256, by name, of the files and modules that the configuration names, of plug-ins, and of what such
+    files import from their own folder.
     """
 
     data: str | None = None
@@ -108,7 +109,7 @@ def read_sealed(file: Path, kind: type[msgspec.Struct], of: str, newest: int) ->
 
 
 def write_sealed(file: Path, config: Mapping[str, Any]) -> None:
-    """Write a configuration with its digest; raises :class:`~anyk.errors.BadInput` where its folder does not take it."""
+    """Write a configuration with its digest; raises :class:`~anyk.errors.BadInput` where a folder takes none."""
     import tomli_w
 
     plain = {key: value for key, value in config.items() if value is not None}

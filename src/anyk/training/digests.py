@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from anyk.clusters import Cluster
 from anyk.delays import Trace
 from anyk.errors import BadInput
-from anyk.named import admit, sha256_of
+from anyk.named import admit, beside, plugins, sha256_of
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
 
@@ -22,7 +23,9 @@ _TORCH = re.compile(r"(?:torch:|method=|schedule=\(?)([A-Za-z_][\w.]*\.\w+)")
 
 def digests_of(problem: Problem, cluster: Cluster, config: Mapping[str, Any]) -> dict[str, Any]:
     """The digests to keep in a run's configuration, as :class:`~anyk.training.config.Digests` has them."""
-    code = {where: sha256_of(where) for where in _code_named(config)}
+    named = [*sorted(_code_named(config)), *map(str, plugins())]
+    files = [str(part) for where in named if where.endswith(".py") for part in beside(Path(where))]
+    code = {where: sha256_of(where) for where in (*named, *files)}
     data = data_digest(problem)
     return {
         **({} if data is None else {"data": data}),
@@ -37,13 +40,7 @@ def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:
     before, now = config.get("problem") or {}, problem.recipe() or {}
     if "problem" in before and "problem" in now:
         was, where = (name["problem"].rpartition(":")[0] for name in (before, now))
-        known = recorded.get("code", {}).get(was)
-        found = sha256_of(where)
-        if known is not None and found is not None and found != known:
-            raise BadInput(
-                f"'{where}' is not the code of {of}: it has changed since (SHA-256 {found[:8]}…, recorded "
-                f"{known[:8]}…); restore it, or begin another run where this one stands: anyk train --from"
-            )
+        _check_code(recorded.get("code", {}), was, where, of)
     known, found = recorded.get("data"), data_digest(problem)
     if known is not None and found != known:
         name = before.get("file") or before.get("data")
@@ -52,6 +49,34 @@ def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:
             f"{what} changed since {of} began: the data's digest is {str(found)[:8]}…, recorded {known[:8]}…; "
             "restore the data, or begin another run where this one stands: anyk train --from"
         )
+
+
+def check_plugins(config: Mapping[str, Any], of: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where a plug-in in use is not the one that the run began with."""
+    code = config.get("digests", {}).get("code", {})
+    for path in plugins():
+        alike = [where for where in code if where == str(path)] or [
+            where
+            for where in code
+            if where.endswith(".py") and Path(where).name == path.name  # its folder was moved
+        ]
+        for was in alike[:1]:
+            _check_code(code, was, str(path), of)
+
+
+def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
+    """Raise where a file or module, or what a file imports from beside it, is not what was recorded of ``was``."""
+    pairs = [(was, where)]
+    if where.endswith(".py") and was.endswith(".py"):
+        folder, before = Path(where).resolve().parent, Path(was).parent
+        pairs += [(str(before / part.relative_to(folder)), str(part)) for part in beside(Path(where))]
+    for recorded, part in pairs:
+        known, found = code.get(recorded), sha256_of(part)
+        if known is not None and found is not None and found != known:
+            raise BadInput(
+                f"'{part}' is not the code of {of}: it has changed since (SHA-256 {found[:8]}…, recorded "
+                f"{known[:8]}…); restore it, or begin another run where this one stands: anyk train --from"
+            )
 
 
 def check_traces(config: Mapping[str, Any], cluster: Cluster, of: str) -> None:

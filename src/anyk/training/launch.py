@@ -36,7 +36,7 @@ from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
 from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
-from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
+from anyk.training.digests import admit_strategy, check_plugins, check_problem, check_traces, digests_of
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
@@ -204,6 +204,7 @@ def resume(
     _check_intervals(evaluate_every, checkpoint_every)
     folder = Path(path)
     config = read_config(folder)
+    check_plugins(config, f"the run '{folder}'")
     code = config["digests"].get("code", {})
     with names_in_folder(folder, code, trust=trust), showing(progress, watch) as watching:
         return _resume(

@@ -30,7 +30,7 @@ from anyk.strategies import strategy as build_strategy
 from anyk.training.comparing import compare
 from anyk.training.config import Digests, read_sealed, write_sealed
 from anyk.training.defaults import usual_optimizer
-from anyk.training.digests import admit_strategy, check_problem, check_traces, digests_of
+from anyk.training.digests import admit_strategy, check_plugins, check_problem, check_traces, digests_of
 from anyk.training.folder import check_plain, new_folder
 from anyk.training.launch import Watch, check_address, check_limits, check_rows, resume, showing, train
 from anyk.training.run import Run, setup
@@ -253,6 +253,7 @@ def resume_race(
     if new:
         config |= limits
     of = f"the race '{folder}'"
+    check_plugins(config, of)
     with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
         for spec in config["runs"]:
             admit_strategy({"strategy": spec})
