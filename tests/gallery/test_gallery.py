@@ -44,6 +44,17 @@ def test_orders_and_criteria() -> None:
     assert overall([Verdict("", "", "", "holds"), Verdict("", "", "", "holds in part")]) == "holds in part"
 
 
+def test_what_was_never_reached_is_said_in_words() -> None:
+    for codes, value in ((("c", "c"), "nan"), (("c", "a"), "inf")):
+        seconds = [TABLE.mean("seconds", code=code) for code in codes]
+        with np.errstate(invalid="ignore"):
+            found = float(np.divide(*seconds))
+        assert f"{found}" == value
+        assert Ratio("sooner", 3.0, lambda t, found=found: found).judge(TABLE).here == "no number: not reached"
+    order = Order("slower", ("c", "a"), lambda t: [t.mean("seconds", code=code) for code in ("c", "a")])
+    assert order.judge(TABLE).here == "never > 2"
+
+
 def test_cells_say_the_spread_and_what_never_happens() -> None:
     assert TABLE.cells(["code", "seconds"]) == [["a", "2 (1 to 3)"], ["b", "4"], ["c", "never"]]
     rows = list(csv.DictReader(TABLE.csv().splitlines()))

@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,14 @@ def test_a_folder_that_was_killed_before_it_was_a_run_says_so(tmp_path):
         anyk.resume(tmp_path / "run")
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     anyk.train(problem, "uncoded", "simulated", workers=4, steps=2, out=tmp_path / "run").close()
+
+
+def test_a_cluster_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(anyk.errors.MissingPackage, match="cluster 'ray' needs Ray"):
+        anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Ray(2), steps=3, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr("anyk.clusters.processes.cluster.available_memory", lambda: 1000)
+    with pytest.raises(anyk.BadInput, match="shared memory"):
+        anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Processes(2), steps=3, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from anyk.gallery.table import Table
@@ -55,7 +56,8 @@ class Ratio:
         near = abs(found / self.paper - 1.0) <= _NEAR or (self.least and found >= self.paper)
         right = (found > 1.0) == (self.paper > 1.0)  # of a ratio at least the direction
         word: Word = "holds" if near else "holds in part" if right else "does not hold"
-        return Verdict(self.text, f"{self.paper:g}{self.unit}", f"{found:.3g}{self.unit}", word)
+        here = f"{found:.3g}{self.unit}" if isfinite(found) else "no number: not reached"
+        return Verdict(self.text, f"{self.paper:g}{self.unit}", here, word)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Order:
         """See :class:`Claim`."""
         found = list(self.here(table))
         kept = all(a > b for a, b in pairwise(found))
-        shown = " > ".join(f"{value:.3g}" for value in found) if kept else ", ".join(f"{value:.3g}" for value in found)
+        shown = (" > " if kept else ", ").join(f"{value:.3g}" if isfinite(value) else "never" for value in found)
         return Verdict(self.text, " > ".join(self.names), shown, "holds" if kept else "does not hold")
 
 

@@ -64,9 +64,14 @@ def empty_if_it_fails(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if folder is not None:
-            for file in folder.iterdir():
-                file.unlink()
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        empty(folder)
         raise
+
+
+def empty(folder: Path | None) -> None:
+    """Remove a run's folder in which nothing has happened."""
+    if folder is not None:
+        for file in folder.iterdir():
+            file.unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -40,7 +40,7 @@ from anyk.training.digests import admit_strategy, check_plugins, check_problem, 
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
-from anyk.training.folder import empty_if_it_fails, locked, new_folder
+from anyk.training.folder import empty, empty_if_it_fails, locked, new_folder
 from anyk.training.progress import Progress
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
@@ -170,7 +170,12 @@ def train(
                 write_config(folder, config)  # last: with it, the folder is a run's
         fresh = copy.deepcopy(strategy)
         with showing(progress, watch) as watching:
-            return _drive(driver, fresh, config, folder, None, evaluate_every, checkpoint_every, watching)
+            try:
+                return _drive(driver, fresh, config, folder, None, evaluate_every, checkpoint_every, watching)
+            except BadInput:  # what was asked for cannot be, as the cluster found out
+                if driver.step == begun:
+                    empty(folder)
+                raise
 
 
 @typed
