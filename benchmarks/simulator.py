@@ -34,7 +34,7 @@ def endings(spec, steps, log):
     driver.begin()
     driver.run()
     driver.settle()
-    return driver.books.ended / (time.perf_counter() - began)
+    return driver.ledger.ended / (time.perf_counter() - began)
 
 
 for spec, steps in (("agc:load=3,wait=11", 4000), ("frc:load=3", 4000), ("uncoded", 2000), ("async", 50_000)):

@@ -16,7 +16,7 @@ for spec in ("uncoded", "frc:load=3"):
             cluster.prepare()  # as the driver does, before it cuts the data
             partitions = problem.split(strategy.partitions)
             began = time.perf_counter()
-            cluster.open(partitions, total=strategy.partitions, slots=("model",), holdings=strategy.holdings)
+            cluster.open(partitions, total=strategy.partitions, slots=("model",), assignment=strategy.assignment)
             seconds.append(time.perf_counter() - began)
             for pid in cluster.pids.values():
                 with Path(f"/proc/{pid}/smaps_rollup").open() as lines:

@@ -1,19 +1,18 @@
 """A strategy of one's own. Try: anyk train --plugin examples/new_strategy.py --strategy turns"""
 
 import anyk
-from anyk.protocol import Chunk, Combine, Dispatch, Failed, Joined, Lost, Reply, Stop
+from anyk.protocol import Chunk, Combine, Dispatch, Failed, Joined, Layout, Lost, Reply, Stop
 
 
 @anyk.strategies.register("turns")
 class Turns:
     """One worker at a time computes on its partition, and the model steps with what it sends."""
 
-    slots = ("model",)
     spec = "turns"
 
     def __init__(self, workers: int):
-        self.workers = self.partitions = workers
-        self.holdings = tuple((i,) for i in range(workers))
+        self.workers = workers
+        self.layout = Layout(workers, partitions=workers, assignment=tuple((i,) for i in range(workers)))
 
     def start(self, fleet):
         self.now = {"task": -1, "turn": -1, "busy": False, "here": list(fleet.present), "gone": 0}

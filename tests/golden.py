@@ -49,7 +49,11 @@ SPECS = [
     *("compressed:of=(frc:load=2),by=(qsgd:levels=4)", "compressed:of=(pasgd:tau=3),by=(top-k:share=0.5)"),
 ]
 DELAYS = ("exp:mean=0.3", "bimodal:fast=0.1,slow=1,probability=0.2", "hetero:means=0.1/0.2/0.6")
-NAMES: dict[str, str] = {}  # commands and events that have been renamed since a log was written
+NAMES: dict[str, str] = {  # commands and events that have been renamed since a log was written
+    "EvaluateLoss": "Assess", "LossEvaluated": "Assessed", "MeasureDrift": "Compare", "DriftMeasured": "Compared",
+    "MeasureNoise": "Scatter", "NoiseMeasured": "Scattered", "ProjectMessage": "Measure", "MessageProjected": "Measured",
+    "RequestMessage": "Collect",
+}  # fmt: skip
 
 
 class Watched:
@@ -112,8 +116,8 @@ def decisions(spec: str, seed: int, *, restored: bool) -> Iterator[str]:
     if isinstance(strategy, SequentialRounds):
         strategy.plan(STEPS)
     watched: Any = Watched(strategy, restored)
-    liars = (1,) if spec.startswith("draco") else ()
-    cluster = Simulated(n, delays=parse(DELAYS[seed % len(DELAYS)]), seed=seed, outages=outages, liars=liars)
+    byzantine = (1,) if spec.startswith("draco") else ()
+    cluster = Simulated(n, delays=parse(DELAYS[seed % len(DELAYS)]), seed=seed, outages=outages, byzantine=byzantine)
     problem: Any = anyk.problems.from_data("synthetic:rows=60,features=4")
     if len(strategy.slots) > 1 and strategy.slots[0].startswith("model "):
         problem = ManyProblems([problem] * len(strategy.slots))

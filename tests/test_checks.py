@@ -64,7 +64,7 @@ def test_numbers_of_numpy_are_numbers():
             "task (seconds of computing) must be from 0 to 1e+09, got -1",
         ),
         (lambda: clusters.Simulated(4, seed="x"), "seed must be a whole number, got 'x'"),
-        (lambda: clusters.Simulated(4, liars=["1"]), "liars must be a tuple of whole numbers, got ['1']"),
+        (lambda: clusters.Simulated(4, byzantine=["1"]), "byzantine must be a tuple of whole numbers, got ['1']"),
         (
             lambda: strategies.KFamily(4, kind="sync"),
             "kind must be async, k-sync, k-async, k-batch-async or k-batch-sync, got 'sync'",

@@ -107,7 +107,7 @@ def test_stragglers_cost_time_and_not_the_model() -> None:
     plain = AnykClassifier(workers=6, random_state=1).fit(X, y)
     coded = AnykClassifier("frc:load=3", workers=6, delays="exp:mean=0.5", random_state=1).fit(X, y)
     assert coded.coef_ == pytest.approx(plain.coef_, abs=1e-9) and coded.n_iter_ == plain.n_iter_
-    assert coded.run_.seconds > 0 and coded.run_.books["cancelled"] > 0
+    assert coded.run_.seconds > 0 and coded.run_.ledger["cancelled"] > 0
     again = AnykClassifier("frc:load=3", workers=6, delays=anyk.delays.Exponential(mean=0.5), random_state=1).fit(X, y)
     assert again.run_.seconds == coded.run_.seconds  # the same seed, the same delays
     other = AnykClassifier("frc:load=3", workers=6, delays="exp:mean=0.5", random_state=2).fit(X, y)

@@ -286,7 +286,7 @@ CODES = (
         "comm-efficient",
         "comm-efficient:stragglers=2,blocks=3,seed=4",
         "draco",
-        "draco:liars=2,stragglers=1,kind=cyclic",
+        "draco:byzantine=2,stragglers=1,kind=cyclic",
     ]
     + ["bgc", "bgc:load=3,seed=1", "rbgc", "rbgc:load=2,seed=2", "sbc", "sbc:load=3,block=4,inside=0.5,seed=2"]
     + ["expander", "expander:load=5,seed=1", "biregular", "biregular:load=3,seed=2", "graph", "graph:load=2,seed=1"]
@@ -417,7 +417,7 @@ def test_a_strategy_is_built_again_from_its_spec(spec: str) -> None:
     made: Any = strategies.strategy(spec, workers=fleet(spec))
     again: Any = strategies.strategy(made.spec, workers=fleet(spec))
     assert again.spec == made.spec and type(again) is type(made)
-    assert again.holdings == made.holdings and again.partitions == made.partitions
+    assert again.assignment == made.assignment and again.partitions == made.partitions
     if isinstance(made, strategies.CodedRounds):
         assert (again.code, again.scaling, again.cancel) == (made.code, made.scaling, made.cancel)
         assert str(again.wait) == str(made.wait)

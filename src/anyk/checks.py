@@ -29,7 +29,7 @@ def check(value: Any, annotation: Any, name: str) -> Any:
     Strict: no text is read as a number, no number as a truth value, no NaN as a number. As in specs, a value may stand
     for a tuple of one. Annotations that say nothing to a check at run time (protocols, functions) let everything pass.
 
-    >>> check(np.int64(4), int, "workers"), check([1, 2], tuple[int, ...], "liars")
+    >>> check(np.int64(4), int, "workers"), check([1, 2], tuple[int, ...], "byzantine")
     (4, (1, 2))
     >>> check("4", int | None, "workers")
     Traceback (most recent call last):

@@ -180,7 +180,7 @@ class AnykClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
     >>> model = AnykClassifier("frc:load=2", workers=6, delays="exp:mean=0.1").fit((X - X.mean(0)) / X.std(0), y)
-    >>> model.coef_.shape, model.run_.books["cancelled"] > 0
+    >>> model.coef_.shape, model.run_.ledger["cancelled"] > 0
     ((3, 4), True)
     """
 

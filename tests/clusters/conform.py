@@ -143,10 +143,10 @@ def on_two_machines(nodes: Any, second: Any) -> None:
         cluster = Ray(4, delays=anyk.delays.Constant(0.05), cpus=1.5)  # at most two on a machine
         made.append(cluster)
         run = anyk.train(Squares(4), "uncoded", cluster, steps=8, watch=watch)
-        books = run.books
+        ledger = run.ledger
         assert at == [3]
         assert run.steps == 8
-        assert books["lost"] >= 1, f"nobody was lost: {books}"
+        assert ledger["lost"] >= 1, f"nobody was lost: {ledger}"
         kinds = [note["kind"] for note in run.notes]
         assert "lost" in kinds, kinds
 
@@ -157,7 +157,7 @@ def on_two_machines(nodes: Any, second: Any) -> None:
         made.append(Ray(2, cpus=0.5))
         run = anyk.train(Squares(2, faults={1: "exit"}), "frc:stragglers=1", made[-1], seconds=1.0)
         assert run.steps > 3
-        assert run.books["lost"] >= 1, run.books
+        assert run.ledger["lost"] >= 1, run.ledger
 
     tell("exits", exits)
     pids = {pid for cluster in made for pid in cluster.pids.values()}

@@ -19,7 +19,7 @@ import numpy as np
 
 import anyk
 from anyk.testing.clusters import check_bounds
-from anyk.training.books import ENDINGS
+from anyk.training.ledger import ENDINGS
 
 SIZES = (6, 8, 30)
 FAULTS = ("frozen", "another frozen", "killed", "all killed", "helper killed")
@@ -120,8 +120,8 @@ def survive(spec: str, n: int, fault: str, *, seed: int = 0, steps: int = 40) ->
 
 def settled(run: Any, problem: Any) -> None:
     """The ledger balances, and the log replays to the same decisions and the same bits."""
-    books = run.books
-    assert books["dispatched"] == sum(books[name] for name in ENDINGS), f"the ledger does not balance: {books}"
+    ledger = run.ledger
+    assert ledger["dispatched"] == sum(ledger[name] for name in ENDINGS), f"the ledger does not balance: {ledger}"
     assert all(np.isfinite(model).all() for model in run.models.values())
     again = anyk.replay(run, problem=problem, optimizer=anyk.optimizers.GD(lr=0.1))
     assert again.decisions, str(again)

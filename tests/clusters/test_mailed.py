@@ -111,9 +111,9 @@ def test_an_address_that_does_not_answer_is_said_at_once(options: dict[str, Any]
 
 
 def test_the_spec_of_a_ray_cluster_is_read_back() -> None:
-    made = anyk.cluster("ray:address=auto,cpus=0.5,nodes=10.0.0.1/10.0.0.2,liars=1/3", workers=4)
+    made = anyk.cluster("ray:address=auto,cpus=0.5,nodes=10.0.0.1/10.0.0.2,byzantine=1/3", workers=4)
     assert isinstance(made, anyk.clusters.Ray)
-    assert (made.address, made.cpus, made.nodes, made.liars) == ("auto", 0.5, ("10.0.0.1", "10.0.0.2"), (1, 3))
+    assert (made.address, made.cpus, made.nodes, made.byzantine) == ("auto", 0.5, ("10.0.0.1", "10.0.0.2"), (1, 3))
     assert anyk.cluster(made.spec, workers=4).spec == made.spec
     with pytest.raises(anyk.BadInput, match="cpus and gpus of a worker must be at least 0, got -1 and 0"):
         anyk.cluster("ray:cpus=-1", workers=4)

@@ -51,7 +51,7 @@ def test_a_trajectory_with_stragglers_equals_the_synchronous_one():
 
 @pytest.mark.parametrize("spec", ["frc:stragglers=2", "cyclic:stragglers=2"])
 def test_kill_9_at_any_moment_changes_nothing(spec):
-    """Random kills while the run goes on: the model is that of plain gradient descent, and the books balance."""
+    """Random kills while the run goes on: the model is that of plain gradient descent, and the ledger balances."""
     problem = Squares(6)
     cluster = anyk.clusters.Processes(6, delays=anyk.delays.Exponential(mean=0.01), seed=1)
     rng = np.random.default_rng(0)
@@ -76,8 +76,8 @@ def test_kill_9_at_any_moment_changes_nothing(spec):
         killer.join()
     assert np.allclose(run.model, plain_descent(problem, 200), rtol=1e-9)
     assert any(note["kind"] == "lost" and "SIGKILL" in note["text"] for note in run.notes)
-    books = run.books
-    assert books["dispatched"] == sum(books[k] for k in ("counted", "late_counted", "discarded", "cancelled", "lost"))
+    ledger = run.ledger
+    assert ledger["dispatched"] == sum(ledger[k] for k in ("counted", "late_counted", "discarded", "cancelled", "lost"))
     assert anyk.replay(run, problem=Squares(6)).decisions
 
 
@@ -96,7 +96,7 @@ def test_kill_9_while_a_reply_is_being_written():
 
     problem = Squares(4, faults={2: "die"})  # in the middle of encode(), with its reply buffer marked as being written
     cluster = anyk.clusters.Processes(4)
-    run = until_heard(problem, cluster, lambda driver: driver.books.lost)
+    run = until_heard(problem, cluster, lambda driver: driver.ledger.lost)
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
 
 
@@ -134,23 +134,23 @@ def test_a_stopped_worker_is_left_behind():
     by_step = dict(run.log.rows("SELECT step, sum(worker = 0) FROM chunks WHERE step IS NOT NULL GROUP BY step"))
     assert sum(by_step[step] for step in range(8, 25)) == 0
     assert by_step[run.steps] == 1
-    assert run.books["dispatched"] == sum(run.books[k] for k in anyk.training.books.ENDINGS)
+    assert run.ledger["dispatched"] == sum(run.ledger[k] for k in anyk.training.ledger.ENDINGS)
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("nan", "NaN"), ("inf", "Inf")])
 def test_a_reply_that_is_not_finite_is_named_and_never_reaches_the_model(fault, reason):
     problem = Squares(4, faults={3: fault})
-    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.books.unusable)
+    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.ledger.unusable)
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named
     assert all("worker 3" in text and reason in text for text in named)
-    assert run.books["unusable"] == len(named)
+    assert run.ledger["unusable"] == len(named)
 
 
 def test_a_gradient_of_the_wrong_length_is_named_and_set_aside():
     problem = Squares(4, faults={2: "short"})
-    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.books.unusable)
+    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.ledger.unusable)
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named

@@ -1,4 +1,4 @@
-"""Measures, messages inside messages, short replies and liars: the same on every cluster, also after a checkpoint."""
+"""Measures, messages inside messages, short replies and byzantine: the same on every cluster, also after a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from anyk.optimizers import GD
 from anyk.protocol import (
     Cancel,
     Chunk,
-    Collect,
     Combine,
     Command,
     Dispatch,
     Event,
-    Measure,
-    Measured,
+    MessageProjected,
     Progress,
+    ProjectMessage,
     Reply,
+    RequestMessage,
 )
 from anyk.testing import Squares
 from anyk.testing.clusters import Toy
@@ -68,8 +68,8 @@ def driven(strategy: Any, cluster: Cluster, problem: Any = None, *, steps: int =
 def ended(driver: Driver) -> None:
     driver.settle()
     driver.models = {slot: np.array(w) for slot, w in driver.models.items()}
-    books = driver.books
-    assert books.open == 0, books
+    ledger = driver.ledger
+    assert ledger.open == 0, ledger
     assert not driver.cluster._arrived  # type: ignore[attr-defined]  # no message is left lying
 
 
@@ -87,8 +87,8 @@ def measuring(key: int = 0) -> tuple[Toy, dict[int, float]]:
 
     def react(toy: Toy, event: Event) -> Sequence[Command]:
         if isinstance(event, Reply):
-            return [Measure(event.worker, event.task, 0, key)]
-        if isinstance(event, Measured):
+            return [ProjectMessage(event.worker, event.task, 0, key)]
+        if isinstance(event, MessageProjected):
             values[event.worker] = event.value
             if len(values) == toy.workers:
                 return [Combine("model", [(i, 0) for i in range(toy.workers)], [1.0] * toy.workers)]
@@ -131,13 +131,13 @@ def test_measures_of_one_message_are_answered_in_the_order_asked(make: Any) -> N
 
     def react(toy: Toy, event: Event) -> Sequence[Command]:
         if isinstance(event, Reply):
-            return [Measure(0, 0, 0, key) for key in (3, 0, 7)]
-        done = sum(isinstance(event, Measured) for event in toy.seen) == 3
+            return [ProjectMessage(0, 0, 0, key) for key in (3, 0, 7)]
+        done = sum(isinstance(event, MessageProjected) for event in toy.seen) == 3
         return [Combine("model", [(0, 0)], [1.0])] if done else []
 
     toy = Toy(1, begin, react)
     driven(toy, make(1))
-    got = [event.value for event in toy.seen if isinstance(event, Measured)]
+    got = [event.value for event in toy.seen if isinstance(event, MessageProjected)]
     gradient = -Squares(1).centres[0]
     assert got == pytest.approx([float(direction(5, key) @ gradient) for key in (3, 0, 7)])
 
@@ -149,8 +149,8 @@ def test_a_measure_is_answered_although_the_last_task_in_flight_is_cancelled(mak
 
     def react(toy: Toy, event: Event) -> Sequence[Command]:
         if isinstance(event, Reply):
-            return [Measure(event.worker, event.task, 0), Cancel((1 - event.task,))]
-        return [Combine("model", [(event.task, 0)], [1.0])] if isinstance(event, Measured) else []
+            return [ProjectMessage(event.worker, event.task, 0), Cancel((1 - event.task,))]
+        return [Combine("model", [(event.task, 0)], [1.0])] if isinstance(event, MessageProjected) else []
 
     toy = Toy(2, begin, react)
     assert driven(toy, make(2, delays=anyk.delays.Exponential(0.2), seed=1)).step == 1
@@ -166,12 +166,12 @@ def test_what_is_no_more_is_not_measured(make: Any) -> None:
     def react(toy: Toy, event: Event) -> Sequence[Command]:
         if not isinstance(event, Reply):
             return []
-        more = [Measure(0, 0, 0), Dispatch(1, (0,), [(Chunk((0,), (1.0,)),)])] if event.task == 0 else []
+        more = [ProjectMessage(0, 0, 0), Dispatch(1, (0,), [(Chunk((0,), (1.0,)),)])] if event.task == 0 else []
         return [*more[:1], Combine("model", [(event.task, 0)], [1.0]), *more[1:]]
 
     toy = Toy(1, begin, react)
     driven(toy, make(1), steps=2)
-    assert not [event for event in toy.seen if isinstance(event, Measured)]
+    assert not [event for event in toy.seen if isinstance(event, MessageProjected)]
 
 
 # ------------------------------------------------------------------------------------------- messages in messages
@@ -193,7 +193,7 @@ def adding_up(divisor: str = "all") -> Toy:
         if (isinstance(event, Progress) and event.done == 2) or isinstance(event, Reply):
             toy.memory[str(event.task)] = True
             if len(toy.memory) == 3:
-                return [Collect(0, 0, 0, (1,), (-2.0,), ((1, 0), (2, 0)), (0.5, 2.0))]
+                return [RequestMessage(0, 0, 0, (1,), (-2.0,), ((1, 0), (2, 0)), (0.5, 2.0))]
         return []
 
     return Toy(4, begin, react)
@@ -215,7 +215,7 @@ def test_a_worker_adds_up_others_messages(kind: str) -> None:
             np.add.at(expected, slice(None) if support is None else support, weight * parts.partial_gradient(j, w))
         tolerance = 1e-5 if kind == "float32" else 1e-12
         assert driver.models["model"] == pytest.approx(-0.5 * expected / problem.samples, rel=tolerance, abs=tolerance)
-        assert driver.books.counted == 3
+        assert driver.ledger.counted == 3
         assert driver.log is not None
         rows = driver.log.rows("SELECT task, weight, ending FROM chunks ORDER BY task")
         assert rows == [(0, 0.5, "counted"), (1, 0.25, "counted"), (2, 1.0, "counted")]
@@ -306,7 +306,7 @@ def test_liars_lie_alike() -> None:
     models = []
     for make in CLUSTERS.values():
         run = anyk.train(
-            Squares(12), "tree:children=2,stragglers=0", make(6, liars=(0, 3)), optimizer=GD(lr=0.01), steps=2
+            Squares(12), "tree:children=2,stragglers=0", make(6, byzantine=(0, 3)), optimizer=GD(lr=0.01), steps=2
         )
         problem = Squares(int(run.config["partitions"]))
         parts = problem.split(problem.samples)
@@ -326,7 +326,7 @@ def test_liars_lie_alike() -> None:
 @both
 def test_liars_are_found_out_on_every_cluster(make: Any) -> None:
     problem = Squares(6)
-    run = anyk.train(problem, "draco:liars=1", make(6, liars=(1, 5)), optimizer=GD(lr=0.5), steps=3)
+    run = anyk.train(problem, "draco:byzantine=1", make(6, byzantine=(1, 5)), optimizer=GD(lr=0.5), steps=3)
     assert run.model == pytest.approx(problem.centres.mean(axis=0) * (1 - 0.5**3), rel=1e-12)
 
 
@@ -335,7 +335,7 @@ def test_nan_from_a_worker_spoils_no_round_with_progress_and_no_tree() -> None:
         ("nested:stragglers=1,kind=cyclic", 5, 2),
         ("tree:children=2,stragglers=1", 6, 1),
         ("tree:children=2,stragglers=1", 6, 4),
-        ("draco:liars=1", 6, 2),
+        ("draco:byzantine=1", 6, 2),
     ):
         partitions = anyk.strategy(spec, workers=workers).partitions
         problem = Squares(partitions, faults={bad: "nan"})
@@ -425,11 +425,11 @@ def gone_on(
 
 
 def asked(event: Event, commands: Sequence[Command]) -> bool:
-    return any(isinstance(command, Collect) for command in commands)
+    return any(isinstance(command, RequestMessage) for command in commands)
 
 
 def measured(event: Event, commands: Sequence[Command]) -> bool:
-    return any(isinstance(command, Measure) for command in commands)
+    return any(isinstance(command, ProjectMessage) for command in commands)
 
 
 def answered(event: Event, commands: Sequence[Command]) -> bool:
@@ -444,8 +444,8 @@ def reported_twice(event: Event, commands: Sequence[Command]) -> bool:
 @pytest.mark.parametrize(
     ("spec", "n", "when"),
     [
-        ("draco:liars=1", 6, measured),
-        ("draco:liars=1,kind=cyclic", 5, measured),
+        ("draco:byzantine=1", 6, measured),
+        ("draco:byzantine=1,kind=cyclic", 5, measured),
         ("nested:stragglers=1", 4, asked),
         ("progress:load=2", 4, asked),
         ("progress:load=3", 5, reported_twice),
@@ -457,11 +457,11 @@ def reported_twice(event: Event, commands: Sequence[Command]) -> bool:
 )
 def test_a_run_goes_on_from_between_question_and_answer(make: Any, spec: str, n: int, when: Any) -> None:
     """Whatever had been asked for when the checkpoint was written is asked for again."""
-    liars = (1,) if "draco" in spec else ()
+    byzantine = (1,) if "draco" in spec else ()
     partitions = anyk.strategy(spec, workers=n).partitions
     driver = gone_on(
         lambda: anyk.strategy(spec, workers=n),
-        lambda: make(n, delays=anyk.delays.Exponential(0.05, per="load"), seed=2, liars=liars),
+        lambda: make(n, delays=anyk.delays.Exponential(0.05, per="load"), seed=2, byzantine=byzantine),
         lambda: Squares(partitions),
         when,
         3,

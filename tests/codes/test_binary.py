@@ -17,7 +17,7 @@ from anyk.errors import BadInput, NotDecodable
 
 def test_the_rows_of_seven_workers_and_two_stragglers() -> None:
     code = BinaryCode(7, stragglers=2)
-    assert code.holdings == ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3), (3, 4), (4, 5, 6), (4, 5, 6), (5, 6))
+    assert code.assignment == ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3), (3, 4), (4, 5, 6), (4, 5, 6), (5, 6))
     assert (code.load, code.tolerates, code.partitions, code.classes) == (4, 2, 7, 3)
 
 
@@ -42,9 +42,9 @@ def test_every_class_holds_every_partition_once_in_even_blocks(n: int, data: st.
     for c in range(s + 1):
         members = list(range(c, n, s + 1))
         assert np.asarray(code.encoding[members].sum(axis=0)).ravel().tolist() == [1.0] * n
-        sizes = [len(code.holdings[i]) for i in members]
+        sizes = [len(code.assignment[i]) for i in members]
         assert max(sizes) - min(sizes) <= 1
-        assert [j for i in members for j in code.holdings[i]] == list(range(n))  # contiguous, in order of workers
+        assert [j for i in members for j in code.assignment[i]] == list(range(n))  # contiguous, in order of workers
     assert code.load == -(-n // (n // (s + 1)))
 
 

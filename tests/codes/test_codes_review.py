@@ -28,7 +28,7 @@ from anyk.errors import BadInput
 def test_a_regularised_code_never_holds_more_than_twice_the_load(seed: int) -> None:
     for n, load in ((3, 1), (50, 1), (20, 2)):
         code = RegularisedBernoulliCode(n, expected_load=load, seed=seed)
-        assert code.load <= 2 * load and {j for held in code.holdings for j in held} == set(range(n))
+        assert code.load <= 2 * load and {j for held in code.assignment for j in held} == set(range(n))
 
 
 @pytest.mark.parametrize(("n", "s"), [(1000, 5), (256, 6), (100, 6)])
@@ -63,9 +63,11 @@ def test_the_nearest_design_may_be_the_smallest() -> None:
 
 
 def test_cyclic_draco_is_refused_where_it_would_accuse_the_wrong() -> None:
-    with pytest.raises(BadInput, match="at most 40 workers with at most 5 liars.*got 50 with 8; use kind=repetition"):
-        DracoCode(50, liars=8, kind="cyclic")
-    assert DracoCode(50, liars=8).load == 25
+    with pytest.raises(
+        BadInput, match="at most 40 workers with at most 5 byzantine.*got 50 with 8; use kind=repetition"
+    ):
+        DracoCode(50, byzantine=8, kind="cyclic")
+    assert DracoCode(50, byzantine=8).load == 25
 
 
 def test_the_load_of_uneven_communities() -> None:
@@ -79,7 +81,7 @@ def test_the_load_of_uneven_communities() -> None:
     "build",
     [
         lambda: BatchedCoupons(6, batches=2.5),  # type: ignore[arg-type]
-        lambda: DracoCode(9, liars=1.5),  # type: ignore[arg-type]
+        lambda: DracoCode(9, byzantine=1.5),  # type: ignore[arg-type]
         lambda: Algorithmic(1.5),  # type: ignore[arg-type]
         lambda: HeterogeneousCode(4, load=2.5),  # type: ignore[arg-type]
         lambda: HeterogeneousCode(4, partitions=4.5),  # type: ignore[arg-type]
@@ -124,7 +126,7 @@ def test_codes_with_short_replies_conform() -> None:
 def test_the_floor_knows_who_lies() -> None:
     import anyk
 
-    for spec in ("draco:liars=1", "draco:liars=2,stragglers=1,kind=cyclic"):
-        cluster = anyk.cluster("simulated:liars=3", workers=9, delays="exp:mean=0.5", seed=1)
+    for spec in ("draco:byzantine=1", "draco:byzantine=2,stragglers=1,kind=cyclic"):
+        cluster = anyk.cluster("simulated:byzantine=3", workers=9, delays="exp:mean=0.5", seed=1)
         run = anyk.train(anyk.testing.Squares(9), spec, cluster, steps=10)
         assert run.seconds == pytest.approx(run.floor_seconds, rel=1e-12)

@@ -51,7 +51,7 @@ def test_placed_within_budgets_covering_everything_and_never_on_the_dead(code: H
     assert (counts <= code.budgets).all()
     useful = [b if p < 1 else 0 for b, p in zip(code.budgets, code.probabilities, strict=True)]
     assert counts.tolist() == useful  # no budget is left
-    for i, held in enumerate(code.holdings):
+    for i, held in enumerate(code.assignment):
         assert held == tuple(j for j, own in enumerate(code.allocation) if i in own)
         assert held or not useful[i]
     assert code.expected_error() >= code.least_error * (1 - 1e-9)
@@ -168,7 +168,9 @@ def test_relearned_probabilities_are_the_mean_under_a_uniform_prior() -> None:
     new = code.relearned(missed, steps)
     assert new.learned == tuple((1 + count) / (2 + steps) for count in missed)
     assert new.learned == pytest.approx([1 / 22, 6 / 22, 21 / 22, 4 / 22, 11 / 22, 8 / 22])
-    assert new.holdings == code.holdings and new.allocation == code.allocation and new.probability == code.probability
+    assert (
+        new.assignment == code.assignment and new.allocation == code.allocation and new.probability == code.probability
+    )
     assert (1 - np.array(new.learned)) @ dense(new) == pytest.approx(np.ones(6), abs=1e-12)
     assert new.rows != code.rows
     assert new.relearned(missed, steps).learned == new.learned and new.relearned((0,) * 6, 0).learned == (0.5,) * 6

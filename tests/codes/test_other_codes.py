@@ -1,4 +1,4 @@
-"""Coupons, short replies, nested and progress codes, liars, trees, and decoding methods as values."""
+"""Coupons, short replies, nested and progress codes, byzantine, trees, and decoding methods as values."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_any_replies_but_s_recover_all_blocks_of_the_sum(n: int, s: int, b: int)
     gradients = np.pad(random.standard_normal((n, length)), ((0, 0), (0, padded - length)))
     sent = short_replies(code, gradients)
     assert sent.shape == (n, -(-length // b))
-    assert code.load == s + b == max(len(held) for held in code.holdings) and (code.tolerates, code.blocks) == (s, b)
+    assert code.load == s + b == max(len(held) for held in code.assignment) and (code.tolerates, code.blocks) == (s, b)
     assert all(len(held) == s + b for held, _ in code.rows)
     for replied in subsets(range(n), n - s):
         weights, residual, gain = code.decode_exactly(replied)
@@ -218,7 +218,7 @@ def test_beginnings_of_the_order_are_the_rows_of_each_level(n: int, s: int, kind
     assert [level.tolerates for level in code.levels] == [load - 1 for load in loads]
     for level, load in zip(code.levels, loads, strict=True):
         for i in range(n):
-            assert set(code.orders[i][:load]) == set(level.holdings[i])
+            assert set(code.orders[i][:load]) == set(level.assignment[i])
     assert all(len(set(order)) == s + 1 for order in code.orders)
     assert dense(code) == pytest.approx(dense(code.levels[-1]))
     assert (code.tolerates, code.load, code.partitions) == (s, s + 1, n)
@@ -306,7 +306,7 @@ def test_each_partition_stands_once_at_each_position(n: int, seed: int, placemen
     assert (np.sort(orders, axis=0) == np.arange(n)[:, None]).all()
     assert all(len(set(order)) == d for order in code.orders)
     if placement == "random":
-        assert code.holdings == RandomBiregularCode(n, load=d, seed=seed).holdings
+        assert code.assignment == RandomBiregularCode(n, load=d, seed=seed).assignment
     assert {in_vain(code, j) for j in range(n)} == {code.most_in_vain}
 
 
@@ -356,14 +356,14 @@ DRACO += [(7, 1, 0, "cyclic"), (9, 2, 0, "cyclic"), (15, 3, 0, "cyclic"), (15, 2
 DRACO += [(21, 2, 4, "cyclic"), (8, 1, 1, "cyclic"), (16, 3, 1, "cyclic"), (31, 5, 0, "cyclic"), (40, 4, 3, "cyclic")]
 
 
-@pytest.mark.parametrize(("n", "liars", "late", "kind"), DRACO)
-def test_all_liars_are_found_and_nobody_else(n: int, liars: int, late: int, kind: Any) -> None:
-    code, random = DracoCode(n, liars=liars, stragglers=late, kind=kind), np.random.default_rng(n)
-    assert code.load >= 2 * liars + late + 1 and (code.tolerates, code.partitions) == (late, n)
+@pytest.mark.parametrize(("n", "byzantine", "late", "kind"), DRACO)
+def test_all_liars_are_found_and_nobody_else(n: int, byzantine: int, late: int, kind: Any) -> None:
+    code, random = DracoCode(n, byzantine=byzantine, stragglers=late, kind=kind), np.random.default_rng(n)
+    assert code.load >= 2 * byzantine + late + 1 and (code.tolerates, code.partitions) == (late, n)
     for _ in range(40):
         truth = honest(code, random)
         order = random.permutation(n)
-        f, t = int(random.integers(late + 1)), int(random.integers(liars + 1))
+        f, t = int(random.integers(late + 1)), int(random.integers(byzantine + 1))
         replied = np.sort(order[: n - f])
         lying = np.sort(random.choice(replied, t, replace=False))
         values = truth.copy()
@@ -371,9 +371,9 @@ def test_all_liars_are_found_and_nobody_else(n: int, liars: int, late: int, kind
         assert locate(code, replied.tolist(), values[replied].tolist()) == tuple(lying.tolist())
 
 
-@pytest.mark.parametrize(("n", "liars", "late", "kind"), DRACO)
-def test_honest_words_accuse_nobody(n: int, liars: int, late: int, kind: Any) -> None:
-    code, random = DracoCode(n, liars=liars, stragglers=late, kind=kind), np.random.default_rng(n)
+@pytest.mark.parametrize(("n", "byzantine", "late", "kind"), DRACO)
+def test_honest_words_accuse_nobody(n: int, byzantine: int, late: int, kind: Any) -> None:
+    code, random = DracoCode(n, byzantine=byzantine, stragglers=late, kind=kind), np.random.default_rng(n)
     for scale in (1e-30, 1e-6, 1.0, 1e12):
         for _ in range(10):
             replied = np.sort(random.choice(n, n - int(random.integers(late + 1)), replace=False))
@@ -387,7 +387,7 @@ def test_honest_words_accuse_nobody(n: int, liars: int, late: int, kind: Any) ->
 )
 @pytest.mark.parametrize("lie", [1e-3, -1.0, 1e9])
 def test_every_single_liar_is_found(n: int, kind: Any, lie: float) -> None:
-    code, random = DracoCode(n, liars=1, kind=kind), np.random.default_rng(0)
+    code, random = DracoCode(n, byzantine=1, kind=kind), np.random.default_rng(0)
     for liar in range(n):
         values = honest(code, random)
         values[liar] += lie
@@ -396,7 +396,7 @@ def test_every_single_liar_is_found(n: int, kind: Any, lie: float) -> None:
 
 @pytest.mark.parametrize("kind", ["repetition", "cyclic"])
 def test_every_pair_of_liars_with_every_straggler_is_found(kind: Any) -> None:
-    code, random = DracoCode(12, liars=2, stragglers=1, kind=kind), np.random.default_rng(3)
+    code, random = DracoCode(12, byzantine=2, stragglers=1, kind=kind), np.random.default_rng(3)
     for late in range(12):
         replied = [i for i in range(12) if i != late]
         for lying in combinations(replied, 2):
@@ -406,7 +406,7 @@ def test_every_pair_of_liars_with_every_straggler_is_found(kind: Any) -> None:
 
 
 def test_liars_that_agree_are_still_outvoted() -> None:
-    code, values = DracoCode(10, liars=2), np.repeat([1.0, 2.0], 5)
+    code, values = DracoCode(10, byzantine=2), np.repeat([1.0, 2.0], 5)
     values[[1, 3]] = 77.0
     assert locate(code, range(10), values.tolist()) == (1, 3)
     values[4] = 77.0  # three are more than were to be expected: they are believed
@@ -414,17 +414,17 @@ def test_liars_that_agree_are_still_outvoted() -> None:
 
 
 def test_nothing_is_said_before_liars_would_have_been_found_out() -> None:
-    code = DracoCode(9, liars=1)
+    code = DracoCode(9, byzantine=1)
     assert locate(code, [0, 1, 3, 4, 6], [1.0, 1.0, 2.0, 2.0, 3.0]) is None
     assert locate(code, [0, 1, 3, 4, 6, 7], [1.0, 1.0, 2.0, 2.0, 3.0, 4.0]) is None
     assert locate(code, [0, 1, 3, 4, 6, 7], [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]) == ()
-    cyclic = DracoCode(9, liars=1, kind="cyclic")
+    cyclic = DracoCode(9, byzantine=1, kind="cyclic")
     assert locate(cyclic, range(8), honest(cyclic, np.random.default_rng(0))[:8].tolist()) is None
 
 
 @pytest.mark.parametrize("kind", ["repetition", "cyclic"])
 def test_the_sum_of_real_vectors_in_spite_of_liars(kind: Any) -> None:
-    code, random = DracoCode(15, liars=2, stragglers=2, kind=kind), np.random.default_rng(5)
+    code, random = DracoCode(15, byzantine=2, stragglers=2, kind=kind), np.random.default_rng(5)
     for _ in range(20):
         gradients, secret = random.standard_normal((15, 6)), random.standard_normal(6)
         replies = dense(code) @ gradients
@@ -436,7 +436,7 @@ def test_the_sum_of_real_vectors_in_spite_of_liars(kind: Any) -> None:
         for worker in order[:13]:
             decoder.measure(worker, float(replies[worker] @ secret))  # type: ignore[attr-defined]
             decoder.add(worker)
-        assert decoder.decodable and decoder.liars == tuple(lying)  # type: ignore[attr-defined]
+        assert decoder.decodable and decoder.byzantine == tuple(lying)  # type: ignore[attr-defined]
         decoding = decoder.decode()
         assert decoding.exact and not decoding.weights[lying].any()
         assert decoding.weights @ replies == pytest.approx(gradients.sum(axis=0), abs=1e-8)
@@ -445,9 +445,9 @@ def test_the_sum_of_real_vectors_in_spite_of_liars(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("draco:liars=4", "draco:liars=4,stragglers=0 needs 2 x liars + stragglers + 1 workers, and there are 8; at most 3 may lie"),
-        ("draco:liars=3,stragglers=3", "at most 2 may lie"),
-        ("draco:liars=-1", "draco:liars=-1,stragglers=0 needs"),
+        ("draco:byzantine=4", "draco:byzantine=4,stragglers=0 needs 2 x byzantine + stragglers + 1 workers, and there are 8; at most 3 may lie"),
+        ("draco:byzantine=3,stragglers=3", "at most 2 may lie"),
+        ("draco:byzantine=-1", "draco:byzantine=-1,stragglers=0 needs"),
         ("draco:kind=other", "should be one of repetition, cyclic, got 'other'"),
     ],
 )  # fmt: skip
@@ -470,8 +470,8 @@ def test_golden_fractions_and_every_node_computes_as_much(c: int, s: int, depth:
     assert code.depth == depth
     assert code.load / code.partitions == pytest.approx(fraction, rel=1e-5)
     assert 1 / sum((c / (s + 1)) ** level for level in range(1, depth + 1)) == pytest.approx(fraction, rel=1e-5)
-    assert {len(held) for held in code.holdings} == {code.load}
-    assert sorted({j for held in code.holdings for j in held}) == list(range(code.partitions))
+    assert {len(held) for held in code.assignment} == {code.load}
+    assert sorted({j for held in code.assignment for j in held}) == list(range(code.partitions))
     handed = (s + 1) / c  # what the first layer covers, then layer by layer
     for layer in range(depth):
         first = sum(c**level for level in range(1, layer + 1))

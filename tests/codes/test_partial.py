@@ -44,7 +44,7 @@ def test_shares_of_whole_partitions_are_the_balanced_ones() -> None:
                 assert first == private_share(n, s, alpha)
                 assert code.partitions == n * (w - s) and code.messages == 2 and code.replies == 2 * n
                 if n % (s + 1) == 0:  # groups of equal size: every worker has w partitions
-                    assert {len(held) for held in code.holdings} == {w}
+                    assert {len(held) for held in code.assignment} == {w}
                     assert Fraction(w, code.partitions) == alpha * first
 
 

@@ -29,7 +29,7 @@ from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
 
 
 def held_by_someone(code: Code) -> bool:
-    return {j for held in code.holdings for j in held} == set(range(code.partitions))
+    return {j for held in code.assignment for j in held} == set(range(code.partitions))
 
 
 def one_step_error(B: np.ndarray, replied: np.ndarray, rho: float) -> float:
@@ -66,7 +66,7 @@ def test_the_block_code_has_bernoulli_and_repetition_as_special_cases(n: int, da
     assert own == pytest.approx(frc.drawn_error(r), rel=1e-9, abs=1e-9)
     blocks = StochasticBlockCode(n, block=b, inside=1.0, outside=0.0)
     assert set(blocks.encoding.sum(axis=0).tolist()) == set(blocks.encoding.sum(axis=1).tolist()) == {b}
-    assert len(set(blocks.holdings)) == n // b
+    assert len(set(blocks.assignment)) == n // b
 
 
 @pytest.mark.parametrize(

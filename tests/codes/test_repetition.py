@@ -145,7 +145,7 @@ def test_groups_for_any_workers_and_stragglers(n: int, data: st.DataObject) -> N
     assert code.load == max(lengths) == -(-code.partitions // groups)
     for g, members in enumerate(code.members):
         for worker in members:
-            assert code.holdings[worker] == code.blocks_of[g] and code.group_of[worker] == g
+            assert code.assignment[worker] == code.blocks_of[g] and code.group_of[worker] == g
 
 
 @settings(deadline=None, max_examples=60)

@@ -109,7 +109,7 @@ def test_what_is_not_finite_does_not_slip_through() -> None:
         run = anyk.train(
             problem, f"compressed:of=(uncoded:wait=3),by=({by})", cluster, steps=5, optimizer=anyk.optimizers.GD()
         )
-        assert run.books["unusable"] > 0 and np.isfinite(run.model).all()
+        assert run.ledger["unusable"] > 0 and np.isfinite(run.model).all()
 
 
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])
@@ -141,7 +141,7 @@ def test_error_feedback_under_cancelled_and_dropped_messages(spec: str, cluster:
         done += 1
     assert run.model == pytest.approx(models[-1], abs=1e-9)
     if spec != "k-async:k=2" and spec != "k-batch-async:k=3":
-        assert run.books["cancelled"] + run.books["discarded"] > n
+        assert run.ledger["cancelled"] + run.ledger["discarded"] > n
     assert any(np.abs(m).max() > 0.1 for m in memory.values())
 
 

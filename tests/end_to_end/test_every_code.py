@@ -33,9 +33,9 @@ def test_a_code_trains_on_both_clusters_to_the_same_bits(spec: str) -> None:
         assert simulated.model.tobytes() == real.model.tobytes()
     for run in runs:
         assert str(anyk.replay(run, problem=problem)).endswith("the same decisions and the same bits of model")
-        books = dict(run.books)
-        assert books["dispatched"] == sum(
-            count for name, count in books.items() if name not in ("dispatched", "unusable")
+        ledger = dict(run.ledger)
+        assert ledger["dispatched"] == sum(
+            count for name, count in ledger.items() if name not in ("dispatched", "unusable")
         )
         receipt = run.receipt(2)
         assert abs(np.sqrt(np.mean((receipt.weights - 1.0) ** 2)) - receipt.residual) < 1e-6

@@ -292,14 +292,14 @@ def test_value_43_the_stability_limit(workers: int, golden: float) -> None:
 
 def test_value_44_the_distance_rule() -> None:
     """min(C / d^2, eta_max) with C = 0.01, eta_max = 0.1, as a weight times the learning rate."""
-    from anyk.protocol import Combine, Compared, Fleet, Reply
+    from anyk.protocol import Combine, DriftMeasured, Fleet, Reply
 
     rates = []
     for squared in (0.0, 0.05, 0.1, 0.2, 1.0):
         made = anyk.strategy("async:stale=distance,bound=0.1", workers=2)  # bound = C / eta_max
         made.start(Fleet(2, (0, 1)))
         made.on(Reply(1.0, 0, 0, 0))
-        combine = made.on(Compared(1.0, 0, 0, 0, squared))[0]
+        combine = made.on(DriftMeasured(1.0, 0, 0, 0, squared))[0]
         assert isinstance(combine, Combine)
         rates.append(0.1 * combine.weights[0])
     assert rates == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.01], abs=1e-12)

@@ -138,7 +138,7 @@ def test_what_an_adversary_needs_to_know() -> None:
     errors = {knows: chosen_stragglers(sbc, 10, knows=knows)[1].residual ** 2 for knows in KNOWLEDGE}
     assert errors["code"] >= errors["overlaps"] - 1e-12 and errors["overlaps"] > 2 * errors["nothing"]
     lost = chosen_stragglers(sbc, 10, knows="overlaps")[0]
-    held = [set(sbc.holdings[i]) for i in lost]
+    held = [set(sbc.assignment[i]) for i in lost]
     assert all(any(a & b for b in held if b is not a) for a in held)  # a community
     design = anyk.code("bibd", workers=13)
     assert len({round(chosen_stragglers(design, 5, knows=knows)[1].residual, 9) for knows in KNOWLEDGE}) == 1

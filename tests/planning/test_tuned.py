@@ -47,8 +47,8 @@ def test_full_gradient_steps_from_the_beginning(cluster: str, delays: str) -> No
     assert [spec for spec, _ in heard] == ["uncoded", "gc:stragglers=1,mu=1e+09", found.choice.spec]
     assert [count > 0 for _, count in heard] == [False, False, True]
     for run in found.runs:
-        books = run.books
-        assert books["dispatched"] == sum(v for k, v in books.items() if k not in ("dispatched", "unusable"))
+        ledger = run.ledger
+        assert ledger["dispatched"] == sum(v for k, v in ledger.items() if k not in ("dispatched", "unusable"))
     for run in found.runs[:2]:  # every time of the probe is measured to its end, of every round
         times, censored, _ = measured(run)
         assert times.shape == (16, 12) and not censored.any()

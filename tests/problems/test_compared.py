@@ -51,7 +51,7 @@ def test_workers_are_compared_while_they_work(tmp_path):
 
 @pytest.mark.parametrize(
     ("spec", "tolerance"),
-    [("frc:load=3", 1e-6), ("tree", 1e-6), ("draco:liars=1", 0.0), ("uncoded", None), ("pasgd", None)],
+    [("frc:load=3", 1e-6), ("tree", 1e-6), ("draco:byzantine=1", 0.0), ("uncoded", None), ("pasgd", None)],
 )
 def test_partitions_are_compared_where_a_strategy_relies_on_it(spec, tolerance):
     class Opted(Squares):

@@ -65,7 +65,7 @@ def test_probabilities_are_learned_from_who_was_missing() -> None:
     p = np.array([1, 1, 1, 1, 1, 3, 3, 5]) / 6
     assert code.learned == pytest.approx(p)
     given = anyk.code("hetero:probability=0.1,load=3", workers=8)
-    assert code.holdings == given.holdings
+    assert code.assignment == given.assignment
     odds = (1 - p) / p
     for j, own in enumerate(code.allocation):
         total = odds[list(own)].sum()

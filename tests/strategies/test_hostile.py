@@ -15,7 +15,20 @@ import anyk
 from anyk import codes, strategies
 from anyk.clusters import Simulated
 from anyk.errors import RunFailed
-from anyk.protocol import Alarm, Chunk, Combine, Dispatch, Failed, Fleet, Joined, Lost, Measured, Reply, SetAlarm, Stop
+from anyk.protocol import (
+    Alarm,
+    Chunk,
+    Combine,
+    Dispatch,
+    Failed,
+    Fleet,
+    Joined,
+    Lost,
+    MessageProjected,
+    Reply,
+    SetAlarm,
+    Stop,
+)
 from anyk.testing import check_strategy
 from anyk.testing.hostile import Broken, hostile
 from anyk.testing.soak import STRATEGIES
@@ -61,20 +74,20 @@ def test_who_is_told_to_be_here_twice_is_given_nothing_and_who_is_lost_twice_cha
 
 
 def test_who_once_sent_what_is_not_finite_is_remembered_when_restored():
-    n, spec = 7, "draco:liars=1,kind=cyclic"
+    n, spec = 7, "draco:byzantine=1,kind=cyclic"
     found, restored = anyk.strategy(spec, workers=n), anyk.strategy(spec, workers=n)
     found.start(Fleet(n, tuple(range(n))))
     for worker in (1, 2, 3, 4):
         found.on(Reply(1.0, worker, worker, 0))
-        found.on(Measured(1.0, worker, worker, 0, 0.0))
+        found.on(MessageProjected(1.0, worker, worker, 0, 0.0))
     found.on(Lost(1.0, 5, "died"))
     found.on(Lost(1.0, 6, "died"))
     again = found.on(Failed(1.0, 0, 0, 0, "not finite: 1 of 3 numbers"))
     assert isinstance(again[0], Dispatch) and (again[0].task, again[0].workers) == (7, (0,))
     found.on(Reply(2.0, 0, 7, 0))
-    found.on(Measured(2.0, 0, 7, 0, 0.0))  # as if it had been honest all the time
+    found.on(MessageProjected(2.0, 0, 7, 0, 0.0))  # as if it had been honest all the time
     restored.restore(json.loads(json.dumps(found.state())))
-    for event in (Joined(3.0, 5), Reply(4.0, 5, 8, 0), Measured(4.0, 5, 8, 0, 0.0), Joined(5.0, 6)):
+    for event in (Joined(3.0, 5), Reply(4.0, 5, 8, 0), MessageProjected(4.0, 5, 8, 0, 0.0), Joined(5.0, 6)):
         assert found.on(event) == restored.on(event), event
 
 

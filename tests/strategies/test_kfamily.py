@@ -47,7 +47,7 @@ def test_the_residual_is_that_of_the_coefficients() -> None:
 def test_each_worker_holds_its_own_partition() -> None:
     made = KFamily(4)
     assert (made.workers, made.partitions, made.slots) == (4, 4, ("model",))
-    assert list(made.holdings) == [(0,), (1,), (2,), (3,)]
+    assert list(made.assignment) == [(0,), (1,), (2,), (3,)]
 
 
 def test_who_fails_or_joins_is_given_the_newest_version() -> None:
@@ -549,16 +549,16 @@ def test_adasync_learns_from_few_replies_and_many_cut_off() -> None:
 
 
 def test_losses_and_rates_at_the_edge_stop_nothing() -> None:
-    from anyk.protocol import Assessed
+    from anyk.protocol import LossEvaluated
 
     made = AdaSync(8, base="k-async", k=2)
     made.start(Fleet(8, tuple(range(8))))
-    assert not made.on(Assessed(0.0, "model", 0, 1.0, 0.1))
+    assert not made.on(LossEvaluated(0.0, "model", 0, 1.0, 0.1))
     for loss, rate in ((float("inf"), 0.1), (float("nan"), 0.1), (0.5, 0.0)):
-        assert not made.on(Assessed(1.0, "model", 1, loss, rate))
+        assert not made.on(LossEvaluated(1.0, "model", 1, loss, rate))
     low = AdaSync(8, base="k-async", k=2, floor=2.0)
     low.start(Fleet(8, tuple(range(8))))
-    (stop,) = low.on(Assessed(0.0, "model", 0, 1.0, 0.1))
+    (stop,) = low.on(LossEvaluated(0.0, "model", 0, 1.0, 0.1))
     assert isinstance(stop, Stop) and stop.failed and "floor of 'adasync' is not below the first loss" in stop.reason
 
 

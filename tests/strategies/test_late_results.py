@@ -135,7 +135,7 @@ def test_every_sum_is_exact_and_the_books_balance(spec: str, cluster: str) -> No
     run = anyk.train_many(problems, spec + ",late=keep", fleet, steps=6, optimizer=anyk.optimizers.GD(lr=0.5))
     for i, problem in enumerate(problems):
         assert run.models[f"model {i}"] == pytest.approx(gradient_descent(problem, 6, 0.5), abs=1e-9)
-    assert run.books["dispatched"] == sum(v for k, v in run.books.items() if k not in ("dispatched", "unusable"))
+    assert run.ledger["dispatched"] == sum(v for k, v in run.ledger.items() if k not in ("dispatched", "unusable"))
     assert str(anyk.replay(run, problem=anyk.problems.ManyProblems(problems))).endswith("the same bits of model")
 
 

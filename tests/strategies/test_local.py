@@ -272,7 +272,7 @@ def test_clients_are_drawn_by_key_and_weighted_by_samples() -> None:
 def test_k_of_n_and_deadlines_apply_to_local_work() -> None:
     run = trained("pasgd:tau=3,wait=2", steps=10)
     assert set(run.history["replies"][1:]) == {2}
-    assert run.books["cancelled"] == 10 * 2 + P  # the last round's are closed with the run
+    assert run.ledger["cancelled"] == 10 * 2 + P  # the last round's are closed with the run
     late = trained("pasgd:tau=3,wait=0.5s", steps=10)
     assert max(np.diff([0.0, *late.history["seconds"][1:]])) > 0.5 - 1e-9
     assert {1} < set(late.history["replies"][1:])
@@ -329,7 +329,8 @@ def test_adacomm_does_what_its_rule_says(guard: float) -> None:
     told = [(n["time"], n["text"]) for n in run.notes if n["kind"] == "strategy"]
     assert len(told) >= 2
     losses = [
-        json.loads(info)[2] for (info,) in run.log.rows("SELECT info FROM events WHERE kind = 'Assessed' ORDER BY seq")
+        json.loads(info)[2]
+        for (info,) in run.log.rows("SELECT info FROM events WHERE kind = 'LossEvaluated' ORDER BY seq")
     ]
     tau, expected = 16, []
     for before, loss in zip(losses, losses[1:], strict=False):
@@ -413,7 +414,7 @@ def test_processes_come_to_the_same_bits_and_replay(spec: str) -> None:
     assert virtual.model.tobytes() == real.model.tobytes()
     assert virtual.seconds == virtual.floor_seconds == real.floor_seconds <= real.seconds
     assert str(anyk.replay(real, problem=problem())).endswith("the same bits of model")
-    assert real.books["dispatched"] == sum(v for k, v in real.books.items() if k not in ("dispatched", "unusable"))
+    assert real.ledger["dispatched"] == sum(v for k, v in real.ledger.items() if k not in ("dispatched", "unusable"))
 
 
 @pytest.mark.parametrize("spec", [*ALL, "fedbuff:tau=2,k=3", "ad-psgd:tau=2", "pasgd:tau=3,wait=2,cancel=discard,speeds=true",
@@ -450,7 +451,7 @@ def test_a_worker_killed_in_decentralised_training_begins_again_at_the_mean() ->
         "SELECT c.worker, w.share, w.mix FROM chunks c JOIN works w ON w.id = c.work WHERE c.dispatched = 2.7"
     )
     assert begun == [(1, 1.0, "[]")]
-    assert run.books["lost"] == 1 and run.steps == 6
+    assert run.ledger["lost"] == 1 and run.steps == 6
 
 
 def test_clients_that_are_given_up_are_replaced() -> None:
@@ -554,7 +555,7 @@ def test_kept_states_count_their_own_steps() -> None:
             "'top-k:share=0.01' keeps what it leaves out, which replicas of 'frc:load=2'",
         ),
         ("compressed:of=dpsgd,by=half", "'dpsgd:graph=ring' does not compose with compressed messages: workers use"),
-        ("compressed:of=draco,by=qsgd", "compares messages to find liars; compressed ones it cannot"),
+        ("compressed:of=draco,by=qsgd", "compares messages to find Byzantine workers; compressed ones it cannot"),
         ("compressed:of=sync,by=zip", "no compressor 'zip'"),
         ("compressed:of=sync,by=(qsgd:levels=200)", "levels of 'qsgd' must be 1 to 127"),
     ],

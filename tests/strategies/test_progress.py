@@ -20,7 +20,6 @@ from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
     Cancel,
-    Collect,
     Combine,
     Command,
     Dispatch,
@@ -31,6 +30,7 @@ from anyk.protocol import (
     Lost,
     Progress,
     Reply,
+    RequestMessage,
     SetAlarm,
     Stop,
 )
@@ -61,14 +61,14 @@ def of(kind: type[Any], commands: Sequence[Command]) -> list[Any]:
     return [command for command in commands if isinstance(command, kind)]
 
 
-def asked_for(commands: Sequence[Command]) -> dict[int, Collect]:
-    asks = of(Collect, commands)
+def asked_for(commands: Sequence[Command]) -> dict[int, RequestMessage]:
+    asks = of(RequestMessage, commands)
     found = {ask.worker: ask for ask in asks}
     assert len(found) == len(asks)  # one message each
     return found
 
 
-def answered(made: ProgressRounds, asks: dict[int, Collect], time: float) -> Combine:
+def answered(made: ProgressRounds, asks: dict[int, RequestMessage], time: float) -> Combine:
     """The step that follows when all who were asked answer."""
     for number, ask in enumerate(asks.values(), 1):
         commands = made.on(Reply(time, ask.worker, ask.task, 0))
@@ -77,7 +77,7 @@ def answered(made: ProgressRounds, asks: dict[int, Collect], time: float) -> Com
     return combine
 
 
-def reached(m: int, asks: dict[int, Collect], combine: Combine) -> np.ndarray:
+def reached(m: int, asks: dict[int, RequestMessage], combine: Combine) -> np.ndarray:
     """With which weight each partition counts."""
     by_task = {ask.task: ask for ask in asks.values()}
     total = np.zeros(m)
@@ -247,7 +247,7 @@ def test_a_number_of_replies_is_not_progress(wait: str) -> None:
 # ------------------------------------------------------------------------------------------- what goes wrong
 
 
-def all_asked(made: ProgressRounds) -> dict[int, Collect]:
+def all_asked(made: ProgressRounds) -> dict[int, RequestMessage]:
     commands: Sequence[Command] = ()
     for worker in range(made.workers):
         commands = made.on(Progress(1.0, worker, worker, 0, 1))
@@ -371,8 +371,8 @@ class World:
         self.time, self.version = 0.0, 0
         self.tasks: dict[int, int] = {}  # task -> worker
         self.done: dict[int, int] = {}
-        self.asks: dict[int, Collect] = {}
-        self.inside: dict[int, Collect] = {}  # messages that are in
+        self.asks: dict[int, RequestMessage] = {}
+        self.inside: dict[int, RequestMessage] = {}  # messages that are in
         self.alarms: dict[str, float] = {}
         self.stopped: Stop | None = None
         self.obey(self.strategy.start(Fleet(WORKERS, tuple(present), 0.0)))
@@ -389,7 +389,7 @@ class World:
                     for task in tasks:
                         for book in (self.tasks, self.done, self.asks, self.inside):
                             book.pop(task, None)
-                case Collect():
+                case RequestMessage():
                     assert self.tasks[command.task] == command.worker and command.task not in self.asks
                     finished = self.orders[command.worker][: self.done[command.task]]
                     assert command.partitions and set(command.partitions) <= set(finished)

@@ -722,7 +722,7 @@ def test_under_any_events_it_keeps_its_word_and_its_state_is_all_there_is(
 def test_facts_come_from_the_code() -> None:
     made = rounds("frc:load=3,wait=11", 30)
     assert (made.workers, made.partitions, made.slots) == (30, 30, ("model",))
-    assert made.holdings[4] == (3, 4, 5) and len(made.holdings) == 30
+    assert made.assignment[4] == (3, 4, 5) and len(made.assignment) == 30
     assert made.spec == "frc:load=3,wait=11"
     assert rounds("cyclic:stragglers=1", 4).spec == "cyclic:stragglers=1"
     assert CodedRounds(codes.Uncoded(4), wait=Decodable(), scaling="none", cancel="discard").spec == (

@@ -61,7 +61,7 @@ def test_golden_loads() -> None:
         assert made.load == pytest.approx(load, rel=1e-12)
     scheme: Any = strategy("m-sgc:B=2,W=4,lambda=3", workers=8)
     assert sum(scheme.shares) == 8 * (2 + 3 * 4) and set(scheme.shares) == {4, 1}  # D1 pieces are lambda + 1 times D2's
-    assert {j for held in scheme.holdings for j in held} == set(range(scheme.partitions))
+    assert {j for held in scheme.assignment for j in held} == set(range(scheme.partitions))
     for i in range(8):  # all pieces cost the same
         for piece in range(3 + 2):
             assert sum(scheme.shares[j] for j in scheme._rows(i, piece)[0]) == 4
@@ -208,7 +208,7 @@ def test_several_models_take_full_gradient_steps(spec: str, cluster: str) -> Non
         assert run.models[f"model {i}"] == pytest.approx(gradient_descent(problem, 6, 0.5), abs=1e-9)
         assert run.history_of(f"model {i}")["step"].tolist() == list(range(7))
     assert run.steps == 6
-    assert run.books["dispatched"] == sum(v for k, v in run.books.items() if k not in ("dispatched", "unusable"))
+    assert run.ledger["dispatched"] == sum(v for k, v in run.ledger.items() if k not in ("dispatched", "unusable"))
     assert str(anyk.replay(run, problem=anyk.problems.ManyProblems(problems))).endswith("the same bits of model")
 
 
@@ -260,7 +260,7 @@ def test_mini_batches_and_unusable_messages() -> None:
     problem = anyk.testing.Squares(8, faults={2: "nan"})
     fleet = anyk.cluster("processes", workers=6, delays="exp:mean=0.005")
     run = anyk.train(problem, "gc:stragglers=1", fleet, steps=4)
-    assert run.books["unusable"] > 0 and np.isfinite(run.model).all() and run.steps == 4
+    assert run.ledger["unusable"] > 0 and np.isfinite(run.model).all() and run.steps == 4
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_mini_batches_and_unusable_messages() -> None:
 def test_specs_that_mean_nothing(spec: str, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         made: Any = strategy(spec, workers=6)
-        _ = made.holdings
+        _ = made.assignment
 
 
 def test_problems_that_cannot_be_trained_at_once() -> None:

@@ -17,7 +17,6 @@ from anyk.codes.tree import ROOT
 from anyk.errors import BadInput
 from anyk.protocol import (
     Cancel,
-    Collect,
     Combine,
     Command,
     Dispatch,
@@ -28,6 +27,7 @@ from anyk.protocol import (
     Lost,
     Progress,
     Reply,
+    RequestMessage,
     Stop,
 )
 from anyk.strategies import TreeRounds, strategy
@@ -56,7 +56,7 @@ class World:
         self.gone: set[int] = set()
         self.tasks: dict[int, int] = {}
         self.finished: set[int] = set()
-        self.asks: dict[int, Collect] = {}
+        self.asks: dict[int, RequestMessage] = {}
         self.inside: dict[int, np.ndarray] = {}  # task -> coefficients of its message
         self.steps: list[Combine] = []
         self.stopped: Stop | None = None
@@ -82,7 +82,7 @@ class World:
                         self.finished.discard(task)
                         self.asks.pop(task, None)
                         self.inside.pop(task, None)
-                case Collect():
+                case RequestMessage():
                     assert self.tasks[command.task] == command.worker
                     assert command.task in self.finished and command.task not in self.asks
                     assert all(task in self.inside for task, _ in command.messages)
@@ -168,7 +168,7 @@ def test_the_commands_of_a_round() -> None:
     assert not world.go("reply", 3)  # its parent is still busy with its own share
     (collect,) = world.go("progress", 0)
     share = world.code.shares[0]
-    assert collect == Collect(0, 0, 0, share.partitions, share.coefficients, ((3, 0),), (1.0,))
+    assert collect == RequestMessage(0, 0, 0, share.partitions, share.coefficients, ((3, 0),), (1.0,))
     assert not world.go("reply", 2)  # too late: the parent has been asked
     combine, cancel, dispatch = world.go("reply", 0)
     assert isinstance(combine, Combine) and (combine.messages, combine.weights) == ([(0, 0)], [1.0])
@@ -181,7 +181,7 @@ def test_a_parent_waits_for_its_own_last_partition() -> None:
     world.go("reply", 2)
     for done in range(1, len(world.code.shares[0].partitions)):
         assert not world.strategy.on(Progress(1.0, 0, 0, 0, done))
-    assert of(Collect, world.go("progress", 0))
+    assert of(RequestMessage, world.go("progress", 0))
 
 
 @settings(deadline=None, max_examples=40)
@@ -228,10 +228,10 @@ def test_a_tree_of_one_layer_is_its_code() -> None:
 def test_the_gain_is_that_of_all_messages(spec: str, n: int) -> None:
     """The rounding of what is added up below counts, too: at least the gain of the code's own decode."""
     world = World(spec, n)
-    asks: dict[int, Collect] = {}
+    asks: dict[int, RequestMessage] = {}
     while not world.steps:
         for command in world.go(*world.can()[0]):
-            if isinstance(command, Collect):
+            if isinstance(command, RequestMessage):
                 asks[command.task] = command
     (combine,) = world.steps
     total = dict(zip(combine.messages, combine.weights, strict=True))
@@ -254,11 +254,11 @@ def test_a_parent_that_dies_after_collecting_is_asked_again_with_the_same_childr
     world = World("tree:children=2,stragglers=0", 6)
     for worker in (2, 3):
         world.go("reply", worker)
-    (first,) = of(Collect, world.go("progress", 0))
+    (first,) = of(RequestMessage, world.go("progress", 0))
     assert not of(Stop, world.lose(0))
     (dispatch,) = world.join(0)
     assert list(dispatch.workers) == [0]
-    (second,) = of(Collect, world.go("progress", dispatch.task))
+    (second,) = of(RequestMessage, world.go("progress", dispatch.task))
     assert (second.messages, second.weights) == (first.messages, first.weights) and second.task == dispatch.task
     assert not world.strategy.on(Reply(1.0, 0, 0, 0))  # of the life before
 
@@ -269,7 +269,7 @@ def test_a_child_that_dies_after_answering_is_not_needed_again() -> None:
     assert not world.lose(2)
     assert not world.join(2)
     world.go("reply", 3)
-    (collect,) = of(Collect, world.go("progress", 0))
+    (collect,) = of(RequestMessage, world.go("progress", 0))
     assert dict(zip(collect.messages, collect.weights, strict=True)) == {(2, 0): 1.0, (3, 0): 1.0}
 
 

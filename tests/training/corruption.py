@@ -84,7 +84,7 @@ def said(command: str, folder: Path) -> tuple[int, str]:
             run.model.tobytes().hex(),
             repr(history),
             json.dumps(run.result() | {"run": ""}),
-            json.dumps(run.books),
+            json.dumps(run.ledger),
         )
     return 0, repr(outcome)
 

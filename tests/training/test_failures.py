@@ -9,7 +9,7 @@ import anyk
 from anyk.clusters import Processes, Simulated
 from anyk.delays import Constant
 from anyk.testing import Squares
-from anyk.training.books import ENDINGS
+from anyk.training.ledger import ENDINGS
 
 
 class Once:
@@ -44,7 +44,7 @@ def test_an_error_that_happens_once_is_asked_again(spec, cluster):
     problem = Flaky(4)
     run = anyk.train(problem, spec, cluster(4, delays=Constant(0.01)), optimizer=anyk.optimizers.GD(lr=0.1), steps=12)
     assert run.steps == 12
-    assert run.books["unusable"] == 1
+    assert run.ledger["unusable"] == 1
     (named,) = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert "worker 1" in named
     assert "OSError: the disk was away for a moment" in named
@@ -64,7 +64,7 @@ def test_a_worker_whose_gradient_always_fails_is_given_up_by_name(spec):
     gone = [note["text"] for note in run.notes if note["kind"] == "given up"]
     assert gone
     assert "worker 1: 10 unusable messages in a row, the last: ValueError: partition 1 is broken" in gone[-1]
-    assert run.books["dispatched"] == sum(run.books[name] for name in ENDINGS)
+    assert run.ledger["dispatched"] == sum(run.ledger[name] for name in ENDINGS)
     assert anyk.replay(run, problem=problem, optimizer=anyk.optimizers.GD(lr=0.1)).model
 
 

@@ -1,4 +1,4 @@
-"""Runs: limits, folders, receipts, books, checkpoints, resumption, replay."""
+"""Runs: limits, folders, receipts, ledger, checkpoints, resumption, replay."""
 
 import dataclasses
 import json
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import anyk
 from anyk.clusters import Compute, Outage, Simulated
 from anyk.testing import Squares
-from anyk.training.books import ENDINGS
 from anyk.training.evaluation import Evaluator
+from anyk.training.ledger import ENDINGS
 
 EXP = anyk.delays.Exponential(0.5)
 
@@ -98,13 +98,13 @@ def test_a_receipt_on_processes_says_at_least():
 def test_the_books_balance(spec):
     outages = [Outage(0.7, 2, 1.5), Outage(1.1, 0, 1.3), Outage(2.0, 5, 2.1)]
     run = small(spec, steps=12, cluster={"outages": outages})
-    books = run.books
-    assert books["dispatched"] == sum(books[ending] for ending in ENDINGS)
+    ledger = run.ledger
+    assert ledger["dispatched"] == sum(ledger[ending] for ending in ENDINGS)
     rows = run.log.rows("SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1")
     assert rows == []
-    assert run.log.rows("SELECT count(*) FROM chunks")[0][0] == books["dispatched"]
+    assert run.log.rows("SELECT count(*) FROM chunks")[0][0] == ledger["dispatched"]
     for ending in ENDINGS:
-        assert run.log.rows("SELECT count(*) FROM chunks WHERE ending = ?", (ending,))[0][0] == books[ending]
+        assert run.log.rows("SELECT count(*) FROM chunks WHERE ending = ?", (ending,))[0][0] == ledger[ending]
 
 
 def halfway(problem):
@@ -358,7 +358,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path):
     unfinished.close()
     resumed = anyk.resume(tmp_path / "run")
     assert resumed.model.tobytes() == whole.model.tobytes()
-    assert resumed.books == whole.books
+    assert resumed.ledger == whole.ledger
     assert resumed.steps == len(resumed.history["step"]) - 1 == 20  # nothing is in the log twice
     resumed.close()
 
@@ -380,7 +380,7 @@ def test_an_interrupted_run_on_processes_resumes(tmp_path):
     centre = Squares(4).centres.mean(axis=0)
     assert np.allclose(resumed.model, centre * (1 - 0.5**20), rtol=1e-12)
     assert anyk.replay(resumed, problem=Squares(4)).model
-    assert resumed.books["dispatched"] == sum(resumed.books[ending] for ending in ENDINGS)
+    assert resumed.ledger["dispatched"] == sum(resumed.ledger[ending] for ending in ENDINGS)
     resumed.close()
 
 

@@ -102,8 +102,8 @@ def test_the_step_at_which_a_loop_is_left_is_the_last_one(cluster):
     assert loop.run.steps == 4
     assert np.array_equal(loop.run.model, step.model)
     assert not began()
-    books = loop.run.summary["books"]
-    assert books["dispatched"] == sum(count for name, count in books.items() if name != "dispatched")
+    ledger = loop.run.summary["ledger"]
+    assert ledger["dispatched"] == sum(count for name, count in ledger.items() if name != "dispatched")
 
 
 @pytest.mark.parametrize("cluster", [simulated, lambda: anyk.clusters.Processes(3)])
@@ -175,7 +175,7 @@ def test_strategies_whose_workers_step_are_refused(spec):
 
 
 def test_several_models_are_refused():
-    with pytest.raises(BadInput, match="trains 2 models; a loop of one's own takes the steps of one"):
+    with pytest.raises(BadInput, match="trains 2 models; a loop of your own trains one"):
         anyk.rounds(PROBLEM, "gc:stragglers=1,models=2", simulated(), steps=3)
 
 

@@ -43,7 +43,7 @@ def test_a_whole_folder(folder):
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == f"the run '{folder}' is whole"
     names = [line.split()[0] for line in result.output.splitlines()[:-1]]
-    assert names == ["configuration", "log", "rows", "sequence", "books", "checkpoint", "the", "traces", "data"]
+    assert names == ["configuration", "log", "rows", "sequence", "ledger", "checkpoint", "the", "traces", "data"]
     assert "events 1 to " in result.output and "chunks dispatched and ended, each once" in result.output
     report = json.loads(run("verify", folder, "--json", "-").stdout)
     assert report["whole"] and {check["whole"] for check in report["checks"]} == {True}
@@ -72,10 +72,10 @@ def test_a_changed_log(change, found, folder):
     ("change", "found"),
     [
         ("DELETE FROM events WHERE seq = 4", {"sequence"}),
-        ("DELETE FROM chunks WHERE task = 3", {"books"}),
-        ("INSERT INTO chunks SELECT * FROM chunks WHERE task = 3", {"books"}),
-        ("UPDATE chunks SET step = 2 WHERE step = 1 AND worker = 0", {"books"}),
-        ("UPDATE chunks SET ending = 'won' WHERE task = 3", {"books"}),
+        ("DELETE FROM chunks WHERE task = 3", {"ledger"}),
+        ("INSERT INTO chunks SELECT * FROM chunks WHERE task = 3", {"ledger"}),
+        ("UPDATE chunks SET step = 2 WHERE step = 1 AND worker = 0", {"ledger"}),
+        ("UPDATE chunks SET ending = 'won' WHERE task = 3", {"ledger"}),
         ("INSERT INTO checkpoints VALUES (1000, 'x')", {"checkpoint"}),
     ],
 )

@@ -34,12 +34,12 @@ def flip(file, place, bit=0):
 
 def resumed(folder, told=None):
     with anyk.resume(folder, problem=Squares(4), steps=12, tell=None if told is None else told.append) as run:
-        return run.model.tobytes(), run.history["seconds"].tolist(), run.books, [note["kind"] for note in run.notes]
+        return run.model.tobytes(), run.history["seconds"].tolist(), run.ledger, [note["kind"] for note in run.notes]
 
 
 def test_a_bit_flipped_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_path):
     with trained(tmp_path / "whole", steps=12) as run:
-        whole = run.model.tobytes(), run.history["seconds"].tolist(), run.books
+        whole = run.model.tobytes(), run.history["seconds"].tolist(), run.ledger
     trained(tmp_path / "run", every=0.0).close()
     assert (tmp_path / "run" / checkpoints.OLDER).is_file()
     file = tmp_path / "run" / checkpoints.NAME

@@ -72,7 +72,7 @@ def test_a_complex_gradient_is_never_taken_for_a_real_one(spec: str, problem: Le
     assert spec in GOES_ON
     notes = [text for (text,) in run.log.rows("SELECT text FROM notes WHERE kind = 'set aside'")]
     assert notes and all("wrong type: partition 1 gave a gradient of complex128" in text for text in notes)
-    assert run.books["unusable"] == len(notes)
+    assert run.ledger["unusable"] == len(notes)
     run.close()
 
 

@@ -102,7 +102,7 @@ def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: 
 
     Each seed gives a hostile schedule (messages in any order, late or twice, chunks that fail, workers that die and
     return), with a twin that is saved and restored, and runs on the simulated cluster, resumed from the middle: no
-    deadlock, nothing counts twice, the books balance, the same decisions. The first that fails is printed with its
+    deadlock, nothing counts twice, the ledger balances, the same decisions. The first that fails is printed with its
     shortest schedule and the command that repeats it.
     """
     from anyk.errors import RunFailed

@@ -440,9 +440,9 @@ def show(run: str, step: int | None, picture: str | None, curve: Any, json_file:
         say(console, f"{'strategy':<13} {_expanded(found)}")
         _say_setup(console, found.config)
         say(console, race_table([found]), *race_notes([found]))
-        books = found.books
-        if books:
-            ended = "  ".join(f"{key} {value}" for key, value in books.items() if value and key != "unusable")
+        ledger = found.ledger
+        if ledger:
+            ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key != "unusable")
             say(console, f"chunks: {ended}")
         for note in found.notes:
             say(console, f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
@@ -514,7 +514,7 @@ def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> 
 @click.argument("run")
 @json_option
 def verify(run: str, json_file: str | None) -> None:
-    """Look whether a run folder is whole: its log, its books, its checkpoints, and the data and code it used.
+    """Look whether a run folder is whole: its log, its ledger, its checkpoints, and the data and code it used.
 
     Nothing that the folder names is run, and nothing is written to it. Exit code 0: whole, 1: not, 2: no run folder.
     """

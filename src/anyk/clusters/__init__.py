@@ -23,11 +23,13 @@ def _processes(
     delays: DelayModel | None = None,
     seed: int = 0,
     communication: Communication | None = None,
-    liars: tuple[int, ...] = (),
+    byzantine: tuple[int, ...] = (),
     children: int = 64,
 ) -> Cluster:
-    """Processes on this machine (default); liars: workers that lie, as 3/7; children: processes each may start."""
-    return Processes(workers, delays=delays, seed=seed, liars=liars, communication=communication, children=children)
+    """Processes on this machine (default); byzantine: workers that lie, as 3/7; children: processes each may start."""
+    return Processes(
+        workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication, children=children
+    )
 
 
 @register("mpi")
@@ -37,10 +39,10 @@ def _mpi(
     delays: DelayModel | None = None,
     seed: int = 0,
     communication: Communication | None = None,
-    liars: tuple[int, ...] = (),
+    byzantine: tuple[int, ...] = (),
 ) -> Cluster:
     """MPI ranks, one a worker and one that drives: mpiexec -n 31 anyk train … --cluster mpi."""
-    return Mpi(workers, delays=delays, seed=seed, liars=liars, communication=communication)
+    return Mpi(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
 
 
 @register("ray")
@@ -54,10 +56,10 @@ def _ray(
     cpus: float = 1.0,
     gpus: float = 0.0,
     nodes: tuple[str, ...] = (),
-    liars: tuple[int, ...] = (),
+    byzantine: tuple[int, ...] = (),
 ) -> Cluster:
     """Ray actors with cpus and gpus each, on the Ray cluster at an address (auto) or a local one; nodes: a/b."""
-    return Ray(workers, delays=delays, seed=seed, liars=liars, communication=communication, address=address,
+    return Ray(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication, address=address,
                cpus=cpus, gpus=gpus, nodes=nodes)  # fmt: skip
 
 
@@ -72,12 +74,14 @@ def _simulated(
     partition: float = 0.0,
     step: float = 0.0,
     cores: int | None = None,
-    liars: tuple[int, ...] = (),
+    byzantine: tuple[int, ...] = (),
 ) -> Cluster:
     """A virtual clock: gradients are real, time is not; task, partition, step: seconds of computing, on cores."""
     costs = task, partition, step
     compute = None if cores is None and not any(costs) else Compute(*costs, 1 if cores is None else cores)
-    return Simulated(workers, delays=delays, seed=seed, compute=compute, liars=liars, communication=communication)
+    return Simulated(
+        workers, delays=delays, seed=seed, compute=compute, byzantine=byzantine, communication=communication
+    )
 
 
 def cluster(

@@ -16,10 +16,10 @@ from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic
 from anyk.delays import communication as lines
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
-from anyk.protocol import Cancel, Chunk, Collect, Cut, Dispatch, Event, Measure, SetAlarm, Task
+from anyk.protocol import Cancel, Chunk, Cut, Dispatch, Event, Layout, ProjectMessage, RequestMessage, SetAlarm, Task
 from anyk.specs import show
 
-Order = Dispatch | Cancel | Collect | Measure | SetAlarm  # the commands that clusters carry out
+Order = Dispatch | Cancel | RequestMessage | ProjectMessage | SetAlarm  # the commands that clusters carry out
 
 
 PINNED = 8  # versions of a slot that the driver may keep from being released besides those that tasks are on
@@ -47,8 +47,8 @@ class Cluster(ABC):
 
     ``workers``: n. ``delays``, ``seed``: injected delays, a law or its spec, drawn for the n-th task of a worker from
     (seed, worker, n).
-    ``communication``: how long vectors are under way besides. ``liars``: workers that send -100 times what they should,
-    to study codes against them.
+    ``communication``: how long vectors are under way besides. ``byzantine``: workers that send -100 times
+    what they should, to study codes against them.
     ``virtual``: whether time is simulated. Message vectors and model versions live in the cluster: the driver names
     them by (task, chunk) and (slot, version).
     """
@@ -63,14 +63,14 @@ class Cluster(ABC):
         *,
         delays: DelayModel | str | None = None,
         seed: int = 0,
-        liars: Sequence[int] = (),
+        byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
         if workers < 1:
             raise BadInput(f"workers must be at least 1, got {workers}")
-        self.liars = tuple(liars)
-        if not all(0 <= liar < workers for liar in self.liars):
-            raise BadInput(f"liars must be workers 0 to {workers - 1}, got {'/'.join(map(str, self.liars))}")
+        self.byzantine = tuple(byzantine)
+        if not all(0 <= liar < workers for liar in self.byzantine):
+            raise BadInput(f"byzantine must be workers 0 to {workers - 1}, got {'/'.join(map(str, self.byzantine))}")
         self.workers = workers
         self.delays = NoDelay() if delays is None else parse(delays)
         self.seed = seed
@@ -94,7 +94,7 @@ class Cluster(ABC):
     @property
     def spec(self) -> str:
         """The short form, without workers, delays and seed."""
-        return show(self.name, {"liars": self.liars}, {"liars": ()})
+        return show(self.name, {"byzantine": self.byzantine}, {"byzantine": ()})
 
     @property
     def passes_time(self) -> bool:
@@ -107,23 +107,11 @@ class Cluster(ABC):
         """Begin what can begin before the data is ready; optional."""
 
     @abstractmethod
-    def open(
-        self,
-        partitions: Partitions | None,
-        *,
-        total: int,
-        slots: Sequence[str],
-        holdings: Sequence[tuple[int, ...]],
-        covers: Sequence[tuple[int, ...]] | None = None,
-        blocks: int = 1,
-        local: Local | None = None,
-    ) -> tuple[int, ...]:
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """Start the workers with their partitions; returns who is present.
 
-        ``total`` is the number of partitions; ``partitions`` is None when only timing is asked (simulated clusters).
-        ``covers``: the partitions that each worker's longest message covers, if not those it holds. ``blocks``: each
-        message is one of so many parts of the vector. ``local``: how workers take local steps, where they do. The
-        run's clock starts at 0.
+        ``layout``: what the strategy needs laid out. ``partitions`` is None when only timing is asked (simulated
+        clusters). ``local``: how workers take local steps, where they do. The run's clock starts at 0.
         """
 
     @abstractmethod

@@ -30,6 +30,7 @@ from anyk.clusters.worker import Frame, HungUp
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Partitions
+from anyk.protocol import Layout
 
 _START = 300.0  # seconds that workers may take to load their partitions
 _PATIENCE = 30.0  # seconds that a worker may take to end what it is doing, when the run has ended
@@ -386,11 +387,11 @@ class Mpi(Mailed[MailedPost]):
         *,
         delays: DelayModel | str | None = None,
         seed: int = 0,
-        liars: Sequence[int] = (),
+        byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
         posts = [MailedPost() for _ in range(workers)]
-        super().__init__(workers, posts, delays=delays, seed=seed, liars=liars, communication=communication)
+        super().__init__(workers, posts, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         join()
         self._ranks = _ranks()
         there = self._ranks.world.size - 1
@@ -404,26 +405,15 @@ class Mpi(Mailed[MailedPost]):
 
     # ------------------------------------------------------------------------------------------- life
 
-    def open(
-        self,
-        partitions: Partitions | None,
-        *,
-        total: int,
-        slots: Sequence[str],
-        holdings: Sequence[tuple[int, ...]],
-        covers: Sequence[tuple[int, ...]] | None = None,
-        blocks: int = 1,
-        local: Local | None = None,
-    ) -> tuple[int, ...]:
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        del covers  # messages have the room they need
         ranks = self._ranks
         if ranks.open is not None:
             raise BadInput("the MPI ranks are at work for another run; close its cluster first")
-        partitions, self._frame = self._set_out(partitions, total, slots, blocks, local)
-        self._holdings = holdings
+        partitions, self._frame = self._set_out(layout, partitions, local)
+        self._assignment = layout.assignment
         only = getattr(partitions, "only", None)
-        self._parcels = [ship(partitions if only is None else only(held)) for held in holdings]
+        self._parcels = [ship(partitions if only is None else only(held)) for held in layout.assignment]
         if not ranks.freed(self._ours, _START):
             late = [rank.number - 1 for rank in self._ours if rank.busy]
             raise RunFailed(f"workers {late} are still at work for the last run")
@@ -441,7 +431,7 @@ class Mpi(Mailed[MailedPost]):
         self._reborn(self._posts[worker])
         rank = self._ours[worker]
         rank.busy, rank.told_to_close, rank.heard = self.run, False, True
-        body = json.dumps([self.run, worker, self._frame, list(self._holdings[worker])]).encode()
+        body = json.dumps([self.run, worker, self._frame, list(self._assignment[worker])]).encode()
         parcel = [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
         self._ranks.send(rank, _RUN, body, parcel)
 

@@ -29,6 +29,7 @@ from anyk.clusters.worker import Frame
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Partitions, Vector
+from anyk.protocol import Layout
 from anyk.specs import show
 
 _KNOCK = 10.0  # seconds that a machine may take to answer
@@ -133,7 +134,7 @@ class Ray(Mailed[_ActorPost]):
         *,
         delays: DelayModel | str | None = None,
         seed: int = 0,
-        liars: Sequence[int] = (),
+        byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
         address: str = "",
         cpus: float = 1.0,
@@ -141,7 +142,7 @@ class Ray(Mailed[_ActorPost]):
         nodes: Sequence[str] = (),
     ) -> None:
         posts = [_ActorPost() for _ in range(workers)]
-        super().__init__(workers, posts, delays=delays, seed=seed, liars=liars, communication=communication)
+        super().__init__(workers, posts, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
@@ -154,9 +155,10 @@ class Ray(Mailed[_ActorPost]):
     def spec(self) -> str:
         """The short form, without workers, delays and seed."""
         values = {
-            "address": self.address, "cpus": self.cpus, "gpus": self.gpus, "nodes": self.nodes, "liars": self.liars,
+            "address": self.address, "cpus": self.cpus, "gpus": self.gpus, "nodes": self.nodes,
+            "byzantine": self.byzantine,
         }  # fmt: skip
-        return show(self.name, values, {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "liars": ()})
+        return show(self.name, values, {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "byzantine": ()})
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -208,21 +210,10 @@ class Ray(Mailed[_ActorPost]):
                 "where nobody else can reach it, and give its address=…"
             )
 
-    def open(
-        self,
-        partitions: Partitions | None,
-        *,
-        total: int,
-        slots: Sequence[str],
-        holdings: Sequence[tuple[int, ...]],
-        covers: Sequence[tuple[int, ...]] | None = None,
-        blocks: int = 1,
-        local: Local | None = None,
-    ) -> tuple[int, ...]:
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        del covers  # messages have the room they need
-        partitions, self._frame = self._set_out(partitions, total, slots, blocks, local)
-        self._holdings = holdings
+        partitions, self._frame = self._set_out(layout, partitions, local)
+        self._assignment = layout.assignment
         buffers = ship(partitions)
         try:
             self.prepare()
@@ -270,7 +261,7 @@ class Ray(Mailed[_ActorPost]):
 
             strategy = NodeAffinitySchedulingStrategy(known[there[worker % len(there)]], soft=False)
         made = self._kind.options(scheduling_strategy=strategy)
-        post.actor = made.remote(worker, self._frame, list(self._holdings[worker]), *self._shipped)
+        post.actor = made.remote(worker, self._frame, list(self._assignment[worker]), *self._shipped)
         post.exchange = post.actor.exchange.options(concurrency_group="news")
         post.hear = post.actor.hear.options(concurrency_group="mail")
         post.news = self._call("news", worker, post.exchange.remote())

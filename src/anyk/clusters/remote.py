@@ -39,17 +39,18 @@ from anyk.protocol import (
     Alarm,
     Cancel,
     Chunk,
-    Collect,
     Cut,
     Dispatch,
     Event,
     Failed,
     Joined,
+    Layout,
     Lost,
-    Measure,
-    Measured,
+    MessageProjected,
     Progress,
+    ProjectMessage,
     Reply,
+    RequestMessage,
     Task,
     Timing,
 )
@@ -142,15 +143,15 @@ class Remote(Cluster, Generic[P]):
         *,
         delays: DelayModel | str | None = None,
         seed: int = 0,
-        liars: Sequence[int] = (),
+        byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        super().__init__(workers, delays=delays, seed=seed, liars=liars, communication=communication)
+        super().__init__(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         self._posts = posts
-        self._news: deque[Told | Died | Measure] = deque()  # taken in when the driver comes to it
+        self._news: deque[Told | Died | ProjectMessage] = deque()  # taken in when the driver comes to it
         self._alarms: dict[str, float] = {}
         self._live: dict[int, InFlight] = {}
-        self._asked: dict[tuple[int, int], Collect] = {}  # requests that have not been answered
+        self._asked: dict[tuple[int, int], RequestMessage] = {}  # requests that have not been answered
         self._missing: dict[int, set[int]] = {}  # chunks of a live task that have neither arrived nor failed
         self._arrived: dict[tuple[int, int], Message] = {}
         self._newest: dict[str, int] = {}
@@ -195,21 +196,19 @@ class Remote(Cluster, Generic[P]):
 
     # ------------------------------------------------------------------------------------------- life
 
-    def _set_out(
-        self, partitions: Partitions | None, total: int, slots: Sequence[str], blocks: int, local: Local | None
-    ) -> tuple[Partitions, Frame]:
+    def _set_out(self, layout: Layout, partitions: Partitions | None, local: Local | None) -> tuple[Partitions, Frame]:
         """What every :meth:`open` begins with; returns what is worked on, and what all workers are told of it."""
         if partitions is None:
             raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
         if self._taken:
             raise BadInput("this cluster is in use already; make one for each run")
         self._taken = True
-        self._total = total
-        self._messages = Messages(partitions, blocks, self.seed)
-        self._slots = tuple(slots)
+        self._total = layout.partitions
+        self._messages = Messages(partitions, layout.blocks, self.seed)
+        self._slots = layout.slots
         self._dtype = self._messages.dtype
         self._bytes = partitions.dimension * self._dtype.itemsize, self._dtype.itemsize
-        return partitions, Frame(blocks, self.liars, self.seed, local)
+        return partitions, Frame(layout.blocks, self.byzantine, self.seed, local)
 
     def _await_workers(self, within: float) -> tuple[int, ...]:
         """Wait for those that have been spawned to say that they are ready; the run's clock starts then."""
@@ -237,7 +236,7 @@ class Remote(Cluster, Generic[P]):
             (task, entry._replace(started=entry.started - self._start), sorted(self._missing[task]))
             for task, entry in self._live.items()
         ]
-        measures = [news for news in self._news if isinstance(news, Measure)]
+        measures = [news for news in self._news if isinstance(news, ProjectMessage)]
         asked = list(self._asked.values())
         return super().state() | {"live": live, "alarms": dict(self._alarms), "measures": measures, "asked": asked}
 
@@ -246,14 +245,16 @@ class Remote(Cluster, Generic[P]):
         super().restore(time_, state)
         self._start = time.monotonic() - time_
         self._alarms |= state["alarms"]
-        self._news.extend(Measure(*measure) for measure in state["measures"])
+        self._news.extend(ProjectMessage(*measure) for measure in state["measures"])
         for task, plain, missing in state["live"]:
             entry = InFlight.from_plain(plain)
             self._give(task, entry._replace(started=entry.started + self._start))
             self._missing[task] = set(missing)
         for worker, task, chunk, partitions, coefficients, messages, weights in state["asked"]:
             inside = tuple((a, b) for a, b in messages)
-            self._ask(Collect(worker, task, chunk, tuple(partitions), tuple(coefficients), inside, tuple(weights)))
+            self._ask(
+                RequestMessage(worker, task, chunk, tuple(partitions), tuple(coefficients), inside, tuple(weights))
+            )
         for worker in range(self.workers):
             self._mail_to(worker)
 
@@ -307,10 +308,10 @@ class Remote(Cluster, Generic[P]):
                         post.forget()
                         if post.preempt:
                             touched[entry.worker] = None
-            elif isinstance(order, Collect):
+            elif isinstance(order, RequestMessage):
                 if self._ask(order):
                     touched[order.worker] = None
-            elif isinstance(order, Measure):
+            elif isinstance(order, ProjectMessage):
                 self._news.append(order)
             elif order.time is None:
                 self._alarms.pop(order.name, None)
@@ -320,7 +321,7 @@ class Remote(Cluster, Generic[P]):
             self._mail_to(worker)
         return ()
 
-    def _ask(self, order: Collect) -> bool:
+    def _ask(self, order: RequestMessage) -> bool:
         """Have a worker make a message; False when it has nothing to make it of any more."""
         if order.task not in self._live:
             return False
@@ -401,14 +402,16 @@ class Remote(Cluster, Generic[P]):
             if not self._news:
                 yield None
 
-    def _take_in(self, news: Told | Died | Measure) -> Event | Cut | None:
+    def _take_in(self, news: Told | Died | ProjectMessage) -> Event | Cut | None:
         """What a piece of news means, and what it changes here; None where it is out of date."""
-        if isinstance(news, Measure):
+        if isinstance(news, ProjectMessage):
             worker, task, chunk, key = news
             message = self._arrived.get((task, chunk))
             if message is None:
                 return None
-            return Measured(self.now(), worker, task, chunk, self._messages.project(message.ids, message.vector, key))
+            return MessageProjected(
+                self.now(), worker, task, chunk, self._messages.project(message.ids, message.vector, key)
+            )
         post = self._posts[news.worker]
         if news.incarnation != post.incarnation or post.gone or post.due is not None:
             return None
@@ -469,7 +472,7 @@ class Remote(Cluster, Generic[P]):
         entry = self._live.get(task)
         if entry is None or chunk not in self._missing[task]:
             self._let_go(worker, room)
-            # of a cancelled task: nobody will use it, but the books want to know; of a resumed one: it is in already
+            # of a cancelled task: nobody will use it, but the ledger wants to know; of a resumed one: it is in already
             return Reply(now, worker, task, chunk, timing) if entry is None else None
         ids, work = self._ids(entry, task, chunk), entry.chunks[chunk]
         size, dtype = self._messages.length(ids), self._dtype

@@ -26,17 +26,18 @@ from anyk.protocol import (
     Alarm,
     Cancel,
     Chunk,
-    Collect,
     Cut,
     Dispatch,
     Event,
     Failed,
     Joined,
+    Layout,
     Lost,
-    Measure,
-    Measured,
+    MessageProjected,
     Progress,
+    ProjectMessage,
     Reply,
+    RequestMessage,
     Task,
     Timing,
 )
@@ -99,10 +100,10 @@ class Simulated(Cluster):
         seed: int = 0,
         compute: Compute | None = None,
         outages: Sequence[Outage] = (),
-        liars: Sequence[int] = (),
+        byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        super().__init__(workers, delays=delays, seed=seed, liars=liars, communication=communication)
+        super().__init__(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         for outage in outages:
             if not 0 <= outage.worker < workers:
                 raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
@@ -137,8 +138,8 @@ class Simulated(Cluster):
         self._models: dict[tuple[str, int], Vector] = {}
         self._newest: dict[str, int] = {}
         self._arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}
-        self._measures: deque[Measure] = deque()
-        self._asked: dict[tuple[int, int], Collect] = {}  # requests for messages that add up others
+        self._measures: deque[ProjectMessage] = deque()
+        self._asked: dict[tuple[int, int], RequestMessage] = {}  # requests for messages that add up others
         self._gradients: dict[tuple[str, int], dict[tuple[int, int, int], Vector]] = {}
         self._local: LocalSteps | None = None
         self._states: list[dict[int, State]] = [{} for _ in range(n)]  # of optimisers, by the task that left them
@@ -150,7 +151,7 @@ class Simulated(Cluster):
     def spec(self) -> str:
         """See :attr:`Cluster.spec`; outages have no spec."""
         costs = {} if self.compute is None else vars(self.compute)
-        return show(self.name, {**costs, "liars": self.liars}, {"liars": ()})
+        return show(self.name, {**costs, "byzantine": self.byzantine}, {"byzantine": ()})
 
     @property
     def passes_time(self) -> bool:
@@ -162,29 +163,19 @@ class Simulated(Cluster):
 
     # ------------------------------------------------------------------------------------------- life
 
-    def open(
-        self,
-        partitions: Partitions | None,
-        *,
-        total: int,
-        slots: Sequence[str],
-        holdings: Sequence[tuple[int, ...]],
-        covers: Sequence[tuple[int, ...]] | None = None,
-        blocks: int = 1,
-        local: Local | None = None,
-    ) -> tuple[int, ...]:
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         self._reset()
-        self._total = total
+        self._total = layout.partitions
         if partitions is not None:
-            self._messages = Messages(partitions, blocks, self.seed)
+            self._messages = Messages(partitions, layout.blocks, self.seed)
             size = np.dtype(partitions.dtype).itemsize
             self._bytes = partitions.dimension * size, size
             self._local = None if local is None else LocalSteps(self._messages, local)
-            for held, covered in zip(holdings, covers or holdings, strict=True):
+            for held, covered in zip(layout.assignment, layout.covers or layout.assignment, strict=True):
                 partitions.load(held)
                 self._messages.length(tuple(covered))  # refuses what cannot be sent
-        self._newest = dict.fromkeys(slots, 0)
+        self._newest = dict.fromkeys(layout.slots, 0)
         return tuple(range(self.workers))
 
     def close(self) -> None:
@@ -220,11 +211,11 @@ class Simulated(Cluster):
             self._begins(entry.chunks)
         self._vain |= set(state["vain"])
         self._delivered |= dict(state["delivered"])
-        self._measures.extend(Measure(*plain) for plain in state["measures"])
+        self._measures.extend(ProjectMessage(*plain) for plain in state["measures"])
         for (task, chunk), plain in state["asked"]:
             worker, _, _, partitions, coefficients, messages, weights = plain
             given = tuple((a, b) for a, b in messages)
-            self._asked[task, chunk] = Collect(
+            self._asked[task, chunk] = RequestMessage(
                 worker, task, chunk, tuple(partitions), tuple(coefficients), given, tuple(weights)
             )
         self._free = list(state["free"])
@@ -360,7 +351,7 @@ class Simulated(Cluster):
         self, task: int, index: int, chunk: Chunk, ids: tuple[int, ...], out: Vector, worker: int, version: int
     ) -> tuple[str | None, int]:
         """A message is made: (fault, digest)."""
-        if worker in self.liars:
+        if worker in self.byzantine:
             lie(out)
         why, bits = checked(out)
         if why is not None:
@@ -385,11 +376,11 @@ class Simulated(Cluster):
                 self._dispatch(order)  # type: ignore[arg-type]
             elif kind is Cancel:
                 self._cancel(order, cuts)  # type: ignore[arg-type]
-            elif kind is Collect:
+            elif kind is RequestMessage:
                 if self._ask(order):  # type: ignore[arg-type]
                     sent = self._now + (self.compute.task if self.compute is not None else 0.0)
                     heappush(self._heap, (sent, order.task, order.worker, order.chunk, -2))  # type: ignore[union-attr]
-            elif kind is Measure:
+            elif kind is ProjectMessage:
                 self._measures.append(order)  # type: ignore[arg-type]
             elif order.time is None:  # type: ignore[union-attr]
                 self._alarms.pop(order.name, None)  # type: ignore[union-attr]
@@ -397,7 +388,7 @@ class Simulated(Cluster):
                 self._alarms[order.name] = order.time  # type: ignore[union-attr]
         return cuts
 
-    def _ask(self, order: Collect) -> bool:
+    def _ask(self, order: RequestMessage) -> bool:
         """Note what a chunk's message is to be made of; False when the task is no more."""
         entry = self._live.get(order.task)
         if entry is None:
@@ -616,13 +607,17 @@ class Simulated(Cluster):
             self._ended(self._live.pop(task)[1])
         self._states[worker] = {}
 
-    def _measure(self, order: Measure) -> Measured | None:
-        """A message's projection; without payload 0 from who is honest and something else from a liar."""
+    def _measure(self, order: ProjectMessage) -> MessageProjected | None:
+        """A message's projection; without payload 0 from who is honest and something else from a Byzantine worker."""
         worker, task, chunk, key = order
         if self._messages is None:
-            return Measured(self._now, worker, task, chunk, -100.0 if worker in self.liars else 0.0)
+            return MessageProjected(self._now, worker, task, chunk, -100.0 if worker in self.byzantine else 0.0)
         found = self._arrived.get((task, chunk))
-        return None if found is None else Measured(self._now, worker, task, chunk, self._messages.project(*found, key))
+        return (
+            None
+            if found is None
+            else MessageProjected(self._now, worker, task, chunk, self._messages.project(*found, key))
+        )
 
     def _other_event(self, before: float) -> Event | None:
         """The first alarm or outage, if it comes no later than ``before``."""

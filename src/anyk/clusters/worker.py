@@ -48,15 +48,15 @@ class Frame(NamedTuple):
     """What all workers of a run are told at the start."""
 
     blocks: int = 1  # parts of the vector of which each message is one
-    liars: tuple[int, ...] = ()  # workers that lie
+    byzantine: tuple[int, ...] = ()  # workers that lie
     seed: int = 0  # of mini-batches
     local: tuple[str, str, float] | None = None  # how workers take steps of their own
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Frame:
         """Read back what JSON made of one."""
-        blocks, liars, seed, local = plain
-        return cls(blocks, tuple(liars), seed, None if local is None else tuple(local))
+        blocks, byzantine, seed, local = plain
+        return cls(blocks, tuple(byzantine), seed, None if local is None else tuple(local))
 
 
 class _Stop(Exception):
@@ -318,7 +318,7 @@ class Worker(ABC, Generic[R]):
         packed: tuple[Chunk, int, Vector] | None = None,
     ) -> None:
         """Send a message that is in its room; one that is to be compressed is put there first."""
-        if self._worker in self._frame.liars:
+        if self._worker in self._frame.byzantine:
             lie(out)
         computed = time.monotonic()
         why, bits = checked(out)

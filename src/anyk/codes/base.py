@@ -117,7 +117,7 @@ class Code(ReadOnly, metaclass=Checked):
         return self.workers * self.messages
 
     @fixed_property
-    def holdings(self) -> tuple[tuple[int, ...], ...]:
+    def assignment(self) -> tuple[tuple[int, ...], ...]:
         """The partitions of each worker, sorted."""
         c = self.messages
         return tuple(
@@ -128,7 +128,7 @@ class Code(ReadOnly, metaclass=Checked):
     @fixed_property
     def load(self) -> int:
         """The most partitions any worker computes in a step."""
-        return max(len(held) for held in self.holdings)
+        return max(len(held) for held in self.assignment)
 
     @fixed_property
     def norms(self) -> Floats:
@@ -144,7 +144,7 @@ class Code(ReadOnly, metaclass=Checked):
     @property
     def replication(self) -> float:
         """How many workers hold a partition, on average."""
-        return sum(len(held) for held in self.holdings) / self.partitions
+        return sum(len(held) for held in self.assignment) / self.partitions
 
     def expected_coefficients(self, replies: int) -> Floats:
         """What a partition's coefficient in the decoded sum is on average over random sets of ``replies`` workers.
@@ -324,15 +324,15 @@ def check_load(name: str, load: int, most: int) -> int:
     return int(load)
 
 
-def incidence(holdings: Sequence[Sequence[int]], partitions: int, value: float = 1.0) -> scipy.sparse.csr_array:
+def incidence(assignment: Sequence[Sequence[int]], partitions: int, value: float = 1.0) -> scipy.sparse.csr_array:
     """The sparse matrix with ``value`` where a worker holds a partition, shape (workers, partitions)."""
     from scipy.sparse import csr_array
 
-    starts = np.concatenate([[0], np.cumsum([len(held) for held in holdings])])
+    starts = np.concatenate([[0], np.cumsum([len(held) for held in assignment])])
     indices = (
-        np.concatenate([np.asarray(held, dtype=np.int64) for held in holdings]) if starts[-1] else np.empty(0, int)
+        np.concatenate([np.asarray(held, dtype=np.int64) for held in assignment]) if starts[-1] else np.empty(0, int)
     )
-    return csr_array((np.full(len(indices), value), indices, starts), shape=(len(holdings), partitions))
+    return csr_array((np.full(len(indices), value), indices, starts), shape=(len(assignment), partitions))
 
 
 def whole(name: str, value: Any) -> int:

@@ -31,16 +31,16 @@ def _thrown(
 
 
 def _with_all_held(
-    holdings: list[list[int]], partitions: int, random: np.random.Generator, most: int | None = None
+    assignment: list[list[int]], partitions: int, random: np.random.Generator, most: int | None = None
 ) -> list[list[int]]:
     """Give each partition that nobody holds to one random worker with less than ``most``: else it would be lost."""
     held = np.zeros(partitions, dtype=bool)
-    for own in holdings:
+    for own in assignment:
         held[own] = True
     for j in np.flatnonzero(~held).tolist():
-        able = [own for own in holdings if most is None or len(own) < most]
+        able = [own for own in assignment if most is None or len(own) < most]
         able[int(random.integers(len(able)))].append(j)
-    return holdings
+    return assignment
 
 
 class _RandomCode(MatrixCode):
@@ -96,17 +96,17 @@ class BernoulliCode(_RandomCode):
         n = self.workers
         random = keyed.generator(self.seed, "bgc", n, self._d)
         at, which = _thrown(random, n, n, self._d / n)
-        holdings = [part.tolist() for part in np.split(which, np.searchsorted(at, np.arange(1, n)))]
-        return incidence(_with_all_held(self._pruned(holdings, random), n, random, self._most), n)
+        assignment = [part.tolist() for part in np.split(which, np.searchsorted(at, np.arange(1, n)))]
+        return incidence(_with_all_held(self._pruned(assignment, random), n, random, self._most), n)
 
     @property
     def _most(self) -> int | None:
         """How many partitions a worker may hold."""
         return None
 
-    def _pruned(self, holdings: list[list[int]], random: np.random.Generator) -> list[list[int]]:
+    def _pruned(self, assignment: list[list[int]], random: np.random.Generator) -> list[list[int]]:
         del random
-        return holdings
+        return assignment
 
     def drawn_error(self, replies: int) -> float:
         """``m (m - d) / (r d)``; see :meth:`_RandomCode.drawn_error`."""
@@ -123,7 +123,7 @@ class RegularisedBernoulliCode(BernoulliCode):
     Of a worker with more, a random choice of 2 load partitions stays (Charles, Papailiopoulos and Ellenberg 2017). So
     the slowest worker has a bounded amount of work.
 
-    >>> bool(max(map(len, RegularisedBernoulliCode(100, expected_load=3).holdings)) <= 6)
+    >>> bool(max(map(len, RegularisedBernoulliCode(100, expected_load=3).assignment)) <= 6)
     True
     """
 
@@ -136,9 +136,9 @@ class RegularisedBernoulliCode(BernoulliCode):
     def _most(self) -> int | None:
         return 2 * self._d
 
-    def _pruned(self, holdings: list[list[int]], random: np.random.Generator) -> list[list[int]]:
+    def _pruned(self, assignment: list[list[int]], random: np.random.Generator) -> list[list[int]]:
         most = 2 * self._d
-        return [own if len(own) <= most else random.choice(own, most, replace=False).tolist() for own in holdings]
+        return [own if len(own) <= most else random.choice(own, most, replace=False).tolist() for own in assignment]
 
 
 @typed
@@ -226,14 +226,14 @@ class StochasticBlockCode(_RandomCode):
     def _matrix(self) -> scipy.sparse.csr_array:
         n = self.workers
         random = keyed.generator(self.seed, "sbc", n, int(self.block or 1))
-        holdings: list[list[int]] = [[] for _ in range(n)]
+        assignment: list[list[int]] = [[] for _ in range(n)]
         for workers, partitions in self.communities:
             own = np.array(partitions)
             for chance, picked in ((self.inside, own), (float(self.outside or 0.0), np.setdiff1d(np.arange(n), own))):
                 at, which = _thrown(random, len(workers), len(picked), chance, picked)
                 for i, j in zip(at.tolist(), which.tolist(), strict=True):
-                    holdings[workers[i]].append(j)
-        return incidence(_with_all_held(holdings, n, random), n)
+                    assignment[workers[i]].append(j)
+        return incidence(_with_all_held(assignment, n, random), n)
 
     def drawn_error(self, replies: int) -> float:
         """``m (m / (r d))^2 V``; see :meth:`_RandomCode.drawn_error`.

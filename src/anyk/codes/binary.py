@@ -27,7 +27,7 @@ class BinaryCode(Code):
     ``stragglers`` left out is a tenth of the workers, at least 1.
 
     >>> code = BinaryCode(7, stragglers=2)
-    >>> code.holdings
+    >>> code.assignment
     ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3), (3, 4), (4, 5, 6), (4, 5, 6), (5, 6))
     >>> code.decode([1, 4, 5]).weights.tolist()
     [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Codes against liars: workers whose replies may be anything, found out by comparing numbers, not vectors."""
+"""Codes against byzantine: workers whose replies may be anything, found out by comparing numbers, not vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anyk.errors import BadInput
 
 Complex = NDArray[np.complex128]
 
-_MOST_WORKERS, _MOST_LIARS = 40, 5  # of the cyclic kind
+_MOST_WORKERS, _MOST_BYZANTINE = 40, 5  # of the cyclic kind
 _SAME = 1e-9  # replicas whose projections differ by less than this fraction say the same
 _CLEAN = 1e-9  # a syndrome below this fraction of the largest projection (times n) is rounding of float64 replies
 
@@ -47,60 +47,60 @@ class _Replicas(RepetitionCode):
 @typed
 @dataclass(frozen=True)
 class DracoCode(Code):
-    """DRACO: the exact sum although ``liars`` workers reply whatever they like and ``stragglers`` do not reply.
+    """DRACO: the exact sum although ``byzantine`` workers reply whatever they like and ``stragglers`` do not reply.
 
     Each reply is projected on one random vector; the numbers say who lies (with probability 1, for lies that do not
     know the vector: one that matters would have to be orthogonal to it), and the sum is decoded from the others (Chen,
     Wang, Charles and Papailiopoulos 2018). The vector is a keyed draw, so that runs replay: who knows the key can lie
-    unseen. With t liars and f stragglers every partition has ``2 t + f + 1`` holders, the least possible.
+    unseen. With t byzantine and f stragglers every partition has ``2 t + f + 1`` holders, the least possible.
 
     ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group has spoken when t + 1 replies agree, since
     one of those is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f; the projections of honest
     replies are a code word, the syndromes of what came are a sum of exponentials, and its frequencies (found by Prony's
-    method) are the liars. For up to 40 workers, 5 liars and float64 replies; lies of the size of rounding (1e-6 of
-    the largest reply) may be laid at another's door, which harms the sum as little as they do.
+    method) name the Byzantine workers. For up to 40 workers, 5 of them Byzantine, and float64 replies; lies of the size
+    of rounding (1e-6 of the largest reply) may be laid at another's door, which harms the sum as little as they do.
 
     Replicas must compute alike to 1e-9. A reply that is not finite is set aside before, as a straggler.
 
-    >>> code = DracoCode(9, liars=1)
+    >>> code = DracoCode(9, byzantine=1)
     >>> code.load, code.tolerates, locate(code, range(9), [3.0] * 3 + [1.0, 7.0, 1.0] + [2.0] * 3)
     (3, 0, (4,))
     """
 
     workers: int
-    liars: int = 1
+    byzantine: int = 1
     stragglers: int = 0
     kind: Literal["repetition", "cyclic"] = "repetition"
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
         if (
-            whole("liars", self.liars) < 0
+            whole("byzantine", self.byzantine) < 0
             or whole("stragglers", self.stragglers) < 0
-            or 2 * self.liars + self.stragglers >= n
+            or 2 * self.byzantine + self.stragglers >= n
         ):
             raise BadInput(
-                f"draco:liars={self.liars},stragglers={self.stragglers} needs 2 x liars + stragglers + 1 workers, and "
-                f"there are {n}; at most {max(0, (n - 1 - max(self.stragglers, 0)) // 2)} may lie"
+                f"draco:byzantine={self.byzantine},stragglers={self.stragglers} needs 2 x byzantine + stragglers + 1 "
+                f"workers, and there are {n}; at most {max(0, (n - 1 - max(self.stragglers, 0)) // 2)} may lie"
             )
         if self.kind not in ("repetition", "cyclic"):
             raise BadInput(f"kind of 'draco' must be repetition or cyclic, got {self.kind!r}")
-        if self.kind == "cyclic" and (n > _MOST_WORKERS or self.liars > _MOST_LIARS):
+        if self.kind == "cyclic" and (n > _MOST_WORKERS or self.byzantine > _MOST_BYZANTINE):
             raise BadInput(
-                f"draco:kind=cyclic finds liars reliably among at most {_MOST_WORKERS} workers with at most "
-                f"{_MOST_LIARS} liars in double precision, got {n} with {self.liars}; use kind=repetition"
+                f"draco:kind=cyclic finds up to {_MOST_BYZANTINE} Byzantine workers among at most {_MOST_WORKERS} "
+                f"in double precision, got {n} with {self.byzantine}; use kind=repetition"
             )
 
     @property
     def spec(self) -> str:
         """See :attr:`Code.spec`."""
         late = f",stragglers={self.stragglers}" if self.stragglers else ""
-        return f"draco:liars={self.liars}{late}" + ("" if self.kind == "repetition" else f",kind={self.kind}")
+        return f"draco:byzantine={self.byzantine}{late}" + ("" if self.kind == "repetition" else f",kind={self.kind}")
 
     @fixed_property
     def code(self) -> Code:
         """The code that is sent."""
-        spare = 2 * self.liars + self.stragglers
+        spare = 2 * self.byzantine + self.stragglers
         if self.kind == "repetition":
             return _Replicas(self.workers, spare + 1)
         return CyclicMDS(self.workers, stragglers=spare)
@@ -112,7 +112,7 @@ class DracoCode(Code):
 
     @property
     def tolerates(self) -> int:
-        """Stragglers, besides the liars."""
+        """Stragglers, besides the byzantine."""
         return self.stragglers
 
     @property
@@ -122,20 +122,20 @@ class DracoCode(Code):
 
     def decoder(self) -> Decoder:
         """One that also takes projections; without them everybody is taken to be honest."""
-        return LiarDecoder(self)
+        return ByzantineDecoder(self)
 
     def _solve(self, replies: Indices) -> Floats:
         return self.code._solve(replies)
 
 
-class LiarDecoder(Decoder):
-    """Sees who replied and what their projections are; decodable when liars would have been found out."""
+class ByzantineDecoder(Decoder):
+    """Sees who replied and what their projections are; decodable when Byzantine workers would have been found out."""
 
     def __init__(self, code: DracoCode) -> None:
         self._code = code
         self._value: dict[int, float] = {}  # of workers that may be honest; 0 where nothing was measured
         self._known: set[int] = set()  # workers whose reply no honest one could have sent: it is not finite
-        self.liars: tuple[int, ...] = ()
+        self.byzantine: tuple[int, ...] = ()
 
     def measure(self, worker: int, value: float) -> None:
         """The projection of a reply, before :meth:`add`; not finite for a reply that is not."""
@@ -151,18 +151,18 @@ class LiarDecoder(Decoder):
         code, replied = self._code, sorted(self._value)
         found: tuple[int, ...] | None = None
         enough = code.kind == "repetition" or len(replied) + len(self._known) >= code.workers - code.stragglers
-        if enough and len(self._known) <= code.liars:
+        if enough and len(self._known) <= code.byzantine:
             found = locate(code, replied, [self._value[i] for i in replied], known=len(self._known))
         self.decodable = found is not None
-        self.liars = tuple(sorted([*self._known, *(found or ())]))
+        self.byzantine = tuple(sorted([*self._known, *(found or ())]))
         return self.decodable
 
     def _honest(self) -> Indices:
-        return np.array(sorted(set(self._value) - set(self.liars)), dtype=np.int64)
+        return np.array(sorted(set(self._value) - set(self.byzantine)), dtype=np.int64)
 
     @property
     def residual(self) -> float:
-        """See :attr:`Decoder.residual`; 1 until liars would have been found out: nothing can be trusted before."""
+        """See :attr:`Decoder.residual`; 1 until Byzantine workers would have been found."""
         return self.decode().residual if self.decodable else 1.0
 
     def decode(self) -> Decoding:
@@ -173,14 +173,14 @@ class LiarDecoder(Decoder):
 def locate(
     code: DracoCode, replied: Sequence[int], values: Sequence[float], *, known: int = 0
 ) -> tuple[int, ...] | None:
-    """The liars among ``replied`` (ascending), from the projection of each reply; None if it cannot be told yet.
+    """The Byzantine workers among ``replied`` (ascending), by the replies' projections; None: it cannot be told yet.
 
-    With repetition a group is judged when ``liars + 1`` of its replies agree; all groups must be. ``known`` liars have
-    been found out already and are not among the replies.
+    With repetition a group is judged when ``byzantine + 1`` of its replies agree; all groups must be. ``known`` such
+    workers have been found already and are not among the replies.
     """
     if code.kind == "repetition":
         return _outvoted(code, replied, values)
-    return _off_the_code(code, replied, values, code.liars - known)
+    return _off_the_code(code, replied, values, code.byzantine - known)
 
 
 def _outvoted(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
@@ -189,24 +189,24 @@ def _outvoted(code: DracoCode, replied: Sequence[int], values: Sequence[float]) 
     said: list[dict[int, float]] = [{} for _ in range(inner.groups)]
     for worker, value in zip(replied, values, strict=True):
         said[inner.group_of[worker]][worker] = value
-    liars: list[int] = []
+    byzantine: list[int] = []
     for replies in said:
         honest: set[int] = set()
         for value in replies.values():
             agree = {i for i, other in replies.items() if abs(other - value) <= _SAME * max(abs(other), abs(value))}
-            if len(agree) > code.liars:
+            if len(agree) > code.byzantine:
                 honest = agree
                 break
         if not honest:
             return None
-        liars += [i for i in replies if i not in honest]
-    return tuple(sorted(liars))
+        byzantine += [i for i in replies if i not in honest]
+    return tuple(sorted(byzantine))
 
 
 def _off_the_code(
     code: DracoCode, replied: Sequence[int], values: Sequence[float], most: int
 ) -> tuple[int, ...] | None:
-    """Liars by decoding errors and erasures; who is found out is erased, and the rest is looked at again.
+    """Byzantine workers by decoding errors and erasures; who is found out is erased, and the rest is looked at again.
 
     A huge lie hides a small one in its rounding; once it is gone the small one shows.
     """
@@ -219,17 +219,17 @@ def _off_the_code(
     y[list(replied)], here[list(replied)] = values, True
     if spare - (n - len(replied)) < 2 * most:
         return None
-    liars: list[int] = []
+    byzantine: list[int] = []
     while True:
         size = float(np.abs(y[here]).max(initial=0.0))
         if size == 0.0:
-            return tuple(sorted(liars))
+            return tuple(sorted(byzantine))
         found = _loudest(np.where(here, y / size, 0.0) * first, nodes, np.flatnonzero(~here), spare)
-        if found is None or len(liars) + len(found) > most:
+        if found is None or len(byzantine) + len(found) > most:
             return None
         if not len(found):
-            return tuple(sorted(liars))
-        liars += found.tolist()
+            return tuple(sorted(byzantine))
+        byzantine += found.tolist()
         here[found] = False
 
 
@@ -237,7 +237,7 @@ def _loudest(weighted: Complex, nodes: Complex, lost: Indices, spare: int) -> In
     """The fewest workers whose errors explain all but rounding; empty when there is nothing to explain.
 
     With ``nodes`` z_i the syndromes are ``S_l = sum_i e_i z_i^l``; multiplied by ``prod (X - z_q)`` over the lost they
-    forget these. Their recurrence of order r, ``sum_b c_b S_(a+b) = -S_(a+r)``, has the nodes of r liars as roots.
+    forget these. Their recurrence of order r, ``sum_b c_b S_(a+b) = -S_(a+r)``, has their r nodes as roots.
     """
     syndromes = np.array([(weighted * nodes**power).sum() for power in range(spare)])
     erased = np.ones(1, dtype=complex)  # prod (X - z_q), lowest power first
@@ -246,13 +246,13 @@ def _loudest(weighted: Complex, nodes: Complex, lost: Indices, spare: int) -> In
     clean = np.array([(erased * syndromes[a : a + len(erased)]).sum() for a in range(spare - len(lost))])
     if not len(clean) or np.abs(clean).max() <= _CLEAN * len(nodes) * float(np.abs(erased).max()):
         return np.empty(0, dtype=np.int64)
-    for liars in range(1, len(clean) // 2 + 1):
-        square = np.array([clean[a : a + liars] for a in range(len(clean) - liars)])
-        low = np.linalg.lstsq(square, -clean[liars:], rcond=None)[0]
+    for byzantine in range(1, len(clean) // 2 + 1):
+        square = np.array([clean[a : a + byzantine] for a in range(len(clean) - byzantine)])
+        low = np.linalg.lstsq(square, -clean[byzantine:], rcond=None)[0]
         locator = np.concatenate([low, [1.0]])
         size_at = np.abs(np.polyval(locator[::-1], nodes))
         size_at[lost] = np.inf
-        found = np.sort(np.argsort(size_at)[:liars])
+        found = np.sort(np.argsort(size_at)[:byzantine])
         if _explains(nodes, spare, np.union1d(found, lost), syndromes):
             return found
     return None

@@ -101,10 +101,10 @@ def check(code: Code) -> None:
     for i, row in enumerate(rows):
         _check_row(i, row, code.partitions, code.blocks)
     _check_encoding(code)
-    _ = code.encoding, code.holdings  # made now, of the rows that have been looked at
+    _ = code.encoding, code.assignment  # made now, of the rows that have been looked at
     orders = getattr(code, "orders", None)
     if orders is not None:
-        _check_orders(orders, code.holdings)
+        _check_orders(orders, code.assignment)
 
 
 def _is_whole(value: Any) -> bool:
@@ -154,10 +154,10 @@ def _check_encoding(code: Code) -> None:
         raise BadInput(f"the encoding is not that of the rows: row {row} differs")
 
 
-def _check_orders(orders: Any, holdings: Sequence[tuple[int, ...]]) -> None:
-    if len(orders) != len(holdings):
-        raise BadInput(f"orders must be one for each of {len(holdings)} workers, got {len(orders)}")
-    for i, (order, held) in enumerate(zip(orders, holdings, strict=True)):
+def _check_orders(orders: Any, assignment: Sequence[tuple[int, ...]]) -> None:
+    if len(orders) != len(assignment):
+        raise BadInput(f"orders must be one for each of {len(assignment)} workers, got {len(orders)}")
+    for i, (order, held) in enumerate(zip(orders, assignment, strict=True)):
         if sorted(order) != sorted(held):
             raise BadInput(f"orders[{i}] must list the partitions of worker {i}, {held}, got {order}")
 

@@ -55,7 +55,7 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
         best = max(((lost, without(lost)) for lost in sets), key=lambda found: found[1].residual)
         return tuple(best[0].tolist()), best[1]
     removal = code.removal if _is_optimal(code, how) and code.replies * code.partitions <= _DENSE else None
-    held = incidence(code.holdings, code.partitions)
+    held = incidence(code.assignment, code.partitions)
     overlap = held @ held.T
     best_lost, best_found = nobody, without(nobody)
     starts = np.unique(np.linspace(0, n - 1, _STARTS).astype(np.int64))

@@ -54,7 +54,7 @@ def chosen_stragglers(
 
 def _community(code: Code, size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Workers that share most with each other: grown from each worker in turn, the set of largest total overlap."""
-    held = incidence(code.holdings, code.partitions)
+    held = incidence(code.assignment, code.partitions)
     overlap = np.asarray((held @ held.T).todense())
     np.fill_diagonal(overlap, 0.0)
     best, most = np.empty(0, dtype=np.int64), -1.0

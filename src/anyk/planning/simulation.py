@@ -47,7 +47,7 @@ def simulated_pace(
     """
     if updates < 2 * _BATCHES:
         raise BadInput(f"updates must be at least {2 * _BATCHES}, got {updates}")
-    cluster = Simulated(strategy.workers, delays=delays, seed=seed, communication=communication)
+    cluster = Simulated(strategy.layout.workers, delays=delays, seed=seed, communication=communication)
     driver = Driver(copy.deepcopy(strategy), cluster, steps=updates)
     times: list[float] = [0.0]
     driver.watch = lambda driver: times.append(driver.time)
@@ -82,7 +82,7 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
         raise BadInput(
             f"{jobs} jobs of '{found.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
-    cluster = Simulated(found.workers, delays=Table(table[:rounds], by="round"))
+    cluster = Simulated(found.layout.workers, delays=Table(table[:rounds], by="round"))
     driver = Driver(found, cluster, steps=None if sequential else jobs)
     times: list[float] = [0.0]
     if isinstance(found, SequentialRounds):

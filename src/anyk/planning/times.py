@@ -73,7 +73,7 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
     >>> pace(anyk.strategy("k-batch-async:k=4", workers=8), anyk.delays.Exponential(mean=1.0))
     Pace(seconds=0.5, staleness=1.75, why="k over the sum of the workers' rates, whatever the law")
     """
-    n = strategy.workers
+    n = strategy.layout.workers
     delays.check_fleet(n)
     if isinstance(strategy, Compressed):
         return pace(strategy.of, delays)

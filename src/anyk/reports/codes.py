@@ -83,7 +83,7 @@ def matrix_text(code: Code) -> str:
 
 def holders_text(code: Code) -> str:
     """Who holds what."""
-    return "\n".join(f"worker {i:>3}: {' '.join(map(str, held))}" for i, held in enumerate(code.holdings))
+    return "\n".join(f"worker {i:>3}: {' '.join(map(str, held))}" for i, held in enumerate(code.assignment))
 
 
 def theory_text(thing: object, width: int = 100) -> str:

@@ -203,7 +203,7 @@ def completed(spec: str, made: Strategy) -> str:
     """
     (name, given), (meant, chosen) = specs.parse(spec), specs.parse(made.spec)
     if name == "k-sync":
-        return specs.with_keys(spec, {"k": _usual_k(made.workers, None)})
+        return specs.with_keys(spec, {"k": _usual_k(made.layout.workers, None)})
     if name != meant or "" in given or "" in chosen:
         return spec
     return specs.with_keys(spec, {key: value for key, value in chosen.items() if value.isdigit()})
@@ -221,10 +221,10 @@ def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -
     """
     if not isinstance(spec, str):
         made = rounds(spec) if isinstance(spec, codes.Code) else spec
-        if not all(hasattr(made, part) for part in ("workers", "partitions", "slots", "start", "on", "spec")):
+        if not all(hasattr(made, part) for part in ("layout", "start", "on", "spec")):
             raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
-        if workers is not None and made.workers != workers:
-            raise BadInput(f"the strategy is for {made.workers} workers, the cluster has {workers}")
+        if workers is not None and made.layout.workers != workers:
+            raise BadInput(f"the strategy is for {made.layout.workers} workers, the cluster has {workers}")
         return made
     workers = check(workers, int, "workers")
     name, values = specs.parse(spec)

@@ -17,6 +17,7 @@ from anyk.protocol import (
     Event,
     Failed,
     Fleet,
+    Layout,
     Lost,
     Mix,
     Reply,
@@ -45,7 +46,8 @@ class Compressed:
     - contractive ones (``top-k``, ``sign``) where a message is one worker's own: rounds of ``uncoded``, the K family,
       ``pasgd`` and its kin, ``fedbuff``.
 
-    Averaging among neighbours, trees, rounds that collect on request and codes against liars do not compose.
+    Averaging among neighbours, trees, rounds that collect on request and codes against Byzantine
+    workers do not compose.
 
     >>> import anyk
     >>> anyk.strategy("compressed:of=(k-sync:k=3),by=(top-k:share=0.1)", workers=8).spec
@@ -60,7 +62,7 @@ class Compressed:
         single = isinstance(of, (KFamily, LocalRounds, FedBuff))
         coded = isinstance(of, CodedRounds) and not isinstance(of, LocalRounds)
         if isinstance(of, CodedRounds) and isinstance(of.code, DracoCode):
-            raise BadInput(f"'{of.spec}' compares messages to find liars; compressed ones it cannot")
+            raise BadInput(f"'{of.spec}' compares messages to find Byzantine workers; compressed ones it cannot")
         if isinstance(of, CodedRounds) and of.blocks > 1:
             raise BadInput(f"the messages of '{of.spec}' are a fraction of the vector already; they are not compressed")
         if not (single or coded):
@@ -88,24 +90,9 @@ class Compressed:
         return show("compressed", {"of": bracketed(self.of.spec), "by": bracketed(self.by.spec)})
 
     @property
-    def workers(self) -> int:
-        """n."""
-        return self.of.workers
-
-    @property
-    def partitions(self) -> int:
-        """m."""
-        return self.of.partitions
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return self.of.slots
-
-    @property
-    def holdings(self) -> Sequence[tuple[int, ...]]:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return self.of.holdings
+    def layout(self) -> Layout:
+        """That of the strategy inside."""
+        return self.of.layout
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""

@@ -11,7 +11,21 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.graphs import Matcha, Mixing, graph, matcha
-from anyk.protocol import Chunk, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Mix, Reply, Stop, strategy_text
+from anyk.protocol import (
+    Chunk,
+    Command,
+    Dispatch,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    Layout,
+    Lost,
+    Mix,
+    Reply,
+    Stop,
+    strategy_text,
+)
 from anyk.specs import bracketed, show
 
 Barrier = Literal["local", "global"]
@@ -50,7 +64,7 @@ class Gossip:
             raise BadInput(f"barrier must be local or global, got {barrier!r}")
         self.workers = self.partitions = workers
         self.tau, self.batch, self.barrier, self.alpha = tau, batch, barrier, alpha
-        self.holdings = tuple((i,) for i in range(workers))
+        self.assignment = tuple((i,) for i in range(workers))
         self.covers = ((),) * workers  # a message is a whole model
         # what changes:
         self.version = 0
@@ -61,6 +75,11 @@ class Gossip:
         self._ended: dict[int, dict[int, int]] = {}  # round -> node -> task that ended it
         self._at = [0] * workers  # the round that a node is in, or is to begin
         self._anew: set[int] = set()  # nodes that have lost their model
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return Layout(self.workers, self.partitions, self.assignment, self.slots, covers=self.covers, inner=self.inner)
 
     @property
     def spec(self) -> str:
@@ -349,7 +368,7 @@ class PairwiseGossip:
         self.tau, self.batch, self.seed = tau, batch, seed
         self.auxiliary = tuple(f"node {i}" for i in range(workers))
         self.slots = ("model", *self.auxiliary)
-        self.holdings = tuple((i,) for i in range(workers))
+        self.assignment = tuple((i,) for i in range(workers))
         self.covers = ((),) * workers
         # what changes:
         self.count = 0  # averages in pairs so far
@@ -357,6 +376,13 @@ class PairwiseGossip:
         self._gone: set[int] = set()
         self._under_way: dict[int, int] = {}  # task -> node
         self._taken = [0] * workers  # local steps of each node so far
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return Layout(
+            self.workers, self.partitions, self.assignment, self.slots, self.auxiliary, self.covers, inner=self.inner
+        )
 
     @property
     def spec(self) -> str:

@@ -13,16 +13,16 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
-    Assess,
-    Assessed,
     CancelMode,
     Command,
+    EvaluateLoss,
     Event,
     Fleet,
+    LossEvaluated,
+    MeasureNoise,
+    NoiseMeasured,
     Note,
     Reply,
-    Scatter,
-    Scattered,
     SetAlarm,
     Stop,
 )
@@ -165,20 +165,20 @@ class AdaSync(KFamily):
         self.k, self._first, self._now = self.first_k, None, fleet.time
         self._began, self._scatter = {}, [0.0, 0.0]
         self._seen = Durations(keep=self._kept)
-        first = [] if self.rule == "noise" else [Assess("model")]
+        first = [] if self.rule == "noise" else [EvaluateLoss("model")]
         return [*first, SetAlarm(_ALARM, fleet.time + self.interval), *super().start(fleet)]
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         self._now = event.time
-        if isinstance(event, Scattered):
+        if isinstance(event, NoiseMeasured):
             self._weigh(event)
             return ()
-        if isinstance(event, Assessed):
+        if isinstance(event, LossEvaluated):
             return self._adapt(event)
         if isinstance(event, Alarm):
             again = SetAlarm(_ALARM, event.time + self.interval)
-            return [again, *self._grow_by_noise()] if self.rule == "noise" else [Assess("model"), again]
+            return [again, *self._grow_by_noise()] if self.rule == "noise" else [EvaluateLoss("model"), again]
         if isinstance(event, Reply) and event.task in self._under_way:
             self._heard(event.task, ended=True)
         return super().on(event)
@@ -202,9 +202,9 @@ class AdaSync(KFamily):
         used = [(task, 0) for _, task, _ in sorted(self._buffer)]
         commands = super()._step(last)
         self._began = {task: began for task, began in self._began.items() if task in self._under_way}
-        return [Scatter(used), *commands] if self.rule == "noise" and len(used) > 1 else commands
+        return [MeasureNoise(used), *commands] if self.rule == "noise" and len(used) > 1 else commands
 
-    def _weigh(self, event: Scattered) -> None:
+    def _weigh(self, event: NoiseMeasured) -> None:
         """Take in how gradients differed: ``S = k / (k-1) (mean |g|^2 - |mean g|^2)``, ``|F'|^2 = |mean g|^2 - S / k``.
 
         Numerator and denominator are smoothed before they are divided.
@@ -228,7 +228,7 @@ class AdaSync(KFamily):
 
     # ------------------------------------------------------------------------------------------- what follows
 
-    def _adapt(self, event: Assessed) -> Sequence[Command]:
+    def _adapt(self, event: LossEvaluated) -> Sequence[Command]:
         loss = event.loss - self.floor
         if self._first is None:
             if loss <= 0.0:

@@ -14,14 +14,15 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
-    Compare,
-    Compared,
     Dispatch,
+    DriftMeasured,
     Event,
     Failed,
     Fleet,
     Joined,
+    Layout,
     Lost,
+    MeasureDrift,
     Reply,
     Stop,
     Task,
@@ -87,6 +88,8 @@ class KFamily:
     """
 
     slots = ("model",)
+    covers: tuple[tuple[int, ...], ...] | None = None
+    inner: str | None = None
 
     def __repr__(self) -> str:
         return strategy_text(self)
@@ -132,7 +135,7 @@ class KFamily:
         self.workers = self.partitions = workers
         self.kind, self.k, self.step, self.batch = kind, k, step, batch
         self.stale, self.cutoff, self.cancel = stale, cutoff, cancel
-        self.holdings = tuple((i,) for i in range(workers))
+        self.assignment = tuple((i,) for i in range(workers))
         self._known: dict[tuple[int, int], Task] = {}
         # one gradient a step of the whole partition is what asynchronous runs are mostly made of, and therefore fast
         self._one = k == 1 and not synchronous(kind) and not batch and stale == "constant" and not compensate
@@ -147,6 +150,11 @@ class KFamily:
         self._repeats: dict[int, tuple[int, int]] = {}  # worker -> version, its tasks on it so far
         self._weights: dict[int, float] = {}  # of gradients in the buffer, by how far the model has moved
         self._buffer: list[tuple[int, int, int]] = []  # worker, task, version of gradients not used yet
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return Layout(self.workers, self.partitions, self.assignment, self.slots, covers=self.covers, inner=self.inner)
 
     @property
     def spec(self) -> str:
@@ -175,9 +183,9 @@ class KFamily:
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         if type(event) is Reply and self.bound is not None:
-            return (Compare(event.worker, event.task, event.chunk),) if event.task in self._under_way else ()
-        if type(event) is Reply or type(event) is Compared:
-            if type(event) is Compared and self.bound is not None:
+            return (MeasureDrift(event.worker, event.task, event.chunk),) if event.task in self._under_way else ()
+        if type(event) is Reply or type(event) is DriftMeasured:
+            if type(event) is DriftMeasured and self.bound is not None:
                 self._weights[event.task] = min(1.0, self.bound / event.value) if event.value > 0.0 else 1.0
             found = self._under_way.pop(event.task, None)
             if found is None:

@@ -11,14 +11,14 @@ from anyk.checks import typed
 from anyk.codes import Selection, Uncoded
 from anyk.errors import BadInput
 from anyk.protocol import (
-    Assess,
-    Assessed,
     CancelMode,
     Chunk,
     Command,
     Dispatch,
+    EvaluateLoss,
     Event,
     Fleet,
+    LossEvaluated,
     Lost,
     Mix,
     Note,
@@ -84,7 +84,6 @@ class LocalRounds(CodedRounds):
         self._asked_wait = None if wait is None else str(wait)
         self.tau, self.clients, self.weighted, self.speeds = tau, clients, weighted, speeds
         self.outer, self.rate, self.inner, self.keep, self.seed = outer, rate, inner, keep, seed
-        self.covers = ((),) * workers  # a message is a whole model
         # what changes:
         self.iterations = 0  # local steps of all rounds so far, of the worker that took most
         self._most = 0  # of this round
@@ -96,6 +95,11 @@ class LocalRounds(CodedRounds):
     def spec(self) -> str:
         """The short form."""
         return show("pasgd", self._keys(), _DEFAULTS)
+
+    @property
+    def covers(self) -> Sequence[tuple[int, ...]]:
+        """A message is a whole model."""
+        return ((),) * self.workers
 
     def _keys(self) -> dict[str, Any]:
         wait = self._asked_wait if self.clients is None or self._asked_wait != str(self.clients) else None
@@ -314,11 +318,11 @@ class AdaComm(LocalRounds):
         if self.probe:
             self.tau = self.probe[0]
         self._due = fleet.time + self.interval
-        return [Assess("model", 0), *super().start(fleet)]
+        return [EvaluateLoss("model", 0), *super().start(fleet)]
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        if not isinstance(event, Assessed):
+        if not isinstance(event, LossEvaluated):
             return super().on(event)
         loss = event.loss - self.floor
         if self._origin is None:
@@ -365,7 +369,7 @@ class AdaComm(LocalRounds):
             return super()._begin()
         while self._due <= self._now:
             self._due += self.interval
-        return [Assess("model", self.iterations)]  # and begins when it knows
+        return [EvaluateLoss("model", self.iterations)]  # and begins when it knows
 
     def state(self) -> dict[str, Any]:
         """See :class:`~anyk.protocol.Strategy`."""

@@ -14,7 +14,6 @@ from anyk.protocol import (
     Cancel,
     CancelMode,
     Chunk,
-    Collect,
     Combine,
     Command,
     Dispatch,
@@ -25,6 +24,7 @@ from anyk.protocol import (
     Lost,
     Progress,
     Reply,
+    RequestMessage,
     SetAlarm,
     Stop,
     Task,
@@ -222,7 +222,7 @@ class ProgressRounds(OfCode):
         others = tuple(task for worker, task in self._task_of.items() if worker not in self._asked)
         commands: list[Command] = [Cancel(others, self.cancel)] if others else []
         for ask in asks:
-            commands.append(Collect(ask.worker, self._task_of[ask.worker], 0, ask.partitions, ask.coefficients))
+            commands.append(RequestMessage(ask.worker, self._task_of[ask.worker], 0, ask.partitions, ask.coefficients))
         self._gain = sum((ask.weight**2 * sum(c * c for c in ask.coefficients)) for ask in asks) ** 0.5
         return commands
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.codes import Code, DracoCode, HeterogeneousCode, Method, Selection
-from anyk.codes.byzantine import LiarDecoder
+from anyk.codes.byzantine import ByzantineDecoder
 from anyk.codes.decoders import EXACT, METHODS, Decoder, Floats, LeastSquaresDecoder, SetDecoder, method
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -27,9 +27,9 @@ from anyk.protocol import (
     Fleet,
     Joined,
     Lost,
-    Measure,
-    Measured,
+    MessageProjected,
     Note,
+    ProjectMessage,
     Reply,
     SetAlarm,
     Stop,
@@ -84,8 +84,8 @@ class CodedRounds(OfCode):
     ``batch``: of each partition a mini-batch of so many samples stands for all (0: all); replicas draw the same.
     ``models``: so many models are trained at once, one after another in turn, a round each.
 
-    A code against liars has each reply measured when it comes, and counts it then; a heterogeneous code learns from
-    who was missing and gives out new coefficients now and then.
+    A code against Byzantine workers has each reply measured when it comes, and counts it then; a heterogeneous code
+    learns from who was missing and gives out new coefficients now and then.
 
     A worker that joins in mid-round is given the round's work at once; one whose reply is unusable is set aside for
     the round. When nobody is left to wait for, it is asked again, twice; then the step is taken with what there is
@@ -124,10 +124,11 @@ class CodedRounds(OfCode):
             "none" if (code.unbiased and own) or self._method == METHODS["one-step"] else "conditional"
         )
         scaling = scaling or self._default_scaling
-        self._liars = isinstance(code, DracoCode)
-        if self._liars and not (isinstance(rule, Decodable) and own):
+        self._byzantine = isinstance(code, DracoCode)
+        if self._byzantine and not (isinstance(rule, Decodable) and own):
             raise BadInput(
-                f"'{code.spec}' finds liars by its own decoder and waits until it has; leave out wait and decoder"
+                f"'{code.spec}' finds Byzantine workers by its own decoder and waits until it has; "
+                "leave out wait and decoder"
             )
         if code.blocks > 1 and not own:
             raise BadInput(f"'{code.spec}' has a decoder of its own only; leave out decoder")
@@ -167,7 +168,7 @@ class CodedRounds(OfCode):
         self._open: dict[int, int] = {}  # messages expected in this round (task x messages + chunk), and of whom
         self._measuring: dict[int, int] = {}  # tasks whose reply is being measured, and whose they are
         self._failures: dict[int, list[int]] = {}  # tasks of this round with unusable messages, by worker
-        self._values: dict[int, float] = {}  # what replies were measured to be, under a code against liars
+        self._values: dict[int, float] = {}  # what replies were measured to be, under a code against Byzantine workers
         self._task_of: dict[int, int] = {}  # reply (worker x messages + message) -> task, in order of arrival
         self._began = 0.0
         self._now = 0.0
@@ -254,22 +255,22 @@ class CodedRounds(OfCode):
 
     def on(self, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
-        if type(event) is Reply or type(event) is Measured:
+        if type(event) is Reply or type(event) is MessageProjected:
             now, worker, task, chunk, _ = event
             self._now = now
             messages = self._messages
-            if type(event) is Measured:
+            if type(event) is MessageProjected:
                 if self._measuring.pop(task, None) is None:
                     return ()
-                assert isinstance(self._decoder, LiarDecoder)
+                assert isinstance(self._decoder, ByzantineDecoder)
                 if not isnan(self._values.get(worker, 0.0)):  # who has once sent what is not finite has lied
                     self._values[worker] = event.value
                     self._decoder.measure(worker, event.value)
             elif self._open.pop(task if messages == 1 else task * messages + chunk, None) is None:
                 return ()  # late, or told twice
-            elif self._liars:
+            elif self._byzantine:
                 self._measuring[task] = worker
-                return (Measure(worker, task, chunk),)
+                return (ProjectMessage(worker, task, chunk),)
             reply = worker if messages == 1 else worker * messages + chunk
             task_of = self._task_of
             if reply in task_of:  # asked again for a sister message; this one is in already
@@ -288,8 +289,8 @@ class CodedRounds(OfCode):
             tasks = self._failures.setdefault(event.worker, [])
             if event.task not in tasks:  # two messages of one task are one failure
                 tasks.append(event.task)
-            if self._liars and event.reason.startswith("not finite"):  # no honest worker says that
-                assert isinstance(self._decoder, LiarDecoder)
+            if self._byzantine and event.reason.startswith("not finite"):  # no honest worker says that
+                assert isinstance(self._decoder, ByzantineDecoder)
                 self._values[event.worker] = float("nan")
                 self._decoder.measure(event.worker, float("nan"))
                 if self._decoder.add(event.worker):
@@ -448,7 +449,7 @@ class CodedRounds(OfCode):
         why = []
         if self._failures:
             why.append("unusable replies from " + ", ".join(f"worker {w}" for w in sorted(self._failures)))
-        if self._liars and not self._failures:
+        if self._byzantine and not self._failures:
             why.append("more workers lie than the code finds out, or replies are less exact than float64")
         if self._gone:
             why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(self._gone)))
@@ -500,7 +501,7 @@ class CodedRounds(OfCode):
         if isinstance(self.code, HeterogeneousCode) and self.code.relearn and self.version >= self.code.relearn:
             self._use_code(self.code.relearned(self._learned, self.version - self.version % self.code.relearn))
         self._decoder = self._fresh()
-        if isinstance(self._decoder, LiarDecoder):
+        if isinstance(self._decoder, ByzantineDecoder):
             for worker, value in self._values.items():
                 self._decoder.measure(worker, value)
                 self._decoder.add(worker)

@@ -31,6 +31,7 @@ from anyk.protocol import (
     Failed,
     Fleet,
     Joined,
+    Layout,
     Lost,
     Reply,
     SetAlarm,
@@ -81,6 +82,7 @@ class SequentialRounds(ABC):
     A worker that is lost is a straggler; when the others are not enough the round waits until it is back.
     """
 
+    shares: tuple[int, ...] | None = None
     T: int
     load: float
     name: str
@@ -164,8 +166,13 @@ class SequentialRounds(ABC):
 
     @property
     @abstractmethod
-    def holdings(self) -> Sequence[tuple[int, ...]]:
+    def assignment(self) -> Sequence[tuple[int, ...]]:
         """The partitions of each worker."""
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return Layout(self.workers, self.partitions, self.assignment, self.slots, shares=self.shares)
 
     @property
     @abstractmethod
@@ -478,9 +485,9 @@ class _OneCode(SequentialRounds):
         return self.workers
 
     @property
-    def holdings(self) -> Sequence[tuple[int, ...]]:
+    def assignment(self) -> Sequence[tuple[int, ...]]:
         """The partitions of each worker."""
-        return self.code.holdings
+        return self.code.assignment
 
     def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         del piece
@@ -680,6 +687,7 @@ class Multiplexed(SequentialRounds):
     """
 
     name = "m-sgc"
+    shares: tuple[int, ...]
 
     def __init__(
         self,
@@ -725,7 +733,7 @@ class Multiplexed(SequentialRounds):
         return len(self.shares)
 
     @property
-    def holdings(self) -> Sequence[tuple[int, ...]]:
+    def assignment(self) -> Sequence[tuple[int, ...]]:
         """The partitions of each worker."""
         pieces = self.W - 1 + (self.B if self.coded else 0)
         return [

@@ -15,7 +15,6 @@ from anyk.protocol import (
     Cancel,
     CancelMode,
     Chunk,
-    Collect,
     Combine,
     Command,
     Dispatch,
@@ -26,6 +25,7 @@ from anyk.protocol import (
     Lost,
     Progress,
     Reply,
+    RequestMessage,
     Stop,
     Task,
 )
@@ -145,7 +145,7 @@ class TreeRounds(OfCode):
         share = self.code.shares[node]
         messages = tuple((self._ready[child], 0) for child in weights)
         task = self._task_of[node]
-        return [Collect(node, task, 0, share.partitions, share.coefficients, messages, tuple(weights.values()))]
+        return [RequestMessage(node, task, 0, share.partitions, share.coefficients, messages, tuple(weights.values()))]
 
     def _step(self) -> list[Command]:
         weights = self.code.weights_below(ROOT, self._below(ROOT))

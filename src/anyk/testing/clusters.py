@@ -15,7 +15,6 @@ from anyk.optimizers import GD
 from anyk.protocol import (
     Cancel,
     Chunk,
-    Collect,
     Combine,
     Command,
     Dispatch,
@@ -23,12 +22,14 @@ from anyk.protocol import (
     Failed,
     Fleet,
     Joined,
+    Layout,
     Lost,
-    Measure,
-    Measured,
+    MessageProjected,
     Mix,
     Progress,
+    ProjectMessage,
     Reply,
+    RequestMessage,
     Task,
 )
 from anyk.strategies import strategy as build
@@ -67,10 +68,10 @@ class Toy:
         react: Callable[[Toy, Event], Sequence[Command]],
         *,
         slots: tuple[str, ...] = ("model",),
+        inner: str | None = None,
     ) -> None:
-        self.workers = self.partitions = workers
-        self.slots = slots
-        self.holdings = tuple(tuple(range(workers)) for _ in range(workers))
+        everything = tuple(range(workers))
+        self.layout = Layout(workers, workers, (everything,) * workers, slots, inner=inner)
         self.begin, self.react = begin, react
         self.seen: list[Event] = []
         self.memory: dict[str, Any] = {}
@@ -95,14 +96,14 @@ class Toy:
 
 
 def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = None) -> Driver:
-    problem = problem or Squares(strategy.partitions)
+    problem = problem or Squares(strategy.layout.partitions)
     driver = Driver(strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=RunLog(), steps=steps)
     with cluster:
         driver.open()
         driver.begin()
         driver.run()
         driver.settle()
-    assert driver.books.open == 0, f"the books do not balance: {driver.books}"
+    assert driver.ledger.open == 0, f"the ledger does not balance: {driver.ledger}"
     driver.models = {slot: np.array(w) for slot, w in driver.models.items()}
     return driver
 
@@ -119,7 +120,7 @@ def check_exact_sums(make: MakeCluster) -> None:
         ("tree:children=2", 6),
     ):
         driver = _run(build(spec, workers=n), make(n, None), 3)
-        centre = Squares(build(spec, workers=n).partitions).centres.mean(axis=0)
+        centre = Squares(build(spec, workers=n).layout.partitions).centres.mean(axis=0)
         expected = centre * (1 - 0.5**3)
         got = driver.models["model"]
         assert np.allclose(got, expected, rtol=1e-9), f"'{spec}' gave {got}, not {expected}"
@@ -131,7 +132,7 @@ def check_order_of_delays(make: MakeCluster) -> None:
     assert driver.log is not None
     used = driver.log.rows("SELECT DISTINCT worker FROM chunks WHERE step IS NOT NULL")
     assert used == [(0,)], f"worker 0 is fastest, used: {used}"
-    assert driver.books.cancelled + driver.books.discarded >= _N - 1, f"nobody was cut off: {driver.books}"
+    assert driver.ledger.cancelled + driver.ledger.discarded >= _N - 1, f"nobody was cut off: {driver.ledger}"
 
 
 def check_discard(make: MakeCluster) -> None:
@@ -164,7 +165,7 @@ def check_collect(make: MakeCluster) -> None:
 
     def react(toy: Toy, event: Event) -> Sequence[Command]:
         if isinstance(event, Progress) and event.done == 3:
-            return [Collect(0, 0, 0, (0, 2), (1.0, -2.0))]
+            return [RequestMessage(0, 0, 0, (0, 2), (1.0, -2.0))]
         if isinstance(event, Reply):
             return [Combine("model", [(0, 0)], [1.0])]
         return []
@@ -179,7 +180,7 @@ def check_collect(make: MakeCluster) -> None:
 
 
 def check_messages_between_workers(make: MakeCluster) -> None:
-    """A worker adds the messages of others to its own; the driver gets one, and the books count all."""
+    """A worker adds the messages of others to its own; the driver gets one, and the ledger counts all."""
 
     def begin(toy: Toy) -> Sequence[Command]:
         own = (Chunk((0,), (1.0,), send="request"),)
@@ -191,7 +192,7 @@ def check_messages_between_workers(make: MakeCluster) -> None:
         toy.memory["heard"] = toy.memory.get("heard", 0) + 1
         if toy.memory["heard"] < 3:  # its own share, and the two others' messages
             return []
-        return [Collect(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
+        return [RequestMessage(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
 
     driver = _run(Toy(_N, begin, react), make(_N, None), 1)
     centres = Squares(_N).centres
@@ -199,7 +200,7 @@ def check_messages_between_workers(make: MakeCluster) -> None:
     assert np.allclose(driver.models["model"], expected), f"the gathered message gave {driver.models['model']}"
     assert driver.log is not None
     weights = driver.log.rows("SELECT task, weight FROM chunks WHERE step = 1 ORDER BY task")
-    assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"the books say {weights}"
+    assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"the ledger says {weights}"
 
 
 def check_messages_that_wait(make: MakeCluster) -> None:
@@ -221,8 +222,7 @@ def check_messages_that_wait(make: MakeCluster) -> None:
             return [work(count, 1, mix=tuple((0, task, 0, 1.0 / count) for task in range(count)), share=0.0)]
         return [Mix("model", [(count, 0)], [1.0])]
 
-    toy = Toy(_N, begin, react)
-    toy.inner = ""  # type: ignore[attr-defined]  # the run's own optimiser
+    toy = Toy(_N, begin, react, inner="")  # with the run's own optimiser
     driver = _run(toy, make(_N, None), 1)
     centres = Squares(_N).centres
     start = 0.5 * sum(centres[task % _N] for task in range(count)) / count
@@ -270,15 +270,18 @@ def check_measures(make: MakeCluster) -> None:
 
     def react(toy: Toy, event: Event) -> Sequence[Command]:
         if isinstance(event, Reply):
-            return [Measure(event.worker, event.task, event.chunk), Measure(event.worker, event.task, event.chunk, 1)]
-        measured = [seen for seen in toy.seen if isinstance(seen, Measured)]
+            return [
+                ProjectMessage(event.worker, event.task, event.chunk),
+                ProjectMessage(event.worker, event.task, event.chunk, 1),
+            ]
+        measured = [seen for seen in toy.seen if isinstance(seen, MessageProjected)]
         return [Combine("model", [(0, 0)], [1.0])] if len(measured) == 6 else []
 
     toy = Toy(_N, begin, react)
     _run(toy, make(_N, None), 1)
     values: dict[int, list[float]] = {}
     for event in toy.seen:
-        if isinstance(event, Measured):
+        if isinstance(event, MessageProjected):
             values.setdefault(event.task, []).append(event.value)
     assert values[0] == values[1], f"replicas measure {values[0]} and {values[1]}"
     assert values[0][0] != values[2][0], "another message measures the same"
@@ -337,7 +340,7 @@ def check_the_newest_task_wins(make: MakeCluster) -> None:
     driver = _run(toy, make(2, _Staggered(value=0.1)), 1)
     heard = [event.task for event in toy.seen if isinstance(event, Reply)]
     assert heard == [2], f"the strategy was told of {heard}"
-    assert (driver.books.cancelled, driver.books.counted) == (2, 1), f"the books say {driver.books}"
+    assert (driver.ledger.cancelled, driver.ledger.counted) == (2, 1), f"the ledger says {driver.ledger}"
 
 
 def check_bad_replies(make: MakeCluster) -> None:
@@ -394,7 +397,7 @@ def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
     driver = _run(toy, cluster, 2)
     kinds = [(type(event).__name__, event.worker) for event in toy.seen if isinstance(event, Reply | Lost | Joined)]
     assert kinds == [("Reply", 0), ("Lost", 1), ("Joined", 1), ("Reply", 1)], f"what happened was {kinds}"
-    assert (driver.books.lost, driver.books.counted) == (1, 2), f"the books say {driver.books}"
+    assert (driver.ledger.lost, driver.ledger.counted) == (1, 2), f"the ledger says {driver.ledger}"
 
 
 class _Staggered(Constant):
@@ -431,7 +434,7 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     Returns what is kept: ``versions`` of the model that has the most, ``messages`` of the worker that has the most, and
     ``cut``, such tasks of one worker.
     """
-    workers = driver.strategy.workers
+    workers = driver.layout.workers
     versions = Counter(slot for slot, _ in driver._pins)
     messages: Counter[int] = Counter()
     for task, batch in driver._given.items():

@@ -30,7 +30,7 @@ def check_code(code: Code, *, seed: int = 0) -> None:
     assert matrix.shape == (code.replies, code.partitions * code.blocks), f"encoding has shape {matrix.shape}"
     assert len(code.rows) == code.replies, f"{len(code.rows)} rows for {code.replies} replies"
     assert (np.abs(matrix).sum(axis=0) > 0).all(), "some partition is held by nobody"
-    assert code.load == max(len(held) for held in code.holdings), "load is not the longest holding"
+    assert code.load == max(len(held) for held in code.assignment), "load is not the longest row of the assignment"
     for lost in _straggler_sets(code, random) if code.tolerates or not code.approximate else []:
         _check_set(code, matrix, sorted(set(range(code.replies)) - set(lost)), random, must=True)
     for _ in range(20):

@@ -27,29 +27,30 @@ from anyk import keyed
 from anyk.errors import RunFailed
 from anyk.protocol import (
     Alarm,
-    Assess,
-    Assessed,
     Cancel,
     Chunk,
-    Collect,
     Combine,
     Command,
-    Compare,
-    Compared,
     Dispatch,
+    DriftMeasured,
+    EvaluateLoss,
     Event,
     Failed,
     Fleet,
     Joined,
+    LossEvaluated,
     Lost,
-    Measure,
-    Measured,
+    MeasureDrift,
+    MeasureNoise,
+    MessageProjected,
     Mix,
+    NoiseMeasured,
     Note,
     Progress,
+    ProjectMessage,
     Reply,
-    Scatter,
-    Scattered,
+    RequestMessage,
+    Running,
     SetAlarm,
     Stop,
     Strategy,
@@ -108,16 +109,16 @@ class _World:
     """What a driver and a cluster would know; it checks commands and makes events."""
 
     def __init__(self, strategy: Strategy, fleet: Fleet, seed: int) -> None:
-        self.workers, self.partitions, self.slots = strategy.workers, strategy.partitions, strategy.slots
-        self.holdings = [frozenset(held) for held in strategy.holdings]
-        self.blocks: int = getattr(strategy, "blocks", 1)
-        self.shares: Sequence[int] = getattr(strategy, "shares", None) or (1,) * self.partitions
-        self.trained = [slot for slot in strategy.slots if slot not in getattr(strategy, "auxiliary", ())]
+        layout = strategy.layout
+        self.workers, self.partitions, self.slots = layout.workers, layout.partitions, layout.slots
+        self.assignment = [frozenset(held) for held in layout.assignment]
+        self.blocks, self.trained = layout.blocks, layout.trained
+        self.shares: Sequence[int] = layout.shares or (1,) * self.partitions
         self.exact = not getattr(getattr(strategy, "wait", None), "approximate", True)
         self.seed = seed
         self.now = fleet.time
         self.present, self.gone = set(fleet.present), set[int]()
-        self.versions = dict.fromkeys(strategy.slots, 0)
+        self.versions = dict.fromkeys(layout.slots, 0)
         self.tasks: dict[int, _Given] = {}
         self.task_of: dict[int, int] = {}  # the newest task of each worker
         self.next = 0
@@ -151,7 +152,7 @@ class _World:
                 self._dispatch(command)
             elif isinstance(command, Cancel):
                 self._cancel(command)
-            elif isinstance(command, Collect):
+            elif isinstance(command, RequestMessage):
                 self._collect(command)
             elif isinstance(command, Combine):
                 self._combine(command)
@@ -159,13 +160,13 @@ class _World:
                 self._mix(command)
             elif isinstance(command, SetAlarm):
                 self._alarm(command)
-            elif isinstance(command, Measure):
+            elif isinstance(command, ProjectMessage):
                 self._arrived((command.task, command.chunk), "measured")
                 self.measures.append((command.task, command.chunk))
             elif isinstance(command, Stop):
                 self._stop(command)
                 return
-            elif isinstance(command, (Assess, Compare, Scatter)):
+            elif isinstance(command, (EvaluateLoss, MeasureDrift, MeasureNoise)):
                 self._ask(command)
             elif not isinstance(command, Note):
                 raise Broken("command", f"{command!r} is not a command")
@@ -197,7 +198,7 @@ class _World:
         for chunk in work:
             if chunk.slot not in self.versions:
                 raise Broken("dispatch", f"task {task} is about '{chunk.slot}', which is not one of {self.slots}")
-            if not self.holdings[worker].issuperset(chunk.partitions):
+            if not self.assignment[worker].issuperset(chunk.partitions):
                 raise Broken("dispatch", f"task {task} asks worker {worker} for partitions that it does not hold")
             if len(chunk.coefficients) != len(chunk.partitions) * self.blocks:
                 raise Broken("dispatch", f"task {task} has {len(chunk.coefficients)} coefficients")
@@ -223,7 +224,7 @@ class _World:
                 if status in ("open", "arrived"):
                     given.status[index] = "cancelled"
 
-    def _collect(self, command: Collect) -> None:
+    def _collect(self, command: RequestMessage) -> None:
         worker, task, index = command.worker, command.task, command.chunk
         given = self.tasks.get(task)
         if given is None or given.worker != worker or given.status[index] != "open":
@@ -335,24 +336,24 @@ class _World:
         if command.failed and not self.gone and not self.failures:
             raise Broken("stop", f"it stopped though no worker was given up and nothing failed: {command.reason}")
 
-    def _ask(self, command: Assess | Compare | Scatter) -> None:
+    def _ask(self, command: EvaluateLoss | MeasureDrift | MeasureNoise) -> None:
         """Answer what the driver answers itself, right after the commands."""
         random = self.noise
         self.asked += 1
-        if isinstance(command, Assess):
+        if isinstance(command, EvaluateLoss):
             self.loss *= float(random.uniform(0.5, 1.1))
             slot = self._known(command.slot)
-            self.questions.append(Assessed(self.now, slot, self.versions[slot], self.loss, 1.0))
-        elif isinstance(command, Compare):
+            self.questions.append(LossEvaluated(self.now, slot, self.versions[slot], self.loss, 1.0))
+        elif isinstance(command, MeasureDrift):
             self._arrived((command.task, command.chunk), "compared")
             value = float(random.choice([0.0, random.exponential()]))
-            self.questions.append(Compared(self.now, command.worker, command.task, command.chunk, value))
+            self.questions.append(DriftMeasured(self.now, command.worker, command.task, command.chunk, value))
         else:
             for place in command.messages:
                 self._arrived(place, "compared")
             mean = float(random.exponential())
             self.questions.append(
-                Scattered(self.now, len(command.messages), mean * float(random.uniform(1.0, 3.0)), mean)
+                NoiseMeasured(self.now, len(command.messages), mean * float(random.uniform(1.0, 3.0)), mean)
             )
 
     # ------------------------------------------------------------------------------------------- events
@@ -377,7 +378,7 @@ class _World:
             event = self._came_or_went(kind, worker, at)
         if event is not None:
             self.now = event.time
-            if isinstance(event, (Reply, Failed, Progress, Measured)):
+            if isinstance(event, (Reply, Failed, Progress, MessageProjected)):
                 self.history[event.worker].append(event)
         return event
 
@@ -470,7 +471,7 @@ class _World:
         if key not in self._projections:
             self._projections[key] = keyed.generator(self.seed, "projections", *key).standard_normal(self.partitions)
         value = float(np.asarray(chunk.coefficients) @ self._projections[key][list(chunk.partitions)])
-        return Measured(at, given.worker, task, index, value)
+        return MessageProjected(at, given.worker, task, index, value)
 
     def _came_or_went(self, kind: str, worker: int, at: float) -> Event | None:
         here = worker in self.present
@@ -515,17 +516,17 @@ class _Play:
 
     def __init__(self, strategy: Strategy, seed: int) -> None:
         self.pristine, self.seed = strategy, seed
-        self.random = keyed.generator(seed, "hostile", strategy.spec, strategy.workers)
+        self.random = keyed.generator(seed, "hostile", strategy.spec, strategy.layout.workers)
         self.fleet = self._fleet()
         self.world = _World(strategy, self.fleet, seed)
-        self.subject, self.twin = copy.deepcopy(strategy), copy.deepcopy(strategy)
+        self.subject, self.twin = Running(copy.deepcopy(strategy)), Running(copy.deepcopy(strategy))
         self.told_of: list[Any] = []  # events, and what was said to them
         self.done: list[Action] = []  # the actions that happened
         self.told = 0  # events
         self.ended = False  # whether all actions are over
 
     def _fleet(self) -> Fleet:
-        workers = self.pristine.workers
+        workers = self.pristine.layout.workers
         present = tuple(range(workers))
         if self.random.random() < 0.3:
             present = tuple(worker for worker in present if self.random.random() < 0.6)
@@ -534,12 +535,12 @@ class _Play:
     # ------------------------------------------------------------------------------------------- the two of them
 
     def _start(self) -> None:
-        self._both(self.fleet, lambda strategy: strategy.start(self.fleet), save=False)
+        self._both(self.fleet, lambda running: running.start(self.fleet), save=False)
 
     def _tell(self, event: Event, *, save: bool = False) -> None:
-        self._both(event, lambda strategy: strategy.on(event), save=save)
+        self._both(event, lambda running: running.on(event), save=save)
 
-    def _both(self, what: Fleet | Event, react: Callable[[Strategy], Sequence[Command]], *, save: bool) -> None:
+    def _both(self, what: Fleet | Event, react: Callable[[Running], Sequence[Command]], *, save: bool) -> None:
         """Tell both, compare and carry out what they say, and answer what they ask."""
         self.told += 1
         self.told_of.append(what)
@@ -556,10 +557,10 @@ class _Play:
     def _restore(self) -> None:
         self.told_of.append(["saved and restored"])
         try:
-            state = json.loads(json.dumps(self.twin.state()))
+            state = json.loads(json.dumps(self.twin.save()))
         except (TypeError, ValueError) as error:
             raise Broken("state", f"its state is not plain data that JSON can hold: {error}") from error
-        self.twin = copy.deepcopy(self.pristine)
+        self.twin = Running(copy.deepcopy(self.pristine))
         self.twin.restore(state)
 
     # ------------------------------------------------------------------------------------------- playing
@@ -621,10 +622,10 @@ class _Play:
     def _again(self) -> None:
         """A strategy that has been used begins as a fresh one does."""
         self.told_of.append("it is used again: start")
-        fresh = copy.deepcopy(self.pristine)
-        fleet = Fleet(self.pristine.workers, tuple(range(self.pristine.workers)))
+        fresh = Running(copy.deepcopy(self.pristine))
+        fleet = Fleet(self.pristine.layout.workers, tuple(range(self.pristine.layout.workers)))
         first, second = list(fresh.start(fleet)), list(self.subject.start(fleet))
-        if first != second or json.dumps(fresh.state()) != json.dumps(self.subject.state()):
+        if first != second or json.dumps(fresh.save()) != json.dumps(self.subject.save()):
             raise Broken("used", "used before, it does not start as a fresh one does")
 
     # ------------------------------------------------------------------------------------------- drawing

@@ -36,7 +36,7 @@ def check_strategy(strategy: Strategy, *, steps: int = 20, outages: int = 3, see
     except Exception as error:  # whatever a strategy of a user's raises
         raise AssertionError(
             f"{explained(error)}\n"
-            f"again: anyk strategies check '{strategy.spec}' --workers {strategy.workers} --steps {steps} "
+            f"again: anyk strategies check '{strategy.spec}' --workers {strategy.layout.workers} --steps {steps} "
             f"--outages {outages} --seed {seed} --schedules 1"
         ) from error
 
@@ -56,8 +56,8 @@ def _cluster(strategy: Strategy, outages: int, seed: int) -> Simulated:
     for _ in range(outages):
         time = float(random.exponential(1.0))
         back = time + float(random.exponential(0.5))
-        planned.append(Outage(time, int(random.integers(strategy.workers)), back))
-    return Simulated(strategy.workers, delays=Exponential(mean=0.3), seed=seed, outages=planned)
+        planned.append(Outage(time, int(random.integers(strategy.layout.workers)), back))
+    return Simulated(strategy.layout.workers, delays=Exponential(mean=0.3), seed=seed, outages=planned)
 
 
 def _drive(
@@ -77,8 +77,8 @@ def _drive(
         driver.restore(state, {})
         driver.run()
     driver.settle()
-    books = driver.books
-    assert books.open == 0, f"the books of '{strategy.spec}' do not balance: {books}"
+    ledger = driver.ledger
+    assert ledger.open == 0, f"the ledger of '{strategy.spec}' does not balance: {ledger}"
     return log.rows(
         "SELECT step, task, chunk, worker, version, weight, received FROM chunks WHERE step IS NOT NULL "
         "ORDER BY step, task, chunk"

@@ -1,12 +1,12 @@
 """Training: the one driver loop, run log, receipts, checkpoints, resume, replay."""
 
-from anyk.training.books import Books
 from anyk.training.comparing import Comparison, SpeedUp, compare
 from anyk.training.defaults import usual_optimizer, usual_rule
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluation, Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.launch import resume, train
+from anyk.training.ledger import Ledger
 from anyk.training.many import train_many
 from anyk.training.racing import Race, is_race, race, resume_race
 from anyk.training.replaying import Replay, replay
@@ -17,7 +17,7 @@ from anyk.training.tracing import save_trace
 from anyk.training.verifying import Check, Verification, verify
 
 __all__ = [
-    "Books",
+    "Ledger",
     "Check",
     "Comparison",
     "CutOff",

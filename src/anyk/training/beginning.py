@@ -72,8 +72,8 @@ class Beginning:
 
     def check(self, strategy: Strategy, problem: Problem, optimizer: Optimizer, earlier: Mapping[str, Any]) -> None:
         """Raise where a run of this strategy, problem and optimiser cannot go on from one of that configuration."""
-        trained = set(strategy.slots) - set(getattr(strategy, "auxiliary", ()))
-        if getattr(strategy, "inner", None) is not None:
+        trained = set(strategy.layout.trained)
+        if strategy.layout.inner is not None:
             raise BadInput(
                 f"'{strategy.spec}' counts local steps, not versions, and cannot go on from another run; begin anew"
             )

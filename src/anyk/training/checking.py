@@ -13,7 +13,7 @@ from anyk.clusters.base import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import GD
 from anyk.problems.base import Index, Vector
-from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Reply
+from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply
 from anyk.training.driver import Driver
 
 SIZES = (100_000, 2_000_000, 50_000_000)  # bytes of a model and of a message
@@ -108,11 +108,10 @@ class _Probe:
     """Asks one worker after another, ``trips`` times, then all at once, until the run ends."""
 
     spec = "probe"
-    slots = ("model",)
 
     def __init__(self, workers: int, trips: int) -> None:
-        self.workers = self.partitions = workers
-        self.holdings = tuple((i,) for i in range(workers))
+        self.workers = workers
+        self.layout = Layout(workers, workers, tuple((i,) for i in range(workers)))
         self.trips: list[float] = []
         self._left = trips
         self._arrived: list[tuple[int, int]] = []

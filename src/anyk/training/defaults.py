@@ -87,7 +87,7 @@ def usual_cluster(
     given = {"workers": workers, "delays": delays, "seed": seed, "communication": communication}
     if isinstance(cluster, str):
         if workers is None:
-            workers = WORKERS if isinstance(strategy, str) else strategy.workers
+            workers = WORKERS if isinstance(strategy, str) else strategy.layout.workers
         return build_cluster(cluster, workers=workers, delays=delays, seed=seed or 0, communication=communication)
     for key, value in given.items():
         if value is not None:

@@ -20,26 +20,27 @@ from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.protocol import (
     Alarm,
-    Assess,
-    Assessed,
     Cancel,
-    Collect,
     Combine,
     Command,
-    Compare,
-    Compared,
     Cut,
     Dispatch,
+    DriftMeasured,
+    EvaluateLoss,
     Event,
     Failed,
     Fleet,
     Joined,
+    LossEvaluated,
     Lost,
+    MeasureDrift,
+    MeasureNoise,
     Mix,
+    NoiseMeasured,
     Note,
     Reply,
-    Scatter,
-    Scattered,
+    RequestMessage,
+    Running,
     SetAlarm,
     Stop,
     Strategy,
@@ -48,7 +49,7 @@ from anyk.protocol import (
 from anyk.training.audit import Audit
 from anyk.training.batches import ARRIVED, CUT, ENDED, OPEN, Batch
 from anyk.training.beginning import OUTER, Beginning
-from anyk.training.books import Books
+from anyk.training.ledger import Ledger
 from anyk.training.runlog import RunLog
 
 _LIMIT = "the run's limit"  # the alarm that ends a run
@@ -82,22 +83,23 @@ class Driver:
         steps: int | None = None,
         seconds: float | None = None,
         watch: Callable[[Driver], None] | None = None,
-        told: Sequence[Assessed | Scattered] = (),
+        told: Sequence[LossEvaluated | NoiseMeasured] = (),
         beginning: Beginning | None = None,
     ) -> None:
         if optimizer is not None and problem is not None:
-            optimizer = optimizer.fitted(problem_of(problem, strategy.slots[0]))
+            optimizer = optimizer.fitted(problem_of(problem, strategy.layout.slots[0]))
         self.strategy, self.cluster, self.problem, self.optimizer, self.log = strategy, cluster, problem, optimizer, log
+        self.running = Running(strategy)
         self.steps, self.seconds = steps, seconds
         self.watch = watch
         self.save: Callable[[], None] | None = None  # called between two events, every ``save_every`` seconds
         self.save_every = self.save_at = 0.0
-        self.books = Books()
+        self.ledger = Ledger()
         self.beginning = beginning
-        self.versions: dict[str, int] = dict.fromkeys(strategy.slots, 0)
+        self.layout = layout = strategy.layout
+        self.versions: dict[str, int] = dict.fromkeys(layout.slots, 0)
         if beginning is not None:
             self.versions |= beginning.versions
-        self.auxiliary: tuple[str, ...] = getattr(strategy, "auxiliary", ())
         self.models: dict[str, Vector] = {}
         self.optimizer_states: dict[str, dict[str, Vector]] = {}
         self.time = 0.0  # of the newest version
@@ -110,10 +112,12 @@ class Driver:
         self._next = 0  # the least number that the next task may have
         self._given: dict[int, Batch] = {}  # by task
         self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
-        self._cut_of: list[deque[int]] = [deque() for _ in range(strategy.workers)]
+        self._cut_of: list[deque[int]] = [deque() for _ in range(layout.workers)]
         self._answers: deque[Event] = deque()  # to what the strategy asked the driver itself
-        self._told = {kind: deque(event for event in told if type(event) is kind) for kind in (Assessed, Scattered)}
-        self._audit = Audit(strategy.partitions, getattr(strategy, "blocks", 1))
+        self._told = {
+            kind: deque(event for event in told if type(event) is kind) for kind in (LossEvaluated, NoiseMeasured)
+        }
+        self._audit = Audit(layout.partitions, layout.blocks)
         self._gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
         self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
@@ -131,43 +135,35 @@ class Driver:
 
     def open(self) -> None:
         """Start the cluster's workers on the problem's partitions."""
-        strategy = self.strategy
+        layout = self.layout
         self.cluster.prepare()
         partitions = None
-        shares: Sequence[int] | None = getattr(strategy, "shares", None)
+        shares = layout.shares
         if self.problem is not None:
             # problems of one's own need not know of shares as long as no strategy asks for them
             partitions = (
-                self.problem.split(strategy.partitions)
+                self.problem.split(layout.partitions)
                 if shares is None
-                else self.problem.split(strategy.partitions, shares)
+                else self.problem.split(layout.partitions, shares)
             )
             self._sizes = partitions.sizes
             compare = getattr(partitions, "compare_replicas", None)
             if compare is not None and self._replicated() and not self.cluster.recorded:
                 compare()
-                if getattr(getattr(strategy, "code", None), "liars", 0):
+                if getattr(getattr(self.strategy, "code", None), "byzantine", 0):
                     partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
-        present = self.cluster.open(
-            partitions,
-            total=strategy.partitions,
-            slots=strategy.slots,
-            holdings=strategy.holdings,
-            covers=getattr(strategy, "covers", None),
-            blocks=getattr(strategy, "blocks", 1),
-            local=self._local(),
-        )
+        present = self.cluster.open(layout, partitions, self._local())
         self.cluster.shares = shares
         self.present = set(present)
 
     def _replicated(self) -> bool:
         """Whether several workers compute gradients of the same partition, which then have to agree."""
-        held = [j for partitions in self.strategy.holdings for j in partitions]
-        return len(set(held)) < len(held) and getattr(self.strategy, "inner", None) is None
+        held = [j for partitions in self.layout.assignment for j in partitions]
+        return len(set(held)) < len(held) and self.layout.inner is None
 
     def _local(self) -> Local | None:
         """How workers take local steps, if the strategy has them do so."""
-        inner: str | None = getattr(self.strategy, "inner", None)
+        inner = self.layout.inner
         if inner is None or self.problem is None or self.optimizer is None:
             return None
         local = Local(inner or self.optimizer.spec, self.optimizer.rate.spec, self.problem.l2)
@@ -196,14 +192,14 @@ class Driver:
         rounds = 0 if earlier is None else earlier.rounds
         if self.log is not None:
             self.log.start(self._now, present, rounds)
-        self._obey(self.strategy.start(Fleet(self.strategy.workers, present, self._now, rounds)))
+        self._obey(self.running.start(Fleet(self.layout.workers, present, self._now, rounds)))
         self._answer()
 
     def run(self) -> None:
         """Go on until a limit is reached or the strategy stops; raises :class:`~anyk.errors.RunFailed` if it failed."""
         if self.finished():
             return
-        strategy, log, given, on = self.strategy, self.log, self._given, self.strategy.on
+        strategy, log, given, on = self.strategy, self.log, self._given, self.running.on
         self._answer()  # what a resumed run's strategy had asked and not been told
         # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
@@ -294,16 +290,16 @@ class Driver:
             self._now = event.time
             if self.log is not None:
                 self.log.event(event)
-            self._obey(self.strategy.on(event))
+            self._obey(self.running.on(event))
 
     @property
     def step(self) -> int:
         """Versions made so far, of the slot that has the fewest."""
-        return min(version for slot, version in self.versions.items() if slot not in self.auxiliary)
+        return min(version for slot, version in self.versions.items() if slot not in self.layout.auxiliary)
 
     def trained(self) -> list[tuple[str, Vector]]:
         """The newest version of each slot that is trained for its own sake."""
-        return [(slot, w) for slot, w in self.models.items() if slot not in self.auxiliary]
+        return [(slot, w) for slot, w in self.models.items() if slot not in self.layout.auxiliary]
 
     def standing(self) -> Beginning:
         """Where the run stands, for another to go on from."""
@@ -328,7 +324,7 @@ class Driver:
         )
 
     def settle(self) -> None:
-        """Close the books: what is still open is cancelled."""
+        """Close the ledger: what is still open is cancelled."""
         now = self._now
         if self.log is not None:
             self.log.seq += 1  # what is written from here on is forgotten when the run is resumed
@@ -367,26 +363,26 @@ class Driver:
             elif kind is Stop:
                 self.stopped = command  # type: ignore[assignment]
                 break
-            elif kind is Assess:
+            elif kind is EvaluateLoss:
                 self._assess(command)  # type: ignore[arg-type]
-            elif kind is Compare:
+            elif kind is MeasureDrift:
                 self._compare(command)  # type: ignore[arg-type]
-            elif kind is Scatter:
+            elif kind is MeasureNoise:
                 self._scatter(command.messages)  # type: ignore[union-attr]
             elif kind is Note:
                 if self.log is not None:
                     self.log.note(self._now, "strategy", command.text)  # type: ignore[union-attr]
             else:
-                if kind is Collect:
+                if kind is RequestMessage:
                     self._collect(command)  # type: ignore[arg-type]
                 orders.append(command)  # type: ignore[arg-type]
         if orders:
             self.cluster.execute(orders)
 
-    def _assess(self, command: Assess) -> None:
+    def _assess(self, command: EvaluateLoss) -> None:
         """The objective at the newest version, for the strategy; a log that is replayed tells it itself."""
         if self.problem is None or self.cluster.recorded:
-            self._tell_again(Assessed)
+            self._tell_again(LossEvaluated)
             return
         slot = command.slot
         with np.errstate(over="ignore", invalid="ignore"):
@@ -394,21 +390,21 @@ class Driver:
         version = self.versions[slot]
         number = version if command.number is None else command.number
         rate = 1.0 if self.optimizer is None else self.optimizer.rate.at(number)
-        self._answers.append(Assessed(self.cluster.now(), slot, version, loss, rate))
+        self._answers.append(LossEvaluated(self.cluster.now(), slot, version, loss, rate))
 
-    def _tell_again(self, kind: type[Assessed | Scattered]) -> None:
+    def _tell_again(self, kind: type[LossEvaluated | NoiseMeasured]) -> None:
         """Nothing is computed here: the next answer of the run that it was; a loss that nobody knows is NaN."""
         if self.cluster.recorded:
             return
         if self._told[kind]:
             self._answers.append(self._told[kind].popleft()._replace(time=self.cluster.now()))
-        elif kind is Assessed:
-            self._answers.append(Assessed(self.cluster.now(), "", 0, float("nan")))
+        elif kind is LossEvaluated:
+            self._answers.append(LossEvaluated(self.cluster.now(), "", 0, float("nan")))
 
     def _scatter(self, messages: Sequence[tuple[int, int]]) -> None:
         """How far apart gradients are: what tells the noise in them from what they agree on."""
         if self.problem is None or self.cluster.recorded:
-            self._tell_again(Scattered)
+            self._tell_again(NoiseMeasured)
             return
         squares, total = 0.0, np.zeros(self.problem.dimension)
         for message in messages:
@@ -418,10 +414,10 @@ class Driver:
             total += mean
         total /= len(messages)
         self._answers.append(
-            Scattered(self.cluster.now(), len(messages), squares / len(messages), float(total @ total))
+            NoiseMeasured(self.cluster.now(), len(messages), squares / len(messages), float(total @ total))
         )
 
-    def _compare(self, command: Compare) -> None:
+    def _compare(self, command: MeasureDrift) -> None:
         """How far the model has moved since a task was given it."""
         if self.cluster.recorded:
             return
@@ -432,10 +428,10 @@ class Driver:
             then, now = self.cluster.model(slot, batch.versions[slot]), self.models[slot]
             moved = np.subtract(now, then, dtype=np.float64)
             value = float(moved @ moved)
-        self._answers.append(Compared(self.cluster.now(), *command, value))
+        self._answers.append(DriftMeasured(self.cluster.now(), *command, value))
 
-    def _collect(self, command: Collect) -> None:
-        """A chunk's message will be made of this; the books and the receipt are to say so."""
+    def _collect(self, command: RequestMessage) -> None:
+        """A chunk's message will be made of this; the ledger and the receipt are to say so."""
         batch = self._given[command.task]
         item = command.task - batch.first
         task = list(batch.chunks[item])
@@ -474,7 +470,7 @@ class Driver:
             self._given[first] = batch
         else:
             self._given.update(dict.fromkeys(range(first, first + len(workers)), batch))
-        self.books.dispatched += batch.left
+        self.ledger.dispatched += batch.left
         if self.problem is not None:
             for slot in batch.slots():
                 self.pin(slot, batch.versions[slot])
@@ -522,7 +518,7 @@ class Driver:
 
     def _cancel(self, command: Cancel, cuts: Sequence[Cut]) -> None:
         """Book what a cancel ends; ``cuts`` tell what a cluster that sees ahead knows of it."""
-        given, books = self._given, self.books
+        given, ledger = self._given, self.ledger
         tasks = command.tasks
         # a real worker may answer all the same, and one that is left to finish will
         later = not self._sees_ahead or command.mode == "discard"
@@ -544,8 +540,8 @@ class Driver:
             tasks = tasks[len(mine) :]
             batch.cancelled = self._now
             if whole and self.log is None and self.problem is None and not later:
-                books.discarded += batch.status.count(ARRIVED)
-                books.cancelled += batch.status.count(OPEN)
+                ledger.discarded += batch.status.count(ARRIVED)
+                ledger.cancelled += batch.status.count(OPEN)
                 batch.left = 0
             else:
                 for task in mine:
@@ -617,7 +613,7 @@ class Driver:
             self._bad = {key: bad for key, bad in self._bad.items() if key[0] != slot}
         oldest = total = 0
         used: set[int] = set()
-        given, books, log = self._given, self.books, self.log
+        given, ledger, log = self._given, self.ledger, self.log
         quick = log is None and self.problem is None
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
             batch = given[task]
@@ -631,9 +627,9 @@ class Driver:
                 batch.status[place] = ENDED
                 batch.left -= 1
                 if staleness:
-                    books.late_counted += 1
+                    ledger.late_counted += 1
                 else:
-                    books.counted += 1
+                    ledger.counted += 1
                 if not batch.left:
                     self._close(batch)
             else:
@@ -652,7 +648,7 @@ class Driver:
                 residual, gain, scale = command.residual or 0.0, command.gain, command.scale
             row = (slot, version + 1, self.time, count, residual, gain, total / max(count, 1), oldest)
             self.log.update((*row, scale, bits))
-        if self.watch is not None and slot not in self.auxiliary:
+        if self.watch is not None and slot not in self.layout.auxiliary:
             self.watch(self)
 
     def _audited(self, command: Combine, version: int) -> Combine:
@@ -724,9 +720,9 @@ class Driver:
         due: float | None = None,
         arrived: bool = False,
     ) -> None:
-        """Close a chunk in the books and the log, and give back what it held; ``arrived``: its message came late."""
+        """Close a chunk in the ledger and the log, and give back what it held; ``arrived``: its message came late."""
         width = batch.width
-        self.books.end(ending)
+        self.ledger.end(ending)
         status = batch.status[place]
         held = status == ARRIVED
         batch.status[place] = ENDED
@@ -828,7 +824,7 @@ class Driver:
         self._failing[worker] = count, why
         self._faults[worker] = why
         alike = sum(_kind(other) == _kind(why) for _, other in self._failing.values())
-        if alike > max(1, self.strategy.workers // 2):
+        if alike > max(1, self.layout.workers // 2):
             if _kind(why) == _NOT_FINITE:
                 raise self._diverged(why)
             raise RunFailed(f"step {self.step}: most replies cannot be used; worker {worker}: {why}")
@@ -843,7 +839,7 @@ class Driver:
         batch = self._given[event.task]
         place = (event.task - batch.first) * batch.width + event.chunk
         chunk = batch.chunk(place)
-        self.books.unusable += 1
+        self.ledger.unusable += 1
         if self.log is not None:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
         if batch.status[place] == OPEN:
@@ -851,7 +847,7 @@ class Driver:
         if _kind(event.reason) == _NOT_FINITE:
             bad = self._bad.setdefault((chunk.slot, batch.versions[chunk.slot]), set())
             bad.add(event.worker)
-            if 2 * len(bad) > self.strategy.workers:
+            if 2 * len(bad) > self.layout.workers:
                 raise self._diverged(event.reason)
 
     def _diverged(self, why: str) -> RunFailed:
@@ -878,13 +874,13 @@ class Driver:
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs besides vectors, as plain data."""
         return {
-            "strategy": self.strategy.state(),
+            "strategy": self.running.save(),
             "cluster": self.cluster.state(),
             "time": self.time,
             "now": self._now,
             "versions": dict(self.versions),
             "present": sorted(self.present),
-            "books": self.books.plain(),
+            "ledger": self.ledger.plain(),
             "cut": [batch.plain(self._cut) for batch in dict.fromkeys(self._cut.values())],
             "given": [batch.plain(self._given) for batch in dict.fromkeys(self._given.values())],
             "answers": [[type(answer).__name__, *answer] for answer in self._answers],
@@ -913,7 +909,7 @@ class Driver:
 
     def restore(self, state: dict[str, Any], vectors: dict[str, Vector]) -> None:
         """Go on from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
-        self.books = Books(**state["books"])
+        self.ledger = Ledger(**state["ledger"])
         self.time, self._now, self._next = state["time"], state["now"], state["next"]
         self.versions = dict(state["versions"])
         here, self.present = self.present, set(state["present"])
@@ -956,16 +952,16 @@ class Driver:
         self.cluster.take_back(own, _makers(self._given.values()))
         for slot in self.versions:
             self.optimizer_states.setdefault(slot, {})
-        kinds = {kind.__name__: kind for kind in (Assessed, Compared, Scattered)}
+        kinds = {kind.__name__: kind for kind in (LossEvaluated, DriftMeasured, NoiseMeasured)}
         self._answers.extend(kinds[name](*plain) for name, *plain in state["answers"])
-        self.strategy.restore(state["strategy"])
+        self.running.restore(state["strategy"])
         self.cluster.restore(self._now, state["cluster"])
         for worker in sorted(here - self.present) if not self.cluster.virtual else ():
             self.present.add(worker)
             event: Event = Joined(self._now, worker)
             if self.log is not None:
                 self.log.event(event)
-            self._obey(self.strategy.on(event))
+            self._obey(self.running.on(event))
 
 
 def _kind(fault: str) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anyk.clusters import Cluster, Simulated
-from anyk.protocol import Assessed, Scattered, Strategy
+from anyk.protocol import LossEvaluated, NoiseMeasured, Strategy
 from anyk.training.beginning import Beginning
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
 
-TOLD = ("Assessed", "Scattered")  # what the driver works out from models and messages
+TOLD = ("LossEvaluated", "NoiseMeasured")  # what the driver works out from models and messages
 SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
 
 
@@ -43,12 +43,16 @@ def floor_seconds(
         cluster.workers,
         delays=cluster.delays,
         seed=cluster.seed,
-        liars=cluster.liars,
+        byzantine=cluster.byzantine,
         communication=cluster.communication,
     )
     # without a problem nothing is computed, but vectors have their length all the same
     virtual.sized_like = cluster
-    told = None if log is None else [event for event in log.events(TOLD) if isinstance(event, (Assessed, Scattered))]
+    told = (
+        None
+        if log is None
+        else [event for event in log.events(TOLD) if isinstance(event, (LossEvaluated, NoiseMeasured))]
+    )
     number = None if isinstance(steps, Mapping) else steps
     driver = Driver(strategy, virtual, steps=number, told=told or (), beginning=beginning)
 

@@ -128,7 +128,7 @@ def train(
         "strategy": strategy.spec if asked is None else completed(asked, strategy),
         "cluster": cluster.spec,
         "workers": cluster.workers,
-        "partitions": strategy.partitions,
+        "partitions": strategy.layout.partitions,
         "delays": cluster.delays.spec,
         "communication": cluster.communication.spec,
         "seed": cluster.seed,
@@ -138,7 +138,7 @@ def train(
         "seconds": seconds,
         "target": target,
         "problem": problem.recipe(),
-        "auxiliary": list(getattr(strategy, "auxiliary", ())),
+        "auxiliary": list(strategy.layout.auxiliary),
         "metric": problem.metric,
         "better": problem.better,
     }
@@ -276,9 +276,9 @@ def _resume(
 
 def check_rows(problem: Problem, strategy: Strategy) -> None:
     """Raise where there are fewer rows than partitions."""
-    if problem.samples < strategy.partitions:
+    if problem.samples < strategy.layout.partitions:
         raise BadInput(
-            f"{problem.samples} rows cannot be cut into {strategy.partitions} partitions of at least one row; "
+            f"{problem.samples} rows cannot be cut into {strategy.layout.partitions} partitions of at least one row; "
             "use fewer workers"
         )
 
@@ -463,7 +463,7 @@ def _conclude(
             "loss": last.loss if last else None,
             "metric": {"name": config["metric"], "value": last.metric} if last and last.metric is not None else None,
             "time_to_target": reached.time if reached else None,
-            "books": driver.books.plain(),
+            "ledger": driver.ledger.plain(),
             "stopped": driver.stopped.reason if driver.stopped else None,
         }
     )

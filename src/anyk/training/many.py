@@ -48,6 +48,6 @@ def train_many(
         made = build_strategy(strategy, workers=n)
     else:
         made = build_strategy(strategy)
-    if len(made.slots) != models:
-        raise BadInput(f"'{made.spec}' trains {len(made.slots)} models, there are {models} problems")
+    if len(made.layout.slots) != models:
+        raise BadInput(f"'{made.spec}' trains {len(made.layout.slots)} models, there are {models} problems")
     return train(ManyProblems(problems), strategy, cluster, workers=workers, steps=steps, **rest)

@@ -93,5 +93,5 @@ def describe(driver: Driver, evaluator: Evaluator) -> str:
         parts.append(f"loss {latest.loss:.4g}")
         if latest.metric is not None:
             parts.append(f"{evaluator.problem.metric} {latest.metric:.4f}")
-    parts.append(f"{driver.on_time} of {driver.strategy.workers} workers on time")
+    parts.append(f"{driver.on_time} of {driver.layout.workers} workers on time")
     return "  ".join(parts)

@@ -400,7 +400,7 @@ def _with_models(spec: str, models: int, workers: int) -> str:
         return spec
     asked = with_keys(spec, {"models": models})
     try:
-        trained = len(build_strategy(asked, workers=workers).slots)
+        trained = len(build_strategy(asked, workers=workers).layout.slots)
     except BadInput as error:
         if "has no key 'models'" not in str(error):
             raise

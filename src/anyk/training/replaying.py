@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from anyk.clusters import Order, Simulated
+from anyk.clusters.local import Local
 from anyk.errors import BadInput
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Partitions, Problem
-from anyk.protocol import Collect, Cut, Dispatch, Event, Lost, Reply
+from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 from anyk.training.digests import admit_strategy, check_plugins, check_problem
@@ -58,12 +59,12 @@ class _Recorded(Simulated):
 
     recorded = True
 
-    def __init__(self, log: RunLog, workers: int, seed: int, liars: Sequence[int]) -> None:
-        super().__init__(workers, seed=seed, liars=liars)
+    def __init__(self, log: RunLog, workers: int, seed: int, byzantine: Sequence[int]) -> None:
+        super().__init__(workers, seed=seed, byzantine=byzantine)
         self._log = log
 
-    def open(self, partitions: Partitions | None, **rest: Any) -> tuple[int, ...]:
-        super().open(partitions, **rest)
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
+        super().open(layout, partitions, local)
         self._now, present = self._log.started()
         return present
 
@@ -72,7 +73,7 @@ class _Recorded(Simulated):
             if isinstance(order, Dispatch):
                 self._dispatch(order)
                 self._heap.clear()
-            elif isinstance(order, Collect):
+            elif isinstance(order, RequestMessage):
                 self._ask(order)
         return ()
 
@@ -132,7 +133,7 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     new = RunLog()
     driver = Driver(
         strategy,
-        _Recorded(run.log, config["workers"], config["seed"], _liars(config)),
+        _Recorded(run.log, config["workers"], config["seed"], _byzantine(config)),
         problem=problem if why is None else None,
         optimizer=(optimizer or build_optimizer(config["optimizer"], lr=config["lr"])) if why is None else None,
         log=new,
@@ -161,10 +162,10 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     return Replay(events, updates, True, True, None)
 
 
-def _liars(config: dict[str, Any]) -> tuple[int, ...]:
+def _byzantine(config: dict[str, Any]) -> tuple[int, ...]:
     """The workers that were told to lie."""
-    liars = parse(config["cluster"])[1].get("liars", "")
-    return tuple(int(liar) for liar in liars.split("/") if liar)
+    byzantine = parse(config["cluster"])[1].get("byzantine", "")
+    return tuple(int(liar) for liar in byzantine.split("/") if liar)
 
 
 def _pairs(

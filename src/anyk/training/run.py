@@ -241,9 +241,9 @@ class Run:
         return self.summary.get("time_to_target")
 
     @property
-    def books(self) -> dict[str, int]:
+    def ledger(self) -> dict[str, int]:
         """How all chunks ended."""
-        return dict(self.summary.get("books", {}))
+        return dict(self.summary.get("ledger", {}))
 
     @property
     def model(self) -> Vector:

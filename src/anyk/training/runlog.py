@@ -25,17 +25,17 @@ import msgspec
 from anyk.errors import BadInput, RunFailed
 from anyk.protocol import (
     Alarm,
-    Assessed,
     Chunk,
-    Compared,
+    DriftMeasured,
     Event,
     Failed,
     Joined,
+    LossEvaluated,
     Lost,
-    Measured,
+    MessageProjected,
+    NoiseMeasured,
     Progress,
     Reply,
-    Scattered,
 )
 
 _EVERY = 0.15  # seconds between commits
@@ -67,7 +67,18 @@ _DIRECT = 10  # attempts to copy a log that is being written
 _START = "Start"  # the event with which a run begins: who is there
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
-    for kind in (Reply, Progress, Failed, Lost, Joined, Alarm, Measured, Assessed, Compared, Scattered)
+    for kind in (
+        Reply,
+        Progress,
+        Failed,
+        Lost,
+        Joined,
+        Alarm,
+        MessageProjected,
+        LossEvaluated,
+        DriftMeasured,
+        NoiseMeasured,
+    )
 }
 
 
@@ -234,7 +245,7 @@ class RunLog:
         plain: tuple[Any, ...] = event
         if kind is Reply:
             row = (self.seq, plain[0], "Reply", plain[1], plain[2], plain[3], None)
-        elif kind in (Alarm, Assessed, Scattered):
+        elif kind in (Alarm, LossEvaluated, NoiseMeasured):
             row = (self.seq, plain[0], kind.__name__, None, None, None, json.dumps(plain[1:]))
         elif kind in (Lost, Joined):
             row = (self.seq, plain[0], kind.__name__, plain[1], None, None, json.dumps(plain[2:]))
@@ -398,7 +409,7 @@ class RunLog:
             rest = json.loads(info) if info else []
             if kind == "Reply":
                 yield Reply(time, worker, task, chunk)
-            elif kind in ("Alarm", "Assessed", "Scattered"):
+            elif kind in ("Alarm", "LossEvaluated", "NoiseMeasured"):
                 yield _KINDS[kind](time, *rest)
             elif kind in ("Lost", "Joined"):
                 yield _KINDS[kind](time, worker, *rest)

@@ -246,10 +246,10 @@ def rounds(
     (20, True)
     """
     made = build_strategy(strategy, workers=cluster.workers) if isinstance(strategy, str) else strategy
-    if getattr(made, "inner", None) is not None:
+    if made.layout.inner is not None:
         raise BadInput(f"under '{made.spec}' workers take the steps: there are no gradients to hand out")
-    if len(made.slots) > 1:
-        raise BadInput(f"'{made.spec}' trains {len(made.slots)} models; a loop of one's own takes the steps of one")
+    if len(made.layout.slots) > 1:
+        raise BadInput(f"'{made.spec}' trains {len(made.layout.slots)} models; a loop of your own trains one")
     if into is not None:
         problem = _From(problem, _matching(into, problem))
     return Rounds(problem, made, cluster, into, {"steps": steps, "seconds": seconds, "evaluate_every": evaluate_every})

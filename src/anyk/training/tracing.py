@@ -30,7 +30,7 @@ def measured(run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
     """
     workers = int(run.config["workers"])
     strategy = build_strategy(run.config["strategy"], workers=workers)
-    shares: Sequence[int] = getattr(strategy, "shares", None) or [1] * strategy.partitions
+    shares: Sequence[int] = strategy.layout.shares or [1] * strategy.layout.partitions
     rows = run.log.rows(
         "SELECT c.dispatched, c.worker, max(coalesce(c.received, c.due, c.cancelled)), "
         "min(c.received IS NOT NULL OR c.due IS NOT NULL), group_concat(w.partitions, ';') "

@@ -14,8 +14,8 @@ from anyk.named import sha256_of
 from anyk.problems import data_digest, from_recipe, sources
 from anyk.specs import parse as split
 from anyk.training import beginning, checkpoints, config, racing
-from anyk.training.books import ENDINGS
 from anyk.training.digests import traces_of
+from anyk.training.ledger import ENDINGS
 from anyk.training.runlog import LOST, RunLog
 
 _LOG = "log.sqlite"
@@ -56,7 +56,7 @@ class Verification:
 def verify(path: str | Path) -> Verification:
     """Whether a run folder is as it was written, and what it was made of still there.
 
-    The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the books),
+    The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the ledger),
     the checkpoints (their digests, and whether the log knows them), code, traces and data. Nothing that the folder
     names is run, nothing is fetched, and the folder may be read-only. Of the folder of a race all runs are looked at.
     Raises :class:`~anyk.errors.BadInput` where it is no run folder.
@@ -126,9 +126,9 @@ def _of_log(log: RunLog) -> Iterator[Check]:
         yield Check("rows", why is None, f"all {len(log):,} are as they were written" if why is None else why)
     if why is None:
         yield _checked("sequence", lambda: _sequence(log))
-        yield _checked("books", lambda: _books(log))
+        yield _checked("ledger", lambda: _books(log))
     else:
-        yield Check("sequence, books", None, "not looked at in a damaged log")
+        yield Check("sequence, ledger", None, "not looked at in a damaged log")
 
 
 def _checked(name: str, look: Callable[[], str]) -> Check:
@@ -171,13 +171,13 @@ def _books(log: RunLog) -> str:
         counted = used.get((slot, version), 0)
         if counted != replies:
             raise BadInput(f"version {version} of '{slot}' is of {replies} messages, and {counted} were counted in it")
-    books = log.summary().get("books")
+    ledger = log.summary().get("ledger")
     total = sum(counts.values())
-    if books is None:
+    if ledger is None:
         return f"{total:,} chunks ended, each once; the run has not ended"
-    wrong = [ending for ending in ENDINGS if books[ending] != counts.get(ending, 0)]
-    if wrong or books["dispatched"] != total:
-        raise BadInput(f"the books have {books['dispatched']} chunks, the log {total}; they differ in {wrong}")
+    wrong = [ending for ending in ENDINGS if ledger[ending] != counts.get(ending, 0)]
+    if wrong or ledger["dispatched"] != total:
+        raise BadInput(f"the ledger has {ledger['dispatched']} chunks, the log {total}; they differ in {wrong}")
     return f"{total:,} chunks dispatched and ended, each once"
 
 

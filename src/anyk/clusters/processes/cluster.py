@@ -28,8 +28,8 @@ from anyk.clusters.processes.memory import (
     FULL,
     HEADER,
     RECORD,
-    Layout,
     MailBox,
+    MemoryLayout,
     Segment,
     available_memory,
     message_bytes,
@@ -42,7 +42,7 @@ from anyk.clusters.worker import FAILED, READY
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
-from anyk.protocol import Lost
+from anyk.protocol import Layout, Lost
 from anyk.specs import show
 
 _BUFFERS = 4  # reply buffers a worker; when all but one hold messages not yet used, further ones are moved
@@ -100,7 +100,7 @@ class Processes(Remote[_BoxedPost]):
         *,
         delays: DelayModel | str | None = None,
         seed: int = 0,
-        liars: Sequence[int] = (),
+        byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
         children: int = 64,
     ) -> None:
@@ -112,7 +112,7 @@ class Processes(Remote[_BoxedPost]):
             [_BoxedPost() for _ in range(workers)],
             delays=delays,
             seed=seed,
-            liars=liars,
+            byzantine=byzantine,
             communication=communication,
         )
         if not sys.platform.startswith(("linux", "darwin")):
@@ -133,7 +133,9 @@ class Processes(Remote[_BoxedPost]):
     @property
     def spec(self) -> str:
         """The short form, without workers, delays and seed."""
-        return show(self.name, {"liars": self.liars, "children": self.children}, {"liars": (), "children": 64})
+        return show(
+            self.name, {"byzantine": self.byzantine, "children": self.children}, {"byzantine": (), "children": 64}
+        )
 
     @property
     def helper(self) -> int | None:
@@ -159,33 +161,23 @@ class Processes(Remote[_BoxedPost]):
         theirs.close()
         self._link = ours
 
-    def open(
-        self,
-        partitions: Partitions | None,
-        *,
-        total: int,
-        slots: Sequence[str],
-        holdings: Sequence[tuple[int, ...]],
-        covers: Sequence[tuple[int, ...]] | None = None,
-        blocks: int = 1,
-        local: Local | None = None,
-    ) -> tuple[int, ...]:
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        partitions, self._frame = self._set_out(partitions, total, slots, blocks, local)
-        self._layout = layout = Layout(
+        partitions, self._frame = self._set_out(layout, partitions, local)
+        self._plan = plan = MemoryLayout(
             workers=self.workers,
-            slots=tuple(slots),
+            slots=layout.slots,
             # each worker may be on a version of its own; the newest; the one being written; those yet to be evaluated
-            copies=len(slots) * (self.workers + 2 + PINNED),
+            copies=len(layout.slots) * (self.workers + 2 + PINNED),
             dimension=partitions.dimension,
             dtype=np.dtype(partitions.dtype).str,
             buffers=_BUFFERS,
-            lengths=tuple(self._messages.length(tuple(held)) for held in covers or holdings),
+            lengths=tuple(self._messages.length(tuple(held)) for held in layout.covers or layout.assignment),
             box=_BOX,
         )
-        self._free_copies = list(reversed(range(layout.copies)))
+        self._free_copies = list(reversed(range(plan.copies)))
         try:
-            self._start_nursery(partitions, holdings)
+            self._start_nursery(partitions, layout.assignment)
             present = self._await_workers(_START)
             self._touch()
         except BaseException:
@@ -194,20 +186,20 @@ class Processes(Remote[_BoxedPost]):
         self._start = time.monotonic()
         return present
 
-    def _start_nursery(self, partitions: Partitions, holdings: Sequence[tuple[int, ...]]) -> None:
+    def _start_nursery(self, partitions: Partitions, assignment: Sequence[tuple[int, ...]]) -> None:
         self.prepare()
-        layout = self._layout
+        plan = self._plan
         places, data = self._write_data(partitions)
-        models = Segment.create(layout.models_size, "models")
-        replies = Segment.create(layout.replies_size, "replies")
-        mail = Segment.create(layout.workers * (layout.box + ERROR_BOX), "mail")
+        models = Segment.create(plan.models_size, "models")
+        replies = Segment.create(plan.replies_size, "replies")
+        mail = Segment.create(plan.workers * (plan.box + ERROR_BOX), "mail")
         self._segments = [data, models, replies, mail]
         self._models, self._replies, self._mail = models, replies, mail
         self._pipe, self._into_pipe = os.pipe()
         message = {
-            "layout": layout.plain(),
+            "layout": plan.plain(),
             "frame": self._frame,
-            "holdings": [list(held) for held in holdings],
+            "assignment": [list(held) for held in assignment],
             "children": self.children,
             "places": places,
             "sizes": [segment.size for segment in self._segments],
@@ -215,7 +207,7 @@ class Processes(Remote[_BoxedPost]):
         self._set_up = json.dumps(message).encode()
         self._brief_helper()
         for i, post in enumerate(self._posts):
-            post.box = MailBox(mail, layout.box_at(i), layout.box)
+            post.box = MailBox(mail, plan.box_at(i), plan.box)
             self._spawn(i)
 
     def _brief_helper(self) -> None:
@@ -232,8 +224,8 @@ class Processes(Remote[_BoxedPost]):
         """The partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
         buffers = ship(partitions)
         places, size = place_buffers(buffers)
-        layout = self._layout
-        needed = size + 3 * layout.model_bytes * len(layout.slots) + layout.replies_size // 2
+        plan = self._plan
+        needed = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
         available = available_memory()
         if available is not None and needed > available:
             raise BadInput(
@@ -294,9 +286,9 @@ class Processes(Remote[_BoxedPost]):
 
     def _touch(self) -> None:
         """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
-        layout = self._layout
-        for copy in self._free_copies[-3 * len(layout.slots) :]:
-            model_view(self._models, layout, copy)[:] = 0.0
+        plan = self._plan
+        for copy in self._free_copies[-3 * len(plan.slots) :]:
+            model_view(self._models, plan, copy)[:] = 0.0
         size = self._replies.size // 8
         self._replies.array(0, size, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
 
@@ -328,16 +320,16 @@ class Processes(Remote[_BoxedPost]):
     def blank(self, slot: str) -> Vector:
         """See :meth:`Cluster.blank`; in the memory that workers read."""
         del slot  # a slot's next version is published before another's is begun
-        layout = self._layout
+        plan = self._plan
         if not self._free_copies:  # more are in use than a strategy is expected to keep
-            first = self._models.size // layout.model_bytes
-            self._models.grow((first + self.workers) * layout.model_bytes)
+            first = self._models.size // plan.model_bytes
+            self._models.grow((first + self.workers) * plan.model_bytes)
             self._free_copies = list(reversed(range(first, first + self.workers)))
         copy = self._free_copies[-1]
         if copy not in self._reserved:
-            self._models.reserve(copy * layout.model_bytes, layout.model_bytes)
+            self._models.reserve(copy * plan.model_bytes, plan.model_bytes)
             self._reserved.add(copy)
-        return model_view(self._models, layout, copy)
+        return model_view(self._models, plan, copy)
 
     def publish(self, slot: str, version: int, w: Vector) -> None:
         """See :meth:`Cluster.publish`."""
@@ -355,18 +347,18 @@ class Processes(Remote[_BoxedPost]):
 
     def model(self, slot: str, version: int) -> Vector:
         """See :meth:`Cluster.model`."""
-        return model_view(self._models, self._layout, self._copies[slot, version])
+        return model_view(self._models, self._plan, self._copies[slot, version])
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """See :meth:`Cluster.hold`; where its sender would have left it, so that other workers can read it."""
-        post, layout = self._posts[worker], self._layout
+        post, plan = self._posts[worker], self._plan
         if len(post.held) >= _BUFFERS - 1:
             self._arrived[task, chunk] = Message(ids, message, worker, None)
             return
         room = next(room for room in range(_BUFFERS) if room not in post.held)
-        at = layout.buffer_at(worker, room)
-        self._replies.reserve(at, layout.buffer_bytes(worker))
-        vector = self._replies.array(at + HEADER.size, message.size, np.dtype(layout.dtype))
+        at = plan.buffer_at(worker, room)
+        self._replies.reserve(at, plan.buffer_bytes(worker))
+        vector = self._replies.array(at + HEADER.size, message.size, np.dtype(plan.dtype))
         vector[:] = message
         vector.flags.writeable = False
         HEADER.pack_into(self._replies.memory, at, FULL, task, chunk, message.size)
@@ -380,7 +372,7 @@ class Processes(Remote[_BoxedPost]):
         room = message.room
         if room is None:
             room = self._move(key, message)
-        return room.at if isinstance(room, _Moved) else self._layout.buffer_at(message.worker, room), 0
+        return room.at if isinstance(room, _Moved) else self._plan.buffer_at(message.worker, room), 0
 
     def _move(self, key: tuple[int, int], message: Message) -> _Moved:
         """Put a message that has left its sender's buffers where all workers can read it."""
@@ -400,7 +392,7 @@ class Processes(Remote[_BoxedPost]):
         return room
 
     def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        at = self._layout.buffer_at(told.worker, told.room)
+        at = self._plan.buffer_at(told.worker, told.room)
         state, task, chunk, found = HEADER.unpack_from(self._replies.memory, at)
         if (state, task, chunk) != (FULL, told.task, told.chunk) or found != length:
             return found, None
@@ -436,7 +428,7 @@ class Processes(Remote[_BoxedPost]):
         if isinstance(room, _Moved):
             self._gaps[room.size].append(room.at)
             return
-        HEADER.pack_into(self._replies.memory, self._layout.buffer_at(worker, room), FREE, -1, -1, 0)
+        HEADER.pack_into(self._replies.memory, self._plan.buffer_at(worker, room), FREE, -1, -1, 0)
         self._posts[worker].held.discard(room)
 
     # ------------------------------------------------------------------------------------------- commands and events
@@ -510,7 +502,7 @@ class Processes(Remote[_BoxedPost]):
         return super()._bury(died)
 
     def _error(self, worker: int) -> str:
-        at = self._layout.box_at(worker) + self._layout.box
+        at = self._plan.box_at(worker) + self._plan.box
         size = int.from_bytes(self._mail.memory[at : at + 8], "little")
         return self._mail.memory[at + 8 : at + 8 + min(size, ERROR_BOX - 8)].decode(errors="replace")
 

@@ -87,7 +87,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """What lies where. Models: versions of ``dimension`` numbers, at first ``copies`` of them. Replies: ``buffers`` a
     worker, and behind them messages that had to make room and that other workers read. Both can grow.
 
@@ -147,7 +147,7 @@ class Layout:
         return asdict(self)
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Layout:
+    def from_plain(cls, plain: dict[str, Any]) -> MemoryLayout:
         """Read back what JSON made of one."""
         return cls(**plain | {name: tuple(plain[name]) for name in ("slots", "lengths")})
 
@@ -214,6 +214,6 @@ def place_buffers(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int
     return places, end
 
 
-def model_view(segment: Segment, layout: Layout, copy: int) -> Vector:
+def model_view(segment: Segment, layout: MemoryLayout, copy: int) -> Vector:
     """A model version's vector."""
     return segment.array(copy * layout.model_bytes, layout.dimension, np.dtype(layout.dtype))

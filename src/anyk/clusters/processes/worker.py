@@ -18,8 +18,8 @@ from anyk.clusters.processes.memory import (
     HEADER,
     RECORD,
     WRITING,
-    Layout,
     MailBox,
+    MemoryLayout,
     Segment,
     model_view,
 )
@@ -32,9 +32,9 @@ class Shared:
     """What all workers of a nursery share: the layout, the segments and the pipe to the driver."""
 
     def __init__(self, message: dict[str, Any], fds: list[int]) -> None:
-        self.layout = Layout.from_plain(message["layout"])
+        self.layout = MemoryLayout.from_plain(message["layout"])
         self.frame = Frame.from_plain(message["frame"])
-        self.holdings: list[list[int]] = message["holdings"]
+        self.assignment: list[list[int]] = message["assignment"]
         self.places: list[tuple[int, int]] = [tuple(place) for place in message["places"]]
         sizes = message["sizes"]
         self.data, self.models, self.replies, self.mail = (
@@ -61,7 +61,7 @@ class SharedMemoryWorker(Worker[int]):
 
     def _start(self) -> None:
         first = model_view(self._shared.models, self._layout, 0)
-        self._begin(self._shared.problem(), self._shared.holdings[self._worker], first)
+        self._begin(self._shared.problem(), self._shared.assignment[self._worker], first)
 
     # ------------------------------------------------------------------------------------------- hearing
 

@@ -21,7 +21,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
         made = code(CODES[case["code"]].format(s=s), workers=N)
     except BadInput:
         return {"bound": (s + 1) / N}
-    mean = sum(map(len, made.holdings)) / N / made.partitions
+    mean = sum(map(len, made.assignment)) / N / made.partitions
     return {
         "load": mean,
         "largest": made.load / made.partitions,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk.clusters import Simulated
-from anyk.protocol import Combine, Command, Dispatch, Failed, Fleet, Measure, Measured, Reply, Stop
+from anyk.protocol import Combine, Command, Dispatch, Failed, Fleet, MessageProjected, ProjectMessage, Reply, Stop
 from anyk.strategies import CodedRounds, strategy
 from anyk.testing import Squares, check_strategy
 
@@ -33,8 +33,8 @@ def honest(made: CodedRounds, seed: int = 0) -> np.ndarray:
 def told(made: CodedRounds, worker: int, value: float, task: int | None = None) -> Sequence[Command]:
     """A reply and what it is measured to be."""
     task = worker if task is None else task
-    assert list(made.on(Reply(1.0, worker, task, 0))) == [Measure(worker, task, 0)]  # it does not count yet
-    return made.on(Measured(1.0, worker, task, 0, value))
+    assert list(made.on(Reply(1.0, worker, task, 0))) == [ProjectMessage(worker, task, 0)]  # it does not count yet
+    return made.on(MessageProjected(1.0, worker, task, 0, value))
 
 
 def step_of(made: CodedRounds, order: Sequence[int], values: Any) -> tuple[int, Combine | None]:
@@ -52,32 +52,32 @@ def step_of(made: CodedRounds, order: Sequence[int], values: Any) -> tuple[int, 
 @given(st.permutations(range(9)), st.sets(st.integers(0, 2), max_size=3), st.floats(-1e12, 1e12))
 def test_replicas_outvote_one_liar_in_each_group(order: list[int], lying: set[int], lie: float) -> None:
     """Groups of three; the step is taken when in each two have said the same, and uses none that lies."""
-    made = begun("draco:liars=1", 9)
+    made = begun("draco:byzantine=1", 9)
     values = honest(made)
-    liars = {3 * group + group for group in lying}
-    for liar in liars:
+    byzantine = {3 * group + group for group in lying}
+    for liar in byzantine:
         values[liar] = lie
     count, combine = step_of(made, order, values)
-    spoken = [max(sorted(order.index(w) for w in range(g, g + 3) if w not in liars)[:2]) for g in (0, 3, 6)]
+    spoken = [max(sorted(order.index(w) for w in range(g, g + 3) if w not in byzantine)[:2]) for g in (0, 3, 6)]
     assert combine is not None and count == max(spoken) + 1
     used = [task for task, _ in combine.messages]
-    assert not set(used) & liars and sorted(worker // 3 for worker in used) == [0, 1, 2]
+    assert not set(used) & byzantine and sorted(worker // 3 for worker in used) == [0, 1, 2]
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from([(7, 1, 0), (9, 2, 0), (9, 1, 2), (15, 3, 1)]), st.data())
 def test_cyclic_codes_find_any_liars(size: tuple[int, int, int], data: st.DataObject) -> None:
     n, t, f = size
-    made = begun(f"draco:liars={t},stragglers={f},kind=cyclic", n)
+    made = begun(f"draco:byzantine={t},stragglers={f},kind=cyclic", n)
     values = honest(made)
-    liars = data.draw(st.sets(st.integers(0, n - 1), max_size=t))
-    for liar in liars:
+    byzantine = data.draw(st.sets(st.integers(0, n - 1), max_size=t))
+    for liar in byzantine:
         values[liar] += data.draw(st.sampled_from([1e-3, 1.0, -100.0, 1e6])) * data.draw(st.floats(0.5, 2.0))
     late = data.draw(st.permutations(range(n)))
     count, combine = step_of(made, late, values)
     assert combine is not None and count == n - f
     used = [task for task, _ in combine.messages]
-    assert not set(used) & liars
+    assert not set(used) & byzantine
     weights = np.zeros(n)
     weights[used] = combine.weights
     assert weights @ made.code.encoding.toarray() == pytest.approx(np.ones(n), abs=1e-6)
@@ -88,7 +88,7 @@ def test_cyclic_codes_find_any_liars(size: tuple[int, int, int], data: st.DataOb
 @pytest.mark.parametrize("liar", [0, 2])
 def test_a_projection_that_overflows_is_a_lie(kind: str, value: float, liar: int) -> None:
     """A finite message may be so large that its projection is not: that worker's message is not to be used."""
-    made = begun(f"draco:liars=1,kind={kind}", 5)
+    made = begun(f"draco:byzantine=1,kind={kind}", 5)
     values = honest(made)
     values[liar] = value
     _, combine = step_of(made, range(5), values)
@@ -102,7 +102,7 @@ def test_a_projection_that_overflows_is_a_lie(kind: str, value: float, liar: int
 @pytest.mark.parametrize("kind", ["repetition", "cyclic"])
 def test_a_liar_may_lie_with_nan(kind: str) -> None:
     """ "Whatever they like" includes messages that are not finite; the cluster says so, and the others are honest."""
-    made = begun(f"draco:liars=1,kind={kind}", 5)
+    made = begun(f"draco:byzantine=1,kind={kind}", 5)
     values = honest(made)
     pending = {worker: worker for worker in range(5)}
     steps, stops = [], []
@@ -126,10 +126,10 @@ def test_a_liar_may_lie_with_nan(kind: str) -> None:
 
 @pytest.mark.parametrize("rule", ["wait=3", "wait=0.5s", "wait=90%"])
 def test_no_step_is_taken_before_liars_would_have_been_found_out(rule: str) -> None:
-    """Either such a rule is refused for a code against liars, or no liar's message is used under it."""
+    """Either such a rule is refused for a code against byzantine, or no liar's message is used under it."""
     try:
         run = anyk.train(
-            Squares(9), f"draco:liars=1,{rule}", Simulated(9, delays=anyk.delays.Exponential(0.5), liars=(0,), seed=1),
+            Squares(9), f"draco:byzantine=1,{rule}", Simulated(9, delays=anyk.delays.Exponential(0.5), byzantine=(0,), seed=1),
             steps=10, optimizer=anyk.optimizers.GD(lr=0.1),
         )  # fmt: skip
     except anyk.BadInput:
@@ -139,9 +139,9 @@ def test_no_step_is_taken_before_liars_would_have_been_found_out(rule: str) -> N
 
 @pytest.mark.parametrize("name", ["least-squares", "one-step", "algorithmic"])
 def test_another_decoder_is_refused_or_finds_them_out(name: str) -> None:
-    cluster = Simulated(6, liars=(0,))
+    cluster = Simulated(6, byzantine=(0,))
     try:
-        run = anyk.train(Squares(6), f"draco:liars=1,decoder={name}", cluster, steps=2)
+        run = anyk.train(Squares(6), f"draco:byzantine=1,decoder={name}", cluster, steps=2)
     except anyk.BadInput:
         return
     assert run.log.rows("SELECT count(*) FROM chunks WHERE worker = 0 AND step IS NOT NULL")[0][0] == 0
@@ -150,7 +150,7 @@ def test_another_decoder_is_refused_or_finds_them_out(name: str) -> None:
 def test_too_many_liars_are_said_to_be() -> None:
     """What stops a run is said: not "replies do not give the sum ()"."""
     with pytest.raises(anyk.RunFailed) as found:
-        anyk.train(Squares(7), "draco:liars=1,kind=cyclic", Simulated(7, liars=(1, 4)), steps=1)
+        anyk.train(Squares(7), "draco:byzantine=1,kind=cyclic", Simulated(7, byzantine=(1, 4)), steps=1)
     assert "()" not in str(found.value)
 
 
@@ -159,7 +159,7 @@ def test_float32_replies_are_refused_in_one_sentence_or_work() -> None:
     data = np.random.default_rng(0).normal(size=(140, 20)).astype(np.float32)
     problem = anyk.problems.LogisticRegression(data, np.sign(data[:, 0]))
     try:
-        run = anyk.train(problem, "draco:liars=1,kind=cyclic", Simulated(7, liars=(2,)), steps=2)
+        run = anyk.train(problem, "draco:byzantine=1,kind=cyclic", Simulated(7, byzantine=(2,)), steps=2)
     except (anyk.BadInput, anyk.RunFailed) as error:
         assert "float" in str(error)
     else:
@@ -170,16 +170,16 @@ def test_float32_replies_are_refused_in_one_sentence_or_work() -> None:
 
 
 def test_what_was_measured_for_a_step_that_is_taken_says_nothing_of_the_next() -> None:
-    made = begun("draco:liars=1", 3)
-    assert list(made.on(Reply(1.0, 2, 2, 0))) == [Measure(2, 2, 0)]
+    made = begun("draco:byzantine=1", 3)
+    assert list(made.on(Reply(1.0, 2, 2, 0))) == [ProjectMessage(2, 2, 0)]
     told(made, 0, 5.0)
     assert any(isinstance(command, Combine) for command in told(made, 1, 5.0))
     before = made.state()
-    assert not made.on(Measured(1.0, 2, 2, 0, 7.0))  # asked for in the step before
+    assert not made.on(MessageProjected(1.0, 2, 2, 0, 7.0))  # asked for in the step before
     assert {**made.state(), "now": 0.0} == {**before, "now": 0.0}
 
 
-@pytest.mark.parametrize("spec", ["draco:liars=1", "draco:liars=1,stragglers=1,kind=cyclic"])
+@pytest.mark.parametrize("spec", ["draco:byzantine=1", "draco:byzantine=1,stragglers=1,kind=cyclic"])
 def test_it_goes_on_from_its_state_between_reply_and_measure(spec: str) -> None:
     made = begun(spec, 9)
     values = honest(made)
@@ -191,7 +191,7 @@ def test_it_goes_on_from_its_state_between_reply_and_measure(spec: str) -> None:
         assert list(twin.on(reply)) == list(made.on(reply))
         between = strategy(spec, workers=9)
         between.restore(json.loads(json.dumps(made.state())))
-        measured = Measured(1.0, worker, worker, 0, float(values[worker]))
+        measured = MessageProjected(1.0, worker, worker, 0, float(values[worker]))
         commands = list(made.on(measured))
         assert list(between.on(measured)) == commands and between.state() == made.state()
         if commands:
@@ -200,7 +200,7 @@ def test_it_goes_on_from_its_state_between_reply_and_measure(spec: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("spec", "n"), [("draco:liars=1", 9), ("draco:liars=1,stragglers=1,kind=cyclic", 7)])
+@pytest.mark.parametrize(("spec", "n"), [("draco:byzantine=1", 9), ("draco:byzantine=1,stragglers=1,kind=cyclic", 7)])
 def test_it_survives_outages(spec: str, n: int, seed: int) -> None:
     check_strategy(strategy(spec, workers=n), steps=10, outages=5, seed=seed)
 
@@ -209,12 +209,12 @@ def test_it_survives_outages(spec: str, n: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "liars"), [("draco:liars=1", (0, 4, 8)), ("draco:liars=2,stragglers=1,kind=cyclic", (3, 7))]
+    ("spec", "byzantine"), [("draco:byzantine=1", (0, 4, 8)), ("draco:byzantine=2,stragglers=1,kind=cyclic", (3, 7))]
 )
-def test_the_model_is_that_of_an_honest_fleet(spec: str, liars: tuple[int, ...]) -> None:
+def test_the_model_is_that_of_an_honest_fleet(spec: str, byzantine: tuple[int, ...]) -> None:
     models = []
-    for lying in ((), liars):
-        cluster = Simulated(9, delays=anyk.delays.Exponential(0.5), seed=2, liars=lying)
+    for lying in ((), byzantine):
+        cluster = Simulated(9, delays=anyk.delays.Exponential(0.5), seed=2, byzantine=lying)
         run = anyk.train(Squares(9), spec, cluster, steps=8, optimizer=anyk.optimizers.Nesterov(lr=0.2))
         rows = run.log.rows("SELECT DISTINCT worker FROM chunks WHERE step IS NOT NULL")
         assert not {worker for (worker,) in rows} & set(lying)
@@ -225,18 +225,23 @@ def test_the_model_is_that_of_an_honest_fleet(spec: str, liars: tuple[int, ...])
 
 def test_liars_spoil_what_is_not_made_for_them() -> None:
     """So that the test above says something."""
-    runs = [anyk.train(Squares(9), "frc:stragglers=2", Simulated(9, liars=lying), steps=2) for lying in ((), (0, 4, 8))]
+    runs = [
+        anyk.train(Squares(9), "frc:stragglers=2", Simulated(9, byzantine=lying), steps=2) for lying in ((), (0, 4, 8))
+    ]
     assert np.abs(runs[0].model - runs[1].model).max() > 1.0
 
 
 def test_liars_are_part_of_the_clusters_spec(tmp_path: Any) -> None:
-    cluster = Simulated(9, delays=anyk.delays.Exponential(0.5), seed=2, liars=(1, 5))
-    assert anyk.clusters.cluster(cluster.spec, workers=9).liars == (1, 5)
-    anyk.train(Squares(9), "draco:liars=1", cluster, steps=3, out=tmp_path / "run")
+    cluster = Simulated(9, delays=anyk.delays.Exponential(0.5), seed=2, byzantine=(1, 5))
+    assert anyk.clusters.cluster(cluster.spec, workers=9).byzantine == (1, 5)
+    anyk.train(Squares(9), "draco:byzantine=1", cluster, steps=3, out=tmp_path / "run")
     resumed = anyk.resume(tmp_path / "run", problem=Squares(9), steps=6)
     whole = anyk.train(
-        Squares(9), "draco:liars=1", Simulated(9, delays=anyk.delays.Exponential(0.5), seed=2, liars=(1, 5)), steps=6
+        Squares(9),
+        "draco:byzantine=1",
+        Simulated(9, delays=anyk.delays.Exponential(0.5), seed=2, byzantine=(1, 5)),
+        steps=6,
     )
     assert np.array_equal(resumed.model, whole.model)
-    with pytest.raises(anyk.BadInput, match="liars must be workers 0 to 8, got 9"):
-        Simulated(9, liars=(9,))
+    with pytest.raises(anyk.BadInput, match="byzantine must be workers 0 to 8, got 9"):
+        Simulated(9, byzantine=(9,))

@@ -1,4 +1,4 @@
-"""The books of a run: every chunk dispatched ends in exactly one way, and the sums match."""
+"""The ledger of a run: every chunk dispatched ends in exactly one way, and the sums match."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ENDINGS = ("counted", "late_counted", "discarded", "cancelled", "lost")
 
 
 @dataclass(slots=True)
-class Books:
+class Ledger:
     """Chunks by how they ended.
 
     ``counted``: used in the step for the version they were computed on; ``late_counted``: in a later step (staleness

@@ -1,0 +1,80 @@
+"""What strategies and clusters say to each other: events one way, commands the other.
+
+A *strategy* is told what happened (events) and answers with what to do (commands). It holds no array, reads no clock
+and draws no number of its own, so the same object runs on a virtual clock, on real machines and from a log.
+A *cluster* carries commands out and reports events. The driver in :mod:`anyk.training` stands between them.
+
+Events and commands are made by the million: they are named tuples of plain data, and a command speaks of many
+workers at once. Tasks are numbered by the strategy, upwards from 0, and never reused.
+"""
+
+from anyk.protocol.commands import (
+    Cancel,
+    CancelMode,
+    Combine,
+    Command,
+    Dispatch,
+    EvaluateLoss,
+    MeasureDrift,
+    MeasureNoise,
+    Mix,
+    Note,
+    ProjectMessage,
+    RequestMessage,
+    SetAlarm,
+    Stop,
+)
+from anyk.protocol.events import (
+    Alarm,
+    Cut,
+    DriftMeasured,
+    Event,
+    Failed,
+    Joined,
+    LossEvaluated,
+    Lost,
+    MessageProjected,
+    NoiseMeasured,
+    Progress,
+    Reply,
+)
+from anyk.protocol.strategy import Fleet, Layout, Running, Strategy, slot_names, strategy_text
+from anyk.protocol.work import Chunk, Task, Timing
+
+__all__ = [
+    "Alarm",
+    "Cancel",
+    "CancelMode",
+    "Chunk",
+    "Combine",
+    "Command",
+    "Cut",
+    "Dispatch",
+    "DriftMeasured",
+    "EvaluateLoss",
+    "Event",
+    "Failed",
+    "Fleet",
+    "Layout",
+    "Joined",
+    "LossEvaluated",
+    "Lost",
+    "MeasureDrift",
+    "MeasureNoise",
+    "MessageProjected",
+    "Mix",
+    "NoiseMeasured",
+    "Note",
+    "Progress",
+    "ProjectMessage",
+    "Reply",
+    "Running",
+    "RequestMessage",
+    "SetAlarm",
+    "Stop",
+    "Strategy",
+    "Task",
+    "Timing",
+    "slot_names",
+    "strategy_text",
+]

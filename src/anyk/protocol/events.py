@@ -1,0 +1,118 @@
+"""Events: what happened, told to the strategy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from anyk.protocol.work import Timing
+
+
+class Reply(NamedTuple):
+    """A whole, finite message arrived: chunk ``chunk`` of ``task``."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    timing: Timing | None = None
+
+
+class Progress(NamedTuple):
+    """A worker finished ``done`` partitions of a chunk that is sent on request."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    done: int
+
+
+class Failed(NamedTuple):
+    """A chunk gave no usable message: it was not finite, had the wrong length, or raised; ``reason`` says which."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    reason: str
+
+
+class Lost(NamedTuple):
+    """A worker died; ``gone``: it has been given up and will not join again."""
+
+    time: float
+    worker: int
+    reason: str
+    gone: bool = False
+
+
+class Joined(NamedTuple):
+    """A worker came (back); it has its partitions and is idle."""
+
+    time: float
+    worker: int
+
+
+class Alarm(NamedTuple):
+    """The alarm called ``name`` rang."""
+
+    time: float
+    name: str
+
+
+class MessageProjected(NamedTuple):
+    """What a :class:`ProjectMessage` asked for: the projection of a message on the vector of a key."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    value: float
+
+
+class LossEvaluated(NamedTuple):
+    """What an :class:`EvaluateLoss` asked for: the objective at the slot's version, and its learning rate."""
+
+    time: float
+    slot: str
+    version: int
+    loss: float
+    rate: float = 1.0
+
+
+class DriftMeasured(NamedTuple):
+    """What a :class:`MeasureDrift` asked for: a squared distance; 0 where there are no models."""
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    value: float
+
+
+class NoiseMeasured(NamedTuple):
+    """What a :class:`MeasureNoise` asked for: of mean gradients, mean squared norm and squared norm of the mean."""
+
+    time: float
+    replies: int
+    mean_square: float
+    square_of_mean: float
+
+
+Event: TypeAlias = (
+    Reply | Progress | Failed | Lost | Joined | Alarm | MessageProjected | LossEvaluated | DriftMeasured | NoiseMeasured
+)
+
+
+class Cut(NamedTuple):
+    """What became of a cancelled chunk, where the cluster learns it: bookkeeping, not shown to strategies.
+
+    ``done`` partitions were finished; the message would have been, or was, ready at ``due`` (None: unknown).
+    """
+
+    time: float
+    worker: int
+    task: int
+    chunk: int
+    done: int
+    due: float | None
