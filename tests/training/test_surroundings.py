@@ -83,3 +83,39 @@ def test_a_folder_that_may_only_be_read(read_only):
     assert refused.exit_code == 2 and "cannot be written (Permission denied)" in refused.output, refused.output
     assert len(refused.output.strip().splitlines()) == 1
     assert {path.name: path.read_bytes() for path in read_only.iterdir()} == before
+
+
+def test_a_folder_that_may_not_be_looked_into(read_only):
+    begin = [
+        "--data",
+        "synthetic:rows=60,features=4",
+        "--workers",
+        4,
+        "--cluster",
+        "simulated",
+        "--steps",
+        6,
+        "--quiet",
+    ]
+    for parent in (False, True):  # the folder, or the one it is in
+        closed = read_only.parent if parent else read_only
+        os.seteuid(os.getuid())
+        closed.chmod(0o000)
+        if os.getuid() == 0:
+            os.seteuid(65534)
+        for command in (
+            ["show", read_only],
+            ["replay", read_only],
+            ["verify", read_only],
+            ["resume", read_only, "--steps", 9],
+            ["train", *begin, "--from", read_only, "--out", read_only.parent / "next"],
+            ["train", *begin, "--out", read_only],
+            ["race", *begin, "--out", read_only],
+            ["train", *begin, "--out", read_only / "in"],
+        ):
+            result = run(*command)
+            assert result.exit_code == 2, (command, result.output)
+            said = result.output.splitlines()[-1]
+            assert said.startswith("anyk: '") and "ermission denied" in said, (command, said)
+    os.seteuid(os.getuid())
+    closed.chmod(0o755)

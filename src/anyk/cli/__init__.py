@@ -23,6 +23,9 @@ class _Group(click.Group):
         except BadInput as error:
             click.echo(f"anyk: {error}", err=True)
             ctx.exit(2)
+        except PermissionError as error:  # of a folder that may not be looked into; files have sentences of their own
+            click.echo(f"anyk: '{error.filename}' cannot be read (permission denied)", err=True)
+            ctx.exit(2)
         except RunFailed as error:
             click.echo(f"anyk: {error}", err=True)
             ctx.exit(1)
