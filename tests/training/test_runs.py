@@ -20,6 +20,7 @@ from anyk.clusters import Compute, Outage, Simulated
 from anyk.testing import Squares
 from anyk.training.evaluation import Evaluator
 from anyk.training.ledger import ENDINGS
+from anyk.training.tracing import measured
 
 EXP = anyk.delays.Exponential(0.5)
 
@@ -568,3 +569,13 @@ def test_a_folder_of_runs_says_which_runs_it_has(tmp_path):
     anyk.train(Squares(3), "uncoded", "simulated", workers=3, steps=2, out=tmp_path / "race" / "uncoded").close()
     with pytest.raises(anyk.BadInput, match=r"has no run.toml; name one of the runs in it, as in .*uncoded"):
         anyk.replay(tmp_path / "race")
+
+
+def test_a_trace_has_the_rounds_that_took_no_time():
+    delays = anyk.delays.parse("bimodal:fast=0,slow=1,probability=0.2")
+    with small("uncoded", steps=20, delays=delays) as run:
+        seconds, censored, _ = measured(run)
+        took = run.seconds
+    assert seconds.shape == (20, 6) and not censored.any()
+    assert (seconds.max(axis=1) == 0).any() and seconds.max(axis=1).sum() == took
+    assert (seconds == np.transpose([delays.draws(1, i, 0, 20) for i in range(6)])).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,13 +36,16 @@ def measured(run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
         "SELECT c.dispatched, c.worker, max(coalesce(c.received, c.due, c.cancelled)), "
         "min(c.received IS NOT NULL OR c.due IS NOT NULL), group_concat(w.partitions, ';') "
         "FROM chunks c JOIN works w ON w.id = c.work WHERE c.ending != 'lost' GROUP BY c.dispatched, c.worker, c.task "
-        "ORDER BY c.dispatched"
+        "ORDER BY c.dispatched, c.task"
     )
-    table: dict[float, dict[int, tuple[float, bool, int]]] = {}
+    table: dict[tuple[float, int], dict[int, tuple[float, bool, int]]] = {}
+    given: Counter[tuple[float, int]] = Counter()  # rounds that take no time begin at the same one
     for dispatched, worker, end, known, partitions in rows:
         if end is not None:
             covered = sum(shares[j] for part in partitions.split(";") for j in json.loads(part))
-            table.setdefault(dispatched, {})[worker] = (end - dispatched, not known, covered)
+            row = table.setdefault((dispatched, given[dispatched, worker]), {})
+            row[worker] = end - dispatched, not known, covered
+            given[dispatched, worker] += 1
     whole = [row for row in table.values() if len(row) == workers and not all(cut for _, cut, _ in row.values())]
     if not whole:
         raise BadInput("there is no time at which every worker of the run was given a task; a trace is of rounds")
