@@ -16,12 +16,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from keyword import iskeyword
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
 
 from anyk.errors import BadInput
 
 T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+_A_FILE = "a file's name"
+# the annotation of a key that names a file, by which with_files finds it; a key that holds a spec is annotated with the
+# registries of its name, Annotated[str, registry, …], so that the files named in there are found, too
+File = Annotated[str, _A_FILE]
 
 
 def parse(text: str) -> tuple[str, dict[str, str]]:
@@ -74,6 +80,42 @@ def bracketed(spec: str | None) -> str | None:
     ('(frc:load=2)', 'ring')
     """
     return f"({spec})" if spec and any(sign in spec for sign in ":,") else spec
+
+
+def absolute(name: str) -> str:
+    """A file's name as it is found from any folder."""
+    return str(Path(name).expanduser().absolute())
+
+
+def with_files(text: str, change: Callable[[str], str], *registries: Registry[Any]) -> str:
+    """A spec with the name of each file in it changed, also in the specs inside it.
+
+    So what a run keeps means the same in any folder (:func:`absolute`), and what it was made of is known.
+
+    ``registries``: those in which its own name may stand; a spec that none knows is left alone. Raises
+    :class:`~anyk.errors.BadInput` for names that a spec cannot hold.
+    """
+    name, values = parse(text)
+    entry = next((registry.entries[name] for registry in registries if name in registry), None)
+    if entry is None:
+        return text
+    marks, first = entry.marks(), next(iter(entry.parameters()), "")
+    changed = dict(values)
+    for key, value in values.items():
+        found = marks.get(key or first, ())
+        inner = [mark for mark in found if isinstance(mark, Registry)]
+        changed[key] = change(value) if _A_FILE in found else with_files(value, change, *inner) if inner else value
+    if changed == values:
+        return text
+    named = {key or first: value for key, value in changed.items()}
+    made = show(name, {key: value if key == "wait" else bracketed(value) for key, value in named.items()})
+    try:
+        held = parse(made)[1] == named
+    except BadInput:
+        held = False
+    if not held:
+        raise BadInput(f"a spec cannot hold the names of files in '{text}', {', '.join(named.values())}; rename them")
+    return made
 
 
 def _unbracketed(value: str) -> str:
@@ -179,6 +221,14 @@ class Entry(Generic[T]):
             for key, parameter in inspect.signature(self.build).parameters.items()
             if key not in self.given and parameter.kind is not parameter.VAR_KEYWORD
         }
+
+    def marks(self) -> dict[str, tuple[Any, ...]]:
+        """What is said of keys beside their types, as of :data:`File`."""
+        source: Any = self.build
+        if isinstance(source, type) and not is_dataclass(source):
+            source = vars(source).get("__init__", source)
+        hints = typing.get_type_hints(source, include_extras=True)
+        return {key: hint.__metadata__ for key, hint in hints.items() if typing.get_origin(hint) is Annotated}
 
     def further(self) -> Any:
         """The annotation of keys beyond the named ones, where the constructor takes any; else None."""

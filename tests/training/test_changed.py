@@ -91,3 +91,76 @@ def test_a_problem_that_keeps_arrays_of_its_own_can_go_on(tmp_path):
     anyk.resume(tmp_path / "run", problem=Keeping(4), steps=5).close()
     with pytest.raises(anyk.BadInput, match="the problem's data have changed since"):
         anyk.resume(tmp_path / "run", problem=Keeping(5), steps=6)
+
+
+def ring(path, turn=0.25):
+    matrix = np.eye(4) * (1 - 2 * turn) + turn * (np.roll(np.eye(4), 1, axis=0) + np.roll(np.eye(4), -1, axis=0))
+    np.savetxt(path, matrix, delimiter=",")
+
+
+NAMING = ["dpsgd:graph=(file:w.csv)", "dpsgd:graph=file:w.csv,tau=2", "matcha:graph=(file:file=w.csv),budget=0.5"]
+
+
+@pytest.mark.parametrize("made", [str, lambda spec: anyk.strategies.strategy(spec, workers=4)], ids=["spec", "object"])
+@pytest.mark.parametrize("spec", NAMING)
+def test_a_matrix_is_found_from_any_folder_and_must_be_what_it_was(spec, made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ring("w.csv")
+    problem = anyk.problems.from_data("synthetic:rows=60,features=3")
+    fleet = anyk.cluster("simulated", workers=4, delays="exp:mean=1")
+    anyk.train(problem, made(spec), fleet, steps=3, optimizer=anyk.optimizers.GD(), out="run").close()
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    config = read_config(tmp_path / "run")
+    assert str(tmp_path / "w.csv") in config["strategy"] and list(config["digests"]["files"]) == [f"{tmp_path}/w.csv"]
+    anyk.resume(tmp_path / "run", steps=5).close()
+    assert anyk.replay(tmp_path / "run").model
+    assert any(one.name == "files" and one.whole for one in anyk.verify(tmp_path / "run").checks)
+    ring(tmp_path / "w.csv", turn=0.1)
+    for again in (lambda: anyk.resume(tmp_path / "run", steps=6), lambda: anyk.replay(tmp_path / "run")):
+        with pytest.raises(anyk.BadInput, match=r"w.csv' has changed since the run '.*run' began \(SHA-256"):
+            again()
+    assert any(one.name == "files" and not one.whole for one in anyk.verify(tmp_path / "run").checks)
+
+
+def test_a_race_keeps_where_its_matrices_and_traces_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ring("w.csv")
+    np.savez("t.npz", seconds=np.ones((5, 4)))
+    np.savez("d.npz", X=np.arange(120.0).reshape(40, 3) % 7.0, y=np.arange(40) % 2)
+    problem = anyk.problems.from_data("file", file="d.npz")
+    how = {"workers": 4, "cluster": "simulated", "delays": "trace:t.npz", "steps": 3, "out": "race"}
+    anyk.race(problem, ["dpsgd:graph=(file:w.csv)"], optimizer=anyk.optimizers.GD(), **how).close()
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    ring("w.csv", turn=0.1)  # another of that name
+    more = anyk.resume_race(tmp_path / "race", add=["matcha:graph=(file:w.csv)"])
+    assert [run.steps for run in more.runs] == [3, 3] and len(more.config["digests"]["files"]) == 2
+    more.close()
+    ring(tmp_path / "w.csv", turn=0.1)
+    with pytest.raises(anyk.BadInput, match=r"w.csv' has changed since the race"):
+        anyk.resume_race(tmp_path / "race", add=["uncoded"])
+
+
+def test_files_are_found_in_specs_inside_specs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = anyk.strategies.settled("compressed:of=(dpsgd:graph=(file:w.csv),tau=2),by=(top-k:share=0.01)")
+    inner = f"dpsgd:graph=(file:file={tmp_path}/w.csv),tau=2"
+    assert spec == f"compressed:of=({inner}),by=(top-k:share=0.01)"
+    for same in (spec, "frc:load=3,wait=11", "frc:load=3,wait=(4|0.2s)&2", "k-sync", "nobody:knows=w.csv"):
+        assert anyk.strategies.settled(same) == same
+    assert anyk.delays.settled("trace:t.npz,by=round") == f"trace:file={tmp_path}/t.npz,by=round"
+
+
+def test_names_of_files_that_a_spec_cannot_hold_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "a(b").mkdir()
+    monkeypatch.chdir(tmp_path / "a(b")
+    ring("w.csv")
+    with pytest.raises(anyk.BadInput, match="a spec cannot hold the names of files in 'file:w.csv'"):
+        anyk.strategies.settled("dpsgd:graph=(file:w.csv)")
+    (tmp_path / "a, b").mkdir()
+    monkeypatch.chdir(tmp_path / "a, b")
+    ring("w.csv")
+    spec = anyk.strategies.settled("dpsgd:graph=(file:w.csv),tau=2")
+    assert spec == f"dpsgd:graph=(file:file=({tmp_path}/a, b/w.csv)),tau=2"
+    assert anyk.strategies.strategy(spec, workers=4).spec == spec

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from anyk.checks import check
 from anyk.codes.base import Code, MatrixCode, check_workers, whole
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
@@ -38,6 +40,7 @@ from anyk.specs import Registry
 
 registry: Registry[Code] = Registry("code", given=("workers",))
 register = registry.register
+CodeSpec = Annotated[str, registry]
 
 # exact
 register("uncoded")(Uncoded)
@@ -97,7 +100,7 @@ register("bibd")(BlockDesignCode)
 
 @register("kronecker")
 def _kronecker(
-    workers: int, *, left: str = "frc:stragglers=1", right: str = "biregular", split: int | None = None
+    workers: int, *, left: CodeSpec = "frc:stragglers=1", right: CodeSpec = "biregular", split: int | None = None
 ) -> Code:
     """Product of two codes, each in brackets: left=(frc:load=2) for split workers, right=(bibd) for n / split."""
     check_workers(workers)

@@ -19,7 +19,7 @@ from anyk.delays.models import (
 from anyk.delays.stream import DelayStream
 from anyk.delays.trace import Table, Trace
 from anyk.errors import BadInput
-from anyk.specs import Registry, read
+from anyk.specs import Registry, absolute, read, with_files
 from anyk.specs import parse as split
 
 registry: Registry[DelayModel] = Registry("delay model")
@@ -54,6 +54,11 @@ def parse(spec: str | DelayModel) -> DelayModel:
     'exp:mean=0.5'
     """
     return spec if isinstance(spec, DelayModel) else registry.build(spec)
+
+
+def settled(spec: str) -> str:
+    """A law's spec that means the same in any folder: files have absolute paths."""
+    return with_files(spec, absolute, registry)
 
 
 def communication(spec: str | DelayModel | Communication) -> Communication:
@@ -104,4 +109,5 @@ __all__ = [
     "parse",
     "register",
     "registry",
+    "settled",
 ]

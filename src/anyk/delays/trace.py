@@ -14,7 +14,7 @@ from anyk.checks import typed
 from anyk.delays.measured import Measured, read_measured
 from anyk.delays.models import DelayModel
 from anyk.errors import BadInput
-from anyk.specs import parse
+from anyk.specs import File, absolute, parse
 from anyk.tables import shown
 
 Floats = NDArray[np.float64]
@@ -80,7 +80,7 @@ class Trace(DelayModel):
     that the file's contents may take, by default 1 GB or 8 times its size, whichever is more.
     """
 
-    file: str
+    file: File
     slope: float = 0.0
     load: float | None = None
     unit: Literal["s", "ms", "us"] | None = None
@@ -99,7 +99,7 @@ class Trace(DelayModel):
             raise BadInput("a trace is of whole tasks; use slope=… instead of per=load")
         _ = self._measured
         # a run that is resumed in another folder finds it there
-        object.__setattr__(self, "file", str(Path(self.file).expanduser().absolute()))
+        object.__setattr__(self, "file", absolute(self.file))
         if parse(self.spec)[1]["file"] != self.file:
             raise BadInput(f"a spec cannot hold the name of the trace '{shown(self.file)}'; rename it")
         if self.slope and self.load_measured is None:

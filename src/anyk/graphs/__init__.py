@@ -1,6 +1,7 @@
 """Graphs: for codes whose workers sit on vertices or edges, and for averaging among neighbours."""
 
 from anyk.graphs.mixing import (
+    GraphSpec,
     Matcha,
     Mixing,
     best_constant,
@@ -13,11 +14,13 @@ from anyk.graphs.mixing import (
     metropolis,
     register,
     registry,
+    settled,
     zeta,
 )
 from anyk.graphs.regular import adjacency, edges_of_regular, second_eigenvalue
 
 __all__ = [
+    "GraphSpec",
     "Matcha",
     "Mixing",
     "adjacency",
@@ -33,5 +36,6 @@ __all__ = [
     "register",
     "registry",
     "second_eigenvalue",
+    "settled",
     "zeta",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput
 from anyk.graphs.regular import edges_of_regular
-from anyk.specs import Registry
+from anyk.specs import File, Registry, absolute, with_files
 from anyk.tables import existing_file, limit, read_csv, read_npy, shown
 
 Matrix = NDArray[np.float64]
@@ -128,6 +128,7 @@ def elastic(workers: int, alpha: float) -> Matrix:
 
 registry: Registry[Mixing] = Registry("graph", given=("workers",))
 register = registry.register
+GraphSpec = Annotated[str, registry]
 
 
 def graph(spec: str, *, workers: int) -> Mixing:
@@ -137,7 +138,12 @@ def graph(spec: str, *, workers: int) -> Mixing:
     0.0
     """
     made = registry.build(spec, workers=workers)
-    return Mixing(spec, made.rounds)
+    return Mixing(settled(spec), made.rounds)
+
+
+def settled(spec: str) -> str:
+    """A graph's spec that means the same in any folder: a file has its absolute path."""
+    return with_files(spec, absolute, registry)
 
 
 def edges_of(spec: str, *, workers: int) -> list[tuple[int, int]]:
@@ -218,7 +224,7 @@ def _one_peer(workers: int) -> Mixing:
 
 
 @register("file")
-def _file(workers: int, *, file: str) -> Mixing:
+def _file(workers: int, *, file: File) -> Mixing:
     """A mixing matrix from a CSV or .npy file, n x n; W[i, j] is the weight of i in j's next model."""
     path = Path(file).expanduser()
     existing_file(path, "matrix file")

@@ -26,7 +26,7 @@ from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
 from anyk.problems.torch_modules import TorchProblem
 from anyk.problems.torch_partitions import TorchPartitions
-from anyk.specs import Registry
+from anyk.specs import Registry, absolute
 
 _LINEAR: dict[str, type[LinearProblem]] = {
     "binary": LogisticRegression,
@@ -78,7 +78,7 @@ def from_data(
     made = load(data, file=file, progress=progress)
     recipe: dict[str, Any] = {"data": data}
     if file is not None:
-        recipe["file"] = str(Path(file).resolve())
+        recipe["file"] = absolute(str(file))
     if l2 is not None:
         recipe["l2"] = float(l2)
     if model != "linear":

@@ -2,6 +2,7 @@
 
 import inspect
 import typing
+from collections.abc import Callable
 from typing import Any
 
 from anyk import codes, specs
@@ -44,6 +45,7 @@ from anyk.strategies.wait import (
 
 registry: specs.Registry[Strategy] = specs.Registry("strategy", given=("workers",))
 register = registry.register
+StrategySpec = typing.Annotated[str, registry, codes.registry]
 
 
 @register("sync")
@@ -144,7 +146,7 @@ def _diloco(
 
 
 @register("compressed")
-def _compressed(workers: int, *, of: str = "sync", by: str = "qsgd") -> Strategy:
+def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") -> Strategy:
     """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk compression')."""
     return Compressed(strategy(of, workers=workers), by)
 
@@ -195,12 +197,20 @@ def rounds(code: codes.Code, **keys: Any) -> Strategy:
     return strategy
 
 
+def settled(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
+    """A strategy's spec that means the same in any folder: files have absolute paths (or what ``change`` makes)."""
+    return specs.with_files(spec, change, registry, codes.registry)
+
+
 def completed(spec: str, made: Strategy) -> str:
     """A spec with the numbers that it leaves to be chosen, as they were chosen for a strategy made from it.
+
+    Files in it get their absolute paths.
 
     >>> completed("k-sync", strategy("k-sync", workers=30)), completed("frc", strategy("frc", workers=30))
     ('k-sync:k=15', 'frc:load=3')
     """
+    spec = settled(spec)
     (name, given), (meant, chosen) = specs.parse(spec), specs.parse(made.spec)
     if name == "k-sync":
         return specs.with_keys(spec, {"k": _usual_k(made.layout.workers, None)})
@@ -289,5 +299,6 @@ __all__ = [
     "register",
     "registry",
     "rounds",
+    "settled",
     "strategy",
 ]

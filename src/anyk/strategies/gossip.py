@@ -10,7 +10,7 @@ import numpy as np
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.graphs import Matcha, Mixing, graph, matcha
+from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, settled
 from anyk.protocol import (
     Chunk,
     Command,
@@ -242,7 +242,7 @@ class DecentralisedSGD(Gossip):
         self,
         workers: int,
         *,
-        graph: str = "ring",
+        graph: GraphSpec = "ring",
         tau: int = 1,
         batch: int = 0,
         barrier: Barrier = "local",
@@ -276,7 +276,7 @@ class MatchaSGD(Gossip):
         self,
         workers: int,
         *,
-        graph: str = "ring",
+        graph: GraphSpec = "ring",
         budget: float = 0.5,
         tau: int = 1,
         batch: int = 0,
@@ -284,7 +284,7 @@ class MatchaSGD(Gossip):
         seed: int = 0,
     ) -> None:
         super().__init__(workers, tau=tau, batch=batch, barrier=barrier)
-        self._name, self.budget, self.seed = graph, budget, seed
+        self._name, self.budget, self.seed = settled(graph), budget, seed
         self.plan: Matcha = matcha(self._name, workers=workers, budget=budget)
         self._drawn: dict[int, np.ndarray[Any, np.dtype[np.float64]]] = {}
 

@@ -29,12 +29,13 @@ class Digests(msgspec.Struct, frozen=True):
     """What a run was made of, so that a later change is noticed.
 
     ``data``: of the problem's arrays, None where it has none to look at. ``traces``: of measured delays, by file.
-    ``code``: SHA-256, by name, of the files and modules that the configuration names, of plug-ins, and of what such
-    files import from their own folder.
+    ``files``: SHA-256 of files that strategies name (a matrix), by path. ``code``: SHA-256, by name, of the files and
+    modules that the configuration names, of plug-ins, and of what such files import from their own folder.
     """
 
     data: str | None = None
     traces: dict[str, str] = {}
+    files: dict[str, str] = {}
     code: dict[str, str] = {}
 
 

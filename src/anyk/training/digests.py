@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from anyk.errors import BadInput
 from anyk.named import admit, beside, plugins, sha256_of
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
+from anyk.specs import absolute
+from anyk.strategies import settled
 
 _TORCH = re.compile(r"(?:torch:|method=|schedule=\(?)([A-Za-z_][\w.]*\.\w+)")
 
@@ -31,6 +33,7 @@ def digests_of(problem: Problem, cluster: Cluster, config: Mapping[str, Any]) ->
         **({} if data is None else {"data": data}),
         "traces": dict(traces_of(cluster.delays)) | dict(traces_of(cluster.communication)),
         "code": {where: digest for where, digest in code.items() if digest is not None},
+        "files": files_of(config.get("runs") or [config["strategy"]]),
     }
 
 
@@ -51,8 +54,37 @@ def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:
         )
 
 
-def check_plugins(config: Mapping[str, Any], of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where a plug-in in use is not the one that the run began with."""
+def files_of(strategies: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the files that specs of strategies name, as that of a matrix, by absolute path."""
+    named: list[str] = []
+
+    def seen(file: str) -> str:
+        named.append(absolute(file))
+        return file
+
+    for spec in strategies:
+        settled(spec, seen)
+    found = {file: file_digest(file) for file in named}
+    return {file: digest for file, digest in found.items() if digest is not None}
+
+
+def file_digest(file: str) -> str | None:
+    """SHA-256 of a file that is read and not run; None where it cannot be."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def check_named(config: Mapping[str, Any], of: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where a plug-in in use, or a file that a strategy names, has changed."""
+    for file, known in config.get("digests", {}).get("files", {}).items():
+        found = file_digest(file)
+        if found is not None and found != known:
+            raise BadInput(
+                f"'{file}' has changed since {of} began (SHA-256 {found[:8]}…, recorded {known[:8]}…); restore it, or "
+                "begin another run where this one stands: anyk train --from"
+            )
     code = config.get("digests", {}).get("code", {})
     for path in plugins():
         alike = [where for where in code if where == str(path)] or [

@@ -22,6 +22,7 @@ from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
+from anyk.delays import settled as settled_law
 from anyk.errors import BadInput, RunFailed
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
@@ -30,13 +31,13 @@ from anyk.problems import from_recipe
 from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy
 from anyk.specs import parse
-from anyk.strategies import SequentialRounds, completed
+from anyk.strategies import SequentialRounds, completed, settled
 from anyk.strategies import strategy as build_strategy
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
 from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
-from anyk.training.digests import admit_strategy, check_plugins, check_problem, check_traces, digests_of
+from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
@@ -125,11 +126,11 @@ def train(
     config: dict[str, Any] = {
         "format": FORMAT,
         "anyk": version("anyk"),
-        "strategy": strategy.spec if asked is None else completed(asked, strategy),
+        "strategy": settled(strategy.spec) if asked is None else completed(asked, strategy),
         "cluster": cluster.spec,
         "workers": cluster.workers,
         "partitions": strategy.layout.partitions,
-        "delays": cluster.delays.spec,
+        "delays": settled_law(cluster.delays.spec),
         "communication": cluster.communication.spec,
         "seed": cluster.seed,
         "optimizer": optimizer.spec,
@@ -209,7 +210,7 @@ def resume(
     _check_intervals(evaluate_every, checkpoint_every)
     folder = Path(path)
     config = read_config(folder)
-    check_plugins(config, f"the run '{folder}'")
+    check_named(config, f"the run '{folder}'")
     code = config["digests"].get("code", {})
     with names_in_folder(folder, code, trust=trust), showing(progress, watch) as watching:
         return _resume(

@@ -17,6 +17,7 @@ from anyk import html
 from anyk.checks import typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
+from anyk.delays import settled as settled_law
 from anyk.errors import BadInput, RunFailed
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
@@ -26,11 +27,12 @@ from anyk.problems.base import Problem, ensure_problem
 from anyk.problems.many import ManyProblems
 from anyk.specs import parse as split
 from anyk.specs import with_keys
+from anyk.strategies import settled
 from anyk.strategies import strategy as build_strategy
 from anyk.training.comparing import compare
 from anyk.training.config import Digests, read_sealed, write_sealed
 from anyk.training.defaults import usual_optimizer
-from anyk.training.digests import admit_strategy, check_plugins, check_problem, check_traces, digests_of
+from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, files_of
 from anyk.training.folder import check_plain, new_folder
 from anyk.training.launch import Watch, check_address, check_limits, check_rows, resume, showing, train
 from anyk.training.run import Run, setup
@@ -210,7 +212,7 @@ def race(
         "workers": workers,
         "models": models,
         "cluster": cluster,
-        "delays": law.spec,
+        "delays": settled_law(law.spec),
         "communication": first.communication.spec,
         "seed": seed,
         "optimizer": optimizer.spec,
@@ -253,7 +255,7 @@ def resume_race(
     if new:
         config |= limits
     of = f"the race '{folder}'"
-    check_plugins(config, of)
+    check_named(config, of)
     with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
         for spec in config["runs"]:
             admit_strategy({"strategy": spec})
@@ -276,6 +278,7 @@ def resume_race(
         if spec in config["runs"]:
             raise BadInput(f"'{spec}' is in the race already")
     config["runs"] |= _named(specs, config["runs"])
+    config["digests"] = config["digests"] | {"files": files_of(config["runs"]) | config["digests"].get("files", {})}
     write_sealed(folder / NAME, config)
     return _run(
         folder, config, problem, optimizer, fleet.delays, limits if new else {}, True, watch, before, trust, tell
@@ -396,6 +399,7 @@ def _run_folders(folder: Path) -> list[Path]:
 def _with_models(spec: str, models: int, workers: int) -> str:
     """A strategy's spec for so many models; raises where it does not exist for so many workers and models."""
     build_strategy(spec, workers=workers)
+    spec = settled(spec)
     if models == 1:
         return spec
     asked = with_keys(spec, {"models": models})

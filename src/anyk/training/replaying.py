@@ -19,7 +19,7 @@ from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
-from anyk.training.digests import admit_strategy, check_plugins, check_problem
+from anyk.training.digests import admit_strategy, check_named, check_problem
 from anyk.training.driver import Driver
 from anyk.training.launch import plan
 from anyk.training.run import Run
@@ -118,7 +118,7 @@ def replay(
 
 def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, compute: bool) -> Replay:
     config = run.config
-    check_plugins(config, f"the run '{run.path}'")
+    check_named(config, f"the run '{run.path}'")
     admit_strategy(config)
     why = None if compute else "not asked for"
     if compute and problem is None:

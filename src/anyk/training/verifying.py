@@ -14,7 +14,7 @@ from anyk.named import sha256_of
 from anyk.problems import data_digest, from_recipe, sources
 from anyk.specs import parse as split
 from anyk.training import beginning, checkpoints, config, racing
-from anyk.training.digests import traces_of
+from anyk.training.digests import file_digest, traces_of
 from anyk.training.ledger import ENDINGS
 from anyk.training.runlog import LOST, RunLog
 
@@ -218,6 +218,12 @@ def _of_digests(found: Mapping[str, Any]) -> Iterator[Check]:
             yield Check("code", None, f"'{where}' is not found")
         else:
             yield Check("code", now == recorded, f"'{where}' is {'as it was' if now == recorded else 'another now'}")
+    for file, recorded in digests.get("files", {}).items():
+        now = file_digest(file)
+        if now is None:
+            yield Check("files", None, f"'{file}' is not found")
+        else:
+            yield Check("files", now == recorded, f"'{file}' is {'as it was' if now == recorded else 'another now'}")
     known = digests.get("traces", {})
     try:
         traces = dict(traces_of(parse(found["delays"]))) | dict(traces_of(communication(found["communication"])))
