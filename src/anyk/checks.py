@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import numbers
+import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from anyk.errors import BadInput
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 
+MOST_WORKERS = 1_000_000
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
 
@@ -52,6 +54,24 @@ def check(value: Any, annotation: Any, name: str) -> Any:
         if not any(isinstance(one, float) and math.isnan(one) for one in (found, *_members(found))):
             return found
     raise BadInput(f"{name} must be {_either([word for kind in kinds for word in _words(kind)])}, got {_shown(value)}")
+
+
+def whole(name: str, value: Any) -> int:
+    """``value`` as a whole number, or one sentence of complaint."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        least = " of at least 1" if name == "workers" else ""
+        raise BadInput(f"{name} must be a whole number{least}, got {value!r}") from None
+
+
+def check_workers(workers: Any) -> int:
+    """``workers`` as a whole number from 1 to :data:`MOST_WORKERS`, or one sentence of complaint."""
+    if isinstance(workers, bool) or whole("workers", workers) < 1:
+        raise BadInput(f"workers must be a whole number of at least 1, got {workers!r}")
+    if workers > MOST_WORKERS:  # a slip of the finger would fill the memory
+        raise BadInput(f"workers must be at most {MOST_WORKERS:,}, got {workers}")
+    return int(workers)
 
 
 def typed(thing: Thing) -> Thing:

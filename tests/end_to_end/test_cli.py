@@ -174,6 +174,7 @@ BAD = [
     (["--steps", "0"], "steps must be at least 1, got 0"),
     (["--workers", "0"], "workers must be"),
     (["--workers", "100000000"], "workers must be at most 1,000,000, got 100000000"),
+    (["--workers", "100000000", "--strategy", "async"], "workers must be at most 1,000,000, got 100000000"),
     (["--workers", "2000"], "rows cannot be cut into 2000 partitions"),
     (["--target", "2"], "a target of 2 cannot be reached: auc lies between 0 and 1"),
     (["--l2", "-1"], "l2 must be a finite number of at least 0"),

@@ -71,7 +71,7 @@ def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
         ({"workers": 3, "step": 0.0}, r"step \(a factor on the learning rate\) must be above 0, got 0"),
         ({"workers": 3, "step": -1.0}, r"step \(a factor on the learning rate\) must be above 0, got -1"),
         ({"workers": 3, "step": float("nan")}, "step must be a number, got nan"),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import check_workers
 from anyk.clusters.local import Local
 from anyk.clusters.packing import scheme
 from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic, parse
@@ -66,8 +67,7 @@ class Cluster(ABC):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        if workers < 1:
-            raise BadInput(f"workers must be at least 1, got {workers}")
+        check_workers(workers)
         self.byzantine = tuple(byzantine)
         if not all(0 <= liar < workers for liar in self.byzantine):
             raise BadInput(f"byzantine must be workers 0 to {workers - 1}, got {'/'.join(map(str, self.byzantine))}")

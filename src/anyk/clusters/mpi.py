@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import typed
+from anyk.checks import check_workers, typed
 from anyk.clusters.local import Local
 from anyk.clusters.mailed import Key, Mail, Mailed, MailedPost, MailedWorker, Word
 from anyk.clusters.remote import Died
@@ -390,7 +390,7 @@ class Mpi(Mailed[MailedPost]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        posts = [MailedPost() for _ in range(workers)]
+        posts = [MailedPost() for _ in range(check_workers(workers))]
         super().__init__(workers, posts, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         join()
         self._ranks = _ranks()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import typed
+from anyk.checks import check_workers, typed
 from anyk.clusters.local import Local
 from anyk.clusters.mailed import Key, Mail, Mailed, MailedPost, MailedWorker, Word
 from anyk.clusters.remote import Died, Message, Told
@@ -141,7 +141,7 @@ class Ray(Mailed[_ActorPost]):
         gpus: float = 0.0,
         nodes: Sequence[str] = (),
     ) -> None:
-        posts = [_ActorPost() for _ in range(workers)]
+        posts = [_ActorPost() for _ in range(check_workers(workers))]
         super().__init__(workers, posts, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")

@@ -8,19 +8,19 @@ Karampatziakis 2017).
 
 from __future__ import annotations
 
-import operator
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import html
+from anyk.checks import check_workers, whole
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions a worker holds, and their coefficients
 
-MOST_WORKERS = 1_000_000
 _REMEMBERED = 256  # straggler patterns whose weights are kept
 
 
@@ -333,24 +332,6 @@ def incidence(assignment: Sequence[Sequence[int]], partitions: int, value: float
         np.concatenate([np.asarray(held, dtype=np.int64) for held in assignment]) if starts[-1] else np.empty(0, int)
     )
     return csr_array((np.full(len(indices), value), indices, starts), shape=(len(assignment), partitions))
-
-
-def whole(name: str, value: Any) -> int:
-    """``value`` as a whole number, or one sentence of complaint."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        least = " of at least 1" if name == "workers" else ""
-        raise BadInput(f"{name} must be a whole number{least}, got {value!r}") from None
-
-
-def check_workers(workers: Any) -> int:
-    """``workers`` as a whole number from 1 to :data:`MOST_WORKERS`, or one sentence of complaint."""
-    if isinstance(workers, bool) or whole("workers", workers) < 1:
-        raise BadInput(f"workers must be a whole number of at least 1, got {workers!r}")
-    if workers > MOST_WORKERS:  # a slip of the finger would fill the memory
-        raise BadInput(f"workers must be at most {MOST_WORKERS:,}, got {workers}")
-    return int(workers)
 
 
 def check_stragglers(stragglers: int, workers: int) -> int:

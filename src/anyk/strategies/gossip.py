@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import check_workers, typed
 from anyk.errors import BadInput
 from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, settled
 from anyk.protocol import (
@@ -54,8 +54,7 @@ class Gossip:
     def __init__(
         self, workers: int, *, tau: int = 1, batch: int = 0, barrier: Barrier = "local", alpha: float | None = None
     ) -> None:
-        if workers < 1:
-            raise BadInput(f"workers must be at least 1, got {workers}")
+        check_workers(workers)
         if tau < 1:
             raise BadInput(f"tau (local steps) must be at least 1, got {tau}")
         if batch < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from anyk.checks import typed
+from anyk.checks import check_workers, typed
 from anyk.codes import Selection
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -108,8 +108,7 @@ class KFamily:
         compensate: float = 0.0,
         cancel: CancelMode = "preempt",
     ) -> None:
-        if workers < 1:
-            raise BadInput(f"workers must be at least 1, got {workers}")
+        check_workers(workers)
         if not 0.0 < step < float("inf"):
             raise BadInput(f"step (a factor on the learning rate) must be above 0, got {step:g}")
         single = kind in ("k-async", "k-sync")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import typed
+from anyk.checks import check_workers, typed
 from anyk.clusters.base import PINNED
 from anyk.clusters.local import Local
 from anyk.clusters.orders import NOTHING
@@ -109,7 +109,7 @@ class Processes(Remote[_BoxedPost]):
         self.children = children
         super().__init__(
             workers,
-            [_BoxedPost() for _ in range(workers)],
+            [_BoxedPost() for _ in range(check_workers(workers))],
             delays=delays,
             seed=seed,
             byzantine=byzantine,
