@@ -139,6 +139,31 @@ def test_what_train_cannot_take_is_said_in_one_sentence(arguments, keys, sentenc
     assert str(caught.value) == sentence
 
 
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: anyk.rounds(None, "uncoded", clusters.Simulated(4)), "problem must be one of anyk.problems, .* got None"),
+        (lambda: anyk.rounds(problem(), "uncoded", "simulated"), "cluster must be a Cluster, got 'simulated'"),
+        (lambda: anyk.rounds(problem(), codes.Uncoded(3), clusters.Simulated(4)), "is for 3 workers, the cluster has 4"),
+        (lambda: anyk.train_many(problem(), "uncoded", clusters.Simulated(4)), "problems must be a list of problems, .* got <"),
+        (lambda: anyk.train_many("ab", "uncoded", clusters.Simulated(4)), "problem must be one of anyk.problems, .* got 'a'"),
+        (lambda: anyk.Run.open(None), "path must be a string or a Path, got None"),
+        (lambda: anyk.Race.open(3), "path must be a string or a Path, got 3"),
+        (lambda: clusters.Processes(10**12), "workers must be at most 1,000,000, got 1000000000000"),
+    ],
+)  # fmt: skip
+def test_what_the_cousins_of_train_cannot_take_is_said_too(call, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        call()
+
+
+def test_a_loop_of_ones_own_takes_a_code():
+    loop = anyk.rounds(problem(), codes.Uncoded(4), clusters.Simulated(4), steps=2)
+    for step in loop:
+        step.model -= 0.1 * step.gradient
+    assert loop.run.config["strategy"] == "uncoded"
+
+
 def test_the_text_of_a_number_is_no_learning_rate():
     for bad in ("0.1", None, True, float("nan")):
         with pytest.raises(BadInput, match="^lr must be a number"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyk.clusters import Cluster
 from anyk.errors import BadInput
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, ensure_problem
 from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
 from anyk.specs import with_keys
@@ -39,6 +39,10 @@ def train_many(
     >>> sorted(run.models), run.history_of("model 1")["step"].tolist()
     (['model 0', 'model 1'], [0, 1, 2, 3])
     """
+    if not isinstance(problems, Sequence):
+        raise BadInput(f"problems must be a list of problems, one for each model, got {problems!r}")
+    for one in problems:
+        ensure_problem(one)
     models = len(problems)
     if not problems:
         raise BadInput("there is no problem to train on")

@@ -84,6 +84,7 @@ class Race:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
+    @typed
     def open(cls, path: str | Path) -> Race:
         """Read the folder of a race, or one with several run folders in it, such as a probe's.
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import html
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
 from anyk.specs import parse
@@ -97,6 +98,7 @@ class Run:
         self._models, self._beginning, self._standing = models, beginning, standing
 
     @classmethod
+    @typed
     def open(cls, path: str | Path) -> Run:
         """Read a run folder; raises :class:`~anyk.errors.BadInput` if it is none, damaged or of a newer format."""
         folder = Path(path)

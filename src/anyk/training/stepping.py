@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anyk.checks import check
 from anyk.clusters.base import Cluster
+from anyk.codes import Code
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer
 from anyk.optimizers.steps import State
-from anyk.problems.base import Problem, Vector
+from anyk.problems.base import Problem, Vector, ensure_problem
 from anyk.problems.torch_partitions import dtype_of, norms_of, pieces_of, trained
 from anyk.protocol import Strategy
 from anyk.strategies import strategy as build_strategy
@@ -211,7 +213,7 @@ class _From:
 
 def rounds(
     problem: Problem,
-    strategy: Strategy | str,
+    strategy: Strategy | Code | str,
     cluster: Cluster,
     *,
     steps: int | None = None,
@@ -245,7 +247,9 @@ def rounds(
     >>> loop.run.steps, bool(loop.run.loss < problem.loss(problem.initial()))
     (20, True)
     """
-    made = build_strategy(strategy, workers=cluster.workers) if isinstance(strategy, str) else strategy
+    ensure_problem(problem)
+    check(cluster, Cluster, "cluster")
+    made = build_strategy(strategy, workers=cluster.workers)
     if made.layout.inner is not None:
         raise BadInput(f"under '{made.spec}' workers take the steps: there are no gradients to hand out")
     if len(made.layout.slots) > 1:
