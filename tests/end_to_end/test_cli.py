@@ -255,6 +255,18 @@ def test_a_closed_output_is_no_error(arguments):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("what", [(), ("Unable to allocate 74.5 GiB for an array",)])
+def test_too_little_memory_is_said_in_a_sentence(what, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError(*what)
+
+    monkeypatch.setattr("anyk.strategies.strategy", full)
+    result = run("train", *SMALL, "--steps", "2", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    reason = f" ({what[0]})" if what else ""
+    assert result.output == f"anyk: this takes more memory than there is{reason}; use fewer workers or less data\n"
+
+
 def test_data_that_cannot_be_trained_on(tmp_path):
     one_class, gaps = tmp_path / "one.csv", tmp_path / "gaps.csv"
     one_class.write_text("a,target\n" + "1,1\n" * 20)

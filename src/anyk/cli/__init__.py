@@ -32,6 +32,10 @@ class _Group(click.Group):
         except KeyboardInterrupt:
             click.echo(NOT_BEGUN, err=True)
             ctx.exit(130)
+        except MemoryError as error:
+            reason = f" ({error})" if str(error) else ""
+            click.echo(f"anyk: this takes more memory than there is{reason}; use fewer workers or less data", err=True)
+            ctx.exit(2)
         except BrokenPipeError:
             sys.stderr.close()  # whoever read our output has gone, and nobody needs to hear of it
             ctx.exit(0)
