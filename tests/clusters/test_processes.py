@@ -104,7 +104,7 @@ def test_a_worker_that_dies_at_once_is_given_up_by_name():
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.02))
 
     def watch(driver, evaluator):  # however long a machine under load takes to start it again
-        driver.reached = cluster._posts[1].gone
+        driver.reached = cluster._handles[1].gone
 
     run = anyk.train(Squares(4, faults={1: "die"}), "frc:stragglers=1", cluster, steps=3000, watch=watch)
     gone = [note["text"] for note in run.notes if note["kind"] == "given up"]
@@ -218,7 +218,7 @@ class Pieces:
 
 cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.05))
 def watch(driver, evaluator):
-    print("step", driver.step, *cluster.pids.values(), cluster._nursery.pid, flush=True)
+    print("step", driver.step, *cluster.pids.values(), cluster._forkserver.pid, flush=True)
 optimizer = anyk.optimizers.GD(lr=1.0)
 run = anyk.train(Mine(), "uncoded", cluster, optimizer=optimizer, steps=int(sys.argv[1]), watch=watch, out=sys.argv[2])
 print("done", run.model.tolist(), flush=True)
@@ -341,7 +341,7 @@ def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
 
     def watch(driver, evaluator):
         pids.update(cluster.pids.values())
-        driver.reached = (fault == "fork" and driver.step >= 20) or cluster._posts[1].blame > 0
+        driver.reached = (fault == "fork" and driver.step >= 20) or cluster._handles[1].blame > 0
 
     optimizer = anyk.optimizers.GD(lr=0.5)
     run = anyk.train(problem, "frc:stragglers=1", cluster, optimizer=optimizer, seconds=60.0, watch=watch)
@@ -354,7 +354,7 @@ def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
 
 def test_what_a_gradient_leaves_in_a_group_of_its_own_ends_with_its_worker():
     """Processes are counted by session, so they are ended by session too."""
-    from anyk.clusters.processes.nursery import _sessions
+    from anyk.clusters.processes.forkserver import _sessions
 
     cluster = anyk.clusters.Processes(2, children=64)
     pids, seen = set(), set()
@@ -399,9 +399,9 @@ def test_float32_replies_are_summed_in_float64():
 def test_processes_are_counted_where_there_is_no_proc(monkeypatch):
     import psutil  # noqa: F401  # by the name of the system as it is
 
-    from anyk.clusters.processes import nursery
+    from anyk.clusters.processes import forkserver
 
     here = os.getsid(0)
-    assert (os.getpid(), here) in set(nursery._sessions())
+    assert (os.getpid(), here) in set(forkserver._sessions())
     monkeypatch.setattr("sys.platform", "darwin")
-    assert (os.getpid(), here) in set(nursery._sessions())
+    assert (os.getpid(), here) in set(forkserver._sessions())

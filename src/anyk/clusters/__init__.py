@@ -26,7 +26,7 @@ def _processes(
     byzantine: tuple[int, ...] = (),
     children: int = 64,
 ) -> Cluster:
-    """Processes on this machine (default); byzantine: workers that lie, as 3/7; children: processes each may start."""
+    """Processes on this machine (default); byzantine: Byzantine workers, as 3/7; children: processes each may start."""
     return Processes(
         workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication, children=children
     )

@@ -69,7 +69,7 @@ class Cluster(ABC):
     ) -> None:
         check_workers(workers)
         self.byzantine = tuple(byzantine)
-        if not all(0 <= liar < workers for liar in self.byzantine):
+        if not all(0 <= worker < workers for worker in self.byzantine):
             raise BadInput(f"byzantine must be workers 0 to {workers - 1}, got {'/'.join(map(str, self.byzantine))}")
         self.workers = workers
         self.delays = NoDelay() if delays is None else parse(delays)
@@ -163,7 +163,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def blank(self, slot: str) -> Vector:
-        """Room for a slot's next version; :meth:`publish` it when it is written."""
+        """A buffer for a slot's next version; :meth:`publish` it when it is written."""
 
     @abstractmethod
     def publish(self, slot: str, version: int, w: Vector) -> None:
@@ -238,14 +238,14 @@ class Cluster(ABC):
 
     @abstractmethod
     def give_up(self, worker: int) -> None:
-        """Have done with a worker for good: its tasks end without a word, and nothing more is heard of it."""
+        """Give a worker up for good: its tasks end without an event, and it causes none any more."""
 
     @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:
         """What happens, in order; None now and then while nothing does, so that the driver can tidy up."""
 
-    def newer(self, slot: str, version: int) -> None:  # noqa: B027  # where vectors are published, that says it
-        """A slot has come to a version without a vector; delays may go by it."""
+    def newer(self, slot: str, version: int) -> None:  # noqa: B027  # publish() does it where there are vectors
+        """A slot has reached a version that has no vector; delays may depend on it."""
 
     def step_done(self) -> None:  # noqa: B027  # on a real clock it has taken what it has taken
         """The driver has taken a step; a virtual clock may count what that costs."""

@@ -22,8 +22,8 @@ from anyk.protocol import Chunk
 _POSITIVE = 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
 
 
-def lie(message: Vector) -> None:
-    """What a worker does that is told to lie: it sends -100 times its message (the reverse attack)."""
+def reverse_attack(message: Vector) -> None:
+    """What a Byzantine worker sends: -100 times its message (the reverse attack), in place."""
     message *= -100.0
 
 
@@ -45,8 +45,8 @@ class WrongLength(BadInput):
     """A partial gradient does not have the length of its support, or its numbers are not real ones."""
 
 
-def words(error: Exception) -> str:
-    """What is said of a gradient that raised: sentences of anyk's own as they are, but for input that is at fault."""
+def describe(error: Exception) -> str:
+    """An exception of a gradient in one line: anyk's own sentences unchanged, others with their type."""
     plain = isinstance(error, (WrongLength, RunFailed))
     return str(error) if plain else f"{type(error).__name__}: {error}"
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from anyk.checks import check_workers, typed
 from anyk.clusters.local import Local
-from anyk.clusters.mailed import Key, Mail, Mailed, MailedPost, MailedWorker, Word
+from anyk.clusters.networked import Envelope, Key, Networked, NetworkedHandle, NetworkedWorker, WireMessage
 from anyk.clusters.remote import Died
 from anyk.clusters.shipping import ship
-from anyk.clusters.worker import Frame, HungUp
+from anyk.clusters.worker import Disconnected, RunSetup
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Partitions
@@ -34,11 +34,11 @@ from anyk.protocol import Layout
 
 _START = 300.0  # seconds that workers may take to load their partitions
 _PATIENCE = 30.0  # seconds that a worker may take to end what it is doing, when the run has ended
-_HEARD, _BYE = 100, 101  # further kinds of words: a mail has been heard; a run has been left
-_TO_WORKER, _WORD, _VECTOR = 1, 2, 3  # tags
-_RUN, _MAIL, _CLOSE, _END = range(4)  # what the driver sends: each begins with its kind
+_RECEIVED, _BYE = 100, 101  # further kinds of messages: an envelope has been received; a run has been left
+_TO_WORKER, _WIRE, _VECTOR = 1, 2, 3  # tags
+_RUN, _ORDERS, _CLOSE, _END = range(4)  # what the driver sends: each begins with its kind
 _TEXT = 512
-_WORD_FORM = struct.Struct(f"=qqqqddddqqqqi{_TEXT}s")  # a word, the number of its run, the bytes and kind of its vector
+_WIRE_FORM = struct.Struct(f"=qqqqddddqqqqi{_TEXT}s")  # a message, its run, the size and type of its vector
 _SHORT = 5e-5  # seconds between two looks for messages, doubled while there are none
 _LONG, _LONG_DRIVER = 2e-3, 5e-4  # up to these
 
@@ -104,7 +104,7 @@ class _Inbox:
         self._world = world
 
     def take(self) -> tuple[int, bytes, list[NDArray[Any]]] | None:
-        """The next letter, if one is there."""
+        """The next parcel, if one is there."""
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -128,12 +128,12 @@ class _Inbox:
             pause()
 
 
-def _letter(kind: int, body: bytes, vectors: Sequence[NDArray[Any]]) -> bytes:
+def _parcel(kind: int, body: bytes, vectors: Sequence[NDArray[Any]]) -> bytes:
     head = json.dumps([kind, [[vector.dtype.str, vector.size] for vector in vectors]]).encode()
     return len(head).to_bytes(8, "little") + head + body
 
 
-class _MpiWorker(MailedWorker):
+class _MpiWorker(NetworkedWorker):
     """The worker in a rank, for one run."""
 
     def __init__(self, inbox: _Inbox, sends: _Sends, run: int, *what: Any) -> None:
@@ -141,34 +141,34 @@ class _MpiWorker(MailedWorker):
         self._inbox, self._sends, self._run = inbox, sends, run
         self.ended = False  # whether there will be no further run
 
-    def _speak(self, word: Word, vector: NDArray[Any] | None) -> None:
-        text = word.text.encode()
+    def _transmit(self, wire: WireMessage, vector: NDArray[Any] | None) -> None:
+        text = wire.text.encode()
         if len(text) > _TEXT:
             text = text[: _TEXT - 3] + "…".encode()
         size, single = (-1, 0) if vector is None else (vector.size, ord(vector.dtype.char))
-        data = bytearray(_WORD_FORM.pack(*word[:-1], self._run, size, len(text), single, text))
-        self._sends(0, _WORD, data)
+        data = bytearray(_WIRE_FORM.pack(*wire[:-1], self._run, size, len(text), single, text))
+        self._sends(0, _WIRE, data)
         if vector is not None:
             self._sends(0, _VECTOR, vector)
 
     def leave(self) -> None:
         """Say that this was all."""
-        self._speak(Word(_BYE, 0), None)
+        self._transmit(WireMessage(_BYE, 0), None)
 
     def _look(self) -> bool:
-        """Take in one letter, if there is one; raises :class:`HungUp` at the last."""
+        """Take in one parcel, if there is one; raises :class:`Disconnected` at the last."""
         self._sends.tidy()
-        letter = self._inbox.take()
-        if letter is None:
+        parcel = self._inbox.take()
+        if parcel is None:
             return False
-        kind, body, vectors = letter
+        kind, body, vectors = parcel
         if kind in (_CLOSE, _END):
             self.ended = kind == _END
-            raise HungUp
+            raise Disconnected
         number, needs, fresh, size = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
         keys: list[tuple[Key, ...]] = [tuple((first, second) for first, second in some) for some in (needs, fresh)]
-        self.hear(Mail(number, body[-size:], *keys), dict(zip(keys[1], vectors, strict=True)))
-        self._speak(Word(_HEARD, number), None)
+        self.receive(Envelope(number, body[-size:], *keys), dict(zip(keys[1], vectors, strict=True)))
+        self._transmit(WireMessage(_RECEIVED, number), None)
         return True
 
     def _changed(self) -> bool:
@@ -191,19 +191,19 @@ def _serve(world: Any) -> None:
     pause = _Pause()
     ended = False
     while not ended:
-        letter = inbox.take()
+        parcel = inbox.take()
         sends.tidy()
-        if letter is None:
+        if parcel is None:
             pause()
             continue
         pause = _Pause()
-        kind, body, vectors = letter
+        kind, body, vectors = parcel
         ended = kind == _END
         if kind != _RUN:
             continue
-        run, worker, frame, held = json.loads(body)
+        run, worker, setup, held = json.loads(body)
         os.environ["ANYK_WORKER"] = str(worker)
-        made = _MpiWorker(inbox, sends, run, worker, Frame.from_plain(frame), [part.data for part in vectors], held)
+        made = _MpiWorker(inbox, sends, run, worker, RunSetup.from_plain(setup), [part.data for part in vectors], held)
         made.run()
         made.leave()
         ended = made.ended
@@ -238,30 +238,30 @@ class _Rank:
     def __init__(self, world: Any, number: int) -> None:
         self.number = number
         self._world = world
-        self._buffer = bytearray(_WORD_FORM.size)
-        self._pending: tuple[int, Word, NDArray[Any]] | None = None  # a word whose vector is under way
+        self._buffer = bytearray(_WIRE_FORM.size)
+        self._pending: tuple[int, WireMessage, NDArray[Any]] | None = None  # a message whose vector is under way
         self.busy = 0  # the run it is in
         self.told_to_close = False
-        self.heard = True  # whether it has heard the last mail
+        self.received = True  # whether it has received the last envelope
         self.dead = False
-        self.request = self._await_word()
+        self.request = self._await_message()
 
-    def _await_word(self) -> Any:
-        return self._world.Irecv(self._buffer, source=self.number, tag=_WORD)
+    def _await_message(self) -> Any:
+        return self._world.Irecv(self._buffer, source=self.number, tag=_WIRE)
 
-    def came(self) -> tuple[int, Word, NDArray[Any] | None] | None:
-        """What has come: the number of a run, a word and its vector; None while that is under way."""
+    def came(self) -> tuple[int, WireMessage, NDArray[Any] | None] | None:
+        """What has come: the number of a run, a message and its vector; None while that is under way."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self.request = self._await_word()
+            self.request = self._await_message()
             return pending
-        *values, run, size, length, single, text = _WORD_FORM.unpack(self._buffer)
-        word = Word(*values)._replace(text=text[:length].decode(errors="replace"))
+        *values, run, size, length, single, text = _WIRE_FORM.unpack(self._buffer)
+        wire = WireMessage(*values)._replace(text=text[:length].decode(errors="replace"))
         if size < 0:
-            self.request = self._await_word()
-            return run, word, None
+            self.request = self._await_message()
+            return run, wire, None
         vector = np.empty(size, dtype=np.dtype(chr(single)))
-        self._pending = run, word, vector
+        self._pending = run, wire, vector
         self.request = self._world.Irecv(vector, source=self.number, tag=_VECTOR)
         return None
 
@@ -284,9 +284,9 @@ class _Ranks:
         atexit.register(self.end)
 
     def send(self, rank: _Rank, kind: int, body: bytes = b"", vectors: Sequence[NDArray[Any]] = ()) -> None:
-        """Send a letter."""
+        """Send a parcel."""
         if not rank.dead:
-            self._sends(rank.number, _TO_WORKER, _letter(kind, body, vectors))
+            self._sends(rank.number, _TO_WORKER, _parcel(kind, body, vectors))
             for vector in vectors:
                 self._sends(rank.number, _TO_WORKER, vector)
 
@@ -302,20 +302,20 @@ class _Ranks:
         except MPI.Exception as error:
             return self._find_the_dead(living, error)
         for place in done or ():
-            self._take_in(living[place])
+            self._interpret(living[place])
         return bool(done)
 
-    def _take_in(self, rank: _Rank) -> None:
+    def _interpret(self, rank: _Rank) -> None:
         came = rank.came()
         if came is None:
             return
-        run, word, vector = came
-        if word.kind == _BYE:
+        run, wire, vector = came
+        if wire.kind == _BYE:
             rank.busy = 0
-        elif word.kind == _HEARD:
-            rank.heard = True
+        elif wire.kind == _RECEIVED:
+            rank.received = True
         if self.open is not None and run == self.open.run:
-            self.open.told(rank.number - 1, word, vector)
+            self.open.on_message(rank.number - 1, wire, vector)
 
     def _find_the_dead(self, living: list[_Rank], error: Exception) -> bool:
         """Which ranks an MPI library has lost that goes on without them."""
@@ -325,7 +325,7 @@ class _Ranks:
         for rank in living:
             try:
                 if rank.request.Test():
-                    self._take_in(rank)
+                    self._interpret(rank)
             except MPI.Exception as reason:
                 rank.dead = found = True
                 rank.busy = 0
@@ -368,7 +368,7 @@ def _ranks() -> _Ranks:
 
 
 @typed
-class Mpi(Mailed[MailedPost]):
+class Mpi(Networked[NetworkedHandle]):
     """MPI ranks, one a worker; the program is started by ``mpiexec`` with one rank more than there are workers.
 
     On all ranks but the first, making the first of these clusters is where the program ends. Ranks that are not needed
@@ -390,8 +390,8 @@ class Mpi(Mailed[MailedPost]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        posts = [MailedPost() for _ in range(check_workers(workers))]
-        super().__init__(workers, posts, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
+        handles = [NetworkedHandle() for _ in range(check_workers(workers))]
+        super().__init__(workers, handles, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         join()
         self._ranks = _ranks()
         there = self._ranks.world.size - 1
@@ -410,7 +410,7 @@ class Mpi(Mailed[MailedPost]):
         ranks = self._ranks
         if ranks.open is not None:
             raise BadInput("the MPI ranks are at work for another run; close its cluster first")
-        partitions, self._frame = self._set_out(layout, partitions, local)
+        partitions, self._setup = self._prepare_run(layout, partitions, local)
         self._assignment = layout.assignment
         only = getattr(partitions, "only", None)
         self._parcels = [ship(partitions if only is None else only(held)) for held in layout.assignment]
@@ -428,10 +428,10 @@ class Mpi(Mailed[MailedPost]):
             raise
 
     def _spawn(self, worker: int) -> None:
-        self._reborn(self._posts[worker])
+        self._renew(self._handles[worker])
         rank = self._ours[worker]
-        rank.busy, rank.told_to_close, rank.heard = self.run, False, True
-        body = json.dumps([self.run, worker, self._frame, list(self._assignment[worker])]).encode()
+        rank.busy, rank.told_to_close, rank.received = self.run, False, True
+        body = json.dumps([self.run, worker, self._setup, list(self._assignment[worker])]).encode()
         parcel = [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
         self._ranks.send(rank, _RUN, body, parcel)
 
@@ -447,23 +447,23 @@ class Mpi(Mailed[MailedPost]):
             self._ranks.freed(self._ours, _PATIENCE)
         finally:
             self._ranks.open = None
-            for post in self._posts:
-                post.present = False
+            for handle in self._handles:
+                handle.present = False
             self._arrived.clear()
             self._news.clear()
             self._models.clear()
             self._parcels = []
 
-    # ------------------------------------------------------------------------------------------- mail
+    # ------------------------------------------------------------------------------------------- orders
 
     def _listens(self, worker: int) -> bool:
-        return self._ours[worker].heard
+        return self._ours[worker].received
 
-    def _send(self, worker: int, mail: Mail) -> None:
-        self._ours[worker].heard = False
-        head = json.dumps([mail.number, mail.needs, mail.fresh, len(mail.orders)]).encode()
-        vectors = [vector for key in mail.fresh if (vector := self._vector(key)) is not None]
-        self._ranks.send(self._ours[worker], _MAIL, len(head).to_bytes(8, "little") + head + mail.orders, vectors)
+    def _send(self, worker: int, envelope: Envelope) -> None:
+        self._ours[worker].received = False
+        head = json.dumps([envelope.number, envelope.needs, envelope.fresh, len(envelope.orders)]).encode()
+        vectors = [vector for key in envelope.fresh if (vector := self._vector(key)) is not None]
+        self._ranks.send(self._ours[worker], _ORDERS, len(head).to_bytes(8, "little") + head + envelope.orders, vectors)
 
     # ------------------------------------------------------------------------------------------- news
 
@@ -473,16 +473,16 @@ class Mpi(Mailed[MailedPost]):
         while not self._ranks.look() and time.monotonic() < until:
             pause(until)
 
-    def told(self, worker: int, word: Word, vector: NDArray[Any] | None) -> None:
-        """A worker of this run has said something."""
-        post = self._posts[worker]
-        if word.kind == _HEARD:
-            if post.owed:
-                self._mail_to(worker)
-        elif word.kind != _BYE:
-            self._news.append(self._heard(worker, post.incarnation, word, vector))
+    def on_message(self, worker: int, wire: WireMessage, vector: NDArray[Any] | None) -> None:
+        """A worker of this run has sent a message."""
+        handle = self._handles[worker]
+        if wire.kind == _RECEIVED:
+            if handle.owed:
+                self._send_orders(worker)
+        elif wire.kind != _BYE:
+            self._news.append(self._notice(worker, handle.incarnation, wire, vector))
 
     def lost(self, worker: int, reason: str) -> None:
         """A worker's rank has died."""
         if worker < self.workers:
-            self._news.append(Died(worker, self._posts[worker].incarnation, reason))
+            self._news.append(Died(worker, self._handles[worker].incarnation, reason))

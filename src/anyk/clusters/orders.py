@@ -1,4 +1,4 @@
-"""The bytes in which a worker is told what to do: the same wherever it runs."""
+"""Orders as bytes: the same wherever a worker runs."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class OrderReader:
     def __init__(self) -> None:
         self._known: tuple[bytes, list[Chunk]] = (b"", [])
 
-    def __call__(self, mail: bytes | bytearray | memoryview) -> Orders:
+    def __call__(self, data: bytes | bytearray | memoryview) -> Orders:
         """The orders that the bytes hold."""
-        task, flags, start, before, each, work, positions, collects = _HEAD.unpack_from(mail)
-        body = bytes(mail[_HEAD.size : _HEAD.size + work])
+        task, flags, start, before, each, work, positions, collects = _HEAD.unpack_from(data)
+        body = bytes(data[_HEAD.size : _HEAD.size + work])
         if body != self._known[0]:
             self._known = body, list(map(Chunk.from_plain, json.loads(body or b"[]")))
         at = _HEAD.size + work
-        numbers = np.frombuffer(mail, dtype=np.int64, count=positions, offset=at).tolist()
+        numbers = np.frombuffer(data, dtype=np.int64, count=positions, offset=at).tolist()
         at += 8 * positions
-        asked = json.loads(bytes(mail[at : at + collects])) if collects else []
+        asked = json.loads(bytes(data[at : at + collects])) if collects else []
         half = positions // 2
         return Orders(task, flags, start, before, each, self._known[1], numbers[:half], numbers[half:], asked)

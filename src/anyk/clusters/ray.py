@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from anyk.checks import check_workers, typed
 from anyk.clusters.local import Local
-from anyk.clusters.mailed import Key, Mail, Mailed, MailedPost, MailedWorker, Word
-from anyk.clusters.remote import Died, Message, Told
+from anyk.clusters.networked import Envelope, Key, Networked, NetworkedHandle, NetworkedWorker, WireMessage
+from anyk.clusters.remote import Died, Message, Notice
 from anyk.clusters.shipping import ship
-from anyk.clusters.worker import Frame
+from anyk.clusters.worker import RunSetup
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -36,31 +36,31 @@ _KNOCK = 10.0  # seconds that a machine may take to answer
 _START = 300.0  # seconds that actors may take to be placed and to load their partitions
 
 
-class _RayWorker(MailedWorker):
-    """The worker in an actor: it works in a thread of its own; the actor's threads hear mail and hand out news."""
+class _RayWorker(NetworkedWorker):
+    """The worker in an actor: it works in a thread of its own; the actor's threads receive orders and hand out news."""
 
-    def __init__(self, worker: int, frame: Frame, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
-        super().__init__(worker, frame, shipped, held)
+    def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
+        super().__init__(worker, setup, shipped, held)
         self.changed = threading.Condition(self._lock)
-        self._news: deque[tuple[Word, NDArray[Any] | None]] = deque()
+        self._news: deque[tuple[WireMessage, NDArray[Any] | None]] = deque()
 
-    def _speak(self, word: Word, vector: NDArray[Any] | None) -> None:
+    def _transmit(self, wire: WireMessage, vector: NDArray[Any] | None) -> None:
         with self.changed:
-            self._news.append((word, vector))
+            self._news.append((wire, vector))
             self.changed.notify_all()
 
     def _listen(self, until: float | None) -> None:
         with self.changed:
             self.changed.wait_for(self._changed, None if until is None else max(0.0, until - time.monotonic()))
 
-    def hear_and_wake(self, mail: Mail, vectors: dict[Key, Vector]) -> None:
-        """Take in a mail, and wake who waits for one."""
-        self.hear(mail, vectors)
+    def receive_and_wake(self, envelope: Envelope, vectors: dict[Key, Vector]) -> None:
+        """Take in an envelope, and wake the worker if it waits for one."""
+        self.receive(envelope, vectors)
         with self.changed:
             self.changed.notify_all()
 
-    def news(self) -> list[tuple[Word, NDArray[Any] | None]]:
-        """What has not been told yet; waits until there is something."""
+    def news(self) -> list[tuple[WireMessage, NDArray[Any] | None]]:
+        """What has not been sent yet; waits until there is something."""
         with self.changed:
             self.changed.wait_for(lambda: bool(self._news))
             news = list(self._news)
@@ -71,10 +71,10 @@ class _RayWorker(MailedWorker):
 class Actor:
     """What Ray runs: one actor a worker."""
 
-    def __init__(self, worker: int, frame: Sequence[Any], held: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
+    def __init__(self, worker: int, setup: Sequence[Any], held: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
         os.environ["ANYK_WORKER"] = str(worker)
         views = [part.data for part in shipped]
-        self._worker = _RayWorker(worker, Frame.from_plain(frame), views, held)
+        self._worker = _RayWorker(worker, RunSetup.from_plain(setup), views, held)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -84,37 +84,37 @@ class Actor:
             traceback.print_exc()
             os._exit(1)  # else Ray would take the actor for alive
 
-    def hear(self, letter: bytes, *objects: Any) -> None:
-        """Take in a mail; a vector is an object, or, with a place, in the list of news that the object is."""
-        mail, places = pickle.loads(letter)
-        made = Mail(*mail)
+    def receive(self, packed: bytes, *objects: Any) -> None:
+        """Take in an envelope; a vector is an object, or, with a place, in the list of news that the object is."""
+        envelope, places = pickle.loads(packed)
+        made = Envelope(*envelope)
         vectors = {
             key: object_ if place < 0 else object_[place][1]
             for key, place, object_ in zip(made.fresh, places, objects, strict=True)
         }
-        self._worker.hear_and_wake(made, vectors)
+        self._worker.receive_and_wake(made, vectors)
 
-    def exchange(self, *letter: Any) -> list[tuple[Word, NDArray[Any] | None]]:
-        """Take in a mail, if there is one, and hand out news as soon as there is any."""
-        if letter:
-            self.hear(*letter)
+    def exchange(self, *packed: Any) -> list[tuple[WireMessage, NDArray[Any] | None]]:
+        """Take in an envelope, if there is one, and hand out news as soon as there is any."""
+        if packed:
+            self.receive(*packed)
         return self._worker.news()
 
 
-class _ActorPost(MailedPost):
+class _ActorHandle(NetworkedHandle):
     """With its actor and the calls under way."""
 
     def __init__(self) -> None:
         super().__init__()
         self.actor: Any = None
         self.exchange: Any = None  # its methods
-        self.hear: Any = None
+        self.receive: Any = None
         self.news: Any = None  # the call that brings news
-        self.telling: Any = None  # the call that brings a mail while that one is under way
+        self.telling: Any = None  # the call that brings orders while that one is under way
 
 
 @typed
-class Ray(Mailed[_ActorPost]):
+class Ray(Networked[_ActorHandle]):
     """Ray actors, one a worker, on a cluster that runs already or on this machine.
 
     ``address``: of a running Ray cluster (``auto``: the one this machine belongs to); without one, and where
@@ -141,8 +141,8 @@ class Ray(Mailed[_ActorPost]):
         gpus: float = 0.0,
         nodes: Sequence[str] = (),
     ) -> None:
-        posts = [_ActorPost() for _ in range(check_workers(workers))]
-        super().__init__(workers, posts, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
+        handles = [_ActorHandle() for _ in range(check_workers(workers))]
+        super().__init__(workers, handles, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
@@ -185,7 +185,7 @@ class Ray(Mailed[_ActorPost]):
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             except Exception as error:
-                raise BadInput(f"no Ray cluster answers at '{address}' ({_words(error)})") from None
+                raise BadInput(f"no Ray cluster answers at '{address}' ({_one_line(error)})") from None
             return
         self._folder = tempfile.mkdtemp(prefix="anyk-ray-", dir="/tmp")  # names of sockets have to be short
         try:
@@ -201,7 +201,7 @@ class Ray(Mailed[_ActorPost]):
                 )
         except Exception as error:
             self.close()
-            raise RunFailed(f"Ray does not start here: {_words(error)}") from None
+            raise RunFailed(f"Ray does not start here: {_one_line(error)}") from None
         address = ray.get_runtime_context().gcs_address
         if not address.startswith("127.0.0.1:"):
             self.close()
@@ -212,7 +212,7 @@ class Ray(Mailed[_ActorPost]):
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        partitions, self._frame = self._set_out(layout, partitions, local)
+        partitions, self._setup = self._prepare_run(layout, partitions, local)
         self._assignment = layout.assignment
         buffers = ship(partitions)
         try:
@@ -220,7 +220,7 @@ class Ray(Mailed[_ActorPost]):
             ray = _ray()
             self._check_resources(ray)
             # Ray itself keeps the actors' linear algebra to as many threads as they have processors
-            groups = {"mail": 1, "news": 1}
+            groups = {"orders": 1, "news": 1}
             self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, concurrency_groups=groups)(Actor)
             self._shipped = [ray.put(np.frombuffer(buffer, dtype=np.uint8)) for buffer in buffers]
             for worker in range(self.workers):
@@ -249,10 +249,10 @@ class Ray(Mailed[_ActorPost]):
 
     def _spawn(self, worker: int) -> None:
         ray = _ray()
-        post = self._posts[worker]
-        self._reborn(post)
-        if post.actor is not None:
-            ray.kill(post.actor, no_restart=True)  # it may only have been out of reach
+        handle = self._handles[worker]
+        self._renew(handle)
+        if handle.actor is not None:
+            ray.kill(handle.actor, no_restart=True)  # it may only have been out of reach
         strategy: Any = "SPREAD"
         known = self._machines(ray) if self.nodes else {}
         there = [address for address in self.nodes if address in known]
@@ -261,14 +261,14 @@ class Ray(Mailed[_ActorPost]):
 
             strategy = NodeAffinitySchedulingStrategy(known[there[worker % len(there)]], soft=False)
         made = self._kind.options(scheduling_strategy=strategy)
-        post.actor = made.remote(worker, self._frame, list(self._assignment[worker]), *self._shipped)
-        post.exchange = post.actor.exchange.options(concurrency_group="news")
-        post.hear = post.actor.hear.options(concurrency_group="mail")
-        post.news = self._call("news", worker, post.exchange.remote())
-        post.telling = None
+        handle.actor = made.remote(worker, self._setup, list(self._assignment[worker]), *self._shipped)
+        handle.exchange = handle.actor.exchange.options(concurrency_group="news")
+        handle.receive = handle.actor.receive.options(concurrency_group="orders")
+        handle.news = self._call("news", worker, handle.exchange.remote())
+        handle.telling = None
 
     def _call(self, what: str, worker: int, reference: Any) -> Any:
-        self._calls[reference] = what, worker, self._posts[worker].incarnation
+        self._calls[reference] = what, worker, self._handles[worker].incarnation
         return reference
 
     def close(self) -> None:
@@ -280,11 +280,11 @@ class Ray(Mailed[_ActorPost]):
         self._objects.clear()
         self._arrived.clear()
         self._news.clear()
-        for post in self._posts:
-            post.present = False
-            if post.actor is not None and ray is not None and ray.is_initialized():
-                ray.kill(post.actor, no_restart=True)
-            post.actor = post.exchange = post.hear = post.news = post.telling = None
+        for handle in self._handles:
+            handle.present = False
+            if handle.actor is not None and ray is not None and ray.is_initialized():
+                ray.kill(handle.actor, no_restart=True)
+            handle.actor = handle.exchange = handle.receive = handle.news = handle.telling = None
         self._shipped = []
         if self._connected and ray is not None:
             ray.shutdown()  # a Ray cluster of our own ends with it
@@ -293,24 +293,24 @@ class Ray(Mailed[_ActorPost]):
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    # ------------------------------------------------------------------------------------------- mail
+    # ------------------------------------------------------------------------------------------- orders
 
     def _listens(self, worker: int) -> bool:
-        post = self._posts[worker]
-        return post.news is None or post.telling is None
+        handle = self._handles[worker]
+        return handle.news is None or handle.telling is None
 
-    def _send(self, worker: int, mail: Mail) -> None:
-        post = self._posts[worker]
+    def _send(self, worker: int, envelope: Envelope) -> None:
+        handle = self._handles[worker]
         places, objects = [], []
-        for key in mail.fresh:
+        for key in envelope.fresh:
             place, reference = self._object(key)
             places.append(place)
             objects.append(reference)
-        letter = pickle.dumps((tuple(mail), places))  # as bytes: Ray's own serialising is slow
-        if post.news is None:
-            post.news = self._call("news", worker, post.exchange.remote(letter, *objects))
+        packed = pickle.dumps((tuple(envelope), places))  # as bytes: Ray's own serialising is slow
+        if handle.news is None:
+            handle.news = self._call("news", worker, handle.exchange.remote(packed, *objects))
         else:
-            post.telling = self._call("telling", worker, post.hear.remote(letter, *objects))
+            handle.telling = self._call("telling", worker, handle.receive.remote(packed, *objects))
 
     def _object(self, key: Key) -> tuple[int, Any]:
         """Where in which object of the store a vector is."""
@@ -321,9 +321,9 @@ class Ray(Mailed[_ActorPost]):
                 self._objects[first, second] = ray.put(self._models[first, second])
             return -1, self._objects[first, second]
         message = self._arrived[first, second]
-        if not isinstance(message.room, tuple):  # not straight from a worker: unpacked, or from a checkpoint
-            message = self._arrived[first, second] = message._replace(room=(-1, ray.put(message.vector)))
-        place, reference = message.room
+        if not isinstance(message.buffer, tuple):  # not straight from a worker: unpacked, or from a checkpoint
+            message = self._arrived[first, second] = message._replace(buffer=(-1, ray.put(message.vector)))
+        place, reference = message.buffer
         return place, reference
 
     def release(self, slot: str, version: int) -> None:
@@ -331,17 +331,17 @@ class Ray(Mailed[_ActorPost]):
         super().release(slot, version)
         self._objects.pop((slot, version), None)
 
-    def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        return super()._contents(told._replace(room=told.room[2]), length, dtype)
+    def _contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        return super()._contents(notice._replace(buffer=notice.buffer[2]), length, dtype)
 
-    def _take_over(self, told: Told, ids: tuple[int, ...], vector: Vector) -> Message:
-        return Message(ids, vector, told.worker, told.room[:2])
+    def _keep_message(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
+        return Message(ids, vector, notice.worker, notice.buffer[:2])
 
     # ------------------------------------------------------------------------------------------- news
 
     def _poll(self, timeout: float) -> None:
         ray = _ray()
-        self._ask_for_news({entry.worker for entry in self._live.values()})
+        self._ask_for_news({entry.worker for entry in self._in_flight.values()})
         calls = list(self._calls)
         if not calls:
             time.sleep(min(timeout, 0.01))
@@ -357,30 +357,30 @@ class Ray(Mailed[_ActorPost]):
 
     def _ask_for_news(self, workers: Iterable[int]) -> None:
         for worker in workers:
-            post = self._posts[worker]
-            if post.news is None and post.present:
-                post.news = self._call("news", worker, post.exchange.remote())
+            handle = self._handles[worker]
+            if handle.news is None and handle.present:
+                handle.news = self._call("news", worker, handle.exchange.remote())
 
     def _answered(self, ray: Any, reference: Any) -> None:
         what, worker, incarnation = self._calls.pop(reference)
-        post = self._posts[worker]
-        if incarnation != post.incarnation:
+        handle = self._handles[worker]
+        if incarnation != handle.incarnation:
             return
         try:
             value = ray.get(reference)
         except ray.exceptions.RayError as error:  # it has died, or what it sent is lost, or there is no place for it
             blame = 4 if getattr(error, "actor_init_failed", False) else 1  # of others nobody can tell the cause
-            self._news.append(Died(worker, incarnation, _words(error), blame))
+            self._news.append(Died(worker, incarnation, _one_line(error), blame))
             return
         if what == "telling":
-            post.telling = None
+            handle.telling = None
         else:
-            post.news = None
-            for place, (word, vector) in enumerate(value):
-                room = None if vector is None else (place, reference, vector)
-                self._news.append(self._heard(worker, incarnation, word, room))
-        if post.owed:
-            self._mail_to(worker)
+            handle.news = None
+            for place, (wire, vector) in enumerate(value):
+                buffer = None if vector is None else (place, reference, vector)
+                self._news.append(self._notice(worker, incarnation, wire, buffer))
+        if handle.owed:
+            self._send_orders(worker)
 
 
 @contextlib.contextmanager
@@ -417,8 +417,8 @@ def _knock(address: str) -> None:
         raise BadInput(f"no Ray cluster answers at '{address}' ({error})") from None
 
 
-def _words(error: BaseException) -> str:
-    """What an error says in one line: the first, or, of what is raised far away, the last."""
+def _one_line(error: BaseException) -> str:
+    """The gist of an error: its first line, or the last where it was raised on another machine."""
     lines = [re.sub("\x1b\\[[0-9;]*m", "", line).strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

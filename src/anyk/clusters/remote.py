@@ -29,7 +29,7 @@ from anyk.clusters.worker import (
     REPLY,
     STOPPED,
     UNINTERRUPTIBLE,
-    Frame,
+    RunSetup,
 )
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
@@ -61,15 +61,15 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a worker is started again th
 _IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
 
 
-class Told(NamedTuple):
-    """What a worker has told, as it comes in; times are those of the driver's clock."""
+class Notice(NamedTuple):
+    """What a worker has sent, as it comes in; times are those of the driver's clock."""
 
     at: float
     kind: int
     worker: int
     task: int
     chunk: int
-    room: Any  # where a message lies
+    buffer: Any  # where a message lies
     done: int
     incarnation: int
     started: float
@@ -95,11 +95,11 @@ class Message(NamedTuple):
     ids: tuple[int, ...]
     vector: Vector
     worker: int
-    room: Any  # where it lies besides, for other workers to read; None: nowhere
+    buffer: Any  # where it lies besides, for other workers to read; None: nowhere
 
 
-class Post:
-    """What the driver knows of one worker, and what the worker has been told last."""
+class WorkerHandle:
+    """What the driver knows of one worker, and the newest orders it has been given."""
 
     def __init__(self) -> None:
         self.incarnation = -1
@@ -107,7 +107,7 @@ class Post:
         self.blame = 0  # for its deaths since its last message
         self.deaths = 0
         self.due: float | None = None  # when it is to be started anew, if it is not alive
-        self.gone = False  # given up: nothing more is heard of it
+        self.gone = False  # given up for good
         self.preempt = False  # whether what the worker may still be doing is to be dropped
         self.clock = 0.0  # what its clock shows more than the driver's
         self.collects: list[Any] = []
@@ -123,7 +123,7 @@ class Post:
         self.collects = []
 
 
-P = TypeVar("P", bound=Post)
+P = TypeVar("P", bound=WorkerHandle)
 
 
 class Remote(Cluster, Generic[P]):
@@ -139,7 +139,7 @@ class Remote(Cluster, Generic[P]):
     def __init__(
         self,
         workers: int,
-        posts: list[P],
+        handles: list[P],
         *,
         delays: DelayModel | str | None = None,
         seed: int = 0,
@@ -147,10 +147,10 @@ class Remote(Cluster, Generic[P]):
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
         super().__init__(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
-        self._posts = posts
-        self._news: deque[Told | Died | ProjectMessage] = deque()  # taken in when the driver comes to it
+        self._handles = handles
+        self._news: deque[Notice | Died | ProjectMessage] = deque()  # taken in when the driver comes to it
         self._alarms: dict[str, float] = {}
-        self._live: dict[int, InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._asked: dict[tuple[int, int], RequestMessage] = {}  # requests that have not been answered
         self._missing: dict[int, set[int]] = {}  # chunks of a live task that have neither arrived nor failed
         self._arrived: dict[tuple[int, int], Message] = {}
@@ -160,14 +160,14 @@ class Remote(Cluster, Generic[P]):
         self._taken = False
         self._compared: dict[tuple[Any, ...], tuple[int, int]] = {}  # who computed which partition, and its mark
 
-    # ------------------------------------------------------------------------------------------- what clusters say
+    # --------------------------------------------------------------------------------------- what a cluster implements
 
     @abstractmethod
     def _poll(self, timeout: float) -> None:
         """Wait for news and append it; what the driver has not been told of has not happened, so it is not acted on."""
 
     @abstractmethod
-    def _mail_to(self, worker: int) -> None:
+    def _send_orders(self, worker: int) -> None:
         """Tell a worker its newest orders, if it is present."""
 
     @abstractmethod
@@ -179,25 +179,27 @@ class Remote(Cluster, Generic[P]):
         """Where workers find a model version."""
 
     @abstractmethod
-    def _find(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
+    def _locate(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
         """Where workers find another's message; raises :class:`~anyk.errors.RunFailed` where they no longer can."""
 
     @abstractmethod
-    def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+    def _contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
         """The length of what was sent, and the array, if it is the message announced and has the length expected."""
 
     @abstractmethod
-    def _take_over(self, told: Told, ids: tuple[int, ...], vector: Vector) -> Message:
+    def _keep_message(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
         """Keep a message."""
 
     @abstractmethod
-    def _let_go(self, worker: int, room: Any) -> None:
+    def _free_buffer(self, worker: int, buffer: Any) -> None:
         """Nobody needs any more what lies there."""
 
     # ------------------------------------------------------------------------------------------- life
 
-    def _set_out(self, layout: Layout, partitions: Partitions | None, local: Local | None) -> tuple[Partitions, Frame]:
-        """What every :meth:`open` begins with; returns what is worked on, and what all workers are told of it."""
+    def _prepare_run(
+        self, layout: Layout, partitions: Partitions | None, local: Local | None
+    ) -> tuple[Partitions, RunSetup]:
+        """How every :meth:`open` begins; returns the partitions, and what all workers need to know of the run."""
         if partitions is None:
             raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
         if self._taken:
@@ -208,19 +210,19 @@ class Remote(Cluster, Generic[P]):
         self._slots = layout.slots
         self._dtype = self._messages.dtype
         self._bytes = partitions.dimension * self._dtype.itemsize, self._dtype.itemsize
-        return partitions, Frame(layout.blocks, self.byzantine, self.seed, local)
+        return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local)
 
     def _await_workers(self, within: float) -> tuple[int, ...]:
         """Wait for those that have been spawned to say that they are ready; the run's clock starts then."""
         deadline = time.monotonic() + within
-        while not all(post.present for post in self._posts):
-            self._poll(min(0.5, self._start_due()))
+        while not all(handle.present for handle in self._handles):
+            self._poll(min(0.5, self._restart_due()))
             while self._news:
-                event = self._take_in(self._news.popleft())
+                event = self._interpret(self._news.popleft())
                 if isinstance(event, Lost) and event.gone:
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
             if time.monotonic() > deadline:
-                late = [i for i, post in enumerate(self._posts) if not post.present]
+                late = [i for i, handle in enumerate(self._handles) if not handle.present]
                 raise RunFailed(f"workers {late} did not load their partitions within {within:.0f} s")
         self._messages.add_up([])
         self._start = time.monotonic()
@@ -234,21 +236,26 @@ class Remote(Cluster, Generic[P]):
         """See :meth:`Cluster.state`."""
         live = [
             (task, entry._replace(started=entry.started - self._start), sorted(self._missing[task]))
-            for task, entry in self._live.items()
+            for task, entry in self._in_flight.items()
         ]
-        measures = [news for news in self._news if isinstance(news, ProjectMessage)]
+        projections = [news for news in self._news if isinstance(news, ProjectMessage)]
         asked = list(self._asked.values())
-        return super().state() | {"live": live, "alarms": dict(self._alarms), "measures": measures, "asked": asked}
+        return super().state() | {
+            "live": live,
+            "alarms": dict(self._alarms),
+            "projections": projections,
+            "asked": asked,
+        }
 
     def restore(self, time_: float, state: dict[str, Any]) -> None:
         """See :meth:`Cluster.restore`; tasks in flight start their delays anew from where the clock was."""
         super().restore(time_, state)
         self._start = time.monotonic() - time_
         self._alarms |= state["alarms"]
-        self._news.extend(ProjectMessage(*measure) for measure in state["measures"])
+        self._news.extend(ProjectMessage(*measure) for measure in state["projections"])
         for task, plain, missing in state["live"]:
             entry = InFlight.from_plain(plain)
-            self._give(task, entry._replace(started=entry.started + self._start))
+            self._assign(task, entry._replace(started=entry.started + self._start))
             self._missing[task] = set(missing)
         for worker, task, chunk, partitions, coefficients, messages, weights in state["asked"]:
             inside = tuple((a, b) for a, b in messages)
@@ -256,7 +263,7 @@ class Remote(Cluster, Generic[P]):
                 RequestMessage(worker, task, chunk, tuple(partitions), tuple(coefficients), inside, tuple(weights))
             )
         for worker in range(self.workers):
-            self._mail_to(worker)
+            self._send_orders(worker)
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -274,13 +281,13 @@ class Remote(Cluster, Generic[P]):
 
     def _drop(self, task: int, chunk: int) -> None:
         message = self._arrived.pop((task, chunk), None)
-        if message is not None and message.room is not None:
-            self._let_go(message.worker, message.room)
+        if message is not None and message.buffer is not None:
+            self._free_buffer(message.worker, message.buffer)
 
     # ------------------------------------------------------------------------------------------- commands
 
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
-        """See :meth:`Cluster.execute`; a worker is told once, of the last of what concerns it."""
+        """See :meth:`Cluster.execute`; a worker is sent one order, the newest."""
         touched: dict[int, None] = {}
         for order in orders:
             if isinstance(order, Dispatch):
@@ -288,25 +295,27 @@ class Remote(Cluster, Generic[P]):
                 for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
                     versions = tuple([self._newest[chunk.slot] for chunk in chunks])
                     number = versions[0] if order.round is None else order.round
-                    self._give(task, InFlight(worker, chunks, versions, now, *self._hold(task, worker, chunks, number)))
-                    self._mail_to(worker)  # at once: it can begin while the others are written to
+                    self._assign(
+                        task, InFlight(worker, chunks, versions, now, *self._hold(task, worker, chunks, number))
+                    )
+                    self._send_orders(worker)  # at once: it can begin while the others are written to
                     touched.pop(worker, None)
             elif isinstance(order, Cancel):
                 if self._lines is not None and order.mode == "preempt":
                     self._lines.cancel(order.tasks, self.now())
                 for task in order.tasks:
-                    entry = self._live.pop(task, None)
+                    entry = self._in_flight.pop(task, None)
                     self._missing.pop(task, None)
                     if entry is None:
                         continue
                     self._ended(entry.chunks)
                     if self._asked:
                         self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
-                    post = self._posts[entry.worker]
-                    post.preempt = order.mode == "preempt"
-                    if post.task == task:
-                        post.forget()
-                        if post.preempt:
+                    handle = self._handles[entry.worker]
+                    handle.preempt = order.mode == "preempt"
+                    if handle.task == task:
+                        handle.forget()
+                        if handle.preempt:
                             touched[entry.worker] = None
             elif isinstance(order, RequestMessage):
                 if self._ask(order):
@@ -318,18 +327,18 @@ class Remote(Cluster, Generic[P]):
             else:
                 self._alarms[order.name] = order.time
         for worker in touched:
-            self._mail_to(worker)
+            self._send_orders(worker)
         return ()
 
     def _ask(self, order: RequestMessage) -> bool:
         """Have a worker make a message; False when it has nothing to make it of any more."""
-        if order.task not in self._live:
+        if order.task not in self._in_flight:
             return False
         gathered = []
         for key, weight in zip(order.messages, order.weights, strict=True):
             message = self._arrived[key]
-            gathered.append([*self._find(key, message), message.vector.size, message.ids, weight])
-        self._posts[order.worker].collects.append(
+            gathered.append([*self._locate(key, message), message.vector.size, message.ids, weight])
+        self._handles[order.worker].collects.append(
             [order.task, order.chunk, order.partitions, order.coefficients, gathered]
         )
         self._asked[order.task, order.chunk] = order
@@ -343,14 +352,14 @@ class Remote(Cluster, Generic[P]):
         inside = [j for key in order.messages for j in self._arrived[key].ids]
         return tuple(dict.fromkeys([*order.partitions, *inside]))
 
-    def _give(self, task: int, entry: InFlight) -> None:
-        """Make a task the newest of its worker; it is mailed by :meth:`_mail_to`."""
-        self._live[task] = entry
+    def _assign(self, task: int, entry: InFlight) -> None:
+        """Make a task the newest of its worker; it is sent by :meth:`_send_orders`."""
+        self._in_flight[task] = entry
         self._begins(entry.chunks)
         self._missing[task] = set(range(len(entry.chunks)))
-        post = self._posts[entry.worker]
+        handle = self._handles[entry.worker]
         chunks = entry.chunks
-        if chunks is not post.chunks:
+        if chunks is not handle.chunks:
             body = self._bodies.get(chunks)
             if body is None and chunks[0].steps:  # every task its own: not worth remembering
                 body = pack_work(tuple([self._placed(chunk) for chunk in chunks]))
@@ -358,27 +367,27 @@ class Remote(Cluster, Generic[P]):
                 if len(self._bodies) >= _BODIES:
                     self._bodies.clear()
                 body = self._bodies[chunks] = pack_work(chunks)
-            post.chunks, post.body = chunks, body
-        post.task, post.times = task, (entry.started, entry.before, entry.each)
-        post.positions = [
+            handle.chunks, handle.body = chunks, body
+        handle.task, handle.times = task, (entry.started, entry.before, entry.each)
+        handle.positions = [
             self._place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)
         ]
-        post.positions += entry.versions
+        handle.positions += entry.versions
 
     def _placed(self, chunk: Chunk) -> Chunk:
         """A chunk that says where the messages it begins from lie, in place of their tasks."""
         places = []
         for worker, task, index, weight in chunk.mix:
-            first, second = self._find((task, index), self._arrived[task, index])
+            first, second = self._locate((task, index), self._arrived[task, index])
             places.append((worker, first, second, weight))
         return chunk._replace(mix=tuple(places))
 
-    def _orders(self, post: P) -> bytes:
+    def _orders(self, handle: P) -> bytes:
         """What a worker is told, as bytes."""
-        flags = PREEMPT * post.preempt | UNINTERRUPTIBLE * self.delays.uninterruptible
-        start, before, each = post.times
+        flags = PREEMPT * handle.preempt | UNINTERRUPTIBLE * self.delays.uninterruptible
+        start, before, each = handle.times
         return pack_orders(
-            post.task, flags, (start + post.clock, before, each), post.body, post.positions, post.collects
+            handle.task, flags, (start + handle.clock, before, each), handle.body, handle.positions, handle.collects
         )
 
     # ------------------------------------------------------------------------------------------- events
@@ -387,10 +396,10 @@ class Remote(Cluster, Generic[P]):
         """See :meth:`Cluster.events`."""
         while True:
             while self._news:
-                event = self._take_in(self._news.popleft())
+                event = self._interpret(self._news.popleft())
                 if event is not None:
                     yield event
-            timeout = min(_IDLE, self._start_due())
+            timeout = min(_IDLE, self._restart_due())
             if self._alarms:
                 name = min(self._alarms, key=lambda key: (self._alarms[key], key))
                 timeout = min(timeout, self._alarms[name] - self.now())
@@ -402,7 +411,7 @@ class Remote(Cluster, Generic[P]):
             if not self._news:
                 yield None
 
-    def _take_in(self, news: Told | Died | ProjectMessage) -> Event | Cut | None:
+    def _interpret(self, news: Notice | Died | ProjectMessage) -> Event | Cut | None:
         """What a piece of news means, and what it changes here; None where it is out of date."""
         if isinstance(news, ProjectMessage):
             worker, task, chunk, key = news
@@ -412,11 +421,11 @@ class Remote(Cluster, Generic[P]):
             return MessageProjected(
                 self.now(), worker, task, chunk, self._messages.project(message.ids, message.vector, key)
             )
-        post = self._posts[news.worker]
-        if news.incarnation != post.incarnation or post.gone or post.due is not None:
+        handle = self._handles[news.worker]
+        if news.incarnation != handle.incarnation or handle.gone or handle.due is not None:
             return None
         if isinstance(news, Died):
-            return self._bury(news)
+            return self._on_death(news)
         kind, worker, task, chunk = news.kind, news.worker, news.task, news.chunk
         now = news.at - self._start
         if kind == REPLY:
@@ -424,8 +433,8 @@ class Remote(Cluster, Generic[P]):
         if kind == STOPPED:
             return Cut(now, worker, task, chunk, news.done, None)
         if kind == PROGRESS:
-            post.blame = post.deaths = 0
-            return Progress(now, worker, task, chunk, news.done) if task in self._live else None
+            handle.blame = handle.deaths = 0
+            return Progress(now, worker, task, chunk, news.done) if task in self._in_flight else None
         if kind == COMPARED:
             self._compare(news)
             return None
@@ -434,21 +443,21 @@ class Remote(Cluster, Generic[P]):
             return Failed(now, worker, task, chunk, news.text)
         if news.done:  # READY, but it could not load
             raise RunFailed(f"worker {worker} could not load its partitions: {news.text}")
-        post.present = True
-        self._mail_to(worker)
+        handle.present = True
+        self._send_orders(worker)
         return Joined(now, worker)
 
-    def _compare(self, told: Told) -> None:
+    def _compare(self, notice: Notice) -> None:
         """Raise :class:`~anyk.errors.RunFailed` where two workers have computed different gradients of a partition."""
-        entry = self._live.get(told.task)
+        entry = self._in_flight.get(notice.task)
         if entry is None:
             return  # cancelled: its model may have been overwritten under it
-        chunk, version = entry.chunks[told.chunk], entry.versions[told.chunk]
-        key = chunk.slot, version, told.done, chunk.batch, chunk.repeat
-        other, bits = self._compared.setdefault(key, (told.worker, told.bits))
-        apart = marks_apart(bits, told.bits)
-        if other != told.worker and not apart <= max(self._messages.tolerance, SINGLE):
-            raise RunFailed(differing(other, told.worker, told.done, version, apart))
+        chunk, version = entry.chunks[notice.chunk], entry.versions[notice.chunk]
+        key = chunk.slot, version, notice.done, chunk.batch, chunk.repeat
+        other, bits = self._compared.setdefault(key, (notice.worker, notice.bits))
+        apart = marks_apart(bits, notice.bits)
+        if other != notice.worker and not apart <= max(self._messages.tolerance, SINGLE):
+            raise RunFailed(differing(other, notice.worker, notice.done, version, apart))
         if len(self._compared) > _COMPARED:
             del self._compared[next(iter(self._compared))]
 
@@ -459,86 +468,86 @@ class Remote(Cluster, Generic[P]):
         if missing is not None:
             missing.discard(chunk)
             if not missing:
-                self._ended(self._live.pop(task).chunks)
+                self._ended(self._in_flight.pop(task).chunks)
                 del self._missing[task]
 
-    def _receive(self, now: float, told: Told) -> Reply | Failed | None:
+    def _receive(self, now: float, notice: Notice) -> Reply | Failed | None:
         """A message is in: check that it is what was announced."""
-        worker, task, chunk, room, start = told.worker, told.task, told.chunk, told.room, self._start
-        times = told.started - start, told.computing - start, told.computed - start, told.sent - start
-        timing = Timing(*times, told.bits)
-        post = self._posts[worker]
-        post.blame = post.deaths = 0
-        entry = self._live.get(task)
+        worker, task, chunk, buffer, start = notice.worker, notice.task, notice.chunk, notice.buffer, self._start
+        times = notice.started - start, notice.computing - start, notice.computed - start, notice.sent - start
+        timing = Timing(*times, notice.bits)
+        handle = self._handles[worker]
+        handle.blame = handle.deaths = 0
+        entry = self._in_flight.get(task)
         if entry is None or chunk not in self._missing[task]:
-            self._let_go(worker, room)
+            self._free_buffer(worker, buffer)
             # of a cancelled task: nobody will use it, but the ledger wants to know; of a resumed one: it is in already
             return Reply(now, worker, task, chunk, timing) if entry is None else None
         ids, work = self._ids(entry, task, chunk), entry.chunks[chunk]
         size, dtype = self._messages.length(ids), self._dtype
         if work.compress:
             expected = scheme(work.compress).size(size, dtype.itemsize)
-            length, found = self._contents(told, expected, np.dtype(np.uint8))
+            length, found = self._contents(notice, expected, np.dtype(np.uint8))
         else:
             expected = size
-            length, found = self._contents(told, size, dtype)
+            length, found = self._contents(notice, size, dtype)
         if found is None:
-            self._let_go(worker, room)
+            self._free_buffer(worker, buffer)
             self._settle(task, chunk)
             return Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})")
         if work.compress:
             version = entry.versions[chunk]
             vector = unpack(work, version, self.seed, found, size, dtype, self.model(work.slot, version))
-            self._let_go(worker, room)
+            self._free_buffer(worker, buffer)
             self._arrived[task, chunk] = Message(ids, vector, worker, None)
         else:
             found.flags.writeable = False
-            self._arrived[task, chunk] = self._take_over(told, ids, found)
+            self._arrived[task, chunk] = self._keep_message(notice, ids, found)
         self._settle(task, chunk)
-        if post.collects:
-            post.collects = [ask for ask in post.collects if ask[0] != task or ask[1] != chunk]
+        if handle.collects:
+            handle.collects = [ask for ask in handle.collects if ask[0] != task or ask[1] != chunk]
         return Reply(now, worker, task, chunk, timing)
 
-    def _bury(self, died: Died) -> Lost:
+    def _on_death(self, died: Died) -> Lost:
         """A worker is dead: what it was doing is void, what it sent is not; another takes its place."""
         worker, _, reason, blame = died
-        post = self._posts[worker]
-        post.blame += blame
-        post.deaths += blame > 0
-        gone = post.blame >= self.patience
+        handle = self._handles[worker]
+        handle.blame += blame
+        handle.deaths += blame > 0
+        gone = handle.blame >= self.patience
         if gone:
-            reason += f", {post.deaths} times in a row" if post.deaths > 1 else ""
+            reason += f", {handle.deaths} times in a row" if handle.deaths > 1 else ""
             self.give_up(worker)
         else:
             self._forget(worker)
-            wait = _PAUSE * 2.0 ** (post.deaths - 2) if post.deaths > 1 else 0.0
-            post.due = time.monotonic() + min(wait, _LONGEST_PAUSE)
-            self._start_due()
+            wait = _PAUSE * 2.0 ** (handle.deaths - 2) if handle.deaths > 1 else 0.0
+            handle.due = time.monotonic() + min(wait, _LONGEST_PAUSE)
+            self._restart_due()
         return Lost(self.now(), worker, reason, gone)
 
     def give_up(self, worker: int) -> None:
         """See :meth:`Cluster.give_up`."""
         self._forget(worker)
-        self._posts[worker].gone, self._posts[worker].due = True, None
+        self._handles[worker].gone, self._handles[worker].due = True, None
 
     def _forget(self, worker: int) -> None:
         """What a worker was doing is void."""
-        post = self._posts[worker]
-        post.present = False
-        for task in [task for task, entry in self._live.items() if entry.worker == worker]:
-            self._ended(self._live.pop(task).chunks)
+        handle = self._handles[worker]
+        handle.present = False
+        for task in [task for task, entry in self._in_flight.items() if entry.worker == worker]:
+            self._ended(self._in_flight.pop(task).chunks)
             del self._missing[task]
             self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
-        post.forget()
+        handle.forget()
 
-    def _start_due(self) -> float:
+    def _restart_due(self) -> float:
         """Start the workers anew whose time has come; returns the seconds until the next one's."""
         now, soonest = time.monotonic(), float("inf")
-        for worker, post in enumerate(self._posts):
-            if post.due is not None:
-                if post.due <= now:
-                    post.due = None
+        for worker, handle in enumerate(self._handles):
+            if handle.due is not None:
+                if handle.due <= now:
+                    handle.due = None
                     self._spawn(worker)
                 else:
-                    soonest = min(soonest, post.due - now)
+                    soonest = min(soonest, handle.due - now)
         return soonest

@@ -16,7 +16,7 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.clusters.base import Cluster, InFlight, Order
 from anyk.clusters.local import Local, LocalSteps, State, mixed
-from anyk.clusters.messages import Messages, checked, lie, words
+from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack, unpack
 from anyk.delays import Communication, DelayModel
 from anyk.delays.models import MOST
@@ -120,12 +120,12 @@ class Simulated(Cluster):
         self._repeats = [(-1, 0)] * n
         # (time, worker, task, chunk, done): a chunk's end, or with done >= 0 a partition's
         self._heap: list[tuple[float, int, int, int, int]] = []
-        self._happenings: list[tuple[float, int, int, float]] = []  # (time, 0 lost | 1 joined, worker, back)
+        self._outages_due: list[tuple[float, int, int, float]] = []  # (time, 0 lost | 1 joined, worker, back)
         for outage in self._outages:
-            heappush(self._happenings, (outage.time, 0, outage.worker, np.inf if outage.back is None else outage.back))
+            heappush(self._outages_due, (outage.time, 0, outage.worker, np.inf if outage.back is None else outage.back))
         self._alarms: dict[str, float] = {}
-        self._live: dict[int, InFlight] = {}
-        self._vain: set[int] = set()  # cancelled tasks that are left to finish
+        self._in_flight: dict[int, InFlight] = {}
+        self._unwanted: set[int] = set()  # cancelled tasks that are left to finish
         self._delivered: dict[int, int] = {}  # messages that tasks of several chunks have sent
         self._free = [0.0] * n  # when a worker that does not listen is free again
         self._busy = False  # whether any may not be
@@ -138,7 +138,7 @@ class Simulated(Cluster):
         self._models: dict[tuple[str, int], Vector] = {}
         self._newest: dict[str, int] = {}
         self._arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}
-        self._measures: deque[ProjectMessage] = deque()
+        self._projections: deque[ProjectMessage] = deque()
         self._asked: dict[tuple[int, int], RequestMessage] = {}  # requests for messages that add up others
         self._gradients: dict[tuple[str, int], dict[tuple[int, int, int], Vector]] = {}
         self._local: LocalSteps | None = None
@@ -188,15 +188,15 @@ class Simulated(Cluster):
     def state(self) -> dict[str, Any]:
         """See :meth:`Cluster.state`."""
         return super().state() | {
-            "heap": [entry for entry in sorted(self._heap) if entry[1] in self._live or entry[4] == -3],
+            "heap": [entry for entry in sorted(self._heap) if entry[1] in self._in_flight or entry[4] == -3],
             "asked": [[list(key), order] for key, order in self._asked.items()],
-            "measures": list(self._measures),
-            "live": list(self._live.items()),
-            "vain": sorted(self._vain),
+            "projections": list(self._projections),
+            "live": list(self._in_flight.items()),
+            "unwanted": sorted(self._unwanted),
             "delivered": list(self._delivered.items()),
             "free": list(self._free),
             "alarms": dict(self._alarms),
-            "happenings": [(t, kind, w, None if back == np.inf else back) for t, kind, w, back in self._happenings],
+            "outages_due": [(t, kind, w, None if back == np.inf else back) for t, kind, w, back in self._outages_due],
             "cores": [[task, chunk] for task, chunk in self._on_core],
             "queue": [[task, chunk] for task, chunk in self._waiting_for_core],
         }
@@ -206,12 +206,12 @@ class Simulated(Cluster):
         super().restore(time, state)
         self._now = time
         self._heap[:] = [(t, task, worker, chunk, done) for t, task, worker, chunk, done in state["heap"]]
-        self._live |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
-        for entry in self._live.values() if self._messages is not None else ():
+        self._in_flight |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
+        for entry in self._in_flight.values() if self._messages is not None else ():
             self._begins(entry.chunks)
-        self._vain |= set(state["vain"])
+        self._unwanted |= set(state["unwanted"])
         self._delivered |= dict(state["delivered"])
-        self._measures.extend(ProjectMessage(*plain) for plain in state["measures"])
+        self._projections.extend(ProjectMessage(*plain) for plain in state["projections"])
         for (task, chunk), plain in state["asked"]:
             worker, _, _, partitions, coefficients, messages, weights = plain
             given = tuple((a, b) for a, b in messages)
@@ -222,9 +222,9 @@ class Simulated(Cluster):
         self._busy = True
         self._even = len(set(self._numbers)) == 1
         self._alarms |= state["alarms"]
-        happenings = [(t, kind, w, np.inf if back is None else back) for t, kind, w, back in state["happenings"]]
-        self._happenings[:] = happenings
-        heapify(self._happenings)
+        outages_due = [(t, kind, w, np.inf if back is None else back) for t, kind, w, back in state["outages_due"]]
+        self._outages_due[:] = outages_due
+        heapify(self._outages_due)
         self._on_core |= dict.fromkeys(map(tuple, state["cores"]), 0.0)
         self._waiting_for_core.extend((task, chunk) for task, chunk in state["queue"])
 
@@ -316,7 +316,7 @@ class Simulated(Cluster):
             try:
                 out = self._work_locally(task, chunk, version, worker)
             except Exception as error:  # as below
-                return words(error), 0
+                return describe(error), 0
             return self._arrive(task, index, chunk, chunk.covers, out, worker, version)
         known = self._gradients.setdefault((chunk.slot, version), {})  # replicas share what they compute
         w = self._models[chunk.slot, version].view()
@@ -341,7 +341,7 @@ class Simulated(Cluster):
             for place, weight in zip(asked.messages, asked.weights, strict=True) if asked is not None else ():
                 messages.add_message(out, ids, *self._arrived[place], weight)
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
-            return words(error), 0
+            return describe(error), 0
         why, bits = self._arrive(task, index, chunk, ids, out, worker, version)
         if why is not None:
             known.clear()  # what is asked for again is computed again
@@ -352,7 +352,7 @@ class Simulated(Cluster):
     ) -> tuple[str | None, int]:
         """A message is made: (fault, digest)."""
         if worker in self.byzantine:
-            lie(out)
+            reverse_attack(out)
         why, bits = checked(out)
         if why is not None:
             return why, bits
@@ -381,7 +381,7 @@ class Simulated(Cluster):
                     sent = self._now + (self.compute.task if self.compute is not None else 0.0)
                     heappush(self._heap, (sent, order.task, order.worker, order.chunk, -2))  # type: ignore[union-attr]
             elif kind is ProjectMessage:
-                self._measures.append(order)  # type: ignore[arg-type]
+                self._projections.append(order)  # type: ignore[arg-type]
             elif order.time is None:  # type: ignore[union-attr]
                 self._alarms.pop(order.name, None)  # type: ignore[union-attr]
             else:
@@ -390,13 +390,13 @@ class Simulated(Cluster):
 
     def _ask(self, order: RequestMessage) -> bool:
         """Note what a chunk's message is to be made of; False when the task is no more."""
-        entry = self._live.get(order.task)
+        entry = self._in_flight.get(order.task)
         if entry is None:
             return False
         live = InFlight._make(entry)
         chunks = list(live.chunks)
         chunks[order.chunk] = chunks[order.chunk]._replace(partitions=order.partitions, coefficients=order.coefficients)
-        self._live[order.task] = live._replace(chunks=tuple(chunks))
+        self._in_flight[order.task] = live._replace(chunks=tuple(chunks))
         if order.messages and self._messages is not None:
             self._asked[order.task, order.chunk] = order
         return True
@@ -439,7 +439,7 @@ class Simulated(Cluster):
             numbers[worker] = number + 1
             seconds = self._stream.at(worker, number)
             heappush(heap, (now + seconds, first, worker, 0, -1))
-            self._live[first] = (worker, chunks[0], version, now, seconds, 0.0)  # type: ignore[assignment]
+            self._in_flight[first] = (worker, chunks[0], version, now, seconds, 0.0)  # type: ignore[assignment]
             return True
         else:
             self._even = False
@@ -452,7 +452,7 @@ class Simulated(Cluster):
         heapify(heap)
         # as plain tuples, which are made six times faster; whoever reads one makes it an InFlight
         plain: Any = zip(workers, chunks, repeat(version), repeat(now), held, repeat(0.0), strict=False)
-        self._live.update(zip(tasks, plain, strict=False))
+        self._in_flight.update(zip(tasks, plain, strict=False))
         return True
 
     def _dispatch_one(self, task: int, worker: int, chunks: Task, number: int | None) -> None:
@@ -460,7 +460,7 @@ class Simulated(Cluster):
         versions = tuple(self._newest[chunk.slot] for chunk in chunks)
         before, each = self._hold(task, worker, chunks, versions[0] if number is None else number)
         started = max(self._now, self._free[worker])
-        self._live[task] = InFlight(worker, chunks, versions, started, before, each)
+        self._in_flight[task] = InFlight(worker, chunks, versions, started, before, each)
         if self._messages is not None:  # else nothing is read
             self._begins(chunks)
         time = started + before
@@ -474,7 +474,7 @@ class Simulated(Cluster):
                 heappush(self._heap, (time, task, worker, index, -1))
 
     def _cancel(self, order: Cancel, cuts: list[Cut]) -> None:
-        now, live = self._now, self._live
+        now, live = self._now, self._in_flight
         preempt = order.mode == "preempt"
         if self._lines is not None and preempt:  # who is left to finish in vain exchanges in vain, too
             self._lines.cancel(order.tasks, now)
@@ -502,9 +502,9 @@ class Simulated(Cluster):
                 self._free[entry.worker] = end
                 self._busy = True
             if not preempt and end > now:
-                self._vain.add(task)  # it finishes, and its messages, which nobody computes, are dropped
+                self._unwanted.add(task)  # it finishes, and its messages, which nobody computes, are dropped
                 return
-        del self._live[task]
+        del self._in_flight[task]
         self._ended(entry.chunks)
         self._delivered.pop(task, None)
         if not self.report_cuts:
@@ -530,16 +530,16 @@ class Simulated(Cluster):
 
     def events(self) -> Iterator[Event | Cut | None]:
         """See :meth:`Cluster.events`; ends when nothing can happen any more."""
-        heap, live, happenings = self._heap, self._live, self._happenings
+        heap, live, outages_due = self._heap, self._in_flight, self._outages_due
         computing = self.compute is not None
         simple = self._messages is None
         while True:
-            if self._measures:
-                measured = self._measure(self._measures.popleft())
+            if self._projections:
+                measured = self._project(self._projections.popleft())
                 if measured is not None:
                     yield measured
                 continue
-            if self._alarms or happenings:
+            if self._alarms or outages_due:
                 other = self._other_event(heap[0][0] if heap else np.inf)
                 if other is not None:
                     yield other
@@ -568,11 +568,11 @@ class Simulated(Cluster):
                     continue
             entry = InFlight._make(entry)
             if done >= 0:
-                if task not in self._vain:
+                if task not in self._unwanted:
                     yield Progress(time, worker, task, chunk, done)
                 elif done == len(entry.chunks[chunk].partitions) and chunk == len(entry.chunks) - 1:
                     del live[task]  # finished in vain; nobody will ask for its message
-                    self._vain.discard(task)
+                    self._unwanted.discard(task)
                 continue
             if len(entry.chunks) == 1:
                 del live[task]
@@ -583,9 +583,9 @@ class Simulated(Cluster):
             if self._messages is None:
                 yield Reply(self._now, worker, task, chunk)
                 continue
-            if task in self._vain:
+            if task in self._unwanted:
                 if task not in live:
-                    self._vain.discard(task)
+                    self._unwanted.discard(task)
                     self._ended(entry.chunks)
                 yield Reply(
                     self._now, worker, task, chunk, Timing(entry.started, entry.started + entry.before, time, time)
@@ -603,11 +603,11 @@ class Simulated(Cluster):
     def give_up(self, worker: int) -> None:
         """See :meth:`Cluster.give_up`."""
         self._free[worker] = 0.0
-        for task in [task for task, entry in self._live.items() if entry[0] == worker]:
-            self._ended(self._live.pop(task)[1])
+        for task in [task for task, entry in self._in_flight.items() if entry[0] == worker]:
+            self._ended(self._in_flight.pop(task)[1])
         self._states[worker] = {}
 
-    def _measure(self, order: ProjectMessage) -> MessageProjected | None:
+    def _project(self, order: ProjectMessage) -> MessageProjected | None:
         """A message's projection; without payload 0 from who is honest and something else from a Byzantine worker."""
         worker, task, chunk, key = order
         if self._messages is None:
@@ -623,20 +623,20 @@ class Simulated(Cluster):
         """The first alarm or outage, if it comes no later than ``before``."""
         name = min(self._alarms, key=lambda key: (self._alarms[key], key), default=None)
         alarm = self._alarms[name] if name is not None else np.inf
-        happening = self._happenings[0][0] if self._happenings else np.inf
-        if min(alarm, happening) > before or min(alarm, happening) == np.inf:
+        outage = self._outages_due[0][0] if self._outages_due else np.inf
+        if min(alarm, outage) > before or min(alarm, outage) == np.inf:
             return None
-        if name is not None and alarm <= happening:
+        if name is not None and alarm <= outage:
             del self._alarms[name]
             self._now = max(self._now, alarm)
             return Alarm(self._now, name)
-        time, kind, worker, back = heappop(self._happenings)
+        time, kind, worker, back = heappop(self._outages_due)
         self._now = max(self._now, time)
         if kind:
             return Joined(self._now, worker)
         self.give_up(worker)  # for now
         if back != np.inf:
-            heappush(self._happenings, (max(back, self._now), 1, worker, np.inf))
+            heappush(self._outages_due, (max(back, self._now), 1, worker, np.inf))
         return Lost(self._now, worker, "simulated outage", gone=back == np.inf)
 
     # ------------------------------------------------------------------------------------------- cores
@@ -656,7 +656,7 @@ class Simulated(Cluster):
         del self._on_core[task, chunk]
         while self._waiting_for_core:
             next_task, next_chunk = self._waiting_for_core.popleft()
-            entry = self._live.get(next_task)
+            entry = self._in_flight.get(next_task)
             if entry is not None:
                 self._join_core(time, next_task, next_chunk, InFlight._make(entry))
                 return

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.clusters.local import Local, LocalSteps, State, mixed
-from anyk.clusters.messages import Messages, checked, lie, words
+from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack
 from anyk.problems.base import Partitions, Vector
 from anyk.problems.replicas import mark
@@ -27,11 +27,11 @@ READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED = range(6)  # what a worker te
 NO_TASK = -1
 
 Times = tuple[float, float, float]  # when the task was taken, its delay over, the message computed
-R = TypeVar("R")  # what a cluster calls the room that a message is written in
+R = TypeVar("R")  # how a cluster names the buffer that a message is written to
 
 
 class Orders(NamedTuple):
-    """The newest a worker has been told: one task, and which messages it is asked for."""
+    """The newest orders of a worker: one task, and the messages requested from it."""
 
     task: int
     flags: int
@@ -44,16 +44,16 @@ class Orders(NamedTuple):
     collects: Sequence[Any]
 
 
-class Frame(NamedTuple):
-    """What all workers of a run are told at the start."""
+class RunSetup(NamedTuple):
+    """What all workers of a run need at the start."""
 
     blocks: int = 1  # parts of the vector of which each message is one
-    byzantine: tuple[int, ...] = ()  # workers that lie
+    byzantine: tuple[int, ...] = ()  # Byzantine workers
     seed: int = 0  # of mini-batches
     local: tuple[str, str, float] | None = None  # how workers take steps of their own
 
     @classmethod
-    def from_plain(cls, plain: Sequence[Any]) -> Frame:
+    def from_plain(cls, plain: Sequence[Any]) -> RunSetup:
         """Read back what JSON made of one."""
         blocks, byzantine, seed, local = plain
         return cls(blocks, tuple(byzantine), seed, None if local is None else tuple(local))
@@ -63,15 +63,15 @@ class _Stop(Exception):
     """Told to stop what is being done."""
 
 
-class HungUp(Exception):
+class Disconnected(Exception):
     """The driver has gone: there is nothing more to do."""
 
 
 class Worker(ABC, Generic[R]):
     """One worker; :meth:`run` returns when the driver hangs up."""
 
-    def __init__(self, worker: int, frame: Frame) -> None:
-        self._worker, self._frame = worker, frame
+    def __init__(self, worker: int, setup: RunSetup) -> None:
+        self._worker, self._setup = worker, setup
         self._free = 0.0  # since when it has been idle, if it could not listen before
         self._orders: Orders | None = None
         self._next: Orders | None = None
@@ -81,7 +81,7 @@ class Worker(ABC, Generic[R]):
         self._since = 0.0, 0.0  # when the task was taken, and when its delay was over
         self._pending: list[Any] = []  # requests for partitions that are not finished yet
 
-    # ------------------------------------------------------------------------------------------- what clusters say
+    # --------------------------------------------------------------------------------------- what a cluster implements
 
     @abstractmethod
     def _changed(self) -> bool:
@@ -93,7 +93,7 @@ class Worker(ABC, Generic[R]):
 
     @abstractmethod
     def _listen(self, until: float | None) -> None:
-        """Wait for news of the driver, at most until a time; raises :class:`HungUp` when it has gone."""
+        """Wait for news of the driver, at most until a time; raises :class:`Disconnected` when it has gone."""
 
     @abstractmethod
     def _model(self, slot: str, place: int) -> Vector:
@@ -104,15 +104,15 @@ class Worker(ABC, Generic[R]):
         """Another worker's message."""
 
     @abstractmethod
-    def _room(self, length: int, chunk: int) -> tuple[R, Vector]:
+    def _buffer(self, length: int, chunk: int) -> tuple[R, Vector]:
         """Where a message of ``length`` numbers can be written; waits while the driver holds all such places."""
 
     @abstractmethod
-    def _give_back(self, room: R) -> None:
+    def _discard_buffer(self, buffer: R) -> None:
         """What was being written there will not be sent."""
 
     @abstractmethod
-    def _deliver(self, task: int, index: int, room: R, message: NDArray[Any], times: Times, bits: int) -> None:
+    def _deliver(self, task: int, index: int, buffer: R, message: NDArray[Any], times: Times, bits: int) -> None:
         """Send what was written: a message, or its payload of bytes, with its digest."""
 
     @abstractmethod
@@ -124,11 +124,11 @@ class Worker(ABC, Generic[R]):
     def _begin(self, partitions: Partitions, held: Sequence[int], first: Vector | None) -> None:
         """Load the partitions; ``first``: a model to compute a first gradient at, which is slow (caches, imports).
 
-        Where that fails it will again in the first task, and is heard of as a gradient, not as partitions, that failed.
+        An error there will come again in the first task, where it is reported as the gradient's.
         """
         partitions.load(list(held))
-        self._messages = Messages(partitions, self._frame.blocks, self._frame.seed)
-        local = self._frame.local
+        self._messages = Messages(partitions, self._setup.blocks, self._setup.seed)
+        local = self._setup.local
         self._local = None if local is None else LocalSteps(self._messages, Local(*local))
         self._dtype = self._messages.dtype
         self._messages.places(tuple(held))
@@ -141,11 +141,11 @@ class Worker(ABC, Generic[R]):
         """Call :meth:`_begin` with what the driver sent at the start."""
 
     def run(self) -> None:
-        """Load the partitions, say so, and work."""
+        """Load the partitions, report that, and work."""
         try:
             self._start()
         except Exception as error:
-            self._tell(READY, NO_TASK, done=1, text=words(error))
+            self._tell(READY, NO_TASK, done=1, text=describe(error))
             return
         self._tell(READY, NO_TASK)
         last = NO_TASK
@@ -165,12 +165,12 @@ class Worker(ABC, Generic[R]):
                 self._pending = [ask for ask in orders.collects if ask[0] == orders.task]
                 with contextlib.suppress(_Stop):
                     self._work(orders)
-        except HungUp:
+        except Disconnected:
             return
 
     # ------------------------------------------------------------------------------------------- hearing
 
-    def _heed(self, done: int, chunk: int) -> None:
+    def _check_orders(self, done: int, chunk: int) -> None:
         """Between two partitions: look at new orders, serve requests, stop if told to."""
         if not self._changed():
             return
@@ -191,11 +191,11 @@ class Worker(ABC, Generic[R]):
         if self._orders.flags & UNINTERRUPTIBLE:
             time.sleep(max(0.0, until - time.monotonic()))
             self._free = until
-            self._heed(done, chunk)
+            self._check_orders(done, chunk)
             return
         while time.monotonic() < until:
             self._listen(until)
-            self._heed(done, chunk)
+            self._check_orders(done, chunk)
 
     # ------------------------------------------------------------------------------------------- working
 
@@ -214,35 +214,35 @@ class Worker(ABC, Generic[R]):
                 if orders.each:
                     self._hold(first + orders.each * (done + 1), done, index)
                 else:
-                    self._heed(done, index)
+                    self._check_orders(done, index)
 
             if not chunk.partitions:
                 between(0)
             due += orders.each * len(chunk.partitions)
-            room = None
+            buffer = None
             try:
                 if chunk.send == "request":
                     self._keep(orders.task, index, chunk, w, between, version)
                     continue
                 length = self._messages.length(chunk.covers)
-                room, out = self._room(length, index)
+                buffer, out = self._buffer(length, index)
                 computing = time.monotonic()
                 if chunk.compress:
-                    out = np.empty(length, dtype=out.dtype)  # only the payload goes to the room
+                    out = np.empty(length, dtype=out.dtype)  # only the payload goes to the buffer
                 if chunk.steps:
                     out[:] = self._work_locally(orders.task, chunk, w, between)
                 else:
                     seen = self._comparing(orders.task, index, version)
                     self._messages.encode(chunk, w, out, between, version=version, seen=seen)
             except BaseException as error:
-                if room is not None:
-                    self._give_back(room)
-                if not isinstance(error, Exception) or isinstance(error, (_Stop, HungUp)):
+                if buffer is not None:
+                    self._discard_buffer(buffer)
+                if not isinstance(error, Exception) or isinstance(error, (_Stop, Disconnected)):
                     raise
-                self._tell(FAILED, orders.task, chunk=index, text=words(error))
+                self._tell(FAILED, orders.task, chunk=index, text=describe(error))
                 continue
             packed = (chunk, version, w) if chunk.compress else None
-            self._send(orders.task, index, room, out, started, computing, packed)
+            self._send(orders.task, index, buffer, out, started, computing, packed)
         self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
 
     def _comparing(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:
@@ -299,37 +299,37 @@ class Worker(ABC, Generic[R]):
                 continue
             self._served.add((task, index))
             ids = tuple(dict.fromkeys([*partitions, *(j for *_, covered, _ in gathered for j in covered)]))
-            room, out = self._room(self._messages.length(ids), index)
+            buffer, out = self._buffer(self._messages.length(ids), index)
             out[:] = 0.0
             for j, coefficient in zip(partitions, coefficients, strict=True):
                 self._messages.add_message(out, ids, (j,), kept[j], coefficient)
             for first, second, size, covered, weight in gathered:  # other workers' messages
                 self._messages.add_message(out, ids, tuple(covered), self._other((first, second), size), weight)
-            self._send(task, index, room, out, *self._since)
+            self._send(task, index, buffer, out, *self._since)
 
     def _send(
         self,
         task: int,
         index: int,
-        room: R,
+        buffer: R,
         out: Vector,
         started: float,
         computing: float,
         packed: tuple[Chunk, int, Vector] | None = None,
     ) -> None:
-        """Send a message that is in its room; one that is to be compressed is put there first."""
-        if self._worker in self._frame.byzantine:
-            lie(out)
+        """Send a message that is in its buffer; one that is to be compressed is put there first."""
+        if self._worker in self._setup.byzantine:
+            reverse_attack(out)
         computed = time.monotonic()
         why, bits = checked(out)
         if why is not None:
-            self._give_back(room)
+            self._discard_buffer(buffer)
             self._tell(FAILED, task, chunk=index, text=why)
             return
         sent: NDArray[Any] = out
         if packed is not None:
             chunk, version, base = packed
-            sent, left = pack(chunk, version, self._frame.seed, out, base, self._states.get(chunk.state))
+            sent, left = pack(chunk, version, self._setup.seed, out, base, self._states.get(chunk.state))
             self._keep_state(task, chunk, left)
             bits = keyed.digest(sent)
-        self._deliver(task, index, room, sent, (started, computing, computed), bits)
+        self._deliver(task, index, buffer, sent, (started, computing, computed), bits)

@@ -83,7 +83,7 @@ class _Recorded(Simulated):
             if isinstance(event, Lost):
                 self.give_up(event.worker)  # and with it the optimiser's state that it had
             if isinstance(event, Reply) and self._messages is not None:
-                entry = self._live.get(event.task)
+                entry = self._in_flight.get(event.task)
                 if entry is None:
                     raise BadInput(f"task {event.task} answered in the log, but was not dispatched in the replay")
                 _, chunks, versions, *_ = entry

@@ -36,7 +36,7 @@ from anyk.clusters.processes.memory import (
     model_view,
     place_buffers,
 )
-from anyk.clusters.remote import Died, Message, Post, Remote, Told
+from anyk.clusters.remote import Died, Message, Notice, Remote, WorkerHandle
 from anyk.clusters.shipping import ship
 from anyk.clusters.worker import FAILED, READY
 from anyk.delays import Communication, DelayModel
@@ -51,8 +51,8 @@ _HELPERS, _WITHIN = 5, 60.0  # so many helper programs may end within so many se
 _START = 120.0  # seconds a worker may take to load its partitions before the start is given up
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import nursery; "
-_BOOT += "nursery.main(int(sys.argv[1]))"
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import forkserver; "
+_BOOT += "forkserver.main(int(sys.argv[1]))"
 
 
 class _Moved(NamedTuple):
@@ -62,7 +62,7 @@ class _Moved(NamedTuple):
     size: int
 
 
-class _BoxedPost(Post):
+class _ProcessHandle(WorkerHandle):
     """With a mail box, a doorbell, and reply buffers of which some are held."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class _BoxedPost(Post):
 
 
 @typed
-class Processes(Remote[_BoxedPost]):
+class Processes(Remote[_ProcessHandle]):
     """Processes of this machine, one a worker; any of them may be slow, stopped or killed.
 
     Injected ``delays`` are real waiting, interrupted when the task is cancelled with ``preempt`` (unless the model is
@@ -109,7 +109,7 @@ class Processes(Remote[_BoxedPost]):
         self.children = children
         super().__init__(
             workers,
-            [_BoxedPost() for _ in range(check_workers(workers))],
+            [_ProcessHandle() for _ in range(check_workers(workers))],
             delays=delays,
             seed=seed,
             byzantine=byzantine,
@@ -118,14 +118,14 @@ class Processes(Remote[_BoxedPost]):
         if not sys.platform.startswith(("linux", "darwin")):
             raise BadInput(f"cluster 'processes' runs on Linux and macOS, not on {sys.platform}; use 'simulated'")
         self.pids: dict[int, int] = {}
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._forkserver: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._segments: list[Segment] = []
         self._pipe = self._into_pipe = -1
-        self._set_up = b""  # what a helper program is told at the start
+        self._briefing = b""  # what a helper program is told at the start
         self._helper_gone = False  # whether the helper program has been found to have ended
         self._helpers_ended: list[float] = []
-        self._gaps: dict[int, list[int]] = {}  # room for moved messages that is free again, by size
+        self._gaps: dict[int, list[int]] = {}  # free places for moved messages, by size
         self._copies: dict[tuple[str, int], int] = {}
         self._reserved: set[int] = set()
         self._unread = b""
@@ -140,18 +140,18 @@ class Processes(Remote[_BoxedPost]):
     @property
     def helper(self) -> int | None:
         """The process number of the helper program that starts the workers, while there is one."""
-        return None if self._nursery is None else self._nursery.pid
+        return None if self._forkserver is None else self._forkserver.pid
 
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:
         """See :meth:`Cluster.prepare`: the helper program, which needs a while to import NumPy and scipy.sparse."""
-        if self._nursery is not None:
+        if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
         environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
         path = json.dumps([entry or os.getcwd() for entry in sys.path])  # noqa: PTH109
-        self._nursery = subprocess.Popen(
+        self._forkserver = subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(theirs.fileno()), path],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -163,7 +163,7 @@ class Processes(Remote[_BoxedPost]):
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        partitions, self._frame = self._set_out(layout, partitions, local)
+        partitions, self._setup = self._prepare_run(layout, partitions, local)
         self._plan = plan = MemoryLayout(
             workers=self.workers,
             slots=layout.slots,
@@ -177,7 +177,7 @@ class Processes(Remote[_BoxedPost]):
         )
         self._free_copies = list(reversed(range(plan.copies)))
         try:
-            self._start_nursery(partitions, layout.assignment)
+            self._start_forkserver(partitions, layout.assignment)
             present = self._await_workers(_START)
             self._touch()
         except BaseException:
@@ -186,7 +186,7 @@ class Processes(Remote[_BoxedPost]):
         self._start = time.monotonic()
         return present
 
-    def _start_nursery(self, partitions: Partitions, assignment: Sequence[tuple[int, ...]]) -> None:
+    def _start_forkserver(self, partitions: Partitions, assignment: Sequence[tuple[int, ...]]) -> None:
         self.prepare()
         plan = self._plan
         places, data = self._write_data(partitions)
@@ -198,16 +198,16 @@ class Processes(Remote[_BoxedPost]):
         self._pipe, self._into_pipe = os.pipe()
         message = {
             "layout": plan.plain(),
-            "frame": self._frame,
+            "setup": self._setup,
             "assignment": [list(held) for held in assignment],
             "children": self.children,
             "places": places,
             "sizes": [segment.size for segment in self._segments],
         }
-        self._set_up = json.dumps(message).encode()
+        self._briefing = json.dumps(message).encode()
         self._brief_helper()
-        for i, post in enumerate(self._posts):
-            post.box = MailBox(mail, plan.box_at(i), plan.box)
+        for i, handle in enumerate(self._handles):
+            handle.box = MailBox(mail, plan.box_at(i), plan.box)
             self._spawn(i)
 
     def _brief_helper(self) -> None:
@@ -216,8 +216,8 @@ class Processes(Remote[_BoxedPost]):
         assert self._link is not None
         fds = [*[segment.fd for segment in self._segments], self._into_pipe]
         with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
-            socket.send_fds(self._link, [len(self._set_up).to_bytes(8, "little")], fds)
-            self._link.sendall(self._set_up)
+            socket.send_fds(self._link, [len(self._briefing).to_bytes(8, "little")], fds)
+            self._link.sendall(self._briefing)
         self._link.setblocking(False)
 
     def _write_data(self, partitions: Partitions) -> tuple[list[tuple[int, int]], Segment]:
@@ -241,19 +241,19 @@ class Processes(Remote[_BoxedPost]):
 
     def _spawn(self, worker: int) -> None:
         """Have a worker forked, with a doorbell of its own."""
-        post = self._posts[worker]
-        post.incarnation += 1
-        assert post.box is not None
-        post.box.put(NOTHING)  # not what a predecessor was told
-        if post.doorbell >= 0:
-            os.close(post.doorbell)
-        theirs, post.doorbell = os.pipe()
-        os.set_blocking(post.doorbell, False)
+        handle = self._handles[worker]
+        handle.incarnation += 1
+        assert handle.box is not None
+        handle.box.put(NOTHING)  # not what a predecessor was told
+        if handle.doorbell >= 0:
+            os.close(handle.doorbell)
+        theirs, handle.doorbell = os.pipe()
+        os.set_blocking(handle.doorbell, False)
         assert self._link is not None
         self._link.setblocking(True)
         with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
             # one request a message: the helper reads a request and its descriptor together
-            socket.send_fds(self._link, [json.dumps([worker, post.incarnation]).ljust(32).encode() + b"\n"], [theirs])
+            socket.send_fds(self._link, [json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"], [theirs])
         os.close(theirs)
         self._link.setblocking(False)
         while not self._read_helper():
@@ -261,28 +261,28 @@ class Processes(Remote[_BoxedPost]):
 
     def _replace_helper(self) -> None:
         """The helper program has ended, and the workers with it: another one starts them anew."""
-        assert self._nursery is not None
+        assert self._forkserver is not None
         assert self._link is not None
         self._link.close()
-        self._nursery.kill()  # whatever it still meant to do
-        why = self._nursery.wait()
+        self._forkserver.kill()  # whatever it still meant to do
+        why = self._forkserver.wait()
         now = time.monotonic()
         self._helpers_ended = [at for at in self._helpers_ended if at > now - _WITHIN] + [now]
         text = "the helper program that starts workers has ended"
         if len(self._helpers_ended) >= _HELPERS:
             raise RunFailed(f"{text}, {_HELPERS} times within {_WITHIN:.0f} s, and they with it; resume the run")
-        if why >= 0 and not any(post.present for post in self._posts):
+        if why >= 0 and not any(handle.present for handle in self._handles):
             raise RunFailed("the helper program that starts workers ended at once; see its message above")
         for pid in self.pids.values():
             _await_end(pid)  # none of them may write into memory that others will use
         while select.select([self._pipe], [], [], 0)[0]:
             self._read_records()  # what they said before still counts
-        self._nursery = self._link = None
+        self._forkserver = self._link = None
         self._unread = b""
         self._brief_helper()
-        for worker, post in enumerate(self._posts):
-            if post.incarnation >= 0 and post.due is None and not post.gone:
-                self._news.append(Died(worker, post.incarnation, text, 0))
+        for worker, handle in enumerate(self._handles):
+            if handle.incarnation >= 0 and handle.due is None and not handle.gone:
+                self._news.append(Died(worker, handle.incarnation, text, 0))
 
     def _touch(self) -> None:
         """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
@@ -294,20 +294,20 @@ class Processes(Remote[_BoxedPost]):
 
     def close(self) -> None:
         """See :meth:`Cluster.close`."""
-        for post in self._posts:
-            if post.doorbell >= 0:
-                os.close(post.doorbell)
-                post.doorbell = -1
-            post.present = False
+        for handle in self._handles:
+            if handle.doorbell >= 0:
+                os.close(handle.doorbell)
+                handle.doorbell = -1
+            handle.present = False
         if self._link is not None:
             self._link.close()  # the helper ends the workers and itself
             self._link = None
-        if self._nursery is not None:
+        if self._forkserver is not None:
             try:
-                self._nursery.wait(10)
+                self._forkserver.wait(10)
             except subprocess.TimeoutExpired:
-                self._nursery.kill()  # the kernel ends its workers with it
-                self._nursery.wait()
+                self._forkserver.kill()  # the kernel ends its workers with it
+                self._forkserver.wait()
         for fd in (self._pipe, self._into_pipe):
             if fd >= 0:
                 os.close(fd)
@@ -351,28 +351,28 @@ class Processes(Remote[_BoxedPost]):
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """See :meth:`Cluster.hold`; where its sender would have left it, so that other workers can read it."""
-        post, plan = self._posts[worker], self._plan
-        if len(post.held) >= _BUFFERS - 1:
+        handle, plan = self._handles[worker], self._plan
+        if len(handle.held) >= _BUFFERS - 1:
             self._arrived[task, chunk] = Message(ids, message, worker, None)
             return
-        room = next(room for room in range(_BUFFERS) if room not in post.held)
-        at = plan.buffer_at(worker, room)
+        buffer = next(buffer for buffer in range(_BUFFERS) if buffer not in handle.held)
+        at = plan.buffer_at(worker, buffer)
         self._replies.reserve(at, plan.buffer_bytes(worker))
         vector = self._replies.array(at + HEADER.size, message.size, np.dtype(plan.dtype))
         vector[:] = message
         vector.flags.writeable = False
         HEADER.pack_into(self._replies.memory, at, FULL, task, chunk, message.size)
-        post.held.add(room)
-        self._arrived[task, chunk] = Message(ids, vector, worker, room)
+        handle.held.add(buffer)
+        self._arrived[task, chunk] = Message(ids, vector, worker, buffer)
 
     def _place(self, slot: str, version: int) -> int:
         return self._copies[slot, version]
 
-    def _find(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
-        room = message.room
-        if room is None:
-            room = self._move(key, message)
-        return room.at if isinstance(room, _Moved) else self._plan.buffer_at(message.worker, room), 0
+    def _locate(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
+        buffer = message.buffer
+        if buffer is None:
+            buffer = self._move(key, message)
+        return buffer.at if isinstance(buffer, _Moved) else self._plan.buffer_at(message.worker, buffer), 0
 
     def _move(self, key: tuple[int, int], message: Message) -> _Moved:
         """Put a message that has left its sender's buffers where all workers can read it."""
@@ -383,30 +383,30 @@ class Processes(Remote[_BoxedPost]):
             size_before = -(-first // ALIGN) * ALIGN
             self._replies.grow(size_before + self.workers * size)
             gaps.extend(range(size_before, size_before + self.workers * size, size))
-        room = _Moved(gaps.pop(), size)
-        self._replies.reserve(room.at, size)
-        vector = self._replies.array(room.at + HEADER.size, message.vector.size, message.vector.dtype)
+        buffer = _Moved(gaps.pop(), size)
+        self._replies.reserve(buffer.at, size)
+        vector = self._replies.array(buffer.at + HEADER.size, message.vector.size, message.vector.dtype)
         vector[:] = message.vector
         vector.flags.writeable = False
-        self._arrived[key] = message._replace(vector=vector, room=room)
-        return room
+        self._arrived[key] = message._replace(vector=vector, buffer=buffer)
+        return buffer
 
-    def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        at = self._plan.buffer_at(told.worker, told.room)
+    def _contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        at = self._plan.buffer_at(notice.worker, notice.buffer)
         state, task, chunk, found = HEADER.unpack_from(self._replies.memory, at)
-        if (state, task, chunk) != (FULL, told.task, told.chunk) or found != length:
+        if (state, task, chunk) != (FULL, notice.task, notice.chunk) or found != length:
             return found, None
         return found, self._replies.array(at + HEADER.size, length, dtype)
 
-    def _take_over(self, told: Told, ids: tuple[int, ...], vector: Vector) -> Message:
-        post = self._posts[told.worker]
-        if len(post.held) >= _BUFFERS - 1 and not self._copy_out(told.worker):
+    def _keep_message(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
+        handle = self._handles[notice.worker]
+        if len(handle.held) >= _BUFFERS - 1 and not self._copy_out(notice.worker):
             vector = vector.copy()
             vector.flags.writeable = False
-            self._let_go(told.worker, told.room)
-            return Message(ids, vector, told.worker, None)
-        post.held.add(told.room)
-        return Message(ids, vector, told.worker, told.room)
+            self._free_buffer(notice.worker, notice.buffer)
+            return Message(ids, vector, notice.worker, None)
+        handle.held.add(notice.buffer)
+        return Message(ids, vector, notice.worker, notice.buffer)
 
     def _copy_out(self, worker: int) -> bool:
         """A worker needs a free buffer: the oldest of its messages that nobody is reading moves to the driver's memory.
@@ -415,32 +415,32 @@ class Processes(Remote[_BoxedPost]):
         """
         read = {place for ask in self._asked.values() for place in ask.messages}
         for key, message in self._arrived.items():
-            held = message.worker == worker and isinstance(message.room, int)
+            held = message.worker == worker and isinstance(message.buffer, int)
             if held and key not in self._readers and key not in read:
                 vector = message.vector.copy()
                 vector.flags.writeable = False
-                self._arrived[key] = message._replace(vector=vector, room=None)
-                self._let_go(worker, message.room)
+                self._arrived[key] = message._replace(vector=vector, buffer=None)
+                self._free_buffer(worker, message.buffer)
                 return True
         return False
 
-    def _let_go(self, worker: int, room: Any) -> None:
-        if isinstance(room, _Moved):
-            self._gaps[room.size].append(room.at)
+    def _free_buffer(self, worker: int, buffer: Any) -> None:
+        if isinstance(buffer, _Moved):
+            self._gaps[buffer.size].append(buffer.at)
             return
-        HEADER.pack_into(self._replies.memory, self._plan.buffer_at(worker, room), FREE, -1, -1, 0)
-        self._posts[worker].held.discard(room)
+        HEADER.pack_into(self._replies.memory, self._plan.buffer_at(worker, buffer), FREE, -1, -1, 0)
+        self._handles[worker].held.discard(buffer)
 
     # ------------------------------------------------------------------------------------------- commands and events
 
-    def _mail_to(self, worker: int) -> None:
-        post = self._posts[worker]
-        if not post.present or post.box is None:
+    def _send_orders(self, worker: int) -> None:
+        handle = self._handles[worker]
+        if not handle.present or handle.box is None:
             return
-        post.box.put(self._orders(post))
+        handle.box.put(self._orders(handle))
         # a full bell has rung already; a closed one's worker is dead, which the helper will report
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(post.doorbell, b"!")
+            os.write(handle.doorbell, b"!")
 
     def _poll(self, timeout: float) -> None:
         """Wait for news from workers or the helper; it is taken in later, one by one, when the driver asks for it.
@@ -463,10 +463,10 @@ class Processes(Remote[_BoxedPost]):
         data = os.read(self._pipe, RECORD.size * 512)
         now = time.monotonic()
         for record in RECORD.iter_unpack(data):
-            told = Told(now, *record)
-            if told.kind == FAILED or (told.kind == READY and told.done):
-                told = told._replace(text=self._error(told.worker))
-            self._news.append(told)
+            notice = Notice(now, *record)
+            if notice.kind == FAILED or (notice.kind == READY and notice.done):
+                notice = notice._replace(text=self._error(notice.worker))
+            self._news.append(notice)
 
     def _read_helper(self) -> bool:
         """Take in what the helper program says; True when it has nothing to say, for now or ever."""
@@ -484,7 +484,7 @@ class Processes(Remote[_BoxedPost]):
         for line in lines:
             news = json.loads(line)
             if "forked" in news:
-                if news["incarnation"] == self._posts[news["forked"]].incarnation:
+                if news["incarnation"] == self._handles[news["forked"]].incarnation:
                     self.pids[news["forked"]] = news["pid"]
             else:
                 while select.select([self._pipe], [], [], 0)[0]:
@@ -492,14 +492,14 @@ class Processes(Remote[_BoxedPost]):
                 self._news.append(Died(news["died"], news["incarnation"], news["reason"], news["blame"]))
         return False
 
-    def _bury(self, died: Died) -> Lost:
+    def _on_death(self, died: Died) -> Lost:
         """What it was writing is void, what it sent is not."""
         self.pids.pop(died.worker, None)
-        held = self._posts[died.worker].held
+        held = self._handles[died.worker].held
         for buffer in range(_BUFFERS):
             if buffer not in held:
-                self._let_go(died.worker, buffer)
-        return super()._bury(died)
+                self._free_buffer(died.worker, buffer)
+        return super()._on_death(died)
 
     def _error(self, worker: int) -> str:
         at = self._plan.box_at(worker) + self._plan.box

@@ -116,7 +116,7 @@ class MemoryLayout:
 
     @property
     def models_size(self) -> int:
-        """Bytes of all model versions there is room for at first."""
+        """Bytes of all model versions at first."""
         return self.copies * self.model_bytes
 
     @cached_property
@@ -170,16 +170,16 @@ class MailBox:
 
     def __init__(self, segment: Segment, start: int, size: int) -> None:
         self._segment, self._start = segment, start
-        self._place, self._room = start + _BOX.size, size - _BOX.size
+        self._place, self._size = start + _BOX.size, size - _BOX.size
         self._seq = segment.array(start, 1, np.dtype(np.int64))
         self.seen = int(self._seq[0])
 
     def put(self, order: bytes) -> None:
         """Replace the order."""
-        if len(order) > self._room:
-            self._place, self._room = self._segment.size, 2 * len(order)
-            self._segment.grow(self._place + self._room)
-            self._segment.reserve(self._place, self._room)
+        if len(order) > self._size:
+            self._place, self._size = self._segment.size, 2 * len(order)
+            self._segment.grow(self._place + self._size)
+            self._segment.reserve(self._place, self._size)
         memory = self._segment.memory
         memory[self._place : self._place + len(order)] = order
         _BOX.pack_into(memory, self._start, int(self._seq[0]) + 1, self._place, len(order), zlib.crc32(order))

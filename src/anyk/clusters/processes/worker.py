@@ -24,16 +24,16 @@ from anyk.clusters.processes.memory import (
     model_view,
 )
 from anyk.clusters.shipping import unship
-from anyk.clusters.worker import REPLY, Frame, HungUp, Orders, Times, Worker
+from anyk.clusters.worker import REPLY, Disconnected, Orders, RunSetup, Times, Worker
 from anyk.problems.base import Vector
 
 
 class Shared:
-    """What all workers of a nursery share: the layout, the segments and the pipe to the driver."""
+    """What all workers of a fork server share: the layout, the segments and the pipe to the driver."""
 
     def __init__(self, message: dict[str, Any], fds: list[int]) -> None:
         self.layout = MemoryLayout.from_plain(message["layout"])
-        self.frame = Frame.from_plain(message["frame"])
+        self.setup = RunSetup.from_plain(message["setup"])
         self.assignment: list[list[int]] = message["assignment"]
         self.places: list[tuple[int, int]] = [tuple(place) for place in message["places"]]
         sizes = message["sizes"]
@@ -48,10 +48,10 @@ class Shared:
 
 
 class SharedMemoryWorker(Worker[int]):
-    """Its rooms are the numbers of its reply buffers."""
+    """A buffer is the number of one of its reply buffers."""
 
     def __init__(self, shared: Shared, worker: int, incarnation: int, doorbell: int) -> None:
-        super().__init__(worker, shared.frame)
+        super().__init__(worker, shared.setup)
         layout = self._layout = shared.layout
         self._shared, self._incarnation, self._doorbell = shared, incarnation, doorbell
         self._box = MailBox(shared.mail, layout.box_at(worker), layout.box)
@@ -76,7 +76,7 @@ class SharedMemoryWorker(Worker[int]):
     def _listen(self, until: float | None) -> None:
         ready = until is None or select.select([self._doorbell], [], [], max(0.0, until - time.monotonic()))[0]
         if ready and not os.read(self._doorbell, 4096):
-            raise HungUp
+            raise Disconnected
 
     # ------------------------------------------------------------------------------------------- vectors
 
@@ -89,7 +89,7 @@ class SharedMemoryWorker(Worker[int]):
     def _other(self, place: tuple[int, int], size: int) -> Vector:
         return self._shared.replies.array(place[0] + HEADER.size, size, self._dtype)
 
-    def _room(self, length: int, chunk: int) -> tuple[int, Vector]:
+    def _buffer(self, length: int, chunk: int) -> tuple[int, Vector]:
         layout, memory = self._layout, self._shared.replies.memory
         while True:
             for buffer in range(layout.buffers):
@@ -102,17 +102,17 @@ class SharedMemoryWorker(Worker[int]):
                     return buffer, self._shared.replies.array(at + HEADER.size, length, self._dtype)
             self._listen(time.monotonic() + 0.001)
             if self._orders is not None:
-                self._heed(0, chunk)
+                self._check_orders(0, chunk)
 
-    def _give_back(self, room: int) -> None:
-        HEADER.pack_into(self._shared.replies.memory, self._layout.buffer_at(self._worker, room), FREE, -1, -1, 0)
+    def _discard_buffer(self, buffer: int) -> None:
+        HEADER.pack_into(self._shared.replies.memory, self._layout.buffer_at(self._worker, buffer), FREE, -1, -1, 0)
 
-    def _deliver(self, task: int, index: int, room: int, message: NDArray[Any], times: Times, bits: int) -> None:
-        memory, at = self._shared.replies.memory, self._layout.buffer_at(self._worker, room)
+    def _deliver(self, task: int, index: int, buffer: int, message: NDArray[Any], times: Times, bits: int) -> None:
+        memory, at = self._shared.replies.memory, self._layout.buffer_at(self._worker, buffer)
         if message.dtype == np.uint8:
             memory[at + HEADER.size : at + HEADER.size + message.size] = message.tobytes()
         HEADER.pack_into(memory, at, FULL, task, index, message.size)
-        self._record(REPLY, task, chunk=index, buffer=room, times=times, bits=bits)
+        self._record(REPLY, task, chunk=index, buffer=buffer, times=times, bits=bits)
 
     # ------------------------------------------------------------------------------------------- telling
 

@@ -1,4 +1,4 @@
-"""Vectors that go with the mail: what a worker is sent it has when it needs it, and no more than that."""
+"""Vectors travel with orders: a worker has what it needs when it needs it, and no more than that."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import pytest
 from hypothesis import given, settings
 
 import anyk
-from anyk.clusters.mailed import Key, Mail, MailedWorker, Word
+from anyk.clusters.networked import Envelope, Key, NetworkedWorker, WireMessage
 from anyk.clusters.orders import pack_orders, pack_work
-from anyk.clusters.worker import Frame
+from anyk.clusters.worker import RunSetup
 from anyk.protocol import Chunk
 from anyk.testing import Squares
 from anyk.training.checking import cluster_speed
 
 
-class Deaf(MailedWorker):
+class Deaf(NetworkedWorker):
     """A worker whose words nobody hears; the test moves it by hand."""
 
-    def _speak(self, word: Word, vector: Any) -> None:
+    def _transmit(self, wire: WireMessage, vector: Any) -> None:
         pass
 
     def _listen(self, until: float | None) -> None:
         raise AssertionError("nothing to wait for")
 
 
-def mail(number: int, task: int, versions: list[int], has: set[Key]) -> tuple[Mail, dict[Key, Any]]:
+def envelope(number: int, task: int, versions: list[int], has: set[Key]) -> tuple[Envelope, dict[Key, Any]]:
     """What the driver sends of a task with a chunk at each version, to a worker that has some of the models."""
     work = pack_work(tuple(Chunk((0,), (1.0,)) for _ in versions))
     needs: tuple[Key, ...] = tuple(dict.fromkeys(("model", version) for version in versions))
     fresh = tuple(key for key in needs if key not in has)
     orders = pack_orders(task, 0, (0.0, 0.0, 0.0), work, [*versions, *versions], [])
-    return Mail(number, orders, needs, fresh), {key: np.full(2, float(key[1])) for key in fresh}
+    return Envelope(number, orders, needs, fresh), {key: np.full(2, float(key[1])) for key in fresh}
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,14 +42,14 @@ def mail(number: int, task: int, versions: list[int], has: set[Key]) -> tuple[Ma
     st.lists(st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=3), st.booleans(), st.booleans()), max_size=12)
 )
 def test_a_worker_has_what_its_newest_and_its_present_task_need(steps: list[tuple[list[int], bool, bool]]) -> None:
-    """Mail comes in order, and is looked at or not; a task is begun, or waits while another is worked on."""
-    worker = Deaf(0, Frame(), [], [0])
+    """Envelopes come in order, and are looked at or not; a task is begun, or waits while another is worked on."""
+    worker = Deaf(0, RunSetup(), [], [0])
     has: set[Key] = set()
     newest = -1
     for number, (versions, taken, begun) in enumerate(steps):
-        letter, vectors = mail(number + 1, number, versions, has)
-        worker.hear(letter, vectors)
-        has = set(letter.needs)  # what the driver then believes
+        sent, vectors = envelope(number + 1, number, versions, has)
+        worker.receive(sent, vectors)
+        has = set(sent.needs)  # what the driver then believes
         newest = number
         if taken:
             orders = worker._take()
@@ -62,17 +62,17 @@ def test_a_worker_has_what_its_newest_and_its_present_task_need(steps: list[tupl
                 for chunk, place in zip(orders.chunks, orders.places, strict=True):
                     assert worker._model(chunk.slot, place)[0] == place
         assert has <= set(worker._vectors)
-        assert len(worker._vectors) <= 3 * 3  # the newest mail's, the present task's and the next one's
+        assert len(worker._vectors) <= 3 * 3  # the newest envelope's, the present task's and the next one's
 
 
 def test_mail_that_comes_late_is_not_obeyed_but_its_vectors_are_kept() -> None:
-    worker = Deaf(0, Frame(), [], [0])
-    first, some = mail(1, 0, [1], set())
-    second, none = mail(2, 1, [1], {("model", 1)})
+    worker = Deaf(0, RunSetup(), [], [0])
+    first, some = envelope(1, 0, [1], set())
+    second, none = envelope(2, 1, [1], {("model", 1)})
     assert not none
-    worker.hear(second, {})
+    worker.receive(second, {})
     assert worker._take() is None  # what it needs is still on its way
-    worker.hear(first, some)
+    worker.receive(first, some)
     orders = worker._take()
     assert orders is not None and orders.task == 1
     assert worker._model("model", 1).tolist() == [1.0, 1.0]
@@ -80,20 +80,20 @@ def test_mail_that_comes_late_is_not_obeyed_but_its_vectors_are_kept() -> None:
 
 
 def test_orders_that_are_overtaken_between_two_looks_stop_nobody() -> None:
-    """A complete mail is seen; before it is taken a newer one comes whose vectors are still on their way."""
-    worker = Deaf(0, Frame(), [], [0])
-    letter, vectors = mail(1, 0, [1], set())
-    worker.hear(letter, vectors)
+    """A complete envelope is seen; before it is taken a newer one comes whose vectors are still on their way."""
+    worker = Deaf(0, RunSetup(), [], [0])
+    sent, vectors = envelope(1, 0, [1], set())
+    worker.receive(sent, vectors)
     worker._orders = worker._take()
-    newer, on_their_way = mail(2, 1, [2], {("model", 1)})
+    newer, on_their_way = envelope(2, 1, [2], {("model", 1)})
 
     def changed() -> bool:
-        worker.hear(newer, {})
+        worker.receive(newer, {})
         return True  # so it was a moment ago
 
     worker._changed = changed  # type: ignore[method-assign]
-    worker._heed(0, 0)  # neither stops nor fails
-    worker.hear(newer, on_their_way)
+    worker._check_orders(0, 0)  # neither stops nor fails
+    worker.receive(newer, on_their_way)
     orders = worker._take()
     assert orders is not None and orders.task == 1
 

@@ -32,7 +32,7 @@ _FROM_OUTSIDE, OWN_DOING = 1, 4  # how much a death speaks against its worker
 _EVERY = 0.25  # seconds between two counts of the workers' processes
 
 
-class Nursery:
+class ForkServer:
     """Forks, reaps and ends workers."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -109,9 +109,9 @@ class Nursery:
         incarnation: int,
         doorbell: int,
         own: tuple[int, int],
-        nursery: int,
+        forkserver: int,
     ) -> None:
-        """In the child: be a worker, and never return into the nursery's code."""
+        """In the child: be a worker, and never return into the fork server's code."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -121,7 +121,7 @@ class Nursery:
             os.setsid()  # what it starts is counted, and ended, with it
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != nursery:
+                if os.getppid() != forkserver:
                     return  # it has ended already; "finally" ends this as well
                 # a woken worker waits its turn instead of interrupting the driver that is waking the others
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -203,6 +203,6 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        Nursery(socket.socket(fileno=fd)).serve()
+        ForkServer(socket.socket(fileno=fd)).serve()
     except (BrokenPipeError, ConnectionResetError):
         return  # the driver went away in mid-sentence; the workers have been ended

@@ -1,4 +1,4 @@
-"""Workers that share no memory with the driver: vectors go with the mail, and only those that are not there yet."""
+"""Workers that share no memory with the driver: orders carry the vectors they need, unless the worker has them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.orders import OrderReader
-from anyk.clusters.remote import Message, Post, Remote, Told
+from anyk.clusters.remote import Message, Notice, Remote, WorkerHandle
 from anyk.clusters.shipping import unship
-from anyk.clusters.worker import NO_TASK, READY, REPLY, Frame, Orders, Times, Worker
+from anyk.clusters.worker import NO_TASK, READY, REPLY, Orders, RunSetup, Times, Worker
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 
@@ -32,17 +32,17 @@ def machine() -> str:
     return platform.node()
 
 
-class Mail(NamedTuple):
-    """What the driver sends: orders, the vectors they need, and those of them that the worker does not have."""
+class Envelope(NamedTuple):
+    """What the driver sends: orders, the keys of the vectors they need, and of those enclosed."""
 
-    number: int  # counts a worker's mail; what is older than what has been heard is out of date
+    number: int  # counts a worker's envelopes; older ones than the last received are out of date
     orders: bytes
     needs: tuple[Key, ...]
     fresh: tuple[Key, ...]
 
 
-class Word(NamedTuple):
-    """What a worker says; a message's vector goes beside it. Times are those of the worker's clock."""
+class WireMessage(NamedTuple):
+    """What a worker sends; the vector of a message travels beside it. Times are on the worker's clock."""
 
     kind: int
     task: int
@@ -56,36 +56,36 @@ class Word(NamedTuple):
     text: str = ""
 
 
-class MailedPost(Post):
-    """With what has been sent and what waits to be sent; a worker that does not listen has one mail, and no queue."""
+class NetworkedHandle(WorkerHandle):
+    """Also what has been sent and what waits: at most one envelope is under way, and none is queued."""
 
     def __init__(self) -> None:
         super().__init__()
         self.number = 0
-        self.has: frozenset[Key] = frozenset()  # what the last mail left with the worker
-        self.owed = False  # whether there is something newer to say
+        self.has: frozenset[Key] = frozenset()  # what the worker has after the last envelope
+        self.owed = False  # whether there are newer orders to send
         self.here = True  # whether its clock is the driver's
 
 
-M = TypeVar("M", bound=MailedPost)
+M = TypeVar("M", bound=NetworkedHandle)
 
 
-class Mailed(Remote[M]):
+class Networked(Remote[M]):
     """The driver's side of clusters without shared memory."""
 
-    def __init__(self, workers: int, posts: list[M], **options: Any) -> None:
-        super().__init__(workers, posts, **options)
+    def __init__(self, workers: int, handles: list[M], **options: Any) -> None:
+        super().__init__(workers, handles, **options)
         self._models: dict[tuple[str, int], Vector] = {}
         self._blanks: dict[str, Vector] = {}
         self.pids: dict[int, int] = {}
 
     @abstractmethod
     def _listens(self, worker: int) -> bool:
-        """Whether the last mail has been heard, so that another may be sent."""
+        """Whether the last envelope has been received, so that another may be sent."""
 
     @abstractmethod
-    def _send(self, worker: int, mail: Mail) -> None:
-        """Send a mail, with the vectors of its fresh keys."""
+    def _send(self, worker: int, envelope: Envelope) -> None:
+        """Send an envelope with the vectors of its fresh keys."""
 
     # ------------------------------------------------------------------------------------------- models and messages
 
@@ -127,90 +127,90 @@ class Mailed(Remote[M]):
     def _place(self, slot: str, version: int) -> int:
         return version
 
-    def _find(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
+    def _locate(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
         return key
 
-    def _contents(self, told: Told, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        vector: NDArray[Any] = told.room
+    def _contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        vector: NDArray[Any] = notice.buffer
         good = vector.shape == (length,) and vector.dtype == dtype
         return vector.size, vector if good else None
 
-    def _take_over(self, told: Told, ids: tuple[int, ...], vector: Vector) -> Message:
-        return Message(ids, vector, told.worker, vector)
+    def _keep_message(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
+        return Message(ids, vector, notice.worker, vector)
 
-    def _let_go(self, worker: int, room: Any) -> None:
+    def _free_buffer(self, worker: int, buffer: Any) -> None:
         """The array goes with its last reference."""
 
-    # ------------------------------------------------------------------------------------------- mail
+    # ------------------------------------------------------------------------------------------- orders
 
-    def _mail_to(self, worker: int) -> None:
-        post = self._posts[worker]
-        if not post.present:
+    def _send_orders(self, worker: int) -> None:
+        handle = self._handles[worker]
+        if not handle.present:
             return
-        post.owed = not self._listens(worker)
-        if post.owed:
+        handle.owed = not self._listens(worker)
+        if handle.owed:
             return
         needs: dict[Key, None] = {}
-        for chunk, version in zip(post.chunks, post.positions[len(post.chunks) :], strict=True):
+        for chunk, version in zip(handle.chunks, handle.positions[len(handle.chunks) :], strict=True):
             needs[chunk.slot, version] = None
             needs.update(((task, index), None) for _, task, index, _ in chunk.mix)
-        for *_, gathered in post.collects:
+        for *_, gathered in handle.collects:
             needs.update(((task, index), None) for task, index, *_ in gathered)
         # what is gone was needed by a task that has ended since
         there = tuple(key for key in needs if self._vector(key) is not None)
-        post.number += 1
-        fresh = tuple(key for key in there if key not in post.has)
-        self._send(worker, Mail(post.number, self._orders(post), there, fresh))
-        post.has = frozenset(there)
+        handle.number += 1
+        fresh = tuple(key for key in there if key not in handle.has)
+        self._send(worker, Envelope(handle.number, self._orders(handle), there, fresh))
+        handle.has = frozenset(there)
 
-    def _reborn(self, post: M) -> None:
+    def _renew(self, handle: M) -> None:
         """A new life of a worker begins with nothing."""
-        post.incarnation += 1
-        post.has = frozenset()
-        post.owed = False
+        handle.incarnation += 1
+        handle.has = frozenset()
+        handle.owed = False
 
-    def _heard(self, worker: int, incarnation: int, word: Word, room: Any) -> Told:
-        """A word as it is taken in, in the driver's time."""
-        post = self._posts[worker]
-        if word.kind == READY and not word.done:
-            where, pid = word.text.rsplit(" ", 1)
+    def _notice(self, worker: int, incarnation: int, wire: WireMessage, buffer: Any) -> Notice:
+        """A worker's message as a notice, in the driver's time."""
+        handle = self._handles[worker]
+        if wire.kind == READY and not wire.done:
+            where, pid = wire.text.rsplit(" ", 1)
             self.pids[worker] = int(pid)
-            post.here = where == machine()
-            post.clock = 0.0 if post.here else word.sent - time.monotonic()
-        if not post.here:  # words are late by their way, by the least of which is known what its clock shows
-            post.clock = max(post.clock, word.sent - time.monotonic())
-        late = post.clock
-        times = word.started - late, word.computing - late, word.computed - late, word.sent - late
-        return Told(
-            time.monotonic(), word.kind, worker, word.task, word.chunk, room, word.done, incarnation, *times,
-            word.bits, word.text,
+            handle.here = where == machine()
+            handle.clock = 0.0 if handle.here else wire.sent - time.monotonic()
+        if not handle.here:  # messages take time; the least delayed one so far says best what its clock shows
+            handle.clock = max(handle.clock, wire.sent - time.monotonic())
+        late = handle.clock
+        times = wire.started - late, wire.computing - late, wire.computed - late, wire.sent - late
+        return Notice(
+            time.monotonic(), wire.kind, worker, wire.task, wire.chunk, buffer, wire.done, incarnation, *times,
+            wire.bits, wire.text,
         )  # fmt: skip
 
 
-class MailedWorker(Worker[None]):
-    """The worker's side; :meth:`hear` may be called from another thread than :meth:`run`."""
+class NetworkedWorker(Worker[None]):
+    """The worker's side; :meth:`receive` may be called from another thread than :meth:`run`."""
 
-    def __init__(self, worker: int, frame: Frame, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
-        super().__init__(worker, frame)
+    def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
+        super().__init__(worker, setup)
         self._shipped, self._held = shipped, held
         self._read = OrderReader()
         self._lock = threading.Lock()
         self._number = 0
-        self._mail: Mail | None = None
+        self._envelope: Envelope | None = None
         self._vectors: dict[Key, Vector] = {}
         self._needs: dict[int, tuple[Key, ...]] = {}  # of the tasks that have been taken and may still be worked on
 
     @abstractmethod
-    def _speak(self, word: Word, vector: NDArray[Any] | None) -> None:
-        """Send a word, with the vector of a message."""
+    def _transmit(self, wire: WireMessage, vector: NDArray[Any] | None) -> None:
+        """Send a message, with its vector if it has one."""
 
-    def hear(self, mail: Mail, vectors: Mapping[Key, Vector]) -> None:
-        """Take in a mail; the orders of older ones, heard later, are dropped, their vectors are not."""
+    def receive(self, envelope: Envelope, vectors: Mapping[Key, Vector]) -> None:
+        """Take in an envelope; of one that newer ones have overtaken only the vectors are kept."""
         with self._lock:
             self._vectors.update(vectors)
-            if mail.number > self._number:
-                self._number, self._mail = mail.number, mail
-                kept = {key for needs in self._needs.values() for key in needs} | {*mail.needs}
+            if envelope.number > self._number:
+                self._number, self._envelope = envelope.number, envelope
+                kept = {key for needs in self._needs.values() for key in needs} | {*envelope.needs}
                 self._vectors = {key: vector for key, vector in self._vectors.items() if key in kept}
 
     def _start(self) -> None:
@@ -218,9 +218,9 @@ class MailedWorker(Worker[None]):
         self._begin(partitions, self._held, np.zeros(partitions.dimension, dtype=partitions.dtype))
 
     def _complete(self) -> bool:
-        """Whether there is a mail with all it needs; it may have overtaken another that brings that."""
-        mail = self._mail
-        return mail is not None and all(key in self._vectors for key in mail.needs)
+        """Whether there is an envelope with all it needs; it may have overtaken another that brings that."""
+        envelope = self._envelope
+        return envelope is not None and all(key in self._vectors for key in envelope.needs)
 
     def _changed(self) -> bool:
         return self._complete()
@@ -229,13 +229,13 @@ class MailedWorker(Worker[None]):
         with self._lock:
             if not self._complete():
                 return None
-            mail, self._mail = self._mail, None
-            assert mail is not None
-            orders = self._read(mail.orders)
+            envelope, self._envelope = self._envelope, None
+            assert envelope is not None
+            orders = self._read(envelope.orders)
             working = self._orders.task if self._orders is not None else NO_TASK
             waiting = self._next.task if self._next is not None else NO_TASK
             self._needs = {task: needs for task, needs in self._needs.items() if task in (working, waiting)}
-            self._needs[orders.task] = mail.needs
+            self._needs[orders.task] = envelope.needs
             return orders
 
     def _model(self, slot: str, place: int) -> Vector:
@@ -249,17 +249,17 @@ class MailedWorker(Worker[None]):
             raise RunFailed(f"a message of {vector.size} numbers came where {size} were announced")
         return vector
 
-    def _room(self, length: int, chunk: int) -> tuple[None, Vector]:
+    def _buffer(self, length: int, chunk: int) -> tuple[None, Vector]:
         return None, np.empty(length, dtype=self._dtype)
 
-    def _give_back(self, room: None) -> None:
+    def _discard_buffer(self, buffer: None) -> None:
         """The array goes with its last reference."""
 
-    def _deliver(self, task: int, index: int, room: None, message: NDArray[Any], times: Times, bits: int) -> None:
-        word = Word(REPLY, task, index, 0, *times, time.monotonic(), bits)
-        self._speak(word, message)
+    def _deliver(self, task: int, index: int, buffer: None, message: NDArray[Any], times: Times, bits: int) -> None:
+        wire = WireMessage(REPLY, task, index, 0, *times, time.monotonic(), bits)
+        self._transmit(wire, message)
 
     def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
         if kind == READY and not done:
             text = f"{machine()} {os.getpid()}"
-        self._speak(Word(kind, task, chunk, done, sent=time.monotonic(), bits=bits, text=text), None)
+        self._transmit(WireMessage(kind, task, chunk, done, sent=time.monotonic(), bits=bits, text=text), None)
