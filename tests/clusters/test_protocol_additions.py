@@ -67,7 +67,7 @@ def driven(strategy: Any, cluster: Cluster, problem: Any = None, *, steps: int =
 
 def ended(driver: Driver) -> None:
     driver.settle()
-    driver.models = {slot: np.array(w) for slot, w in driver.models.items()}
+    driver.versions.models = {slot: np.array(w) for slot, w in driver.models.items()}
     ledger = driver.ledger
     assert ledger.open == 0, ledger
     assert not driver.cluster._arrived  # type: ignore[attr-defined]  # no message is left lying
@@ -408,7 +408,7 @@ def gone_on(
         driver.open()
         driver.begin()
         driver.run()
-        driver.models = {}
+        driver.versions.models = {}
     assert saved, "the moment never came"
     state, vectors = saved[0]
     cluster = make()

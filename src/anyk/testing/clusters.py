@@ -104,7 +104,7 @@ def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = 
         driver.run()
         driver.settle()
     assert driver.ledger.open == 0, f"the ledger does not balance: {driver.ledger}"
-    driver.models = {slot: np.array(w) for slot, w in driver.models.items()}
+    driver.versions.models = {slot: np.array(w) for slot, w in driver.models.items()}
     return driver
 
 
@@ -308,7 +308,7 @@ def check_two_models(make: MakeCluster) -> None:
         return commands
 
     driver = _run(Toy(n, begin, react, slots=("a", "b")), make(n, None), 3)
-    assert driver.versions == {"a": 3, "b": 3}, f"versions {driver.versions}"
+    assert driver.versions.newest == {"a": 3, "b": 3}, f"versions {driver.versions.newest}"
     centres = Squares(n).centres
     for slot, held in (("a", (0, 1)), ("b", (2, 3))):
         w = np.zeros(centres.shape[1])
@@ -435,7 +435,7 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     ``cut``, such tasks of one worker.
     """
     workers = driver.layout.workers
-    versions = Counter(slot for slot, _ in driver._pins)
+    versions = Counter(slot for slot, _ in driver.versions._pins)
     messages: Counter[int] = Counter()
     for task, batch in driver._given.items():
         start = (task - batch.first) * batch.width

@@ -51,6 +51,7 @@ from anyk.training.batches import ARRIVED, CUT, ENDED, OPEN, Batch
 from anyk.training.beginning import OUTER, Beginning
 from anyk.training.ledger import Ledger
 from anyk.training.runlog import RunLog
+from anyk.training.versions import Versions
 
 _LIMIT = "the run's limit"  # the alarm that ends a run
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
@@ -97,11 +98,7 @@ class Driver:
         self.ledger = Ledger()
         self.beginning = beginning
         self.layout = layout = strategy.layout
-        self.versions: dict[str, int] = dict.fromkeys(layout.slots, 0)
-        if beginning is not None:
-            self.versions |= beginning.versions
-        self.models: dict[str, Vector] = {}
-        self.optimizer_states: dict[str, dict[str, Vector]] = {}
+        self.versions = Versions(cluster, layout, problem, optimizer, beginning)
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()
         self.stopped: Stop | None = None
@@ -119,7 +116,6 @@ class Driver:
         }
         self._audit = Audit(layout.partitions, layout.blocks)
         self._gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
-        self._pins: dict[tuple[str, int], int] = {}
         self._sizes: tuple[int, ...] = ()
         self._scratch: NDArray[np.float64] | None = None
         self._bad: dict[tuple[str, int], set[int]] = {}  # who gave what is not finite, by version
@@ -175,18 +171,7 @@ class Driver:
         earlier = self.beginning
         if earlier is not None:
             self.cluster.skip(earlier.tasks)
-        for slot, version in self.versions.items():
-            if self.problem is None or self.optimizer is None:
-                self.cluster.newer(slot, version)
-                continue
-            w = self.models[slot] = self.cluster.blank(slot)
-            if earlier is None or slot not in earlier.models:
-                w[:] = problem_of(self.problem, slot).initial()
-                self.optimizer_states[slot] = self.optimizer.start(w)
-            else:
-                w[:] = earlier.models[slot]
-                self.optimizer_states[slot] = {name: value.copy() for name, value in earlier.states[slot].items()}
-            self.cluster.publish(slot, version, w)
+        self.versions.begin()
         self._now = self.cluster.now()
         present = tuple(sorted(self.present))
         rounds = 0 if earlier is None else earlier.rounds
@@ -294,25 +279,13 @@ class Driver:
 
     @property
     def step(self) -> int:
-        """Versions made so far, of the slot that has the fewest."""
-        return min(version for slot, version in self.versions.items() if slot not in self.layout.auxiliary)
+        """Versions made so far, of the trained slot that has the fewest."""
+        return self.versions.step
 
-    def trained(self) -> list[tuple[str, Vector]]:
-        """The newest version of each slot that is trained for its own sake."""
-        return [(slot, w) for slot, w in self.models.items() if slot not in self.layout.auxiliary]
-
-    def standing(self) -> Beginning:
-        """Where the run stands, for another to go on from."""
-        models = {slot: w.copy() for slot, w in self.trained()}
-        return Beginning(
-            {slot: self.versions[slot] for slot in models},
-            models,
-            {
-                slot: {name: v for name, v in self.optimizer_states[slot].items() if not name.startswith(OUTER)}
-                for slot in models
-            },
-            self.cluster.tasks,
-        )
+    @property
+    def models(self) -> dict[str, Vector]:
+        """The newest version of each slot."""
+        return self.versions.models
 
     def finished(self) -> bool:
         """Whether a limit has been reached or the strategy has stopped."""
@@ -465,7 +438,7 @@ class Driver:
                 f"reuse a number (anyk strategies check '{self.strategy.spec}' shows when it does)"
             )
         self._next = first + len(workers)
-        batch = Batch(first, workers, chunks, self.versions.copy(), self._now)
+        batch = Batch(first, workers, chunks, self.versions.newest.copy(), self._now)
         if len(workers) == 1:
             self._given[first] = batch
         else:
@@ -473,7 +446,7 @@ class Driver:
         self.ledger.dispatched += batch.left
         if self.problem is not None:
             for slot in batch.slots():
-                self.pin(slot, batch.versions[slot])
+                self.versions.pin(slot, batch.versions[slot])
 
     def _mixed(self, command: Mix, version: int) -> Vector:
         """The slot's next version, made of models."""
@@ -503,14 +476,14 @@ class Driver:
             scale = inner if isinstance(outer, SlowMo) else 1.0
             state = self._outer_state(slot, outer, w)
             blank = outer.step(w, change, state, version, scale, out=blank)
-            self.optimizer_states[slot] |= {f"outer {name}": vector for name, vector in state.items()}
+            self.versions.optimizer_states[slot] |= {f"outer {name}": vector for name, vector in state.items()}
         if not np.isfinite(np.add.reduce(blank)) and not np.isfinite(blank).all():
             raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
         return blank
 
     def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
         """The state of the optimiser that steps by what local work has changed."""
-        state = self.optimizer_states[slot]
+        state = self.versions.optimizer_states[slot]
         if not any(name.startswith(OUTER) for name in state):
             for name, vector in outer.start(w).items():
                 state[OUTER + name] = vector
@@ -585,7 +558,7 @@ class Driver:
             self._gathered = {key: inside for key, inside in self._gathered.items() if key[0] in self._given}
         if self.problem is not None:
             for slot in batch.slots():
-                self.unpin(slot, batch.versions[slot])
+                self.versions.unpin(slot, batch.versions[slot])
 
     def _combine(self, command: Combine | Mix) -> None:
         slot = command.slot
@@ -598,12 +571,10 @@ class Driver:
         if self.problem is not None and self.optimizer is not None:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and named
                 w = self._stepped(command, version) if isinstance(command, Combine) else self._mixed(command, version)
-            self.models[slot] = w
-            self.cluster.publish(slot, version + 1, w)
+            self.versions.publish(slot, w)
             bits = 0 if self.log is None else keyed.digest(w)
         else:
-            self.cluster.newer(slot, version + 1)
-        self.versions[slot] = version + 1
+            self.versions.publish(slot, None)
         if self._faults:
             self._faults.clear()
         command = full
@@ -637,8 +608,6 @@ class Driver:
                 plain = weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
                 self._end(batch, place, "late_counted" if staleness else "counted", version + 1, plain, slot)
         self.on_time = len(used)
-        if self.problem is not None and not self._pins.get((slot, version)):
-            self.cluster.release(slot, version)
         self.cluster.step_done()
         self.time = self._now = self.cluster.now()
         if self.log is not None:
@@ -682,7 +651,7 @@ class Driver:
                 self._scratch = np.empty(problem.dimension)
             gradient += np.multiply(w, problem.l2, out=self._scratch)
         typed = gradient.astype(problem.dtype, copy=False)
-        blank, state = self.cluster.blank(slot), self.optimizer_states[slot]
+        blank, state = self.cluster.blank(slot), self.versions.optimizer_states[slot]
         stepped = self.optimizer.step(w, typed, state, version, command.scale, out=blank)
         if not np.isfinite(np.add.reduce(stepped)) and not np.isfinite(stepped).all():
             raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
@@ -745,20 +714,6 @@ class Driver:
             self.cluster.free(batch.first + item, index)
         if not batch.left:
             self._close(batch)
-
-    def pin(self, slot: str, version: int) -> None:
-        """Keep a version until it is unpinned as often."""
-        key = (slot, version)
-        self._pins[key] = self._pins.get(key, 0) + 1
-
-    def unpin(self, slot: str, version: int) -> None:
-        """Take one pin back; a version without any, and not the newest, is released."""
-        key = (slot, version)
-        self._pins[key] -= 1
-        if not self._pins[key]:
-            del self._pins[key]
-            if version < self.versions[slot]:
-                self.cluster.release(slot, version)
 
     def _late(self, event: Reply) -> None:
         """A message of a cancelled task came all the same."""
@@ -878,7 +833,7 @@ class Driver:
             "cluster": self.cluster.state(),
             "time": self.time,
             "now": self._now,
-            "versions": dict(self.versions),
+            "versions": dict(self.versions.newest),
             "present": sorted(self.present),
             "ledger": self.ledger.plain(),
             "cut": [batch.plain(self._cut) for batch in dict.fromkeys(self._cut.values())],
@@ -892,11 +847,7 @@ class Driver:
 
     def vectors(self) -> dict[str, Vector]:
         """The vectors a resumed run needs: models in use, optimiser states, messages that wait to be used."""
-        vectors: dict[str, Vector] = {}
-        for slot, w in self.models.items():
-            vectors[f"model/{slot}/{self.versions[slot]}"] = w
-            for name, value in self.optimizer_states[slot].items():
-                vectors[f"optimizer/{slot}/{name}"] = value
+        vectors = self.versions.vectors()
         for batch in dict.fromkeys(self._given.values()):
             for slot in batch.slots():
                 version = batch.versions[slot]
@@ -911,13 +862,13 @@ class Driver:
         """Go on from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
         self.ledger = Ledger(**state["ledger"])
         self.time, self._now, self._next = state["time"], state["now"], state["next"]
-        self.versions = dict(state["versions"])
+        self.versions.restore(state["versions"], vectors)
         here, self.present = self.present, set(state["present"])
         for plain in state["given"]:
             batch = Batch.from_plain(plain)
             self._given.update(dict.fromkeys(range(batch.first, batch.first + len(batch.workers)), batch))
             for slot in batch.slots():
-                self.pin(slot, batch.versions[slot])
+                self.versions.pin(slot, batch.versions[slot])
         for plain in state["cut"]:
             batch = Batch.from_plain(plain)
             batch.closed = True
@@ -929,20 +880,9 @@ class Driver:
         self._failing = {worker: (count, why) for worker, count, why in state["failing"]}
         for (task, chunk), inside in state["gathered"]:
             self._gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
-        models = sorted(
-            (int(k.split("/")[2]), k.split("/")[1], v) for k, v in vectors.items() if k.startswith("model/")
-        )
-        for version, slot, saved in models:
-            w = self.models[slot] = self.cluster.blank(slot)
-            if saved.size != w.size:
-                raise BadInput(f"the run's models have {saved.size:,} parameters, those of the problem {w.size:,}")
-            w[:] = saved
-            self.cluster.publish(slot, version, w)
         for key, value in vectors.items():
             kind, *rest = key.split("/")
-            if kind == "optimizer":
-                self.optimizer_states.setdefault(rest[0], {})[rest[1]] = value
-            elif kind == "message":
+            if kind == "message":
                 task, chunk = int(rest[0]), int(rest[1])
                 batch = self._given[task]
                 item = task - batch.first
@@ -950,8 +890,6 @@ class Driver:
                 self.cluster.hold(batch.workers[item], task, chunk, ids, value)
         own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
         self.cluster.take_back(own, _makers(self._given.values()))
-        for slot in self.versions:
-            self.optimizer_states.setdefault(slot, {})
         kinds = {kind.__name__: kind for kind in (LossEvaluated, DriftMeasured, NoiseMeasured)}
         self._answers.extend(kinds[name](*plain) for name, *plain in state["answers"])
         self.running.restore(state["strategy"])

@@ -370,16 +370,16 @@ def _drive(
                 driver.reached = evaluator.reached is not None
             begun = True
             first = saved is None and driver.beginning is not None  # its history begins with that, whatever the number
-            for slot, w in driver.trained():
+            for slot, w in driver.versions.trained.items():
                 if evaluator.keep(slot, driver.versions[slot], driver.time, w, last=first):
-                    driver.pin(slot, driver.versions[slot])
+                    driver.versions.pin(slot, driver.versions[slot])
             if folder is not None:
                 driver.save = _saving(driver, evaluator, folder)
                 driver.save_every, driver.save_at = checkpoint_every, clock.monotonic() + checkpoint_every
             driver.run()
             if driver.save is not None:
                 driver.save()
-        if saved is not None and driver.versions == saved.state["versions"] and not driver.interrupted:
+        if saved is not None and driver.versions.newest == saved.state["versions"] and not driver.interrupted:
             limits = {name: config.get(name) for name in ("steps", "seconds", "target")}
             reached = " or ".join(f"{name} = {value:g}" for name, value in limits.items() if value is not None)
             said = driver.stopped.reason if driver.stopped is not None else f"it has reached its limit ({reached})"
@@ -420,7 +420,7 @@ def _drive(
     if ended is not None:
         log.close()
         raise ended
-    standing = driver.standing()
+    standing = driver.versions.standing()
     models = {slot: standing.models[slot] if slot in standing.models else w.copy() for slot, w in driver.models.items()}
     return Run(log, config, path=folder, models=models, beginning=driver.beginning, standing=standing)
 
@@ -448,12 +448,12 @@ def _conclude(
     assert driver.log is not None
     evaluations = []
     if evaluator is not None and driver.models:
-        for slot, w in driver.trained():
+        for slot, w in driver.versions.trained.items():
             evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
         evaluations = evaluator.finish(lambda done, of: _stage(watch, f"evaluating {done} of {of}", at_once=False))
         for evaluation in evaluator.fresh():
             driver.log.evaluation(tuple(evaluation))
-    versions = {slot: driver.versions[slot] for slot, _ in driver.trained()}
+    versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
     steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
     reached = evaluator.reached if evaluator is not None else None
     last = evaluations[-1] if evaluations else None
@@ -494,9 +494,9 @@ def _watching(evaluator: Evaluator, watch: Watch | None) -> Callable[[Driver], N
         slot = update.slot
         version = driver.versions[slot]
         if evaluator.keep(slot, version, driver.time, driver.models[slot]):
-            driver.pin(slot, version)
+            driver.versions.pin(slot, version)
         for returned in evaluator.let_go():
-            driver.unpin(*returned)
+            driver.versions.unpin(*returned)
         for evaluation in evaluator.fresh():
             assert driver.log is not None
             driver.log.evaluation(tuple(evaluation))
