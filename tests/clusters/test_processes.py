@@ -332,7 +332,7 @@ def test_a_worker_that_is_killed_again_and_again_is_not_given_up(monkeypatch):
     assert not [note for note in run.notes if note["kind"] == "given up"]
 
 
-@pytest.mark.parametrize(("fault", "children"), [("fork", 0), ("forks", 8)])
+@pytest.mark.parametrize(("fault", "children"), [("fork", 100), ("forks", 8)])
 def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
     """A child that comes back from the gradient ends; children that stay are counted, and ended with their worker."""
     problem = Squares(4, faults={1: fault})
