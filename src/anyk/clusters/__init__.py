@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.contract import Cluster, Order
+from anyk.clusters.injection import InFlight
 from anyk.clusters.messages import Messages
 from anyk.clusters.mpi import Mpi
 from anyk.clusters.processes import Processes

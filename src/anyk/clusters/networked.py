@@ -95,8 +95,9 @@ class Networked(Remote[M]):
             self._blanks[slot] = np.empty(self._messages.partitions.dimension, dtype=self._dtype)
         return self._blanks[slot]
 
-    def publish(self, slot: str, version: int, w: Vector) -> None:
+    def publish(self, slot: str, version: int, w: Vector | None) -> None:
         """See :meth:`Cluster.publish`."""
+        assert w is not None  # without a problem it is not opened
         blank = self.blank(slot)
         if w is not blank:
             blank[:] = w

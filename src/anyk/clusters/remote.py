@@ -9,17 +9,19 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.contract import Cluster, Order
+from anyk.clusters.injection import InFlight
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.orders import pack_orders, pack_work
 from anyk.clusters.packing import scheme, unpack
+from anyk.clusters.readers import Readers
 from anyk.clusters.worker import (
     COMPARED,
     FAILED,
@@ -156,6 +158,7 @@ class Remote(Cluster, Generic[P]):
         self._arrived: dict[tuple[int, int], Message] = {}
         self._newest: dict[str, int] = {}
         self._bodies: dict[Task, bytes] = {}
+        self._readers = Readers()
         self._start = time.monotonic()
         self._taken = False
         self._compared: dict[tuple[Any, ...], tuple[int, int]] = {}  # who computed which partition, and its mark
@@ -205,11 +208,10 @@ class Remote(Cluster, Generic[P]):
         if self._taken:
             raise BadInput("this cluster is in use already; make one for each run")
         self._taken = True
-        self._total = layout.partitions
         self._messages = Messages(partitions, layout.blocks, self.seed)
         self._slots = layout.slots
         self._dtype = self._messages.dtype
-        self._bytes = partitions.dimension * self._dtype.itemsize, self._dtype.itemsize
+        self.injection.start(layout, self._messages)
         return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local)
 
     def _await_workers(self, within: float) -> tuple[int, ...]:
@@ -276,8 +278,17 @@ class Remote(Cluster, Generic[P]):
         found = [self._arrived[key] for key in messages]
         return self._messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
 
-    def _length(self, chunk: Chunk) -> int:
-        return self._messages.length(chunk.covers)
+    def free(self, task: int, chunk: int) -> None:
+        """See :meth:`Cluster.free`."""
+        self._readers.free(task, chunk, self._drop)
+
+    def vectors(self) -> dict[str, Vector]:
+        """See :meth:`Cluster.vectors`."""
+        return self._readers.vectors(self.message)
+
+    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+        """See :meth:`Cluster.take_back`."""
+        self._readers.take_back(vectors, workers, self.hold)
 
     def _drop(self, task: int, chunk: int) -> None:
         message = self._arrived.pop((task, chunk), None)
@@ -296,19 +307,26 @@ class Remote(Cluster, Generic[P]):
                     versions = tuple([self._newest[chunk.slot] for chunk in chunks])
                     number = versions[0] if order.round is None else order.round
                     self._assign(
-                        task, InFlight(worker, chunks, versions, now, *self._hold(task, worker, chunks, number))
+                        task,
+                        InFlight(
+                            worker,
+                            chunks,
+                            versions,
+                            now,
+                            *self.injection.draw(task, worker, chunks, number, self.now()),
+                        ),
                     )
                     self._send_orders(worker)  # at once: it can begin while the others are written to
                     touched.pop(worker, None)
             elif isinstance(order, Cancel):
-                if self._lines is not None and order.mode == "preempt":
-                    self._lines.cancel(order.tasks, self.now())
+                if order.mode == "preempt":
+                    self.injection.cancel(order.tasks, self.now())
                 for task in order.tasks:
                     entry = self._in_flight.pop(task, None)
                     self._missing.pop(task, None)
                     if entry is None:
                         continue
-                    self._ended(entry.chunks)
+                    self._readers.end(entry.chunks, self._drop)
                     if self._asked:
                         self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
                     handle = self._handles[entry.worker]
@@ -355,7 +373,7 @@ class Remote(Cluster, Generic[P]):
     def _assign(self, task: int, entry: InFlight) -> None:
         """Make a task the newest of its worker; it is sent by :meth:`_send_orders`."""
         self._in_flight[task] = entry
-        self._begins(entry.chunks)
+        self._readers.begin(entry.chunks)
         self._missing[task] = set(range(len(entry.chunks)))
         handle = self._handles[entry.worker]
         chunks = entry.chunks
@@ -468,7 +486,7 @@ class Remote(Cluster, Generic[P]):
         if missing is not None:
             missing.discard(chunk)
             if not missing:
-                self._ended(self._in_flight.pop(task).chunks)
+                self._readers.end(self._in_flight.pop(task).chunks, self._drop)
                 del self._missing[task]
 
     def _receive(self, now: float, notice: Notice) -> Reply | Failed | None:
@@ -535,7 +553,7 @@ class Remote(Cluster, Generic[P]):
         handle = self._handles[worker]
         handle.present = False
         for task in [task for task, entry in self._in_flight.items() if entry.worker == worker]:
-            self._ended(self._in_flight.pop(task).chunks)
+            self._readers.end(self._in_flight.pop(task).chunks, self._drop)
             del self._missing[task]
             self._asked = {key: ask for key, ask in self._asked.items() if key[0] != task}
         handle.forget()

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.clusters.base import Cluster, InFlight, Order
+from anyk.clusters.contract import Cluster, Order
+from anyk.clusters.injection import InFlight
 from anyk.clusters.local import Local, LocalSteps, State, mixed
 from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack, unpack
+from anyk.clusters.readers import Readers
 from anyk.delays import Communication, DelayModel
 from anyk.delays.models import MOST
 from anyk.errors import BadInput
@@ -109,6 +111,10 @@ class Simulated(Cluster):
                 raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
         self.compute = compute
         self._outages = tuple(outages)
+        computing = compute is not None and (compute.task or compute.partition or compute.step)
+        times: Any = getattr(self.delays, "times", None)  # of a trace or table
+        still = self.delays.silent or (times is not None and not times.any())
+        self.passes_time = bool(computing or not still or not self.communication.silent)
         self._simple = self.delays.by == "task" and self.delays.per == "task" and not getattr(self.delays, "slope", 0)
         self._simple &= self.communication.silent
         self._reset()
@@ -116,8 +122,6 @@ class Simulated(Cluster):
     def _reset(self) -> None:
         n = self.workers
         self._now = 0.0
-        self._numbers = [0] * n
-        self._repeats = [(-1, 0)] * n
         # (time, worker, task, chunk, done): a chunk's end, or with done >= 0 a partition's
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._outages_due: list[tuple[float, int, int, float]] = []  # (time, 0 lost | 1 joined, worker, back)
@@ -143,9 +147,7 @@ class Simulated(Cluster):
         self._gradients: dict[tuple[str, int], dict[tuple[int, int, int], Vector]] = {}
         self._local: LocalSteps | None = None
         self._states: list[dict[int, State]] = [{} for _ in range(n)]  # of optimisers, by the task that left them
-        self._readers, self._spent = {}, set()
-        if self._lines is not None:
-            self._lines.turns = {}
+        self._readers = Readers()
 
     @property
     def spec(self) -> str:
@@ -153,28 +155,18 @@ class Simulated(Cluster):
         costs = {} if self.compute is None else vars(self.compute)
         return show(self.name, {**costs, "byzantine": self.byzantine}, {"byzantine": ()})
 
-    @property
-    def passes_time(self) -> bool:
-        """See :attr:`Cluster.passes_time`."""
-        computing = self.compute is not None and (self.compute.task or self.compute.partition or self.compute.step)
-        times: Any = getattr(self.delays, "times", None)  # of a trace or table
-        still = self.delays.silent or (times is not None and not times.any())
-        return bool(computing or not still or not self.communication.silent)
-
     # ------------------------------------------------------------------------------------------- life
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
         self._reset()
-        self._total = layout.partitions
         if partitions is not None:
             self._messages = Messages(partitions, layout.blocks, self.seed)
-            size = np.dtype(partitions.dtype).itemsize
-            self._bytes = partitions.dimension * size, size
             self._local = None if local is None else LocalSteps(self._messages, local)
             for held, covered in zip(layout.assignment, layout.covers or layout.assignment, strict=True):
                 partitions.load(held)
                 self._messages.length(tuple(covered))  # refuses what cannot be sent
+        self.injection.start(layout, self._messages)
         self._newest = dict.fromkeys(layout.slots, 0)
         return tuple(range(self.workers))
 
@@ -208,7 +200,7 @@ class Simulated(Cluster):
         self._heap[:] = [(t, task, worker, chunk, done) for t, task, worker, chunk, done in state["heap"]]
         self._in_flight |= {task: InFlight.from_plain(plain) for task, plain in state["live"]}
         for entry in self._in_flight.values() if self._messages is not None else ():
-            self._begins(entry.chunks)
+            self._readers.begin(entry.chunks)
         self._unwanted |= set(state["unwanted"])
         self._delivered |= dict(state["delivered"])
         self._projections.extend(ProjectMessage(*plain) for plain in state["projections"])
@@ -220,7 +212,7 @@ class Simulated(Cluster):
             )
         self._free = list(state["free"])
         self._busy = True
-        self._even = len(set(self._numbers)) == 1
+        self._even = len(set(self.injection.numbers)) == 1
         self._alarms |= state["alarms"]
         outages_due = [(t, kind, w, np.inf if back is None else back) for t, kind, w, back in state["outages_due"]]
         self._outages_due[:] = outages_due
@@ -235,14 +227,11 @@ class Simulated(Cluster):
         assert self._messages is not None
         return np.empty(self._messages.partitions.dimension, dtype=self._messages.dtype)
 
-    def publish(self, slot: str, version: int, w: Vector) -> None:
+    def publish(self, slot: str, version: int, w: Vector | None) -> None:
         """See :meth:`Cluster.publish`."""
         self._newest[slot] = version
-        self._models[slot, version] = w
-
-    def newer(self, slot: str, version: int) -> None:
-        """See :meth:`Cluster.newer`."""
-        self._newest[slot] = version
+        if w is not None:
+            self._models[slot, version] = w
 
     def model(self, slot: str, version: int) -> Vector:
         """See :meth:`Cluster.model`."""
@@ -268,15 +257,16 @@ class Simulated(Cluster):
         found = [self._arrived[key] for key in messages]
         return self._messages.add_up([(ids, m, weight) for (ids, m), weight in zip(found, weights, strict=True)])
 
+    def free(self, task: int, chunk: int) -> None:
+        """See :meth:`Cluster.free`."""
+        self._readers.free(task, chunk, self._drop)
+
     def _drop(self, task: int, chunk: int) -> None:
         self._arrived.pop((task, chunk), None)
 
-    def _length(self, chunk: Chunk) -> int:
-        return 0 if self._messages is None else self._messages.length(chunk.covers)
-
     def vectors(self) -> dict[str, Vector]:
         """See :meth:`Cluster.vectors`."""
-        return super().vectors() | {
+        return self._readers.vectors(self.message) | {
             f"state/{worker}/{task}/{name}": vector
             for worker, states in enumerate(self._states)
             for task, state in states.items()
@@ -285,7 +275,7 @@ class Simulated(Cluster):
 
     def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
         """See :meth:`Cluster.take_back`."""
-        super().take_back(vectors, workers)
+        self._readers.take_back(vectors, workers, self.hold)
         for key, vector in vectors.items():
             kind, *rest = key.split("/")
             if kind == "state":
@@ -424,26 +414,27 @@ class Simulated(Cluster):
             self._known_single = chunks
         if chunks[0][0].steps:
             return False
-        now, numbers, free, heap = self._now, self._numbers, self._free, self._heap
+        now, free, heap = self._now, self._free, self._heap
+        numbers, stream = self.injection.numbers, self.injection.stream
         version = (self._newest[chunks[0][0].slot],)
         if len(self._newest) > 1 or chunks[0][0].send != "done" or (self._busy and max(free) > now):
             return False
         if len(workers) == self.workers and self._even:
             number = numbers[0]
             numbers[:] = [number + 1] * self.workers
-            held = self._stream.row(number)
+            held = stream.row(number)
         elif len(workers) == 1:
             self._even = False
             worker = workers[0]
             number = numbers[worker]
             numbers[worker] = number + 1
-            seconds = self._stream.at(worker, number)
+            seconds = stream.at(worker, number)
             heappush(heap, (now + seconds, first, worker, 0, -1))
             self._in_flight[first] = (worker, chunks[0], version, now, seconds, 0.0)  # type: ignore[assignment]
             return True
         else:
             self._even = False
-            at, held = self._stream.at, []
+            at, held = stream.at, []
             for worker in workers:
                 held.append(at(worker, numbers[worker]))
                 numbers[worker] += 1
@@ -458,11 +449,11 @@ class Simulated(Cluster):
     def _dispatch_one(self, task: int, worker: int, chunks: Task, number: int | None) -> None:
         self._even = False
         versions = tuple(self._newest[chunk.slot] for chunk in chunks)
-        before, each = self._hold(task, worker, chunks, versions[0] if number is None else number)
+        before, each = self.injection.draw(task, worker, chunks, versions[0] if number is None else number, self._now)
         started = max(self._now, self._free[worker])
         self._in_flight[task] = InFlight(worker, chunks, versions, started, before, each)
         if self._messages is not None:  # else nothing is read
-            self._begins(chunks)
+            self._readers.begin(chunks)
         time = started + before
         for index, chunk in enumerate(chunks):
             if chunk.send == "request":  # computing is counted, but does not queue for a core
@@ -476,12 +467,12 @@ class Simulated(Cluster):
     def _cancel(self, order: Cancel, cuts: list[Cut]) -> None:
         now, live = self._now, self._in_flight
         preempt = order.mode == "preempt"
-        if self._lines is not None and preempt:  # who is left to finish in vain exchanges in vain, too
-            self._lines.cancel(order.tasks, now)
+        if preempt:  # who is left to finish in vain exchanges in vain, too
+            self.injection.cancel(order.tasks, now)
         if self._asked:
             ended = set(order.tasks)
             self._asked = {key: ask for key, ask in self._asked.items() if key[0] not in ended}
-        if preempt and not self._slack and not self.report_cuts and not self._readers:
+        if preempt and not self._slack and not self.report_cuts and not self._readers.counts:
             pop = live.pop
             for task in order.tasks:
                 pop(task, None)
@@ -505,7 +496,7 @@ class Simulated(Cluster):
                 self._unwanted.add(task)  # it finishes, and its messages, which nobody computes, are dropped
                 return
         del self._in_flight[task]
-        self._ended(entry.chunks)
+        self._readers.end(entry.chunks, self._drop)
         self._delivered.pop(task, None)
         if not self.report_cuts:
             return
@@ -586,14 +577,14 @@ class Simulated(Cluster):
             if task in self._unwanted:
                 if task not in live:
                     self._unwanted.discard(task)
-                    self._ended(entry.chunks)
+                    self._readers.end(entry.chunks, self._drop)
                 yield Reply(
                     self._now, worker, task, chunk, Timing(entry.started, entry.started + entry.before, time, time)
                 )
                 continue
             why, bits = self._encode(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
             if task not in live:
-                self._ended(entry.chunks)
+                self._readers.end(entry.chunks, self._drop)
             if why is not None:
                 yield Failed(self._now, worker, task, chunk, why)
                 continue
@@ -604,7 +595,7 @@ class Simulated(Cluster):
         """See :meth:`Cluster.give_up`."""
         self._free[worker] = 0.0
         for task in [task for task, entry in self._in_flight.items() if entry[0] == worker]:
-            self._ended(self._in_flight.pop(task)[1])
+            self._readers.end(self._in_flight.pop(task)[1], self._drop)
         self._states[worker] = {}
 
     def _project(self, order: ProjectMessage) -> MessageProjected | None:

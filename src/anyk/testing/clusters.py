@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyk.clusters import Cluster, Simulated
-from anyk.clusters.base import PINNED
+from anyk.clusters.contract import PINNED
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
 from anyk.protocol import (
@@ -447,8 +447,9 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     }
     assert kept["versions"] <= workers + 2 + PINNED, f"the versions of a model pile up: {versions}"
     assert kept["cut"] <= 16, f"tasks that were cut off pile up: {kept['cut']} of one worker"
-    arrived, read = getattr(driver.cluster, "_arrived", ()), driver.cluster._spent
-    assert len(arrived) <= messages.total() + len(read), f"{len(arrived)} messages are kept, {messages} may be used"
+    arrived, readers = getattr(driver.cluster, "_arrived", ()), getattr(driver.cluster, "_readers", None)
+    read = 0 if readers is None else len(readers.freed)
+    assert len(arrived) <= messages.total() + read, f"{len(arrived)} messages are kept, {messages} may be used"
     return kept
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from anyk.clusters.base import Cluster
+from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import GD
 from anyk.problems.base import Index, Vector

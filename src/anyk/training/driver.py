@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.clusters.base import Cluster, Order
+from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.local import Local
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer, SlowMo, optimizer
@@ -149,7 +149,6 @@ class Driver:
                 if getattr(getattr(self.strategy, "code", None), "byzantine", 0):
                     partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
         present = self.cluster.open(layout, partitions, self._local())
-        self.cluster.shares = shares
         self.present = set(present)
 
     def _replicated(self) -> bool:
@@ -170,7 +169,7 @@ class Driver:
         """Publish the first versions and ask the strategy for its first commands."""
         earlier = self.beginning
         if earlier is not None:
-            self.cluster.skip(earlier.tasks)
+            self.cluster.injection.skip(earlier.tasks)
         self.versions.begin()
         self._now = self.cluster.now()
         present = tuple(sorted(self.present))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.clusters.base import PINNED
+from anyk.clusters.contract import PINNED
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of

@@ -47,7 +47,7 @@ def floor_seconds(
         communication=cluster.communication,
     )
     # without a problem nothing is computed, but vectors have their length all the same
-    virtual.sized_like = cluster
+    virtual.injection.messages = cluster.injection.messages
     told = (
         None
         if log is None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.checks import check
-from anyk.clusters.base import Cluster
+from anyk.clusters.contract import Cluster
 from anyk.codes import Code
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer

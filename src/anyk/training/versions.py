@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anyk.clusters.base import Cluster
+from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
@@ -56,7 +56,7 @@ class Versions:
         earlier = self._beginning
         for slot, version in self.newest.items():
             if self._problem is None or self._optimizer is None:
-                self._cluster.newer(slot, version)
+                self._cluster.publish(slot, version, None)
                 continue
             w = self.models[slot] = self._cluster.blank(slot)
             if earlier is None or slot not in earlier.models:
@@ -72,7 +72,7 @@ class Versions:
         version = self.newest[slot]
         self.newest[slot] = version + 1
         if w is None:
-            self._cluster.newer(slot, version + 1)
+            self._cluster.publish(slot, version + 1, None)
         else:
             self.models[slot] = w
             self._cluster.publish(slot, version + 1, w)
@@ -103,7 +103,7 @@ class Versions:
                 slot: {name: v for name, v in self.optimizer_states[slot].items() if not name.startswith(OUTER)}
                 for slot in models
             },
-            self._cluster.tasks,
+            self._cluster.injection.tasks,
         )
 
     def vectors(self) -> dict[str, Vector]:

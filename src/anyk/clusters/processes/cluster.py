@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import check_workers, typed
-from anyk.clusters.base import PINNED
+from anyk.clusters.contract import PINNED
 from anyk.clusters.local import Local
 from anyk.clusters.orders import NOTHING
 from anyk.clusters.processes.memory import (
@@ -331,8 +331,9 @@ class Processes(Remote[_ProcessHandle]):
             self._reserved.add(copy)
         return model_view(self._models, plan, copy)
 
-    def publish(self, slot: str, version: int, w: Vector) -> None:
+    def publish(self, slot: str, version: int, w: Vector | None) -> None:
         """See :meth:`Cluster.publish`."""
+        assert w is not None  # without a problem it is not opened
         blank = self.blank(slot)
         if not np.may_share_memory(w, blank):
             blank[:] = w
@@ -416,7 +417,7 @@ class Processes(Remote[_ProcessHandle]):
         read = {place for ask in self._asked.values() for place in ask.messages}
         for key, message in self._arrived.items():
             held = message.worker == worker and isinstance(message.buffer, int)
-            if held and key not in self._readers and key not in read:
+            if held and key not in self._readers.counts and key not in read:
                 vector = message.vector.copy()
                 vector.flags.writeable = False
                 self._arrived[key] = message._replace(vector=vector, buffer=None)

@@ -1,0 +1,163 @@
+"""What is injected into tasks: delays drawn for the n-th task of a worker, and the time that its vectors travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from anyk.clusters.messages import Messages
+from anyk.clusters.packing import scheme
+from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic, parse
+from anyk.delays import communication as parse_communication
+from anyk.protocol import Chunk, Layout, Task
+
+
+class InFlight(NamedTuple):
+    """A task that a worker has been given and has not ended, with its injected delays."""
+
+    worker: int
+    chunks: Task
+    versions: tuple[int, ...]
+    started: float  # from when its delays count
+    before: float  # seconds held up before its first partition
+    each: float  # and before every partition
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> InFlight:
+        """Read back what JSON made of one."""
+        worker, chunks, versions, started, before, each = plain
+        return cls(worker, tuple(map(Chunk.from_plain, chunks)), tuple(versions), started, before, each)
+
+
+class Injection:
+    """The delays of a cluster's tasks, drawn from (seed, worker, n); it counts the tasks that each worker is given.
+
+    ``delays``: held up before computing, a law or its spec. ``communication``: how long vectors travel besides, priced
+    by the bytes that a task exchanges. Raises :class:`~anyk.errors.BadInput` for laws that are not for so many workers.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        delays: DelayModel | str | None,
+        seed: int,
+        communication: Communication | DelayModel | str | None,
+    ) -> None:
+        self.delays = NoDelay() if delays is None else parse(delays)
+        self.communication = parse_communication(NoDelay() if communication is None else communication)
+        self.seed = seed
+        self.messages: Messages | None = None  # whose lengths are priced; without a problem vectors have none
+        self.stream = DelayStream(self.delays, seed, workers)
+        self.links = None if self.communication.silent else self.communication.stream(seed, workers)
+        self._shares: tuple[int, ...] | None = None  # relative sizes of the partitions, if they differ
+        self._total = 1  # partitions, or the sum of their shares
+        self.numbers = [0] * workers  # tasks given to each worker so far
+        self._repeats: list[tuple[int, int]] = [(-1, 0)] * workers  # (version, tasks given on it)
+
+    def start(self, layout: Layout, messages: Messages | None) -> None:
+        """A run begins: no task has been given. Without ``messages`` those known before are priced."""
+        workers = len(self.numbers)
+        self._shares = None if layout.shares is None else tuple(layout.shares)
+        self._total = layout.partitions if self._shares is None else sum(self._shares)
+        if messages is not None:
+            self.messages = messages
+        self.numbers = [0] * workers
+        self._repeats = [(-1, 0)] * workers
+        if self.links is not None:
+            self.links.turns = {}
+
+    @property
+    def tasks(self) -> int:
+        """The tasks of the worker that has been given the most; as many delays have been drawn."""
+        return max(self.numbers)
+
+    def skip(self, tasks: int) -> None:
+        """Draw as if every worker had been given so many tasks; called after :meth:`start`."""
+        self.numbers[:] = [tasks] * len(self.numbers)
+
+    def draw(self, task: int, worker: int, chunks: Task, version: int, now: float) -> tuple[float, float]:
+        """Seconds before the next task of a worker and before each of its partitions; counts the task.
+
+        ``version``: of the model, or the round's number. ``now``: seconds on the run's clock.
+        """
+        number = self.numbers[worker]
+        self.numbers[worker] = number + 1
+        travel = 0.0
+        if self.links is not None:
+            travel = self.links.seconds(task, worker, number, self._traffic(worker, chunks), now)
+        if self.stream.silent:
+            return travel, 0.0
+        if chunks[0].steps:
+            return travel + self._local_steps(worker, chunks), 0.0
+        known, count = self._repeats[worker]
+        repeat = count if known == version else 0
+        self._repeats[worker] = (version, repeat + 1)
+        before, each = self.stream.for_task(
+            worker,
+            number=number,
+            version=version,
+            repeat=repeat,
+            partitions=sum(len(chunk.partitions) for chunk in chunks),
+            relative_load=self._relative_load(chunks),
+        )
+        return travel + before, each
+
+    def cancel(self, tasks: Iterable[int], now: float) -> None:
+        """What cancelled tasks have not begun to exchange they will not."""
+        if self.links is not None:
+            self.links.cancel(tasks, now)
+
+    def state(self) -> dict[str, Any]:
+        """What has been drawn, as plain data."""
+        turns = {} if self.links is None else self.links.turns
+        return {
+            "numbers": list(self.numbers),
+            "repeats": list(self._repeats),
+            "turns": [[task, *turn] for task, turn in turns.items()],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.numbers = list(state["numbers"])
+        self._repeats = [(version, count) for version, count in state["repeats"]]
+        if self.links is not None:
+            self.links.turns = {task: (begin, end) for task, begin, end in state["turns"]}
+
+    def _relative_load(self, chunks: Task) -> float:
+        """The share of the data that a task covers."""
+        if self._shares is None:
+            return sum(len(chunk.partitions) for chunk in chunks) / self._total
+        return sum(self._shares[j] for chunk in chunks for j in chunk.partitions) / self._total
+
+    def _local_steps(self, worker: int, chunks: Task) -> float:
+        """Local steps are delayed one by one, each by the draw of its number: as many draws as there are gradients."""
+        total = 0.0
+        for chunk in chunks:
+            share = len(chunk.partitions) if self.delays.per == "load" else 1
+            for step in range(chunk.repeat, chunk.repeat + chunk.steps):
+                if self.delays.by == "item":
+                    seconds = self.delays.item_draw(self.seed, worker, step, 0)
+                else:
+                    seconds = self.stream.at(worker, step)
+                total += share * self.delays.at_load(seconds, self._relative_load((chunk,)))
+        return total
+
+    def _traffic(self, worker: int, chunks: Task) -> Traffic:
+        """What a task exchanges: the models that it reads, and the messages that it sends."""
+        messages = self.messages
+        number = 0 if messages is None else messages.dtype.itemsize
+        model = 0 if messages is None else messages.partitions.dimension * number
+        neighbours, size = 0, 0
+        slots = set()
+        for chunk in chunks:
+            if chunk.mix:  # its own model is there already
+                neighbours += sum(other != worker for other, *_ in chunk.mix)
+                if chunk.share:  # the centre's model, and its own to the centre
+                    slots.add(chunk.slot)
+                    size += model
+            else:
+                slots.add(chunk.slot)
+                length = 0 if messages is None else messages.length(chunk.covers)
+                size += scheme(chunk.compress).size(length, number) if chunk.compress else number * length
+        return Traffic(neighbours, model, bool(slots), size + len(slots) * model)
