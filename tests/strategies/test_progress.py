@@ -493,8 +493,8 @@ def test_cancelled_tasks_that_finish_in_vain_are_forgotten() -> None:
     delays = anyk.delays.Exponential(0.3, per="load")
     cluster = anyk.clusters.Simulated(8, delays=delays, seed=1)
     anyk.train(anyk.testing.Squares(8), "nested:stragglers=3,cancel=discard", cluster, steps=30)
-    assert len(cluster._in_flight) <= 2 * 8
-    assert len(cluster._unwanted) <= 8
+    assert len(cluster._schedule.in_flight) <= 2 * 8
+    assert len(cluster._schedule.unwanted) <= 8
 
 
 @pytest.mark.parametrize("spec", ["nested:stragglers=3", "progress:load=4"])

@@ -8,7 +8,7 @@ from anyk.clusters.messages import Messages
 from anyk.clusters.mpi import Mpi
 from anyk.clusters.processes import Processes
 from anyk.clusters.ray import Ray
-from anyk.clusters.simulated import Compute, Outage, Simulated
+from anyk.clusters.virtual import Compute, Outage, Simulated
 from anyk.delays import Communication, DelayModel, parse
 from anyk.delays import communication as parse_communication
 from anyk.specs import Registry

@@ -28,6 +28,18 @@ class InFlight(NamedTuple):
         worker, chunks, versions, started, before, each = plain
         return cls(worker, tuple(map(Chunk.from_plain, chunks)), tuple(versions), started, before, each)
 
+    @property
+    def end(self) -> float:
+        """When its delays are over."""
+        return self.started + self.before + self.each * sum(len(chunk.partitions) for chunk in self.chunks)
+
+    def busy_until(self, now: float) -> float:
+        """When a worker that cannot be interrupted in a delay looks up to see that the task was cancelled."""
+        held = self.started + self.before
+        if now <= held or not self.each:
+            return held
+        return min(held + self.each * -(-(now - held) // self.each), self.end)
+
 
 class Injection:
     """The delays of a cluster's tasks, drawn from (seed, worker, n); it counts the tasks that each worker is given.

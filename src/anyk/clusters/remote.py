@@ -259,11 +259,8 @@ class Remote(Cluster, Generic[P]):
             entry = InFlight.from_plain(plain)
             self._assign(task, entry._replace(started=entry.started + self._start))
             self._missing[task] = set(missing)
-        for worker, task, chunk, partitions, coefficients, messages, weights in state["asked"]:
-            inside = tuple((a, b) for a, b in messages)
-            self._ask(
-                RequestMessage(worker, task, chunk, tuple(partitions), tuple(coefficients), inside, tuple(weights))
-            )
+        for plain in state["asked"]:
+            self._ask(RequestMessage.from_plain(plain))
         for worker in range(self.workers):
             self._send_orders(worker)
 

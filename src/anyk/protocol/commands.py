@@ -48,6 +48,13 @@ class RequestMessage(NamedTuple):
     messages: tuple[tuple[int, int], ...] = ()
     weights: tuple[float, ...] = ()
 
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> RequestMessage:
+        """Read back what JSON made of one."""
+        worker, task, chunk, partitions, coefficients, messages, weights = plain
+        places = tuple((other, index) for other, index in messages)
+        return cls(worker, task, chunk, tuple(partitions), tuple(coefficients), places, tuple(weights))
+
 
 class ProjectMessage(NamedTuple):
     """Ask for the projection of a message that has arrived on the vector of ``key`` (normal draws with mean 1)."""

@@ -447,9 +447,9 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     }
     assert kept["versions"] <= workers + 2 + PINNED, f"the versions of a model pile up: {versions}"
     assert kept["cut"] <= 16, f"tasks that were cut off pile up: {kept['cut']} of one worker"
-    arrived, readers = getattr(driver.cluster, "_arrived", ()), getattr(driver.cluster, "_readers", None)
-    read = 0 if readers is None else len(readers.freed)
-    assert len(arrived) <= messages.total() + read, f"{len(arrived)} messages are kept, {messages} may be used"
+    payload = getattr(driver.cluster, "_payload", None)
+    arrived, read = (0, 0) if payload is None else (len(payload.arrived), len(payload.readers.freed))
+    assert arrived <= messages.total() + read, f"{arrived} messages are kept, {messages} may be used"
     return kept
 
 

@@ -65,29 +65,30 @@ class _Recorded(Simulated):
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         super().open(layout, partitions, local)
-        self._now, present = self._log.started()
+        self._schedule.now, present = self._log.started()
         return present
 
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
         for order in orders:
             if isinstance(order, Dispatch):
-                self._dispatch(order)
-                self._heap.clear()
+                self._schedule.dispatch(order)
+                self._schedule.heap.clear()
             elif isinstance(order, RequestMessage):
-                self._ask(order)
+                self._schedule.request(order)
         return ()
 
     def events(self) -> Iterator[Event | Cut | None]:
         for event in self._log.events():
-            self._now = event.time
+            self._schedule.now = event.time
             if isinstance(event, Lost):
                 self.give_up(event.worker)  # and with it the optimiser's state that it had
-            if isinstance(event, Reply) and self._messages is not None:
-                entry = self._in_flight.get(event.task)
+            if isinstance(event, Reply) and self._payload is not None:
+                entry = self._schedule.in_flight.get(event.task)
                 if entry is None:
                     raise BadInput(f"task {event.task} answered in the log, but was not dispatched in the replay")
                 _, chunks, versions, *_ = entry
-                self._encode(event.task, event.chunk, chunks[event.chunk], versions[event.chunk], event.worker)
+                chunk = chunks[event.chunk]
+                self._payload.compute(event.task, event.chunk, chunk, versions[event.chunk], event.worker)
             yield event
 
 

@@ -1,0 +1,314 @@
+"""The cluster on a virtual clock: commands in, events out, in the order of their times."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.checks import typed
+from anyk.clusters.contract import Cluster, Order
+from anyk.clusters.injection import InFlight
+from anyk.clusters.local import Local
+from anyk.clusters.virtual.cores import Compute
+from anyk.clusters.virtual.entries import COMPUTED, DUE
+from anyk.clusters.virtual.outages import Outage, OutageQueue
+from anyk.clusters.virtual.payload import Payload
+from anyk.clusters.virtual.schedule import Schedule
+from anyk.delays import Communication, DelayModel
+from anyk.errors import BadInput
+from anyk.problems.base import Partitions, Vector
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    Cut,
+    Dispatch,
+    Event,
+    Failed,
+    Layout,
+    Lost,
+    MessageProjected,
+    Progress,
+    ProjectMessage,
+    Reply,
+    RequestMessage,
+    Timing,
+)
+from anyk.specs import show
+
+
+@typed
+class Simulated(Cluster):
+    """Workers on a virtual clock; the same seed gives the same events and times everywhere.
+
+    A task takes its injected delay and, with ``compute``, a turn on one of the machine's cores; without, computing
+    and communication take no time. What is due at equal times comes in the order in which it was asked for. ``outages``
+    are workers lost and found.
+
+    >>> import anyk
+    >>> cluster = Simulated(workers=30, delays=anyk.delays.Exponential(mean=0.5), seed=1)
+    >>> cluster.virtual
+    True
+    """
+
+    virtual = True
+    name = "simulated"
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        delays: DelayModel | str | None = None,
+        seed: int = 0,
+        compute: Compute | None = None,
+        outages: Sequence[Outage] = (),
+        byzantine: Sequence[int] = (),
+        communication: Communication | DelayModel | str | None = None,
+    ) -> None:
+        super().__init__(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
+        for outage in outages:
+            if not 0 <= outage.worker < workers:
+                raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
+        self.compute = compute
+        computing = compute is not None and (compute.task or compute.partition or compute.step)
+        times: Any = getattr(self.delays, "times", None)  # of a trace or table
+        still = self.delays.silent or (times is not None and not times.any())
+        self.passes_time = bool(computing or not still or not self.communication.silent)
+        self._all_outages = tuple(outages)
+        self._reset(None)
+
+    def _reset(self, payload: Payload | None) -> None:
+        self._payload = payload
+        self._schedule = Schedule(self.injection, self.compute, payload)
+        self._outages = OutageQueue(self._all_outages)
+        self._alarms: dict[str, float] = {}
+        self._projections: deque[ProjectMessage] = deque()  # asked for and not answered yet
+
+    @property
+    def spec(self) -> str:
+        """See :attr:`Cluster.spec`; outages have no spec."""
+        costs = {} if self.compute is None else vars(self.compute)
+        return show(self.name, {**costs, "byzantine": self.byzantine}, {"byzantine": ()})
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
+        """See :meth:`Cluster.open`."""
+        payload = None
+        if partitions is not None:
+            payload = Payload(layout, partitions, local, seed=self.seed, byzantine=self.byzantine)
+        self.injection.start(layout, None if payload is None else payload.messages)
+        self._reset(payload)
+        self._schedule.newest = dict.fromkeys(layout.slots, 0)
+        return tuple(range(self.workers))
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def now(self) -> float:
+        """See :meth:`Cluster.now`."""
+        return self._schedule.now
+
+    def state(self) -> dict[str, Any]:
+        """See :meth:`Cluster.state`."""
+        requests = {} if self._payload is None else self._payload.requests
+        return {
+            **super().state(),
+            **self._schedule.state(),
+            "requests": list(requests.values()),
+            "projections": list(self._projections),
+            "alarms": dict(self._alarms),
+            "outages": self._outages.state(),
+        }
+
+    def restore(self, time: float, state: dict[str, Any]) -> None:
+        """See :meth:`Cluster.restore`."""
+        super().restore(time, state)
+        self._schedule.restore(time, state)
+        for request in map(RequestMessage.from_plain, state["requests"]):
+            self._vectors.requests[request.task, request.chunk] = request
+        self._projections.extend(ProjectMessage(*plain) for plain in state["projections"])
+        self._alarms |= state["alarms"]
+        self._outages.restore(state["outages"])
+
+    # ------------------------------------------------------------------------------------------- models and messages
+
+    @property
+    def _vectors(self) -> Payload:
+        assert self._payload is not None, "without a problem there are no vectors"
+        return self._payload
+
+    def blank(self, slot: str) -> Vector:
+        """See :meth:`Cluster.blank`."""
+        return self._vectors.blank()
+
+    def publish(self, slot: str, version: int, w: Vector | None) -> None:
+        """See :meth:`Cluster.publish`."""
+        self._schedule.newest[slot] = version
+        if w is not None:
+            self._vectors.publish(slot, version, w)
+
+    def model(self, slot: str, version: int) -> Vector:
+        """See :meth:`Cluster.model`."""
+        return self._vectors.model(slot, version)
+
+    def release(self, slot: str, version: int) -> None:
+        """See :meth:`Cluster.release`."""
+        if self._payload is not None:
+            self._payload.release(slot, version)
+
+    def message(self, task: int, chunk: int) -> Vector:
+        """See :meth:`Cluster.message`."""
+        return self._vectors.arrived[task, chunk][1]
+
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """See :meth:`Cluster.hold`."""
+        self._vectors.arrived[task, chunk] = ids, message
+
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
+        """See :meth:`Cluster.combine`."""
+        return self._vectors.combine(messages, weights)
+
+    def free(self, task: int, chunk: int) -> None:
+        """See :meth:`Cluster.free`."""
+        if self._payload is not None:
+            self._payload.free(task, chunk)
+
+    def vectors(self) -> dict[str, Vector]:
+        """See :meth:`Cluster.vectors`."""
+        return {} if self._payload is None else self._payload.vectors()
+
+    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+        """See :meth:`Cluster.take_back`."""
+        if self._payload is not None:
+            self._payload.take_back(vectors)
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
+        """See :meth:`Cluster.execute`."""
+        schedule = self._schedule
+        cuts: list[Cut] = []
+        for order in orders:
+            kind = type(order)
+            if kind is Dispatch:
+                schedule.dispatch(order)  # type: ignore[arg-type]
+            elif kind is Cancel:
+                schedule.cancel(order, cuts if self.report_cuts else None)  # type: ignore[arg-type]
+            elif kind is RequestMessage:
+                if schedule.request(order):  # type: ignore[arg-type]
+                    schedule.send(order)  # type: ignore[arg-type]
+            elif kind is ProjectMessage:
+                self._projections.append(order)  # type: ignore[arg-type]
+            elif order.time is None:  # type: ignore[union-attr]
+                self._alarms.pop(order.name, None)  # type: ignore[union-attr]
+            else:
+                self._alarms[order.name] = order.time  # type: ignore[union-attr]
+        return cuts
+
+    def step_done(self) -> None:
+        """The driver has taken a step; with ``compute`` that took time."""
+        if self.compute is not None:
+            self._schedule.now += self.compute.step
+
+    def give_up(self, worker: int) -> None:
+        """See :meth:`Cluster.give_up`."""
+        self._schedule.forget(worker)
+        if self._payload is not None:
+            self._payload.forget(worker)
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def events(self) -> Iterator[Event | Cut | None]:
+        """See :meth:`Cluster.events`; ends when nothing can happen any more."""
+        schedule, outages, computes = self._schedule, self._outages, self._payload is not None
+        heap, in_flight, cores = schedule.heap, schedule.in_flight, schedule.cores
+        while True:
+            event: Event | None
+            if self._projections:
+                event = self._project(self._projections.popleft())
+                if event is not None:
+                    yield event
+                continue
+            if self._alarms or outages:
+                event = self._alarm_or_outage(heap[0][0] if heap else np.inf)
+                if event is not None:
+                    yield event
+                    continue
+            if not heap:
+                return
+            time, task, worker, chunk, kind = heappop(heap)
+            entry = in_flight.get(task)
+            if cores is not None:
+                if kind == COMPUTED:
+                    cores.leave(max(time, schedule.now), task, chunk, in_flight)
+                elif entry is not None and kind == DUE:
+                    cores.join(max(time, schedule.now), task, chunk, InFlight._make(entry))
+                    continue
+            if entry is None:
+                continue
+            if time > schedule.now:
+                schedule.now = time
+            if not computes and kind < 0 and len(entry[1]) == 1:  # by far the most, and therefore fast
+                del in_flight[task]
+                yield Reply(schedule.now, worker, task, chunk)
+                continue
+            event = self._event(time, task, chunk, kind, InFlight._make(entry))
+            if event is not None:
+                yield event
+
+    def _event(self, time: float, task: int, chunk: int, kind: int, entry: InFlight) -> Event | None:
+        """What comes of an entry of the heap: a message, a partition that is finished, or nothing."""
+        schedule, payload, worker = self._schedule, self._payload, entry.worker
+        if kind >= 0:
+            if task not in schedule.unwanted:
+                return Progress(time, worker, task, chunk, kind)
+            if kind == len(entry.chunks[chunk].partitions) and chunk == len(entry.chunks) - 1:
+                del schedule.in_flight[task]  # nobody will ask for its message
+                schedule.unwanted.discard(task)
+            return None
+        ended = schedule.deliver(task, entry)
+        if payload is None:
+            return Reply(schedule.now, worker, task, chunk)
+        why, bits = None, 0
+        if task not in schedule.unwanted:
+            why, bits = payload.compute(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
+        elif ended:
+            schedule.unwanted.discard(task)
+        if ended:
+            payload.end(entry.chunks)
+        if why is not None:
+            return Failed(schedule.now, worker, task, chunk, why)
+        timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
+        return Reply(schedule.now, worker, task, chunk, timing)
+
+    def _project(self, order: ProjectMessage) -> MessageProjected | None:
+        """A message's projection; without payload 0 of honest workers and something else of Byzantine ones."""
+        worker, task, chunk, key = order
+        if self._payload is None:
+            value: float | None = -100.0 if worker in self.byzantine else 0.0
+        else:
+            value = self._payload.project(task, chunk, key)
+        return None if value is None else MessageProjected(self._schedule.now, worker, task, chunk, value)
+
+    def _alarm_or_outage(self, before: float) -> Event | None:
+        """The first alarm or outage, if it comes no later than ``before``."""
+        schedule = self._schedule
+        name = min(self._alarms, key=lambda key: (self._alarms[key], key), default=None)
+        alarm = self._alarms[name] if name is not None else np.inf
+        outage = self._outages.next
+        if min(alarm, outage) > before or min(alarm, outage) == np.inf:
+            return None
+        if name is not None and alarm <= outage:
+            del self._alarms[name]
+            schedule.now = max(schedule.now, alarm)
+            return Alarm(schedule.now, name)
+        event = self._outages.pop(schedule.now)
+        schedule.now = event.time
+        if isinstance(event, Lost):
+            self.give_up(event.worker)  # for now
+        return event

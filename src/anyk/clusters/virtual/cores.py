@@ -1,0 +1,85 @@
+"""What computing costs on a machine that is simulated: tasks queue for its cores."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from heapq import heappush
+from typing import Any
+
+from anyk.checks import typed
+from anyk.clusters.injection import InFlight
+from anyk.clusters.virtual.entries import COMPUTED, Entry
+from anyk.delays.models import MOST
+from anyk.errors import BadInput
+
+
+@typed
+@dataclass(frozen=True)
+class Compute:
+    """What computing costs on the machine that is simulated, in seconds; tasks queue for ``cores``.
+
+    ``task``: fixed cost of a message; ``partition``: cost of each partial gradient; ``step``: what the driver does
+    between a step's last reply and the next dispatch.
+    """
+
+    task: float
+    partition: float
+    step: float
+    cores: int
+
+    def __post_init__(self) -> None:
+        for name in ("task", "partition", "step"):
+            seconds = getattr(self, name)
+            if not 0.0 <= seconds <= MOST:
+                raise BadInput(f"{name} (seconds of computing) must be from 0 to {MOST:g}, got {seconds:g}")
+        if self.cores < 1:
+            raise BadInput(f"cores must be at least 1, got {self.cores}")
+
+
+class Cores:
+    """The chunks that are computing and those that wait for a core; what is computed goes to the heap of entries."""
+
+    def __init__(self, compute: Compute, heap: list[Entry]) -> None:
+        self._compute, self._heap = compute, heap
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._computing: set[tuple[int, int]] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any chunk is computing."""
+        return bool(self._computing)
+
+    def join(self, time: float, task: int, chunk: int, entry: InFlight) -> None:
+        """A chunk's delay is over: it computes from ``time``, or as soon as a core is free."""
+        if len(self._computing) >= self._compute.cores:
+            self._waiting.append((task, chunk))
+            return
+        work = entry.chunks[chunk]
+        cost = self._compute.task + self._compute.partition * len(work.partitions) * max(1, work.steps)
+        self._computing.add((task, chunk))
+        heappush(self._heap, (time + cost, task, entry.worker, chunk, COMPUTED))
+
+    def leave(self, time: float, task: int, chunk: int, in_flight: Mapping[int, InFlight]) -> None:
+        """A chunk is computed, and the next that waits takes its core."""
+        self._computing.remove((task, chunk))
+        while self._waiting:
+            task, chunk = self._waiting.popleft()
+            entry = in_flight.get(task)
+            if entry is not None:
+                self.join(time, task, chunk, InFlight._make(entry))
+                return
+
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        self._waiting.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Who computes and who waits, as plain data."""
+        return {"computing": [list(place) for place in self._computing], "waiting": list(map(list, self._waiting))}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        self._computing = {(task, chunk) for task, chunk in state["computing"]}
+        self._waiting.extend((task, chunk) for task, chunk in state["waiting"])

@@ -1,0 +1,182 @@
+"""The vectors of a run on the virtual clock: models, and messages that are computed when they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk import keyed
+from anyk.clusters.local import Local, LocalSteps, State, mixed
+from anyk.clusters.messages import Messages, checked, describe, reverse_attack
+from anyk.clusters.packing import pack, unpack
+from anyk.clusters.readers import Readers
+from anyk.problems.base import Partitions, Vector
+from anyk.protocol import Chunk, Layout, RequestMessage, Task
+
+
+class Payload:
+    """Computes what workers would send, at the moment when it arrives: what is cancelled costs nothing."""
+
+    def __init__(
+        self, layout: Layout, partitions: Partitions, local: Local | None, *, seed: int, byzantine: Collection[int]
+    ) -> None:
+        self.messages = Messages(partitions, layout.blocks, seed)
+        self.arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}  # partitions and message
+        self.readers = Readers()
+        self.requests: dict[tuple[int, int], RequestMessage] = {}  # for messages that add up others
+        self._seed, self._byzantine = seed, byzantine
+        self._models: dict[tuple[str, int], Vector] = {}
+        self._gradients: dict[tuple[str, int], dict[tuple[int, int, int], Vector]] = {}  # that replicas share
+        self._local = None if local is None else LocalSteps(self.messages, local)
+        # what workers keep: states of optimisers and compressors, by the task that left them
+        self._states: list[dict[int, State]] = [{} for _ in range(layout.workers)]
+        for held, covered in zip(layout.assignment, layout.covers or layout.assignment, strict=True):
+            partitions.load(held)
+            self.messages.length(tuple(covered))  # refuses what cannot be sent
+
+    # ------------------------------------------------------------------------------------------- models and messages
+
+    def blank(self) -> Vector:
+        """A buffer for a model version."""
+        return np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
+
+    def publish(self, slot: str, version: int, w: Vector) -> None:
+        """Keep a model version."""
+        self._models[slot, version] = w
+
+    def model(self, slot: str, version: int) -> Vector:
+        """A model version."""
+        return self._models[slot, version]
+
+    def release(self, slot: str, version: int) -> None:
+        """Forget a model version and the gradients at it."""
+        self._models.pop((slot, version), None)
+        self._gradients.pop((slot, version), None)
+
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
+        """The weighted sum of messages."""
+        found = [self.arrived[key] for key in messages]
+        return self.messages.add_up([(ids, m, weight) for (ids, m), weight in zip(found, weights, strict=True)])
+
+    def project(self, task: int, chunk: int, key: int) -> float | None:
+        """The product of a message with the direction of a key; None where it has been freed."""
+        found = self.arrived.get((task, chunk))
+        return None if found is None else self.messages.project(*found, key)
+
+    def free(self, task: int, chunk: int) -> None:
+        """Drop a message, at once or when no task reads it any more."""
+        self.readers.free(task, chunk, self._drop)
+
+    def end(self, chunks: Task) -> None:
+        """A task has ended, and no longer reads the messages that it began from."""
+        self.readers.end(chunks, self._drop)
+
+    def _drop(self, task: int, chunk: int) -> None:
+        self.arrived.pop((task, chunk), None)
+
+    def forget(self, worker: int) -> None:
+        """A worker is lost, and with it what it kept."""
+        self._states[worker] = {}
+
+    def vectors(self) -> dict[str, Vector]:
+        """See :meth:`Cluster.vectors`."""
+        return self.readers.vectors(lambda task, chunk: self.arrived[task, chunk][1]) | {
+            f"state/{worker}/{task}/{name}": vector
+            for worker, states in enumerate(self._states)
+            for task, state in states.items()
+            for name, vector in state.items()
+        }
+
+    def take_back(self, vectors: Mapping[str, Vector]) -> None:
+        """Take in what :meth:`vectors` gave."""
+
+        def hold(worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+            self.arrived[task, chunk] = ids, message
+
+        self.readers.take_back(vectors, {}, hold)
+        for key, vector in vectors.items():
+            kind, *rest = key.split("/")
+            if kind == "state":
+                self._states[int(rest[0])].setdefault(int(rest[1]), {})[rest[2]] = vector
+
+    # ------------------------------------------------------------------------------------------- computing
+
+    def compute(self, task: int, index: int, chunk: Chunk, version: int, worker: int) -> tuple[str | None, int]:
+        """Compute a chunk's message; (fault, digest), and it has arrived if there is no fault."""
+        w = self._models[chunk.slot, version]
+        known = self._gradients.setdefault((chunk.slot, version), {})
+        try:
+            if chunk.steps:
+                ids, out = chunk.covers, self._steps(task, chunk, w, worker)
+            else:
+                ids, out = self._encode(task, index, chunk, version, w, known)
+        except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
+            return describe(error), 0
+        why, bits = self._arrive(task, index, chunk, ids, out, worker, version)
+        if why is not None:
+            known.clear()  # what is asked for again is computed again
+        return why, bits
+
+    def _encode(
+        self, task: int, index: int, chunk: Chunk, version: int, w: Vector, known: dict[tuple[int, int, int], Vector]
+    ) -> tuple[tuple[int, ...], Vector]:
+        """The partitions of a message, and the message; gradients that are not yet ``known`` are computed."""
+        messages = self.messages
+        w = w.view()
+        w.flags.writeable = False
+        keys = [(j, chunk.batch, chunk.repeat) for j in chunk.partitions]
+        for key in keys:
+            if key not in known:  # a copy: its buffer may be the problem's own
+                known[key] = np.array(messages.partial_gradient(key[0], w, chunk, version))
+        request = self.requests.pop((task, index), None)
+        ids = chunk.partitions
+        if request is not None:
+            ids = tuple(dict.fromkeys([*ids, *(j for place in request.messages for j in self.arrived[place][0])]))
+        out = np.empty(messages.length(ids), dtype=w.dtype)
+        if request is not None or not ids:
+            out[:] = 0.0
+        for item, (key, coefficient) in enumerate(zip(keys, messages.split(chunk.coefficients), strict=True)):
+            if request is None:
+                messages.add(out, ids, item, coefficient, known[key])
+            else:
+                messages.add_message(out, ids, key[:1], known[key], coefficient)
+        for place, weight in zip(request.messages, request.weights, strict=True) if request is not None else ():
+            messages.add_message(out, ids, *self.arrived[place], weight)
+        return ids, out
+
+    def _steps(self, task: int, chunk: Chunk, w: Vector, worker: int) -> Vector:
+        """The model after a chunk's local steps; the state they leave is kept for the worker's next task."""
+        assert self._local is not None
+        models = [self.arrived[other, index][1] for _, other, index, _ in chunk.mix]
+        start = mixed(chunk, w, models)
+        state = None if chunk.compress else self._states[worker].get(chunk.state)
+        model, left = self._local.run(chunk, start, state)
+        if not chunk.compress:
+            self._keep_state(worker, task, chunk, left)
+        return np.array(model)
+
+    def _keep_state(self, worker: int, task: int, chunk: Chunk, left: State) -> None:
+        """What a worker may go on from: what this task left, and, if that is not used, what it began with."""
+        states = self._states[worker]
+        self._states[worker] = {t: state for t, state in states.items() if t == chunk.state} | {task: left}
+
+    def _arrive(
+        self, task: int, index: int, chunk: Chunk, ids: tuple[int, ...], out: Vector, worker: int, version: int
+    ) -> tuple[str | None, int]:
+        """A message is made: (fault, digest)."""
+        if worker in self._byzantine:
+            reverse_attack(out)
+        why, bits = checked(out)
+        if why is not None:
+            return why, bits
+        if not chunk.compress:
+            self.arrived[task, index] = ids, out
+            return None, bits
+        base = self._models[chunk.slot, version]
+        payload, left = pack(chunk, version, self._seed, out, base, self._states[worker].get(chunk.state))
+        self._keep_state(worker, task, chunk, left)
+        self.arrived[task, index] = ids, unpack(chunk, version, self._seed, payload, out.size, out.dtype, base)
+        return None, keyed.digest(payload)
