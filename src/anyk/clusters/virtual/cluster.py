@@ -225,7 +225,7 @@ class Simulated(Cluster):
 
     def events(self) -> Iterator[Event | Cut | None]:
         """See :meth:`Cluster.events`; ends when nothing can happen any more."""
-        schedule, outages, computes = self._schedule, self._outages, self._payload is not None
+        schedule, outages, computes = self._schedule, self._outages.heap, self._payload is not None
         heap, in_flight, cores = schedule.heap, schedule.in_flight, schedule.cores
         while True:
             event: Event | None

@@ -25,32 +25,29 @@ class OutageQueue:
 
     def __init__(self, outages: Iterable[Outage]) -> None:
         # (time, kind, worker, when it is back)
-        self._heap = [(o.time, _LOST, o.worker, _NEVER if o.back is None else o.back) for o in outages]
-        heapify(self._heap)
-
-    def __bool__(self) -> bool:
-        return bool(self._heap)
+        self.heap = [(o.time, _LOST, o.worker, _NEVER if o.back is None else o.back) for o in outages]
+        heapify(self.heap)
 
     @property
     def next(self) -> float:
         """When the first one comes; infinity if none does."""
-        return self._heap[0][0] if self._heap else _NEVER
+        return self.heap[0][0] if self.heap else _NEVER
 
     def pop(self, now: float) -> Lost | Joined:
         """The first one as an event, at its time or at ``now`` where that is later."""
-        time, kind, worker, back = heappop(self._heap)
+        time, kind, worker, back = heappop(self.heap)
         now = max(now, time)
         if kind == _JOINED:
             return Joined(now, worker)
         if back != _NEVER:
-            heappush(self._heap, (max(back, now), _JOINED, worker, _NEVER))
+            heappush(self.heap, (max(back, now), _JOINED, worker, _NEVER))
         return Lost(now, worker, "simulated outage", gone=back == _NEVER)
 
     def state(self) -> list[Any]:
         """What is yet to come, as plain data."""
-        return [(time, kind, worker, None if back == _NEVER else back) for time, kind, worker, back in self._heap]
+        return [(time, kind, worker, None if back == _NEVER else back) for time, kind, worker, back in self.heap]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Go on from what :meth:`state` returned."""
-        self._heap[:] = [(time, kind, worker, _NEVER if back is None else back) for time, kind, worker, back in state]
-        heapify(self._heap)
+        self.heap[:] = [(time, kind, worker, _NEVER if back is None else back) for time, kind, worker, back in state]
+        heapify(self.heap)
