@@ -13,7 +13,7 @@ import numpy as np
 from common import WORKERS, accelerated, amazon, processes, show
 
 import anyk
-from anyk.training import Driver
+from anyk.training import Driver, session
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=200)
@@ -27,9 +27,8 @@ def virtual_seconds(spec, compute, mean, seed, steps):
     """Seconds of a run on the virtual clock, decisions and times alone."""
     cluster = anyk.clusters.Simulated(WORKERS, delays=anyk.delays.Exponential(mean), seed=seed, compute=compute)
     driver = Driver(anyk.strategy(spec, workers=WORKERS), cluster, steps=steps)
-    driver.open()
-    driver.begin()
-    driver.run()
+    with session(driver):
+        driver.run()
     return driver.time
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from common import WORKERS, show
 
 import anyk
-from anyk.training import Driver, RunLog
+from anyk.training import Driver, RunLog, session
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--runs", type=int, default=5)
@@ -29,12 +29,10 @@ def heap_loop(count=200_000):
 def endings(spec, steps, log):
     cluster = anyk.clusters.Simulated(WORKERS, delays=anyk.delays.Exponential(mean=0.5), seed=1)
     driver = Driver(anyk.strategy(spec, workers=WORKERS), cluster, steps=steps, log=log)
-    driver.open()
     began = time.perf_counter()
-    driver.begin()
-    driver.run()
-    driver.settle()
-    return driver.ledger.ended / (time.perf_counter() - began)
+    with session(driver):
+        driver.run()
+    return driver.ledger.counts.ended / (time.perf_counter() - began)
 
 
 for spec, steps in (("agc:load=3,wait=11", 4000), ("frc:load=3", 4000), ("uncoded", 2000), ("async", 50_000)):

@@ -30,6 +30,7 @@ from anyk.problems.many import ManyProblems
 from anyk.protocol import Failed, Lost, Note, Reply, Stop
 from anyk.strategies import SequentialRounds
 from anyk.training.driver import Driver
+from anyk.training.session import session
 
 STEPS, EVERY, SEEDS = 60, 10, (0, 1, 2)
 SPECS = [
@@ -122,14 +123,11 @@ def decisions(spec: str, seed: int, *, restored: bool) -> Iterator[str]:
     if len(strategy.slots) > 1 and strategy.slots[0].startswith("model "):
         problem = ManyProblems([problem] * len(strategy.slots))
     driver = Driver(watched, cluster, problem=problem, optimizer=anyk.optimizers.GD(lr=0.3), steps=STEPS)
-    with cluster:
-        driver.open()
-        driver.begin()
+    with session(driver):
         try:
             driver.run()
         except RunFailed:
             watched.lines.append(["failed"])
-        driver.settle()
     yield json.dumps(["run", spec, seed, driver.step])
     yield from map(json.dumps, watched.lines)
 

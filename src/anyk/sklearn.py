@@ -27,9 +27,9 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.base import Vector
 from anyk.problems.linear import LinearProblem
+from anyk.training.api import train
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
-from anyk.training.launch import train
 
 Numbers = NDArray[np.floating[Any]]
 _CALM = 3  # steps in a row that must change little: a method with momentum stands still where it turns, too
@@ -64,7 +64,8 @@ class _Settled:
         change = np.abs(np.subtract(w, self._before, out=self._before)).max()
         self.calm = self.calm + 1 if change <= self.tol * np.abs(w).max() else 0
         self._before[:] = w
-        driver.reached = self.done
+        if self.done:
+            driver.end()
 
     @property
     def done(self) -> bool:

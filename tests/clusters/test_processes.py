@@ -85,7 +85,8 @@ def until_heard(problem, cluster, heard):
     """A run that goes on until something has happened, whoever comes first until then."""
 
     def watch(driver, evaluator):
-        driver.reached = bool(heard(driver))
+        if heard(driver):
+            driver.end()
 
     optimizer = anyk.optimizers.GD(lr=0.5)
     return anyk.train(problem, "frc:stragglers=1", cluster, optimizer=optimizer, seconds=120.0, watch=watch)
@@ -96,7 +97,7 @@ def test_kill_9_while_a_reply_is_being_written():
 
     problem = Squares(4, faults={2: "die"})  # in the middle of encode(), with its reply buffer marked as being written
     cluster = anyk.clusters.Processes(4)
-    run = until_heard(problem, cluster, lambda driver: driver.ledger.lost)
+    run = until_heard(problem, cluster, lambda driver: driver.ledger.counts.lost)
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
 
 
@@ -104,7 +105,8 @@ def test_a_worker_that_dies_at_once_is_given_up_by_name():
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.02))
 
     def watch(driver, evaluator):  # however long a machine under load takes to start it again
-        driver.reached = cluster._handles[1].gone
+        if cluster._handles[1].gone:
+            driver.end()
 
     run = anyk.train(Squares(4, faults={1: "die"}), "frc:stragglers=1", cluster, steps=3000, watch=watch)
     gone = [note["text"] for note in run.notes if note["kind"] == "given up"]
@@ -127,8 +129,9 @@ def test_a_stopped_worker_is_left_behind():
             os.kill(cluster.pids[0], signal.SIGSTOP)
         if driver.step == 25:
             os.kill(cluster.pids[0], signal.SIGCONT)
-        if driver.step > 25:  # tasks are numbered by round and worker
-            driver.reached = any(task % 4 == 0 for task, _ in driver.last_update.messages)
+        # tasks are numbered by round and worker
+        if driver.step > 25 and any(task % 4 == 0 for task, _ in driver.last_update.messages):
+            driver.end()
 
     run = anyk.train(Squares(4), "frc:stragglers=1", cluster, seconds=120.0, watch=watch)
     by_step = dict(run.log.rows("SELECT step, sum(worker = 0) FROM chunks WHERE step IS NOT NULL GROUP BY step"))
@@ -140,7 +143,7 @@ def test_a_stopped_worker_is_left_behind():
 @pytest.mark.parametrize(("fault", "reason"), [("nan", "NaN"), ("inf", "Inf")])
 def test_a_reply_that_is_not_finite_is_named_and_never_reaches_the_model(fault, reason):
     problem = Squares(4, faults={3: fault})
-    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.ledger.unusable)
+    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.ledger.counts.unusable)
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named
@@ -150,7 +153,7 @@ def test_a_reply_that_is_not_finite_is_named_and_never_reaches_the_model(fault, 
 
 def test_a_gradient_of_the_wrong_length_is_named_and_set_aside():
     problem = Squares(4, faults={2: "short"})
-    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.ledger.unusable)
+    run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.ledger.counts.unusable)
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named
@@ -341,7 +344,8 @@ def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
 
     def watch(driver, evaluator):
         pids.update(cluster.pids.values())
-        driver.reached = (fault == "fork" and driver.step >= 20) or cluster._handles[1].blame > 0
+        if (fault == "fork" and driver.step >= 20) or cluster._handles[1].blame > 0:
+            driver.end()
 
     optimizer = anyk.optimizers.GD(lr=0.5)
     run = anyk.train(problem, "frc:stragglers=1", cluster, optimizer=optimizer, seconds=60.0, watch=watch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from anyk.protocol import (
 )
 from anyk.testing import Squares
 from anyk.testing.clusters import Toy
-from anyk.training.driver import Driver
+from anyk.training import Driver, session
 from anyk.training.runlog import RunLog
 
 CLUSTERS: dict[str, Callable[..., Cluster]] = {"simulated": Simulated, "processes": Processes}
@@ -53,22 +54,19 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
 
 def driven(strategy: Any, cluster: Cluster, problem: Any = None, *, steps: int = 1, seconds: float = 20.0) -> Driver:
     """A run to its end; the limit is there so that what waits for ever fails and does not hang."""
-    problem = problem or Squares(strategy.partitions)
+    problem = problem or Squares(strategy.layout.partitions)
     driver = Driver(
         strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=RunLog(), steps=steps, seconds=seconds
     )
-    with cluster:
-        driver.open()
-        driver.begin()
+    with session(driver):
         driver.run()
-        ended(driver)
+    ended(driver)
     return driver
 
 
 def ended(driver: Driver) -> None:
-    driver.settle()
     driver.versions.models = {slot: np.array(w) for slot, w in driver.models.items()}
-    ledger = driver.ledger
+    ledger = driver.ledger.counts
     assert ledger.open == 0, ledger
     assert not driver.cluster._payload.arrived  # type: ignore[attr-defined]  # no message is left lying
 
@@ -81,7 +79,7 @@ def measuring(key: int = 0) -> tuple[Toy, dict[int, float]]:
     values: dict[int, float] = {}
 
     def begin(toy: Toy) -> Sequence[Command]:
-        n = toy.workers
+        n = toy.layout.workers
         chunks = [(Chunk((i, (i + 1) % n), (1.0, -0.5)),) for i in range(n)]
         return [Dispatch(0, tuple(range(n)), chunks)]
 
@@ -90,8 +88,8 @@ def measuring(key: int = 0) -> tuple[Toy, dict[int, float]]:
             return [ProjectMessage(event.worker, event.task, 0, key)]
         if isinstance(event, MessageProjected):
             values[event.worker] = event.value
-            if len(values) == toy.workers:
-                return [Combine("model", [(i, 0) for i in range(toy.workers)], [1.0] * toy.workers)]
+            if len(values) == toy.layout.workers:
+                return [Combine("model", [(i, 0) for i in range(toy.layout.workers)], [1.0] * toy.layout.workers)]
         return []
 
     return Toy(4, begin, react), values
@@ -215,7 +213,7 @@ def test_a_worker_adds_up_others_messages(kind: str) -> None:
             np.add.at(expected, slice(None) if support is None else support, weight * parts.partial_gradient(j, w))
         tolerance = 1e-5 if kind == "float32" else 1e-12
         assert driver.models["model"] == pytest.approx(-0.5 * expected / problem.samples, rel=tolerance, abs=tolerance)
-        assert driver.ledger.counted == 3
+        assert driver.ledger.counts.counted == 3
         assert driver.log is not None
         rows = driver.log.rows("SELECT task, weight, ending FROM chunks ORDER BY task")
         assert rows == [(0, 0.5, "counted"), (1, 0.25, "counted"), (2, 1.0, "counted")]
@@ -281,7 +279,7 @@ def test_short_replies_are_parts_of_the_vector(make: Any) -> None:
         return [Combine("model", [(0, 0)], [[1.0, 0.5, 0.0]])]
 
     toy = Toy(2, begin, react)
-    toy.blocks = 3  # type: ignore[attr-defined]
+    toy.layout = replace(toy.layout, blocks=3)
     driver = driven(toy, make(2), Squares(2, 7))
     g = -Squares(2, 7).centres
     padded = np.pad(np.stack([g[0], g[1]]), ((0, 0), (0, 2)))
@@ -295,7 +293,7 @@ def test_weights_of_blocks_may_be_any_sequence() -> None:
         return [Dispatch(0, (0,), [(Chunk((0,), (1.0, 1.0)),)])]
 
     toy = Toy(2, begin, lambda toy, event: [Combine("model", [(0, 0)], [(1.0, 0.5)])])
-    toy.blocks = 2  # type: ignore[attr-defined]
+    toy.layout = replace(toy.layout, blocks=2)
     driver = driven(toy, Simulated(2))
     assert driver.log is not None
     assert json.loads(driver.log.rows("SELECT weight FROM chunks")[0][0]) == [1.0, 0.5]
@@ -398,17 +396,14 @@ def gone_on(
         if not saved and when(event, commands):
             vectors = {name: np.array(vector) for name, vector in driver.vectors().items()}
             saved.append((json.loads(json.dumps(driver.state())), vectors))
-            driver.interrupted = True
+            driver.interrupt()
         return ()
 
     first.on = on
     cluster = make()
     driver = Driver(first, cluster, problem=problem(), optimizer=GD(lr=0.5), log=RunLog(), steps=steps, seconds=20.0)
-    with cluster:
-        driver.open()
-        driver.begin()
+    with session(driver):
         driver.run()
-        driver.versions.models = {}
     assert saved, "the moment never came"
     state, vectors = saved[0]
     cluster = make()
@@ -416,11 +411,9 @@ def gone_on(
     second = Driver(
         strategy(), cluster, problem=problem(), optimizer=GD(lr=0.5), log=RunLog(), steps=steps, seconds=limit
     )
-    with cluster:
-        second.open()
-        second.restore(state, vectors)
+    with session(second, (state, vectors)):
         second.run()
-        ended(second)
+    ended(second)
     return second
 
 

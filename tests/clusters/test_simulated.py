@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import anyk
 from anyk.clusters import Compute, Outage, Simulated
 from anyk.testing import Squares, check_strategy
-from anyk.training.driver import Driver
+from anyk.training import Driver, session
 from anyk.training.floor import floor_seconds
 
 
@@ -138,9 +138,8 @@ def test_a_payload_free_run_decides_as_one_with_payload():
             Squares(anyk.strategy(spec, workers=6).partitions), spec, Simulated(6, delays=delays), steps=12
         )
         driver = Driver(anyk.strategy(spec, workers=6), Simulated(6, delays=delays), steps=12)
-        driver.open()
-        driver.begin()
-        driver.run()
+        with session(driver):
+            driver.run()
         assert driver.time == run.seconds, spec
 
 

@@ -201,7 +201,8 @@ def test_an_interrupted_race_goes_on_to_the_same_models(tmp_path):
 
     def interrupt(driver: Any, evaluator: Any) -> None:
         del evaluator
-        driver.interrupted = driver.strategy.spec == "frc:load=3" and driver.step == 5
+        if driver.strategy.spec == "frc:load=3" and driver.step == 5:
+            driver.interrupt()
 
     with pytest.raises(KeyboardInterrupt):
         anyk.race(PROBLEM, specs, out=tmp_path / "cut", watch=interrupt, **setting)
@@ -224,7 +225,8 @@ def test_ctrl_c_in_a_race_prints_what_there_is_and_a_command_that_works(tmp_path
     folder = tmp_path / "race"
 
     def interrupt(self: Any, driver: Any, evaluator: Any) -> None:
-        driver.interrupted = driver.strategy.spec == "frc:load=3" and driver.step == 2
+        if driver.strategy.spec == "frc:load=3" and driver.step == 2:
+            driver.interrupt()
 
     with monkeypatch.context() as patched:
         patched.setattr(Progress, "__call__", interrupt)
@@ -368,7 +370,7 @@ def test_a_limit_of_a_clock_that_stands_still_is_refused(tmp_path):
 
 
 def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("anyk.training.launch.LIMIT", 30)
+    monkeypatch.setattr("anyk.training.api.LIMIT", 30)
     monkeypatch.setattr("anyk.reports.tables.LIMIT", 30)
     data = ("--data", "synthetic:rows=120,features=5,task=regression", *SMALL[2:])
     result = run("train", *data, "--target", "1e-30", "--out", str(tmp_path / "r"), "--quiet")

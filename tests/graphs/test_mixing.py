@@ -176,14 +176,17 @@ def test_local_barriers_are_the_max_plus_recursion() -> None:
             ends = begins + draws[:, k]
             versions.append(ends.max())
         from anyk.clusters import Simulated
-        from anyk.training import Driver
+        from anyk.training import Driver, session
 
-        driver = Driver(strategy(f"dpsgd:graph={name}", workers=n), Simulated(n, delays=law, seed=4), steps=rounds)
         times: list[float] = []
-        driver.watch = lambda driver, times=times: times.append(driver.time)  # type: ignore[misc]
-        driver.open()
-        driver.begin()
-        driver.run()
+        driver = Driver(
+            strategy(f"dpsgd:graph={name}", workers=n),
+            Simulated(n, delays=law, seed=4),
+            steps=rounds,
+            on_step=lambda driver, times=times: times.append(driver.time),  # type: ignore[misc]
+        )
+        with session(driver):
+            driver.run()
         assert times == pytest.approx(versions, abs=1e-9)
 
 

@@ -22,8 +22,9 @@ from anyk.planning import (
     stability_limit,
     stationary_error,
 )
+from anyk.protocol import Dispatch
 from anyk.strategies import adapted_k, k_for_delays, k_for_noise, order_means
-from anyk.training import Driver
+from anyk.training import Driver, session
 
 P = 8
 
@@ -78,22 +79,23 @@ def test_values_5_6_and_12_paces() -> None:
 def simulated(spec: str, law: str, steps: int, seed: int = 1) -> tuple[np.ndarray, list[list[int]]]:
     """Times of the versions, and the staleness of each message of each step, in order of arrival."""
     strategy = anyk.strategy(spec, workers=P)
-    driver = Driver(strategy, anyk.clusters.Simulated(P, delays=parse(law), seed=seed), steps=steps)
+    cluster = anyk.clusters.Simulated(P, delays=parse(law), seed=seed)
     times: list[float] = [0.0]
     stale: list[list[int]] = []
     base: dict[int, int] = {}
     arrived: list[int] = []
-    on, dispatch = strategy.on, driver._dispatch
+    on, execute = strategy.on, cluster.execute
 
     def hear(event: Any) -> Any:
         if type(event).__name__ == "Reply":
             arrived.append(event.task)
         return on(event)
 
-    def give(command: Any) -> None:
-        for task in range(command.task, command.task + len(command.workers)):
-            base[task] = driver.versions["model"]
-        dispatch(command)
+    def give(orders: Any) -> Any:
+        for order in orders:
+            if isinstance(order, Dispatch):
+                base.update(dict.fromkeys(range(order.task, order.task + len(order.workers)), driver.versions["model"]))
+        return execute(orders)
 
     def watch(driver: Driver) -> None:
         times.append(driver.time)
@@ -102,12 +104,11 @@ def simulated(spec: str, law: str, steps: int, seed: int = 1) -> tuple[np.ndarra
         stale.append([driver.step - 1 - base[task] for task in arrived if task in used])
         arrived[:] = [task for task in arrived if task not in used]
 
-    driver._dispatch = give  # type: ignore[method-assign]
+    cluster.execute = give  # type: ignore[method-assign]
     strategy.on = hear  # type: ignore[method-assign]
-    driver.watch = watch
-    driver.open()
-    driver.begin()
-    driver.run()
+    driver = Driver(strategy, cluster, steps=steps, on_step=watch)
+    with session(driver):
+        driver.run()
     return np.array(times), stale
 
 
@@ -256,6 +257,7 @@ def test_value_42_the_error_that_remains() -> None:
     with pytest.raises(BadInput, match="steps of 2 diverge at curvature 1: it must be below 2"):
         stationary_error(2.0, 1.0, 1.0, 1)
     problem, batch, k = Noisy(20, 1500), 5, 4
+    losses: list[float] = []
     variance = problem.y.var(axis=0, ddof=1).sum() / batch * (1 - batch / 20)
     driver = Driver(
         anyk.strategy(f"k-sync:k={k},batch={batch}", workers=P),
@@ -263,12 +265,10 @@ def test_value_42_the_error_that_remains() -> None:
         problem=problem,  # type: ignore[arg-type]
         optimizer=anyk.optimizers.GD(lr=0.1),
         steps=700,
+        on_step=lambda driver: losses.append(problem.loss(driver.models["model"])),
     )
-    losses: list[float] = []
-    driver.watch = lambda driver: losses.append(problem.loss(driver.models["model"]))
-    driver.open()
-    driver.begin()
-    driver.run()
+    with session(driver):
+        driver.run()
     assert np.mean(losses[100:]) == pytest.approx(stationary_error(0.1, 1.0, variance, k), rel=0.03)
 
 

@@ -8,7 +8,7 @@ import pytest
 import anyk
 from anyk.delays import parse
 from anyk.planning import pace
-from anyk.training import Driver
+from anyk.training import Driver, session
 
 P = 8
 LAWS = [
@@ -45,12 +45,10 @@ def test_golden_values() -> None:
 def test_the_pace_of_a_strategy_is_what_the_simulator_finds(spec: str, law: str) -> None:
     strategy, model = anyk.strategy(spec, workers=P), parse(law)
     expected = pace(strategy, model)
-    driver = Driver(strategy, anyk.clusters.Simulated(P, delays=model, seed=11), steps=3000)
-    driver.open()
     times = []
-    driver.watch = lambda driver: times.append(driver.time)
-    driver.begin()
-    driver.run()
+    cluster = anyk.clusters.Simulated(P, delays=model, seed=11)
+    with session(Driver(strategy, cluster, steps=3000, on_step=lambda driver: times.append(driver.time))) as driver:
+        driver.run()
     waits = np.diff([0.0, *times])[200:]
     batches = waits[: len(waits) // 100 * 100].reshape(-1, 100).mean(axis=1)
     if expected.seconds is None:

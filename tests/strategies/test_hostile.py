@@ -32,7 +32,7 @@ from anyk.protocol import (
 from anyk.testing import check_strategy
 from anyk.testing.hostile import Broken, hostile
 from anyk.testing.soak import STRATEGIES
-from anyk.training.driver import Driver
+from anyk.training import Driver, session
 
 SEEDS = 24
 EVENTS = 120
@@ -235,6 +235,5 @@ def test_the_example_holds_under_outages(workers):
 def test_the_driver_refuses_a_task_number_that_was_used():
     with Simulated(2) as cluster, pytest.raises(RunFailed, match=r"^task 0 was dispatched twice: 'turns' must number"):
         driver = Driver(Reused(2), cluster, steps=10)
-        driver.open()
-        driver.begin()
-        driver.run()
+        with session(driver):
+            driver.run()

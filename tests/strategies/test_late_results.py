@@ -55,9 +55,8 @@ def told(spec: str, table: Any, jobs: int) -> list[Command]:
     made.start, made.on = lambda fleet, start=made.start: note(start(fleet)), on
     cluster = Simulated(made.workers, delays=Table(np.asarray(table, dtype=float), by="round"))
     driver = anyk.training.Driver(made, cluster)
-    driver.open()
-    driver.begin()
-    driver.run()
+    with anyk.training.session(driver):
+        driver.run()
     assert made._combined == jobs
     return commands
 

@@ -170,9 +170,8 @@ def test_without_stragglers_nothing_is_done_twice() -> None:
         made._deliver, made._job_sum = seen, summed
         cluster = anyk.clusters.Simulated(5, delays=anyk.delays.Constant(1.0))
         driver = anyk.training.Driver(made, cluster)
-        driver.open()
-        driver.begin()
-        driver.run()
+        with anyk.training.session(driver):
+            driver.run()
         assert len(pieces) == len(set(pieces))
         if spec.startswith("m-sgc"):
             assert done == [(job, job + T) for job in range(12)]

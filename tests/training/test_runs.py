@@ -285,8 +285,7 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, spec, sett
 
 def interrupted_driver(spec, setting, stop, steps):
     """Drive, save through JSON and bytes at a step, restore into fresh objects, go on."""
-    from anyk.training.driver import Driver
-    from anyk.training.runlog import RunLog
+    from anyk.training import Driver, RunLog, session
 
     def make(limit):
         strategy = anyk.strategy(spec, workers=6)
@@ -296,15 +295,13 @@ def interrupted_driver(spec, setting, stop, steps):
                       optimizer=anyk.optimizers.Nesterov(lr=0.05), log=RunLog(), steps=limit)  # fmt: skip
 
     driver = make(stop)
-    driver.open()
-    driver.begin()
-    driver.run()
-    if stop < steps:
-        state, vectors = json.loads(json.dumps(driver.state())), {k: v.copy() for k, v in driver.vectors().items()}
-        driver = make(steps)
-        driver.open()
-        driver.restore(state, vectors)
+    with session(driver):
         driver.run()
+        state, vectors = json.loads(json.dumps(driver.state())), {k: v.copy() for k, v in driver.vectors().items()}
+    if stop < steps:
+        driver = make(steps)
+        with session(driver, (state, vectors)):
+            driver.run()
     return driver.models["model"].tobytes(), driver.time
 
 
@@ -517,7 +514,7 @@ def test_a_checkpoint_between_any_two_events_of_real_workers_can_be_resumed(tmp_
 
     def watch(driver, evaluator):
         if driver.step == 8:
-            driver.interrupted = True
+            driver.interrupt()
 
     with pytest.raises(KeyboardInterrupt):
         anyk.train(

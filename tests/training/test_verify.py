@@ -133,7 +133,7 @@ def test_a_run_that_goes_on_and_one_that_has_not_ended(tmp_path):
         if driver.step == 4:
             assert anyk.verify(tmp_path / "first").whole  # while it is written
         if driver.step == 5:
-            driver.interrupted = True
+            driver.interrupt()
 
     with pytest.raises(KeyboardInterrupt):
         anyk.train(problem, "m-sgc:B=1,W=2,lambda=2,models=2", anyk.cluster("simulated", **SETTING), steps=8,

@@ -269,7 +269,7 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
     from anyk.clusters import cluster
     from anyk.optimizers import optimizer as build
     from anyk.training import Run, usual_rule
-    from anyk.training.launch import LIMIT, STEPS
+    from anyk.training.limits import LIMIT, STEPS
 
     fleet = cluster(given["cluster"], workers=given["workers"], delays=given["delays"],
                     communication=given["communication"])  # fmt: skip

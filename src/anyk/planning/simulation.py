@@ -15,6 +15,7 @@ from anyk.protocol import Strategy
 from anyk.strategies import SequentialRounds
 from anyk.strategies import strategy as build_strategy
 from anyk.training.driver import Driver
+from anyk.training.session import session
 
 _BATCHES = 20
 
@@ -48,12 +49,10 @@ def simulated_pace(
     if updates < 2 * _BATCHES:
         raise BadInput(f"updates must be at least {2 * _BATCHES}, got {updates}")
     cluster = Simulated(strategy.layout.workers, delays=delays, seed=seed, communication=communication)
-    driver = Driver(copy.deepcopy(strategy), cluster, steps=updates)
     times: list[float] = [0.0]
-    driver.watch = lambda driver: times.append(driver.time)
-    driver.open()
-    driver.begin()
-    driver.run()
+    driver = Driver(copy.deepcopy(strategy), cluster, steps=updates, on_step=lambda driver: times.append(driver.time))
+    with session(driver):
+        driver.run()
     waits = np.diff(times)
     batches = waits[: len(waits) // _BATCHES * _BATCHES].reshape(_BATCHES, -1).mean(axis=1)
     return Measured(float(waits.mean()), float(batches.std(ddof=1) / _BATCHES**0.5))
@@ -83,15 +82,14 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
             f"{jobs} jobs of '{found.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
     cluster = Simulated(found.layout.workers, delays=Table(table[:rounds], by="round"))
-    driver = Driver(found, cluster, steps=None if sequential else jobs)
     times: list[float] = [0.0]
     if isinstance(found, SequentialRounds):
         found.jobs = jobs
-    else:
-        driver.watch = lambda driver: times.append(driver.time)
-    driver.open()
-    driver.begin()
-    driver.run()
+    driver = Driver(
+        found, cluster, steps=None if sequential else jobs, on_step=lambda driver: times.append(driver.time)
+    )
+    with session(driver):
+        driver.run()
     if isinstance(found, SequentialRounds):
         return np.array(found.durations), found.waits
     return np.diff(times), jobs

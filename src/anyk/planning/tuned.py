@@ -17,8 +17,8 @@ from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.planning.sequential import Candidate, fit_slope, tune
 from anyk.problems.base import Problem
-from anyk.training.launch import Watch
 from anyk.training.many import train_many
+from anyk.training.progress import Watch
 from anyk.training.run import Run
 from anyk.training.tracing import measured
 

@@ -10,7 +10,7 @@ from anyk.reports.columns import Columns, shortened
 from anyk.training.checking import ClusterSpeed
 from anyk.training.comparing import compare
 from anyk.training.floor import SHOWN_FROM
-from anyk.training.launch import LIMIT
+from anyk.training.limits import LIMIT
 from anyk.training.run import Run
 
 FREE = 0.05  # of a task's delay: computing that takes less does not show

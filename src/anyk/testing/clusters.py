@@ -37,6 +37,7 @@ from anyk.testing.problems import Squares
 from anyk.training.batches import ARRIVED
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
+from anyk.training.session import session
 
 MakeCluster = Callable[[int, DelayModel | None], Cluster]
 Kill = Callable[[Cluster, int], None]
@@ -98,12 +99,9 @@ class Toy:
 def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = None) -> Driver:
     problem = problem or Squares(strategy.layout.partitions)
     driver = Driver(strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=RunLog(), steps=steps)
-    with cluster:
-        driver.open()
-        driver.begin()
+    with session(driver):
         driver.run()
-        driver.settle()
-    assert driver.ledger.open == 0, f"the ledger does not balance: {driver.ledger}"
+    assert driver.ledger.counts.open == 0, f"the ledger does not balance: {driver.ledger.counts}"
     driver.versions.models = {slot: np.array(w) for slot, w in driver.models.items()}
     return driver
 
@@ -132,7 +130,9 @@ def check_order_of_delays(make: MakeCluster) -> None:
     assert driver.log is not None
     used = driver.log.rows("SELECT DISTINCT worker FROM chunks WHERE step IS NOT NULL")
     assert used == [(0,)], f"worker 0 is fastest, used: {used}"
-    assert driver.ledger.cancelled + driver.ledger.discarded >= _N - 1, f"nobody was cut off: {driver.ledger}"
+    assert driver.ledger.counts.cancelled + driver.ledger.counts.discarded >= _N - 1, (
+        f"nobody was cut off: {driver.ledger.counts}"
+    )
 
 
 def check_discard(make: MakeCluster) -> None:
@@ -340,7 +340,9 @@ def check_the_newest_task_wins(make: MakeCluster) -> None:
     driver = _run(toy, make(2, _Staggered(value=0.1)), 1)
     heard = [event.task for event in toy.seen if isinstance(event, Reply)]
     assert heard == [2], f"the strategy was told of {heard}"
-    assert (driver.ledger.cancelled, driver.ledger.counted) == (2, 1), f"the ledger says {driver.ledger}"
+    assert (driver.ledger.counts.cancelled, driver.ledger.counts.counted) == (2, 1), (
+        f"the ledger says {driver.ledger.counts}"
+    )
 
 
 def check_bad_replies(make: MakeCluster) -> None:
@@ -397,7 +399,9 @@ def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
     driver = _run(toy, cluster, 2)
     kinds = [(type(event).__name__, event.worker) for event in toy.seen if isinstance(event, Reply | Lost | Joined)]
     assert kinds == [("Reply", 0), ("Lost", 1), ("Joined", 1), ("Reply", 1)], f"what happened was {kinds}"
-    assert (driver.ledger.lost, driver.ledger.counted) == (1, 2), f"the ledger says {driver.ledger}"
+    assert (driver.ledger.counts.lost, driver.ledger.counts.counted) == (1, 2), (
+        f"the ledger says {driver.ledger.counts}"
+    )
 
 
 class _Staggered(Constant):
@@ -437,13 +441,13 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     workers = driver.layout.workers
     versions = Counter(slot for slot, _ in driver.versions._pins)
     messages: Counter[int] = Counter()
-    for task, batch in driver._given.items():
+    for task, batch in driver.ledger._given.items():
         start = (task - batch.first) * batch.width
         messages[batch.workers[task - batch.first]] += batch.status[start : start + batch.width].count(ARRIVED)
     kept = {
         "versions": max(versions.values(), default=0),
         "messages": max(messages.values(), default=0),
-        "cut": max(map(len, driver._cut_of)),
+        "cut": max(map(len, driver.ledger._cut_of)),
     }
     assert kept["versions"] <= workers + 2 + PINNED, f"the versions of a model pile up: {versions}"
     assert kept["cut"] <= 16, f"tasks that were cut off pile up: {kept['cut']} of one worker"

@@ -12,6 +12,7 @@ from anyk.protocol import Strategy
 from anyk.testing.hostile import explained, hostile
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
+from anyk.training.session import session
 
 _EVENTS = 8  # of a hostile schedule, for each step asked for
 
@@ -67,17 +68,15 @@ def _drive(
     fresh = copy.deepcopy(strategy)
     log = RunLog()
     driver = Driver(strategy, _cluster(strategy, outages, seed), log=log, steps=interrupted or steps)
-    driver.open()
-    driver.begin()
-    driver.run()
-    if interrupted is not None and driver.stopped is None:  # it may have come to its end before
-        state = json.loads(json.dumps(driver.state()))
-        driver = Driver(fresh, _cluster(strategy, outages, seed), log=log, steps=steps)
-        driver.open()
-        driver.restore(state, {})
+    with session(driver):
         driver.run()
-    driver.settle()
-    ledger = driver.ledger
+        state = json.loads(json.dumps(driver.state()))
+    if interrupted is not None and driver.stopped is None:  # it may have come to its end before
+        log.truncate(state["seq"])
+        driver = Driver(fresh, _cluster(strategy, outages, seed), log=log, steps=steps)
+        with session(driver, (state, {})):
+            driver.run()
+    ledger = driver.ledger.counts
     assert ledger.open == 0, f"the ledger of '{strategy.spec}' does not balance: {ledger}"
     return log.rows(
         "SELECT step, task, chunk, worker, version, weight, received FROM chunks WHERE step IS NOT NULL "

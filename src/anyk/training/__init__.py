@@ -1,23 +1,24 @@
 """Training: the one driver loop, run log, receipts, checkpoints, resume, replay."""
 
+from anyk.training.api import resume, train
 from anyk.training.comparing import Comparison, SpeedUp, compare
 from anyk.training.defaults import usual_optimizer, usual_rule
 from anyk.training.driver import Driver
-from anyk.training.evaluation import Evaluation, Evaluator
+from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
-from anyk.training.launch import resume, train
-from anyk.training.ledger import Ledger
+from anyk.training.ledger import Counts
 from anyk.training.many import train_many
 from anyk.training.racing import Race, is_race, race, resume_race
 from anyk.training.replaying import Replay, replay
 from anyk.training.run import CutOff, Receipt, Run
-from anyk.training.runlog import RunLog
+from anyk.training.runlog import Evaluation, RunLog
+from anyk.training.session import session
 from anyk.training.stepping import Step, rounds
 from anyk.training.tracing import save_trace
 from anyk.training.verifying import Check, Verification, verify
 
 __all__ = [
-    "Ledger",
+    "Counts",
     "Check",
     "Comparison",
     "CutOff",
@@ -41,6 +42,7 @@ __all__ = [
     "resume_race",
     "rounds",
     "save_trace",
+    "session",
     "train",
     "train_many",
     "usual_optimizer",

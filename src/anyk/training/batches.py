@@ -52,6 +52,11 @@ class Batch:
         """The chunk of a place."""
         return self.chunks[place // self.width][place % self.width]
 
+    def places(self, task: int, status: int) -> list[int]:
+        """The places of a task's chunks that have this status."""
+        start = (task - self.first) * self.width
+        return [place for place in range(start, start + self.width) if self.status[place] == status]
+
     def slots(self) -> set[str]:
         """The slots that the chunks work on."""
         if self.width == 1 and self.chunks[0][0].slot == self.chunks[-1][0].slot and len(self.versions) == 1:

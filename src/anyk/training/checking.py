@@ -15,6 +15,7 @@ from anyk.optimizers import GD
 from anyk.problems.base import Index, Vector
 from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply
 from anyk.training.driver import Driver
+from anyk.training.session import session
 
 SIZES = (100_000, 2_000_000, 50_000_000)  # bytes of a model and of a message
 _EMPTY = 8
@@ -190,15 +191,12 @@ def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, floa
         problem=_Weightless(dimension, cluster.workers),
         optimizer=GD(lr=1e-9),
         steps=2 * number + 1,
-        watch=lambda driver: ends.append(driver.cluster.now()),
+        on_step=lambda driver: ends.append(driver.cluster.now()),
     )
     begun = time.monotonic()
-    with cluster:
-        driver.open()
+    with session(driver):
         ready = time.monotonic() - begun
-        driver.begin()
         driver.run()
-        driver.settle()
     gathers = np.diff(ends[number - 1 :])[1:]  # the first one touches memory that the others find warm
     return median(probe.trips), float(np.median(gathers)), ready
 

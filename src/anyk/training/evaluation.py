@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time as clock
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,21 +12,12 @@ from anyk.clusters.contract import PINNED
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
+from anyk.training.runlog import Evaluation
 
 _POINTS = 256  # versions kept of a slot before every second one is left out
 _AFTER = 0.01  # seconds after a new version, while the driver hands it out, in which not to take the processor from it
 _APART = 0.05  # seconds that versions kept on a real clock are apart at least: keeping one costs a copy
 _SHARE = 0.05  # of a real run's time at most goes to evaluating while it runs
-
-
-class Evaluation(NamedTuple):
-    """What a version is worth; ``time`` is when it was made, not when it was looked at."""
-
-    slot: str
-    version: int
-    time: float
-    loss: float
-    metric: float | None
 
 
 class Evaluator:
@@ -60,9 +50,9 @@ class Evaluator:
             self._thread = threading.Thread(target=self._look_now_and_then, name="anyk evaluation", daemon=True)
             self._thread.start()
 
-    def recall(self, slot: str, version: int, time: float, loss: float, metric: float | None) -> None:
+    def recall(self, evaluation: Evaluation) -> None:
         """An evaluation that an earlier part of the run has made."""
-        self.done[slot, version] = Evaluation(slot, version, time, loss, metric)
+        self.done[evaluation.slot, evaluation.version] = evaluation
 
     @property
     def latest(self) -> Evaluation | None:

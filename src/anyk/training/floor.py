@@ -9,6 +9,7 @@ from anyk.protocol import LossEvaluated, NoiseMeasured, Strategy
 from anyk.training.beginning import Beginning
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
+from anyk.training.session import session
 
 TOLD = ("LossEvaluated", "NoiseMeasured")  # what the driver works out from models and messages
 SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
@@ -54,14 +55,12 @@ def floor_seconds(
         else [event for event in log.events(TOLD) if isinstance(event, (LossEvaluated, NoiseMeasured))]
     )
     number = None if isinstance(steps, Mapping) else steps
-    driver = Driver(strategy, virtual, steps=number, told=told or (), beginning=beginning)
 
     def look(driver: Driver) -> None:
-        driver.reached = all(driver.versions[slot] >= version for slot, version in each.items())
+        if each and all(driver.versions[slot] >= version for slot, version in each.items()):
+            driver.end()
 
-    if each:
-        driver.watch = look
-    driver.open()
-    driver.begin()
-    driver.run()
+    driver = Driver(strategy, virtual, steps=number, told=told or (), beginning=beginning, on_step=look)
+    with session(driver):
+        driver.run()
     return driver.time

@@ -12,8 +12,8 @@ from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
 from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
+from anyk.training.api import train
 from anyk.training.defaults import WORKERS
-from anyk.training.launch import train
 from anyk.training.run import Run
 
 

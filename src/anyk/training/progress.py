@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,6 +14,7 @@ from anyk.training.evaluation import Evaluator
 if TYPE_CHECKING:
     from rich.console import Console
 
+Watch = Callable[[Driver, Evaluator], None]
 _LIVE = 0.1  # seconds between redraws on a terminal
 _PLAIN = 2.0  # seconds between lines elsewhere
 
@@ -28,7 +30,7 @@ class Progress:
         console: Console | None = None,
         *,
         quiet: bool = False,
-        also: Callable[[Driver, Evaluator], None] | None = None,
+        also: Watch | None = None,
     ) -> None:
         from rich.console import Console
 
@@ -95,3 +97,20 @@ def describe(driver: Driver, evaluator: Evaluator) -> str:
             parts.append(f"{evaluator.problem.metric} {latest.metric:.4f}")
     parts.append(f"{driver.on_time} of {driver.layout.workers} workers on time")
     return "  ".join(parts)
+
+
+@contextlib.contextmanager
+def showing(progress: bool, watch: Watch | None) -> Iterator[Watch | None]:
+    """``watch``, with progress shown besides if that is asked for."""
+    if not progress:
+        yield watch
+        return
+    with Progress(also=watch) as shown:
+        yield shown
+
+
+def stage(watch: Watch | None, text: str, *, at_once: bool = True) -> None:
+    """Tell who watches, if it can show that, what goes on between steps."""
+    stage = getattr(watch, "stage", None)
+    if stage is not None:
+        stage(text, at_once=at_once)

@@ -29,12 +29,14 @@ from anyk.specs import parse as split
 from anyk.specs import with_keys
 from anyk.strategies import settled
 from anyk.strategies import strategy as build_strategy
+from anyk.training.api import resume, train
 from anyk.training.comparing import compare
 from anyk.training.config import Digests, read_sealed, write_sealed
 from anyk.training.defaults import usual_optimizer
 from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, files_of
 from anyk.training.folder import check_plain, new_folder
-from anyk.training.launch import Watch, check_address, check_limits, check_rows, resume, showing, train
+from anyk.training.limits import check_address, check_limits, check_rows
+from anyk.training.progress import Watch, showing
 from anyk.training.run import Run, setup
 
 NAME = "race.toml"

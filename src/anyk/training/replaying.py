@@ -21,9 +21,10 @@ from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 from anyk.training.digests import admit_strategy, check_named, check_problem
 from anyk.training.driver import Driver
-from anyk.training.launch import plan
+from anyk.training.limits import plan
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
+from anyk.training.session import session
 
 
 @dataclass(frozen=True)
@@ -140,10 +141,8 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
         log=new,
         beginning=run.beginning,
     )
-    driver.open()
-    driver.begin()
-    driver.run()
-    driver.settle()
+    with session(driver):
+        driver.run()
     decisions = (
         "SELECT step, task, chunk, worker, version, weight FROM chunks WHERE step IS NOT NULL "
         "ORDER BY step, task, chunk"

@@ -18,7 +18,7 @@ import time as clock
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -80,6 +80,16 @@ _KINDS: dict[str, type[Any]] = {
         NoiseMeasured,
     )
 }
+
+
+class Evaluation(NamedTuple):
+    """What a version is worth; ``time`` is when it was made, not when it was looked at."""
+
+    slot: str
+    version: int
+    time: float
+    loss: float
+    metric: float | None
 
 
 class RunLog:
@@ -281,7 +291,7 @@ class RunLog:
         self._rows["updates"].append((*row, self.seq))
         self._waiting += 1
 
-    def evaluation(self, row: tuple[Any, ...]) -> None:
+    def evaluation(self, row: Evaluation) -> None:
         """Loss and metric of a version."""
         self._rows["evaluations"].append(row)
 
@@ -399,6 +409,14 @@ class RunLog:
             return [dict(zip(names, row, strict=True)) for row in cursor]
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
+
+    def evaluations(self) -> list[Evaluation]:
+        """Every evaluation, in the order in which they were made."""
+        return [Evaluation(*row) for row in self.rows("SELECT slot, version, time, loss, metric FROM evaluations")]
+
+    def versions(self) -> dict[str, int]:
+        """The newest version of each slot that has had an update."""
+        return dict(self.rows("SELECT slot, max(version) FROM updates GROUP BY slot"))
 
     def events(self, kinds: Sequence[str] = ()) -> Iterator[Event]:
         """The events (of some kinds), in the order in which the strategy was told."""

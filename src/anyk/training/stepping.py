@@ -20,7 +20,7 @@ from anyk.problems.base import Problem, Vector, ensure_problem
 from anyk.problems.torch_partitions import dtype_of, norms_of, pieces_of, trained
 from anyk.protocol import Strategy
 from anyk.strategies import strategy as build_strategy
-from anyk.training.launch import train
+from anyk.training.api import train
 from anyk.training.run import Run
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class Rounds:
 
     def _watch(self, driver: Any, evaluator: Any) -> None:
         del evaluator
-        driver.reached = driver.reached or self._left
+        if self._left:
+            driver.end()
 
 
 class _Statistics:

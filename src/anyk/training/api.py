@@ -1,0 +1,294 @@
+"""Training and resuming: check what is asked for, set a run up, and launch it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from anyk.checks import typed
+from anyk.clusters import Cluster
+from anyk.clusters import cluster as build_cluster
+from anyk.codes import Code
+from anyk.delays import Communication, DelayModel
+from anyk.delays import settled as settled_law
+from anyk.errors import BadInput
+from anyk.named import names_in_folder
+from anyk.optimizers import Optimizer
+from anyk.optimizers import optimizer as build_optimizer
+from anyk.problems import from_recipe
+from anyk.problems.base import Problem, ensure_problem
+from anyk.protocol import Strategy
+from anyk.strategies import SequentialRounds, completed, settled
+from anyk.strategies import strategy as build_strategy
+from anyk.training import checkpoints
+from anyk.training.beginning import Beginning
+from anyk.training.config import FORMAT, NAME, read_config, write_config
+from anyk.training.defaults import usual_cluster, usual_optimizer
+from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of
+from anyk.training.folder import empty, empty_if_it_fails, locked, new_folder
+from anyk.training.launch import Beside, Launch
+from anyk.training.limits import (
+    LIMIT,
+    STEPS,
+    check_address,
+    check_clock,
+    check_intervals,
+    check_limits,
+    check_rows,
+    plan,
+)
+from anyk.training.progress import Watch, showing
+from anyk.training.run import Run
+from anyk.training.runlog import RunLog
+
+
+@typed
+def train(
+    problem: Problem,
+    strategy: Strategy | Code | str,
+    cluster: Cluster | str = "processes",
+    *,
+    workers: int | None = None,
+    delays: DelayModel | str | None = None,
+    seed: int | None = None,
+    communication: Communication | DelayModel | str | None = None,
+    optimizer: Optimizer | str | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    begin: Run | str | Path | None = None,
+    out: str | Path | None = None,
+    evaluate_every: int | None = None,
+    checkpoint_every: float = 10.0,
+    watch: Watch | None = None,
+    progress: bool = False,
+) -> Run:
+    """Train until ``steps`` steps, ``seconds`` seconds or the ``target`` of the metric; whatever comes first.
+
+    A run whose only limit is a target ends after 10,000 steps in any case, one without a limit after 100. On a virtual
+    clock a run without a limit of steps fails where its seconds would take more than 1,000,000 of them.
+
+    ``strategy`` may be a spec or a code. With ``cluster`` as a spec go ``workers`` (if left out, the strategy's, or
+    30), ``delays``, ``seed`` and ``communication``. ``optimizer`` may be a spec, with learning rate 1 / smoothness of
+    the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
+    the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds. Loss and metric are
+    evaluated off the clock, for every ``evaluate_every``-th version (default: for a few hundred of them).
+    ``watch`` is called after every step; ``progress`` shows how the run stands, on standard error. On Ctrl-C the run is
+    saved and ``KeyboardInterrupt`` raised.
+
+    ``begin``: a run, or its folder, where this one begins, with any other strategy and cluster. Models, states of the
+    optimiser (the same; its learning rate may be another) and version numbers are taken over, so that learning rates,
+    mini-batches and ``steps``, counted from the earlier run's beginning, go on; delays are drawn behind those it drew.
+    What it had under way is not taken over, and the clock, to which ``seconds`` belongs, begins at 0. The new folder
+    needs the other no more.
+
+    Raises :class:`~anyk.errors.BadInput` for what cannot work and :class:`~anyk.errors.RunFailed` when a run cannot
+    go on; its folder can then be resumed.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    >>> run = anyk.train(problem, "frc:load=3", "simulated", workers=6, delays="exp:mean=0.5", seed=1, steps=10)
+    >>> run.steps, run.seconds == run.floor_seconds
+    (10, True)
+    >>> further = anyk.train(problem, "uncoded", anyk.clusters.Simulated(workers=3), steps=15, begin=run)
+    >>> further.begun, further.history["step"].tolist()
+    (10, [10, 11, 12, 13, 14, 15])
+    """
+    ensure_problem(problem)
+    asked = strategy if isinstance(strategy, str) else None
+    if not isinstance(strategy, str):
+        strategy = build_strategy(strategy)
+    cluster = usual_cluster(cluster, strategy, workers=workers, delays=delays, seed=seed, communication=communication)
+    strategy = build_strategy(strategy, workers=cluster.workers)
+    check_rows(problem, strategy)
+    beginning, come_from = None, None
+    if begin is None:
+        optimizer = usual_optimizer(problem, optimizer)
+    else:
+        optimizer, beginning, come_from = _begin_from(begin, problem, strategy, optimizer)
+    begun = 0 if beginning is None else beginning.step
+    check_intervals(evaluate_every, checkpoint_every)
+    check_limits(problem, steps, seconds, target, begun)
+    if steps is None and seconds is None:
+        steps = begun + (STEPS if target is None else LIMIT)
+    check_clock(cluster, steps, seconds)
+    plan(strategy, steps, begun)
+    config = _described(problem, strategy, cluster, optimizer) | {"steps": steps, "seconds": seconds, "target": target}
+    if asked is not None:
+        config["strategy"] = completed(asked, strategy)
+    if come_from is not None:
+        config["begin"] = come_from
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        config["digests"] = digests_of(problem, cluster, config)
+        new_folder(folder, known=NAME)
+    with locked(folder), showing(progress, watch) as watching:
+        with empty_if_it_fails(folder):
+            if beginning is not None and folder is not None:
+                beginning.save(folder)
+            log = RunLog(None if folder is None else folder / "log.sqlite")
+            beside = Beside(evaluate_every, checkpoint_every, watching)
+            launch = Launch(
+                strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning
+            )
+            if come_from is not None:
+                log.note(0.0, "begun", f"at step {begun} of {come_from['run']} ({come_from['strategy']})")
+            if folder is not None:
+                write_config(folder, config)  # last: with it, the folder is a run's
+        try:
+            return launch.run()
+        except BadInput:  # what was asked for cannot be, as the cluster found out
+            if launch.driver.step == begun:
+                empty(folder)
+            raise
+
+
+@typed
+def resume(
+    path: str | Path,
+    *,
+    problem: Problem | None = None,
+    optimizer: Optimizer | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    trust: bool = False,
+    evaluate_every: int | None = None,
+    checkpoint_every: float = 10.0,
+    watch: Watch | None = None,
+    tell: Callable[[str], None] | None = None,
+    progress: bool = False,
+) -> Run:
+    """Go on with a run from its last checkpoint (or from its beginning), until its limits or the new ones given.
+
+    ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
+    it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
+
+    ``tell`` is called with what the user should know: that an older checkpoint had to be used (without ``tell``, a
+    ``RuntimeWarning``), or that nothing was left to do.
+
+    A run folder may be anybody's: no code that it names is run (a problem's function, an optimiser of another package
+    than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
+    traces and code must be those that the run began with. Raises :class:`~anyk.errors.BadInput` where they are not.
+    """
+    check_intervals(evaluate_every, checkpoint_every)
+    folder = Path(path)
+    config = read_config(folder)
+    check_named(config, f"the run '{folder}'")
+    code = config["digests"].get("code", {})
+    limits = {"steps": steps, "seconds": seconds, "target": target}
+    with names_in_folder(folder, code, trust=trust), showing(progress, watch) as watching:
+        beside = Beside(evaluate_every, checkpoint_every, watching, tell)
+        return _resume(folder, config, limits, problem, optimizer, beside, trust=trust)
+
+
+def _resume(
+    folder: Path,
+    config: dict[str, Any],
+    limits: dict[str, Any],
+    problem: Problem | None,
+    optimizer: Optimizer | None,
+    beside: Beside,
+    *,
+    trust: bool,
+) -> Run:
+    planned = config.get("steps")
+    if any(value is not None for value in limits.values()):
+        config = {key: value for key, value in config.items() if key not in limits} | limits
+        if config["steps"] is None and config["seconds"] is None:
+            config["steps"] = _steps_of(folder) + LIMIT
+    if problem is None:
+        if not config.get("problem"):
+            raise BadInput(f"the problem of '{folder}' was made in Python; give it: anyk.resume(path, problem=…)")
+        problem = from_recipe(config["problem"])
+    check_problem(config, problem, f"the run '{folder}'")
+    beginning = Beginning.load(folder) if "begin" in config else None
+    begun = 0 if beginning is None else beginning.step
+    check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"), begun)
+    admit_strategy(config)
+    strategy = build_strategy(config["strategy"], workers=config["workers"])
+    plan(strategy, config.get("steps"), begun)
+    check_address(config["cluster"], f"the run '{folder}'", trust=trust)
+    cluster = build_cluster(
+        config["cluster"],
+        workers=config["workers"],
+        delays=config["delays"],
+        seed=config["seed"],
+        communication=config["communication"],
+    )
+    check_traces(config, cluster, f"the run '{folder}'")
+    check_clock(cluster, config.get("steps"), config.get("seconds"))
+    if optimizer is None:
+        optimizer = build_optimizer(config["optimizer"], lr=config["lr"])
+    with locked(folder):
+        with RunLog.reading(folder / "log.sqlite", prefix=True) as whole:  # before anything is changed
+            saved = checkpoints.newest(folder, whole, or_older=True)
+        if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
+            strategy.check_further(planned, saved.state["strategy"], begun)
+        if saved is not None and saved.instead is not None:
+            step = min(saved.state["versions"].values())
+            older = f"{saved.instead}; going on from the checkpoint before, at step {step}"
+            if beside.tell is None:
+                warnings.warn(older, RuntimeWarning, stacklevel=4)  # where resume was called
+            else:
+                beside.tell(older)
+        log = RunLog(folder / "log.sqlite")
+        write_config(folder, config)
+        return Launch(
+            strategy,
+            cluster,
+            problem,
+            optimizer,
+            config,
+            log,
+            beside,
+            folder=folder,
+            beginning=beginning,
+            saved=saved,
+        ).run()
+
+
+def _described(problem: Problem, strategy: Strategy, cluster: Cluster, optimizer: Optimizer) -> dict[str, Any]:
+    """What a run is made of, as its run.toml says it."""
+    return {
+        "format": FORMAT,
+        "anyk": version("anyk"),
+        "strategy": settled(strategy.spec),
+        "cluster": cluster.spec,
+        "workers": cluster.workers,
+        "partitions": strategy.layout.partitions,
+        "delays": settled_law(cluster.delays.spec),
+        "communication": cluster.communication.spec,
+        "seed": cluster.seed,
+        "optimizer": optimizer.spec,
+        "lr": optimizer.rate.spec,
+        "problem": problem.recipe(),
+        "auxiliary": list(strategy.layout.auxiliary),
+        "metric": problem.metric,
+        "better": problem.better,
+    }
+
+
+def _steps_of(folder: Path) -> int:
+    """The newest version in a run's log."""
+    with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
+        return max(log.versions().values(), default=0)
+
+
+def _begin_from(
+    begin: Run | str | Path, problem: Problem, strategy: Strategy, optimizer: Optimizer | str | None
+) -> tuple[Optimizer, Beginning, dict[str, Any]]:
+    """The optimiser (the earlier run's, if none is given), where the earlier run stands, and which it is."""
+    with contextlib.nullcontext(begin) if isinstance(begin, Run) else Run.open(begin) as earlier:
+        if optimizer is None:
+            with names_in_folder(earlier.path or Path(), {}, trust=False):
+                optimizer = build_optimizer(earlier.config["optimizer"], lr=earlier.config["lr"])
+        chosen = usual_optimizer(problem, optimizer)
+        beginning = earlier.standing
+        beginning.check(strategy, problem, chosen, earlier.config)
+        run = str(earlier.path or "a run in memory")
+        return chosen, beginning, {"run": run, "strategy": earlier.config["strategy"], "step": beginning.step}

@@ -1,0 +1,79 @@
+"""Messages that must not be used: when they are the end of their worker, and when of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyk.errors import BadInput, RunFailed
+from anyk.protocol import Failed, Lost
+
+_AT_FAULT = f"{BadInput.__name__}: "  # how a worker's words begin where asking again is of no use
+_NOT_FINITE = "not finite"
+_FAILURES = 10  # unusable messages in a row after which a worker is given up
+
+
+class Faults:
+    """Who sent what cannot be used, and how often in a row; a usable message takes its worker out of ``in_a_row``."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self.in_a_row: dict[int, tuple[int, str]] = {}  # by worker: how many, and the last one's fault
+        self._since_step: dict[int, str] = {}  # by worker
+        self._not_finite: dict[tuple[str, int], set[int]] = {}  # by version: who sent what is not finite
+
+    def judge(self, event: Failed, step: int) -> Failed | Lost:
+        """A message that must not be used; one too many in a row, and its worker is given up instead.
+
+        Raises when most workers fail in the same way, which no other worker can make up for, and when the problem
+        itself is at fault.
+        """
+        worker, why = event.worker, event.reason
+        if why.startswith(_AT_FAULT):
+            raise RunFailed(f"step {step}: worker {worker}: {why.removeprefix(_AT_FAULT)}")
+        count = self.in_a_row.get(worker, (0, ""))[0] + 1
+        self.in_a_row[worker] = count, why
+        self._since_step[worker] = why
+        alike = sum(_kind(other) == _kind(why) for _, other in self.in_a_row.values())
+        if alike > max(1, self._workers // 2):
+            if _kind(why) == _NOT_FINITE:
+                raise _diverged(why, step)
+            raise RunFailed(f"step {step}: most replies cannot be used; worker {worker}: {why}")
+        if count < _FAILURES:
+            return event
+        return Lost(event.time, worker, f"{count} unusable messages in a row, the last: {why}", gone=True)
+
+    def count(self, event: Failed, slot: str, version: int, step: int) -> None:
+        """Count an unusable message on a version; raises when most of them are not finite: the run has diverged."""
+        if _kind(event.reason) == _NOT_FINITE:
+            workers = self._not_finite.setdefault((slot, version), set())
+            workers.add(event.worker)
+            if 2 * len(workers) > self._workers:
+                raise _diverged(event.reason, step)
+
+    def stepped(self, slot: str) -> None:
+        """A slot has a new version."""
+        if self._since_step:
+            self._since_step.clear()
+        if self._not_finite:
+            self._not_finite = {key: bad for key, bad in self._not_finite.items() if key[0] != slot}
+
+    def since_step(self) -> str:
+        """The faults since the last step, of three workers at most, to be added to why a run stopped."""
+        return "".join([f"; worker {worker}: {why}" for worker, why in sorted(self._since_step.items())][:3])
+
+    def state(self) -> list[Any]:
+        """The faults in a row, as plain data."""
+        return [[worker, *failing] for worker, failing in self.in_a_row.items()]
+
+    def restore(self, state: list[Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        self.in_a_row = {worker: (count, why) for worker, count, why in state}
+
+
+def _kind(fault: str) -> str:
+    """What is wrong with a message, without what differs from worker to worker: the type of an error."""
+    return _NOT_FINITE if fault.startswith(_NOT_FINITE) else fault.partition(":")[0]
+
+
+def _diverged(why: str, step: int) -> RunFailed:
+    return RunFailed(f"diverged at step {step}: most replies are {why}; lower the learning rate")
