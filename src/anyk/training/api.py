@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -117,32 +118,50 @@ def train(
         steps = begun + (STEPS if target is None else LIMIT)
     check_clock(cluster, steps, seconds)
     plan(strategy, steps, begun)
-    config = _described(problem, strategy, cluster, optimizer) | {"steps": steps, "seconds": seconds, "target": target}
-    if asked is not None:
-        config["strategy"] = completed(asked, strategy)
+    limits = {"steps": steps, "seconds": seconds, "target": target}
+    config = _described(problem, strategy, cluster, optimizer, asked) | limits
     if come_from is not None:
         config["begin"] = come_from
+    beside = Beside(evaluate_every, checkpoint_every, watch)
+    return _begun(strategy, cluster, problem, optimizer, config, beside, beginning, out, progress=progress)
+
+
+def _begun(
+    strategy: Strategy,
+    cluster: Cluster,
+    problem: Problem,
+    optimizer: Optimizer,
+    config: dict[str, Any],
+    beside: Beside,
+    beginning: Beginning | None,
+    out: str | Path | None,
+    *,
+    progress: bool,
+) -> Run:
+    """A run in a folder of its own, or in memory; where it could not begin, its folder goes."""
     folder = None if out is None else Path(out)
     if folder is not None:
         config["digests"] = digests_of(problem, cluster, config)
         new_folder(folder, known=NAME)
-    with locked(folder), showing(progress, watch) as watching:
+    with locked(folder), showing(progress, beside.watch) as watch:
         with empty_if_it_fails(folder):
             if beginning is not None and folder is not None:
                 beginning.save(folder)
             log = RunLog(None if folder is None else folder / "log.sqlite")
-            beside = Beside(evaluate_every, checkpoint_every, watching)
+            beside = replace(beside, watch=watch)
             launch = Launch(
                 strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning
             )
-            if come_from is not None:
-                log.note(0.0, "begun", f"at step {begun} of {come_from['run']} ({come_from['strategy']})")
+            if "begin" in config:
+                earlier = config["begin"]
+                log.note(0.0, "begun", f"at step {earlier['step']} of {earlier['run']} ({earlier['strategy']})")
             if folder is not None:
                 write_config(folder, config)  # last: with it, the folder is a run's
+        before = launch.driver.step
         try:
             return launch.run()
         except BadInput:  # what was asked for cannot be, as the cluster found out
-            if launch.driver.step == begun:
+            if launch.driver.step == before:
                 empty(folder)
             raise
 
@@ -238,26 +257,20 @@ def _resume(
                 beside.tell(older)
         log = RunLog(folder / "log.sqlite")
         write_config(folder, config)
-        return Launch(
-            strategy,
-            cluster,
-            problem,
-            optimizer,
-            config,
-            log,
-            beside,
-            folder=folder,
-            beginning=beginning,
-            saved=saved,
-        ).run()
+        launch = Launch(
+            strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning, saved=saved
+        )
+        return launch.run()
 
 
-def _described(problem: Problem, strategy: Strategy, cluster: Cluster, optimizer: Optimizer) -> dict[str, Any]:
-    """What a run is made of, as its run.toml says it."""
+def _described(
+    problem: Problem, strategy: Strategy, cluster: Cluster, optimizer: Optimizer, asked: str | None
+) -> dict[str, Any]:
+    """What a run is made of, as its run.toml says it; ``asked``: the strategy's spec as the user wrote it."""
     return {
         "format": FORMAT,
         "anyk": version("anyk"),
-        "strategy": settled(strategy.spec),
+        "strategy": settled(strategy.spec) if asked is None else completed(asked, strategy),
         "cluster": cluster.spec,
         "workers": cluster.workers,
         "partitions": strategy.layout.partitions,

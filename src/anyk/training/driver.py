@@ -7,9 +7,8 @@ from typing import Any
 
 from anyk import keyed
 from anyk.clusters.contract import Cluster, Order
-from anyk.clusters.local import Local
 from anyk.errors import RunFailed
-from anyk.optimizers import Optimizer, optimizer
+from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.protocol import (
@@ -42,14 +41,14 @@ from anyk.protocol import (
 from anyk.training.beginning import Beginning
 from anyk.training.faults import Faults
 from anyk.training.ledger import Ledger
+from anyk.training.opening import local_of, partitions_of
+from anyk.training.pace import Pace
 from anyk.training.questions import Questions
 from anyk.training.runlog import RunLog
 from anyk.training.updates import Updates
 from anyk.training.versions import Versions
 
 _LIMIT = "the run's limit"  # the alarm that ends a run
-_MOST = 1_000_000  # steps that a limit of seconds may take on a virtual clock; without one of steps
-_PACE = 1000  # steps between two looks at the pace
 
 
 class Driver:
@@ -112,47 +111,21 @@ class Driver:
             Note: self._note,
         }
         self._now = 0.0
-        paced = cluster.virtual and not cluster.recorded and seconds is not None and steps is None
-        self._look = _PACE if paced else 0  # at the pace, when so many steps have been taken; 0: never
+        paced = cluster.virtual and not cluster.recorded and steps is None
+        self._pace = Pace(seconds, self.versions.step) if paced and seconds is not None else None
         cluster.report_cuts = log is not None
 
     # ------------------------------------------------------------------------------------------- run
 
     def open(self) -> None:
         """Start the cluster's workers on the problem's partitions."""
-        layout = self.layout
         self.cluster.prepare()
         partitions = None
-        shares = layout.shares
         if self.problem is not None:
-            # problems of one's own need not know of shares as long as no strategy asks for them
-            partitions = (
-                self.problem.split(layout.partitions)
-                if shares is None
-                else self.problem.split(layout.partitions, shares)
-            )
+            partitions = partitions_of(self.problem, self.strategy, compared=not self.cluster.recorded)
             self.ledger.sizes = partitions.sizes
-            compare = getattr(partitions, "compare_replicas", None)
-            if compare is not None and self._replicated() and not self.cluster.recorded:
-                compare()
-                if getattr(getattr(self.strategy, "code", None), "byzantine", 0):
-                    partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
-        present = self.cluster.open(layout, partitions, self._local())
-        self.present = set(present)
-
-    def _replicated(self) -> bool:
-        """Whether several workers compute gradients of the same partition, which then have to agree."""
-        held = [j for partitions in self.layout.assignment for j in partitions]
-        return len(set(held)) < len(held) and self.layout.inner is None
-
-    def _local(self) -> Local | None:
-        """How workers take local steps, if the strategy has them do so."""
-        inner = self.layout.inner
-        if inner is None or self.problem is None or self.optimizer is None:
-            return None
-        local = Local(inner or self.optimizer.spec, self.optimizer.rate.spec, self.problem.l2)
-        optimizer(local.optimizer, lr=local.rate)  # what cannot be made is found here, and not by the workers
-        return local
+        local = local_of(self.layout, self.problem, self.optimizer)
+        self.present = set(self.cluster.open(self.layout, partitions, local))
 
     def begin(self) -> None:
         """Publish the first versions and ask the strategy for its first commands."""
@@ -216,8 +189,8 @@ class Driver:
                     self._answer()
                 if self.finished():
                     break
-                if self._look and self.step - self._begun >= self._look:
-                    self._check_pace()
+                if self._pace is not None:
+                    self._pace.check(self.step, self._now)
             if on_event is not None:
                 on_event(self)
         else:
@@ -229,21 +202,6 @@ class Driver:
             )
         if self.stopped is not None and self.stopped.failed:
             raise RunFailed(self.stopped.reason + self._faults.since_step())
-
-    @property
-    def _begun(self) -> int:
-        return 0 if self.beginning is None else self.beginning.step
-
-    def _check_pace(self) -> None:
-        """Raise where so little time passes on the virtual clock that a limit of seconds would hardly ever come."""
-        assert self.seconds is not None
-        taken = self.step - self._begun
-        if self._now * _MOST < self.seconds * taken:
-            raise RunFailed(
-                f"{taken:,} steps took {self._now:.3g} s of the virtual clock; at this pace a limit of "
-                f"{self.seconds:g} seconds takes more than {_MOST:,} steps; give steps as well, or longer delays"
-            )
-        self._look = taken + _PACE
 
     def _answer(self) -> None:
         """Tell the strategy what it asked the driver, and do what it says to that."""
@@ -412,9 +370,9 @@ class Driver:
         self.time, self._now = state["time"], state["now"]
         here, self.present = self.present, set(state["present"])
         self.versions.restore(state["versions"], vectors)
-        self.ledger.restore(state, vectors)
+        makers = self.ledger.restore(state, vectors)
         own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
-        self.cluster.take_back(own, self.ledger.makers())
+        self.cluster.take_back(own, makers)
         self._faults.restore(state["failing"])
         self._questions.restore(state["answers"])
         self.running.restore(state["strategy"])

@@ -409,8 +409,11 @@ class Ledger:
                     vectors[f"message/{task}/{chunk}"] = self._cluster.message(task, chunk)
         return vectors
 
-    def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> None:
-        """Go on from what :meth:`state` and :meth:`vectors` gave; the versions have been restored."""
+    def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> dict[int, int]:
+        """Go on from what :meth:`state` and :meth:`vectors` gave; the versions have been restored.
+
+        Returns, by task, who made the messages that tasks under way begin from.
+        """
         self.counts = Counts(**state["ledger"])
         self._next = state["next"]
         for plain in state["given"]:
@@ -435,8 +438,5 @@ class Ledger:
                 item = task - batch.first
                 ids = () if batch.chunks[item][chunk].steps else self.partitions(task, chunk)
                 self._cluster.hold(batch.workers[item], task, chunk, ids, value)
-
-    def makers(self) -> dict[int, int]:
-        """By task, who made the messages that tasks under way begin from."""
         chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
         return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}

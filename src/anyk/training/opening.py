@@ -1,0 +1,41 @@
+"""What workers are started with: the problem's partitions, and how they take local steps."""
+
+from __future__ import annotations
+
+from anyk.clusters.local import Local
+from anyk.optimizers import Optimizer
+from anyk.optimizers import optimizer as build_optimizer
+from anyk.problems.base import Partitions, Problem
+from anyk.protocol import Layout, Strategy
+
+
+def partitions_of(problem: Problem, strategy: Strategy, *, compared: bool) -> Partitions:
+    """The problem cut for a strategy; ``compared``: replicas have to agree, where workers compute the same gradients.
+
+    Raises :class:`~anyk.errors.BadInput` where they cannot.
+    """
+    layout = strategy.layout
+    # problems of one's own need not know of shares as long as no strategy asks for them
+    shares = () if layout.shares is None else (layout.shares,)
+    partitions = problem.split(layout.partitions, *shares)
+    compare = getattr(partitions, "compare_replicas", None)
+    if compare is not None and compared and _replicated(layout):
+        compare()
+        if getattr(getattr(strategy, "code", None), "byzantine", 0):
+            partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
+    return partitions
+
+
+def _replicated(layout: Layout) -> bool:
+    """Whether several workers compute gradients of the same partition, which then have to agree."""
+    held = [j for partitions in layout.assignment for j in partitions]
+    return len(set(held)) < len(held) and layout.inner is None
+
+
+def local_of(layout: Layout, problem: Problem | None, optimizer: Optimizer | None) -> Local | None:
+    """How workers take local steps, if the strategy has them do so."""
+    if layout.inner is None or problem is None or optimizer is None:
+        return None
+    local = Local(layout.inner or optimizer.spec, optimizer.rate.spec, problem.l2)
+    build_optimizer(local.optimizer, lr=local.rate)  # what cannot be made is found here, and not by the workers
+    return local
