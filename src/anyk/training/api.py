@@ -43,6 +43,7 @@ from anyk.training.limits import (
     plan,
 )
 from anyk.training.progress import Watch, showing
+from anyk.training.rows import newest
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 
@@ -289,7 +290,7 @@ def _described(
 def _steps_of(folder: Path) -> int:
     """The newest version in a run's log."""
     with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
-        return max(log.versions().values(), default=0)
+        return max(newest(log).values(), default=0)
 
 
 def _begin_from(

@@ -19,6 +19,7 @@ import numpy as np
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Vector
+from anyk.training import rows
 from anyk.training.runlog import RunLog
 
 NAME = "checkpoint.safetensors"
@@ -121,12 +122,12 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
     path = folder / name
     if not log.has_seal(state.get("seal", "none")):
         raise BadInput(f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short")
-    written = [one for (one,) in log.rows("SELECT digest FROM checkpoints WHERE seq = ?", (state["seq"],))]
+    written = rows.checkpoint_digests(log, state["seq"])
     if written and digest not in written:
         raise BadInput(f"the checkpoint '{path}' is another than the log says was written at that point")
     for slot, version in state["versions"].items():
-        logged = log.rows("SELECT digest FROM updates WHERE slot = ? AND version = ?", (slot, version))
-        if logged and logged[0][0] != keyed.digest(vectors[f"model/{slot}/{version}"]):
+        logged = rows.digest(log, slot, version)
+        if logged is not None and logged != keyed.digest(vectors[f"model/{slot}/{version}"]):
             raise BadInput(f"the checkpoint '{path}' holds another model than the log says of version {version}")
     return Saved(state, vectors, name)
 
@@ -137,7 +138,7 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
     With ``or_older`` the one before it where the newest is damaged or gone. Raises :class:`~anyk.errors.BadInput`
     where there is none to go on from.
     """
-    last = log.rows("SELECT max(seq) FROM checkpoints")[0][0]
+    last = max(rows.checkpoint_numbers(log), default=None)
     wrong = []
     for name in (NAME, OLDER):
         try:

@@ -44,7 +44,7 @@ from anyk.training.ledger import Ledger
 from anyk.training.opening import local_of, partitions_of
 from anyk.training.pace import Pace
 from anyk.training.questions import Questions
-from anyk.training.runlog import RunLog
+from anyk.training.runlog import RunLog, Update
 from anyk.training.updates import Updates
 from anyk.training.versions import Versions
 
@@ -313,8 +313,12 @@ class Driver:
             residual, gain, scale = 0.0, 1.0, 1.0
             if isinstance(full, Combine):
                 residual, gain, scale = full.residual or 0.0, full.gain, full.scale
-            row = (slot, version + 1, self.time, len(full.messages), residual, gain, used.staleness, used.stalest)
-            self.log.update((*row, scale, bits))
+            self.log.update(
+                Update(
+                    slot, version + 1, self.time, len(full.messages), residual, gain, used.staleness, used.stalest,
+                    scale, bits,
+                )
+            )  # fmt: skip
         if self._on_step is not None and slot not in self.layout.auxiliary:
             self._on_step(self)
 

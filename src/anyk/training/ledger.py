@@ -13,7 +13,7 @@ from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Reply, RequestMessage, Timing
 from anyk.training.batches import ARRIVED, CUT, ENDED, OPEN, Batch
-from anyk.training.runlog import RunLog
+from anyk.training.runlog import Ended, RunLog
 from anyk.training.versions import Versions
 
 ENDINGS = ("counted", "late_counted", "discarded", "cancelled", "lost")
@@ -361,9 +361,11 @@ class Ledger:
             if held or arrived:
                 done = len(chunk.partitions)
             log.chunk(
-                (batch.first + item, index, batch.workers[item], batch.versions[chunk.slot], log.work(chunk), batch.at,
-                 started, computing, computed, sent, received, batch.cancelled, done, due, ending, slot or chunk.slot,
-                 step, weight, digest)
+                Ended(
+                    batch.first + item, index, batch.workers[item], batch.versions[chunk.slot], log.work(chunk),
+                    batch.at, started, computing, computed, sent, received, batch.cancelled, done, due, ending,
+                    slot or chunk.slot, step, weight, digest,
+                )
             )  # fmt: skip
         if held and self._computes:
             self._cluster.free(batch.first + item, index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
+from anyk.training import rows
 from anyk.training.digests import admit_strategy, check_named, check_problem
 from anyk.training.driver import Driver
 from anyk.training.limits import plan
@@ -143,22 +145,17 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     )
     with session(driver):
         driver.run()
-    decisions = (
-        "SELECT step, task, chunk, worker, version, weight FROM chunks WHERE step IS NOT NULL "
-        "ORDER BY step, task, chunk"
-    )
-    bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
     events = sum(1 for _ in new.events())
-    updates = new.rows("SELECT count(*) FROM updates")[0][0]
-    for old_row, new_row in _pairs(run.log.rows(decisions), new.rows(decisions)):
-        if old_row != new_row:
-            step = (old_row or new_row or (0,))[0]
-            return Replay(events, updates, False, None, f"step {step}: logged {old_row}, replayed {new_row}")
+    updates = len(rows.bits(new))
+    for logged, replayed in zip_longest(rows.decisions(run.log), rows.decisions(new)):
+        if logged != replayed:
+            step = (logged or replayed).step
+            return Replay(events, updates, False, None, f"step {step}: logged {logged}, replayed {replayed}")
     if why is not None:
         return Replay(events, updates, True, None, why)
-    for old_row, new_row in _pairs(run.log.rows(bits), new.rows(bits)):
-        if old_row != new_row:
-            return Replay(events, updates, True, False, f"first at version {(old_row or new_row or (0, 0))[1]}")
+    for old, now in zip_longest(rows.bits(run.log), rows.bits(new)):
+        if old != now:
+            return Replay(events, updates, True, False, f"first at version {(old or now).version}")
     return Replay(events, updates, True, True, None)
 
 
@@ -166,10 +163,3 @@ def _byzantine(config: dict[str, Any]) -> tuple[int, ...]:
     """The workers that were told to lie."""
     byzantine = parse(config["cluster"])[1].get("byzantine", "")
     return tuple(int(liar) for liar in byzantine.split("/") if liar)
-
-
-def _pairs(
-    old: list[tuple[object, ...]], new: list[tuple[object, ...]]
-) -> Iterator[tuple[tuple[object, ...] | None, tuple[object, ...] | None]]:
-    for i in range(max(len(old), len(new))):
-        yield (old[i] if i < len(old) else None), (new[i] if i < len(new) else None)

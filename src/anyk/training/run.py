@@ -17,7 +17,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
 from anyk.specs import parse
-from anyk.training import checkpoints
+from anyk.training import checkpoints, rows
 from anyk.training.beginning import Beginning
 from anyk.training.config import read_config
 from anyk.training.runlog import RunLog
@@ -71,7 +71,7 @@ class Receipt:
     weights: NDArray[np.float64]
     residual: float
     gain: float
-    used: tuple[tuple[int, int, float, int], ...]
+    used: tuple[tuple[int, int, float | str, int], ...]
     cut_off: tuple[CutOff, ...]
     spare: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
@@ -151,18 +151,13 @@ class Run:
     def steps(self) -> int:
         """Steps taken."""
         beside = self.config.get("auxiliary") or []
-        which = f"WHERE slot NOT IN ({','.join('?' * len(beside))})"
-        rows = self.log.rows(
-            f"SELECT min(v) FROM (SELECT max(version) AS v FROM updates {which} GROUP BY slot)", beside
-        )
-        return int(rows[0][0] or self.begun)
+        return min(rows.newest(self.log, without=beside).values(), default=self.begun)
 
     @property
     def _versions(self) -> dict[str, int]:
         """The newest version of each model that was trained."""
         beside = self.config.get("auxiliary") or []
-        rows = self.log.rows("SELECT slot, max(version) FROM updates GROUP BY slot")
-        return {slot: version for slot, version in rows if slot not in beside}
+        return rows.newest(self.log, without=beside)
 
     @property
     def models_trained(self) -> int:
@@ -182,7 +177,7 @@ class Run:
     @property
     def asynchronous(self) -> bool:
         """Whether steps used gradients of older versions."""
-        return bool(self.log.rows("SELECT max(stalest) FROM updates")[0][0])
+        return rows.stalest(self.log) > 0
 
     @property
     def best(self) -> float | None:
@@ -220,7 +215,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """When the last version was made, on the run's clock."""
-        return float(self.log.rows("SELECT max(time) FROM updates")[0][0] or 0.0)
+        return rows.last_time(self.log)
 
     @property
     def floor_seconds(self) -> float | None:
@@ -280,16 +275,9 @@ class Run:
         >>> run.history_of("model")["step"].tolist()
         [0, 1, 2]
         """
-        rows = self.log.rows(
-            "SELECT e.version, coalesce(u.time, e.time), u.replies, u.residual, u.gain, u.staleness, e.loss, e.metric "
-            "FROM evaluations e LEFT JOIN updates u ON u.slot = e.slot AND u.version = e.version WHERE e.slot = ? "
-            "UNION ALL SELECT u.version, u.time, u.replies, u.residual, u.gain, u.staleness, NULL, NULL FROM updates u "
-            "WHERE u.slot = ? AND NOT EXISTS "
-            "(SELECT 1 FROM evaluations e WHERE e.slot = u.slot AND e.version = u.version) ORDER BY 1",
-            (slot, slot),
-        )
+        points = rows.history(self.log, slot)
         names = ("step", "seconds", "replies", "residual", "gain", "staleness", "loss", self.metric_name)
-        columns = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+        columns = list(zip(*points, strict=True)) if points else [()] * len(names)
         whole = ("step",)
         return {
             name: np.array(column, dtype=np.int64 if name in whole else np.float64)
@@ -299,8 +287,7 @@ class Run:
     @property
     def slot(self) -> str:
         """The first slot."""
-        rows = self.log.rows("SELECT slot FROM updates UNION SELECT slot FROM evaluations ORDER BY 1 LIMIT 1")
-        return str(rows[0][0]) if rows else "model"
+        return rows.first_slot(self.log)
 
     @property
     def metric_name(self) -> str:
@@ -310,69 +297,60 @@ class Run:
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
         """What went into a version; raises :class:`~anyk.errors.BadInput` if there is none such."""
         slot = slot or self.slot
-        found = self.log.rows(
-            "SELECT time, residual, gain FROM updates WHERE slot = ? AND version = ?", (slot, version)
-        )
-        if not found:
+        made = rows.made(self.log, slot, version)
+        if made is None:
             raise BadInput(f"no version {version} of '{slot}'; the run has 1 to {self.steps}")
-        time, residual, gain = found[0]
-        used = self.log.rows(
-            "SELECT worker, task, weight, ? - 1 - version, work FROM chunks WHERE slot = ? AND step = ? "
-            "ORDER BY worker, task, chunk",
-            (version, slot, version),
-        )
-        works = {
-            number: (json.loads(p), json.loads(c))
-            for number, p, c in self.log.rows("SELECT id, partitions, coefficients FROM works")
-        }
-        total = 1 + max((j for p, _ in works.values() for j in p), default=-1)
+        used = rows.used(self.log, slot, version)
+        works = rows.works(self.log)
+        total = 1 + max((j for work in works.values() for j in work.partitions), default=-1)
         weights = np.zeros(int(self.config.get("partitions", total)))
-        for _, _, weight, _, work in used:
-            partitions, coefficients = works[work]
+        for chunk in used:
+            weight = chunk.weight
+            partitions, coefficients = works[chunk.work]
             if isinstance(weight, str):  # one a block: what a partition's coefficient is on average over the blocks
                 parts = np.asarray(coefficients).reshape(len(partitions), -1) * np.asarray(json.loads(weight))
                 np.add.at(weights, partitions, parts.mean(axis=1))
             else:
                 np.add.at(weights, partitions, weight * np.asarray(coefficients))
-        before = (
-            self.log.rows("SELECT max(time) FROM updates WHERE slot = ? AND version < ?", (slot, version))[0][0] or 0.0
-        )
-        late = self.log.rows(
-            "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
-            "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? "
-            "AND version < ? ORDER BY worker, task",
-            (before, max(time, before), version),
-        )
+        before = rows.time_before(self.log, slot, version)
+        late = rows.cancelled(self.log, before, max(made.time, before), version)
         cut = tuple(
             CutOff(
-                worker,
-                task,
-                (cancelled if due is None else due) - dispatched,
-                due is not None,
-                done,
-                len(works[work][0]),
+                chunk.worker,
+                chunk.task,
+                (chunk.cancelled if chunk.due is None else chunk.due) - chunk.dispatched,
+                chunk.due is not None,
+                chunk.done,
+                len(works[chunk.work].partitions),
             )
-            for worker, task, dispatched, cancelled, due, received, done, work in late
-            if received is None or received > cancelled
-        )  # fmt: skip
-        counted, late_ones = {row[0] for row in used}, {one.worker for one in cut}
-        spare = {row[0] for row in late} - counted - late_ones
+            for chunk in late
+            if chunk.received is None or chunk.received > chunk.cancelled
+        )
+        counted, late_ones = {chunk.worker for chunk in used}, {one.worker for one in cut}
+        spare = {chunk.worker for chunk in late} - counted - late_ones
         rest = set(range(int(self.config.get("workers", 0)))) - counted - late_ones - spare
-        messages = tuple(row[:4] for row in used)
+        messages = tuple(chunk[:4] for chunk in used)
         return Receipt(
-            slot, version, time, weights, residual, gain, messages, cut, tuple(sorted(spare)), tuple(sorted(rest))
+            slot,
+            version,
+            made.time,
+            weights,
+            made.residual,
+            made.gain,
+            messages,
+            cut,
+            tuple(sorted(spare)),
+            tuple(sorted(rest)),
         )
 
     @cached_property
     def cost(self) -> Cost:
         """What computing and delays cost a task, on average over those that were finished."""
-        widest = max((len(json.loads(p)) for (p,) in self.log.rows("SELECT partitions FROM works")), default=0)
-        found = self.log.rows(
-            "SELECT avg(computed - computing), avg(computing - started) FROM chunks WHERE computed IS NOT NULL"
-        )[0]
+        widest = max((len(work.partitions) for work in rows.works(self.log).values()), default=0)
+        computing, held = rows.mean_times(self.log)
         _, values = parse(str(self.config.get("delays", "none")))
         by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
-        return Cost(widest / int(self.config.get("partitions") or 1), found[0] or 0.0, found[1] or 0.0, by_load)
+        return Cost(widest / int(self.config.get("partitions") or 1), computing, held, by_load)
 
     @property
     def notes(self) -> list[dict[str, Any]]:
@@ -392,7 +370,7 @@ class Run:
             "metric": self.metric,
             "best": self.best,
             "time_to_target": self.time_to_target,
-            "replies_used": self.log.rows("SELECT total(replies) FROM updates")[0][0],
+            "replies_used": rows.replies_used(self.log),
             "run": str(self.path) if self.path is not None else None,
         }
 

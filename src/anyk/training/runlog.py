@@ -82,6 +82,45 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
+class Ended(NamedTuple):
+    """A chunk that has ended; ``weight`` is JSON where there is one for each block. Times are in seconds."""
+
+    task: int
+    chunk: int
+    worker: int
+    version: int
+    work: int
+    dispatched: float
+    started: float | None
+    computing: float | None
+    computed: float | None
+    sent: float | None
+    received: float | None
+    cancelled: float | None
+    done: int | None
+    due: float | None
+    ending: str
+    slot: str
+    step: int | None
+    weight: float | str | None
+    digest: int | None
+
+
+class Update(NamedTuple):
+    """A new version of a slot."""
+
+    slot: str
+    version: int
+    time: float
+    replies: int
+    residual: float
+    gain: float
+    staleness: float
+    stalest: int
+    scale: float
+    digest: int
+
+
 class Evaluation(NamedTuple):
     """What a version is worth; ``time`` is when it was made, not when it was looked at."""
 
@@ -281,13 +320,13 @@ class RunLog:
             self._by_identity[id(chunk)] = number, chunk  # kept alive, so that its identity stays its own
         return number
 
-    def chunk(self, row: tuple[Any, ...]) -> None:
-        """One chunk, when it has ended; columns as in the table ``chunks``, without the last."""
+    def chunk(self, row: Ended) -> None:
+        """One chunk, when it has ended."""
         self._rows["chunks"].append((*row, self.seq))
         self._waiting += 1
 
-    def update(self, row: tuple[Any, ...]) -> None:
-        """One new version of a slot; columns as in the table ``updates``, without the last."""
+    def update(self, row: Update) -> None:
+        """One new version of a slot."""
         self._rows["updates"].append((*row, self.seq))
         self._waiting += 1
 
@@ -413,10 +452,6 @@ class RunLog:
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation, in the order in which they were made."""
         return [Evaluation(*row) for row in self.rows("SELECT slot, version, time, loss, metric FROM evaluations")]
-
-    def versions(self) -> dict[str, int]:
-        """The newest version of each slot that has had an update."""
-        return dict(self.rows("SELECT slot, max(version) FROM updates GROUP BY slot"))
 
     def events(self, kinds: Sequence[str] = ()) -> Iterator[Event]:
         """The events (of some kinds), in the order in which the strategy was told."""

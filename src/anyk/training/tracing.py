@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.strategies import strategy as build_strategy
+from anyk.training.rows import task_times
 from anyk.training.run import Run
 
 
@@ -32,17 +32,11 @@ def measured(run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
     workers = int(run.config["workers"])
     strategy = build_strategy(run.config["strategy"], workers=workers)
     shares: Sequence[int] = strategy.layout.shares or [1] * strategy.layout.partitions
-    rows = run.log.rows(
-        "SELECT c.dispatched, c.worker, max(coalesce(c.received, c.due, c.cancelled)), "
-        "min(c.received IS NOT NULL OR c.due IS NOT NULL), group_concat(w.partitions, ';') "
-        "FROM chunks c JOIN works w ON w.id = c.work WHERE c.ending != 'lost' GROUP BY c.dispatched, c.worker, c.task "
-        "ORDER BY c.dispatched, c.task"
-    )
     table: dict[tuple[float, int], dict[int, tuple[float, bool, int]]] = {}
     given: Counter[tuple[float, int]] = Counter()  # rounds that take no time begin at the same one
-    for dispatched, worker, end, known, partitions in rows:
+    for dispatched, worker, end, known, partitions in task_times(run.log):
         if end is not None:
-            covered = sum(shares[j] for part in partitions.split(";") for j in json.loads(part))
+            covered = sum(shares[j] for j in partitions)
             row = table.setdefault((dispatched, given[dispatched, worker]), {})
             row[worker] = end - dispatched, not known, covered
             given[dispatched, worker] += 1

@@ -13,7 +13,7 @@ from anyk.errors import BadInput
 from anyk.named import sha256_of
 from anyk.problems import data_digest, from_recipe, sources
 from anyk.specs import parse as split
-from anyk.training import beginning, checkpoints, config, racing
+from anyk.training import beginning, checkpoints, config, racing, rows
 from anyk.training.digests import file_digest, traces_of
 from anyk.training.ledger import ENDINGS
 from anyk.training.runlog import LOST, RunLog
@@ -142,9 +142,9 @@ def _checked(name: str, look: Callable[[], str]) -> Check:
 
 def _sequence(log: RunLog) -> str:
     """Events are numbered without gaps, but for a number that each checkpoint takes."""
-    skipped = {seq + 1 for (seq,) in log.rows("SELECT seq FROM checkpoints")}
+    skipped = {seq + 1 for seq in rows.checkpoint_numbers(log)}
     before = 0
-    for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq"):
+    for seq in rows.numbers(log):
         missing = [number for number in range(before + 1, seq) if number not in skipped]
         if missing:
             raise BadInput(f"event {missing[0]} is missing; the next there is has number {seq}")
@@ -154,20 +154,16 @@ def _sequence(log: RunLog) -> str:
 
 def _books(log: RunLog) -> str:
     """Every chunk ended once, the sums are those of the summary, and updates used what they say."""
-    counts = dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
+    counts = rows.endings(log)
     if unknown := set(counts) - set(ENDINGS):
         raise BadInput(
             f"chunks ended as {', '.join(map(repr, sorted(map(str, unknown))))}; known are {', '.join(ENDINGS)}"
         )
-    for task, chunk, times in log.rows(
-        "SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 LIMIT 1"
-    ):
+    if (twice := rows.ended_twice(log)) is not None:
+        task, chunk, times = twice
         raise BadInput(f"chunk {chunk} of task {task} ended {times} times")
-    used = {
-        (slot, version): count
-        for slot, version, count in log.rows("SELECT slot, step, count(*) FROM chunks WHERE step > 0 GROUP BY 1, 2")
-    }
-    for slot, version, replies in log.rows("SELECT slot, version, replies FROM updates"):
+    used = rows.chunks_used(log)
+    for (slot, version), replies in rows.replies(log).items():
         counted = used.get((slot, version), 0)
         if counted != replies:
             raise BadInput(f"version {version} of '{slot}' is of {replies} messages, and {counted} were counted in it")
@@ -183,7 +179,8 @@ def _books(log: RunLog) -> str:
 
 def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
     try:
-        last = log.rows("SELECT max(seq) FROM checkpoints")[0][0]
+        written = rows.checkpoint_numbers(log)
+        last = max(written, default=None)
         for name, label in ((checkpoints.NAME, "checkpoint"), (checkpoints.OLDER, "the one before")):
             try:
                 saved = checkpoints.fitting(folder, log, name)
@@ -199,7 +196,7 @@ def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
                 yield Check(label, False, f"{name} is gone, though the log says that it was written")
             elif name == checkpoints.NAME:
                 yield Check(label, True, "none was written yet")
-            elif len(log.rows("SELECT 1 FROM checkpoints LIMIT 2")) == 2:
+            elif len(written) > 1:
                 yield Check(label, False, f"{name} is gone, though the log says that it was written")
     except (BadInput, KeyError, ValueError, TypeError) as error:
         yield Check("checkpoints", None, f"not compared with a damaged log ({error})")

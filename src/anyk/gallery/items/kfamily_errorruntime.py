@@ -8,6 +8,7 @@ from anyk.gallery.pictures import Bars, Curves
 from anyk.gallery.table import Case, Table, above_best
 from anyk.optimizers import GD
 from anyk.training import Run
+from anyk.training.rows import decisions
 
 P, SECONDS, BATCH = 8, 200.0, 2
 KS = (1, 2, 4, 8)
@@ -16,8 +17,7 @@ TIMES = np.linspace(SECONDS / 60, SECONDS, 60)
 
 def stale(run: Run) -> dict[str, float]:
     """Of all replies used, how many were so many versions old (none, one, …, 20 or more)."""
-    rows = run.log.rows("SELECT step - 1 - version FROM chunks WHERE step IS NOT NULL")
-    staleness = np.array([row[0] for row in rows])
+    staleness = np.array([used.step - 1 - used.version for used in decisions(run.log)])
     return {"mean staleness": float(staleness.mean()), "fresh": float((staleness == 0).mean())}
 
 

@@ -1,0 +1,248 @@
+"""What a run log says, as named rows; besides :mod:`anyk.training.runlog` nothing in the package knows its tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import NamedTuple
+
+from anyk.training.runlog import RunLog
+
+
+class Decision(NamedTuple):
+    """A message that a step used, and its weight (JSON where there is one for each block)."""
+
+    step: int
+    task: int
+    chunk: int
+    worker: int
+    version: int
+    weight: float | str
+
+
+class Bits(NamedTuple):
+    """The digest of a version's bits."""
+
+    slot: str
+    version: int
+    digest: int
+
+
+class Made(NamedTuple):
+    """How a version was made."""
+
+    time: float
+    residual: float
+    gain: float
+
+
+class Point(NamedTuple):
+    """A version in a run's history; None for what is not known of it."""
+
+    version: int
+    seconds: float
+    replies: int | None
+    residual: float | None
+    gain: float | None
+    staleness: float | None
+    loss: float | None
+    metric: float | None
+
+
+class UsedChunk(NamedTuple):
+    """A chunk whose message a version used."""
+
+    worker: int
+    task: int
+    weight: float | str
+    staleness: int
+    work: int
+
+
+class LateChunk(NamedTuple):
+    """A chunk that was cancelled while a version was made; ``done`` partitions of it were finished."""
+
+    worker: int
+    task: int
+    dispatched: float
+    cancelled: float
+    due: float | None
+    received: float | None
+    done: int | None
+    work: int
+
+
+class Work(NamedTuple):
+    """What a chunk is made of."""
+
+    partitions: list[int]
+    coefficients: list[float]
+
+
+class TaskTime(NamedTuple):
+    """When a task was dispatched and ended; ``known``: whether it was finished, so that its end is no lower bound."""
+
+    dispatched: float
+    worker: int
+    end: float | None
+    known: bool
+    partitions: list[int]
+
+
+def decisions(log: RunLog) -> list[Decision]:
+    """The messages that steps used, by step, task and chunk."""
+    rows = log.rows(
+        "SELECT step, task, chunk, worker, version, weight FROM chunks WHERE step IS NOT NULL "
+        "ORDER BY step, task, chunk"
+    )
+    return [Decision(*row) for row in rows]
+
+
+def bits(log: RunLog) -> list[Bits]:
+    """The digests of all versions, by slot and version."""
+    return [Bits(*row) for row in log.rows("SELECT slot, version, digest FROM updates ORDER BY slot, version")]
+
+
+def digest(log: RunLog, slot: str, version: int) -> int | None:
+    """That of one version; None where the log has none."""
+    rows = log.rows("SELECT digest FROM updates WHERE slot = ? AND version = ?", (slot, version))
+    return rows[0][0] if rows else None
+
+
+def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
+    """The newest version of each slot that has had an update."""
+    rows = log.rows("SELECT slot, max(version) FROM updates GROUP BY slot")
+    return {slot: version for slot, version in rows if slot not in without}
+
+
+def first_slot(log: RunLog) -> str:
+    """The first slot, by name, of those with a version."""
+    rows = log.rows("SELECT slot FROM updates UNION SELECT slot FROM evaluations ORDER BY 1 LIMIT 1")
+    return str(rows[0][0]) if rows else "model"
+
+
+def stalest(log: RunLog) -> int:
+    """The highest staleness of any message used."""
+    return log.rows("SELECT max(stalest) FROM updates")[0][0] or 0
+
+
+def last_time(log: RunLog) -> float:
+    """When the last version was made, on the run's clock."""
+    return float(log.rows("SELECT max(time) FROM updates")[0][0] or 0.0)
+
+
+def replies_used(log: RunLog) -> float:
+    """Messages that went into versions."""
+    return float(log.rows("SELECT total(replies) FROM updates")[0][0])
+
+
+def history(log: RunLog, slot: str) -> list[Point]:
+    """The versions of a slot that were made or evaluated, in order."""
+    rows = log.rows(
+        "SELECT e.version, coalesce(u.time, e.time), u.replies, u.residual, u.gain, u.staleness, e.loss, e.metric "
+        "FROM evaluations e LEFT JOIN updates u ON u.slot = e.slot AND u.version = e.version WHERE e.slot = ? "
+        "UNION ALL SELECT u.version, u.time, u.replies, u.residual, u.gain, u.staleness, NULL, NULL FROM updates u "
+        "WHERE u.slot = ? AND NOT EXISTS "
+        "(SELECT 1 FROM evaluations e WHERE e.slot = u.slot AND e.version = u.version) ORDER BY 1",
+        (slot, slot),
+    )
+    return [Point(*row) for row in rows]
+
+
+def made(log: RunLog, slot: str, version: int) -> Made | None:
+    """How a version was made; None where the log has none such."""
+    rows = log.rows("SELECT time, residual, gain FROM updates WHERE slot = ? AND version = ?", (slot, version))
+    return Made(*rows[0]) if rows else None
+
+
+def time_before(log: RunLog, slot: str, version: int) -> float:
+    """When the version before one was made, in seconds; 0 for the first."""
+    rows = log.rows("SELECT max(time) FROM updates WHERE slot = ? AND version < ?", (slot, version))
+    return float(rows[0][0] or 0.0)
+
+
+def used(log: RunLog, slot: str, version: int) -> list[UsedChunk]:
+    """The chunks whose messages a version used, by worker."""
+    rows = log.rows(
+        "SELECT worker, task, weight, ? - 1 - version, work FROM chunks WHERE slot = ? AND step = ? "
+        "ORDER BY worker, task, chunk",
+        (version, slot, version),
+    )
+    return [UsedChunk(*row) for row in rows]
+
+
+def cancelled(log: RunLog, after: float, until: float, version: int) -> list[LateChunk]:
+    """The chunks on a version before this one that were cancelled between two times, by worker."""
+    rows = log.rows(
+        "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
+        "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND version < ? ORDER BY worker, task",
+        (after, until, version),
+    )
+    return [LateChunk(*row) for row in rows]
+
+
+def works(log: RunLog) -> dict[int, Work]:
+    """What chunks are made of, by number."""
+    rows = log.rows("SELECT id, partitions, coefficients FROM works")
+    return {number: Work(json.loads(p), json.loads(c)) for number, p, c in rows}
+
+
+def mean_times(log: RunLog) -> tuple[float, float]:
+    """Mean seconds that finished chunks were computed for and held up before, as far as workers said."""
+    rows = log.rows("SELECT avg(computed - computing), avg(computing - started) FROM chunks WHERE computed IS NOT NULL")
+    computing, held = rows[0]
+    return computing or 0.0, held or 0.0
+
+
+def task_times(log: RunLog) -> list[TaskTime]:
+    """Every task that did not end with its worker, in the order of dispatch."""
+    rows = log.rows(
+        "SELECT c.dispatched, c.worker, max(coalesce(c.received, c.due, c.cancelled)), "
+        "min(c.received IS NOT NULL OR c.due IS NOT NULL), group_concat(w.partitions, ';') "
+        "FROM chunks c JOIN works w ON w.id = c.work WHERE c.ending != 'lost' GROUP BY c.dispatched, c.worker, c.task "
+        "ORDER BY c.dispatched, c.task"
+    )
+    return [
+        TaskTime(dispatched, worker, end, bool(known), [j for part in parts.split(";") for j in json.loads(part)])
+        for dispatched, worker, end, known, parts in rows
+    ]
+
+
+# ------------------------------------------------------------------------------------------- to be checked
+
+
+def numbers(log: RunLog) -> list[int]:
+    """The numbers of all events."""
+    return [seq for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq")]
+
+
+def checkpoint_numbers(log: RunLog) -> list[int]:
+    """After which event each checkpoint was written, in that order."""
+    return [seq for (seq,) in log.rows("SELECT seq FROM checkpoints ORDER BY seq")]
+
+
+def checkpoint_digests(log: RunLog, seq: int) -> list[str]:
+    """The digests of the checkpoints that were written after an event."""
+    return [written for (written,) in log.rows("SELECT digest FROM checkpoints WHERE seq = ?", (seq,))]
+
+
+def endings(log: RunLog) -> dict[str, int]:
+    """How many chunks ended in which way."""
+    return dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
+
+
+def ended_twice(log: RunLog) -> tuple[int, int, int] | None:
+    """Task, chunk and number of endings of a chunk that ended more than once."""
+    rows = log.rows("SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 LIMIT 1")
+    return rows[0] if rows else None
+
+
+def replies(log: RunLog) -> dict[tuple[str, int], int]:
+    """By version, of how many messages its update says that it is made."""
+    return {(slot, version): n for slot, version, n in log.rows("SELECT slot, version, replies FROM updates")}
+
+
+def chunks_used(log: RunLog) -> dict[tuple[str, int], int]:
+    """By version, how many chunks say that they were used in it."""
+    rows = log.rows("SELECT slot, step, count(*) FROM chunks WHERE step > 0 GROUP BY 1, 2")
+    return {(slot, step): count for slot, step, count in rows}
