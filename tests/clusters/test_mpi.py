@@ -15,7 +15,7 @@ import pytest
 
 import anyk
 from anyk.clusters.mpi import _WIRE_FORM
-from anyk.clusters.networked import WireMessage
+from anyk.clusters.remote.networked import WireMessage
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 ANYK = [sys.executable, "-m", "anyk"]

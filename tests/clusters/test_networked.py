@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 
 import anyk
-from anyk.clusters.networked import Envelope, Key, NetworkedWorker, WireMessage
-from anyk.clusters.orders import pack_orders, pack_work
-from anyk.clusters.worker import RunSetup
+from anyk.clusters.remote.networked import Envelope, Key, NetworkedWorker, WireMessage
+from anyk.clusters.remote.orders import pack_orders, pack_work
+from anyk.clusters.remote.worker import RunSetup
 from anyk.protocol import Chunk
 from anyk.testing import Squares
 from anyk.training.checking import cluster_speed

@@ -312,7 +312,7 @@ def test_a_helper_that_ends_again_and_again_ends_the_run_with_a_sentence():
 
 def test_a_worker_that_is_killed_again_and_again_is_not_given_up(monkeypatch):
     """Ten times without a message in between: what comes from outside speaks against it less than crashes of its own."""
-    monkeypatch.setattr("anyk.clusters.remote._PAUSE", 0.0)
+    monkeypatch.setattr("anyk.clusters.remote.handles._PAUSE", 0.0)
     cluster = anyk.clusters.Processes(2, delays=anyk.delays.Constant(0.05))
     stop, killed = threading.Event(), []
 

@@ -13,7 +13,7 @@ from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression as SklearnLogistic
 from sklearn.linear_model import Ridge
 
-from anyk.clusters.shipping import ship
+from anyk.clusters.remote.shipping import ship
 from anyk.errors import BadInput
 from anyk.problems import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 

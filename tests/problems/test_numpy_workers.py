@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.clusters.shipping import ship, unship
+from anyk.clusters.remote.shipping import ship, unship
 from anyk.problems import JaxProblem
 from anyk.problems.decompiled import DecompiledPartitions
 
@@ -63,7 +63,7 @@ def test_a_worker_needs_neither_jax_nor_pickle(tmp_path: Path) -> None:
 import pickle, sys
 from pathlib import Path
 import numpy as np
-from anyk.clusters.shipping import unship
+from anyk.clusters.remote.shipping import unship
 
 def refuse(*args, **options):
     raise AssertionError("unpickled")

@@ -21,12 +21,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import check_workers, typed
+from anyk.checks import typed
 from anyk.clusters.local import Local
-from anyk.clusters.networked import Envelope, Key, Networked, NetworkedHandle, NetworkedWorker, WireMessage
-from anyk.clusters.remote import Died
-from anyk.clusters.shipping import ship
-from anyk.clusters.worker import Disconnected, RunSetup
+from anyk.clusters.remote.handles import Died
+from anyk.clusters.remote.networked import (
+    Envelope,
+    Key,
+    Networked,
+    NetworkedHandle,
+    NetworkedPayload,
+    NetworkedWorker,
+    WireMessage,
+)
+from anyk.clusters.remote.shipping import ship
+from anyk.clusters.remote.worker import Disconnected, RunSetup
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Partitions
@@ -390,8 +398,9 @@ class Mpi(Networked[NetworkedHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        handles = [NetworkedHandle() for _ in range(check_workers(workers))]
-        super().__init__(workers, handles, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
+        super().__init__(
+            workers, NetworkedHandle, delays=delays, seed=seed, byzantine=byzantine, communication=communication
+        )
         join()
         self._ranks = _ranks()
         there = self._ranks.world.size - 1
@@ -410,7 +419,8 @@ class Mpi(Networked[NetworkedHandle]):
         ranks = self._ranks
         if ranks.open is not None:
             raise BadInput("the MPI ranks are at work for another run; close its cluster first")
-        partitions, self._setup = self._prepare_run(layout, partitions, local)
+        partitions, messages, self._setup = self._prepare_run(layout, partitions, local)
+        self._keep_vectors_in(NetworkedPayload(messages))
         self._assignment = layout.assignment
         only = getattr(partitions, "only", None)
         self._parcels = [ship(partitions if only is None else only(held)) for held in layout.assignment]
@@ -449,9 +459,8 @@ class Mpi(Networked[NetworkedHandle]):
             self._ranks.open = None
             for handle in self._handles:
                 handle.present = False
-            self._arrived.clear()
+            self._payload.clear()
             self._news.clear()
-            self._models.clear()
             self._parcels = []
 
     # ------------------------------------------------------------------------------------------- orders
@@ -462,7 +471,7 @@ class Mpi(Networked[NetworkedHandle]):
     def _send(self, worker: int, envelope: Envelope) -> None:
         self._ours[worker].received = False
         head = json.dumps([envelope.number, envelope.needs, envelope.fresh, len(envelope.orders)]).encode()
-        vectors = [vector for key in envelope.fresh if (vector := self._vector(key)) is not None]
+        vectors = [vector for key in envelope.fresh if (vector := self._payload.vector(key)) is not None]
         self._ranks.send(self._ours[worker], _ORDERS, len(head).to_bytes(8, "little") + head + envelope.orders, vectors)
 
     # ------------------------------------------------------------------------------------------- news

@@ -20,12 +20,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import check_workers, typed
+from anyk.checks import typed
 from anyk.clusters.local import Local
-from anyk.clusters.networked import Envelope, Key, Networked, NetworkedHandle, NetworkedWorker, WireMessage
-from anyk.clusters.remote import Died, Message, Notice
-from anyk.clusters.shipping import ship
-from anyk.clusters.worker import RunSetup
+from anyk.clusters.messages import Messages
+from anyk.clusters.remote.handles import Died, Notice
+from anyk.clusters.remote.networked import (
+    Envelope,
+    Key,
+    Networked,
+    NetworkedHandle,
+    NetworkedPayload,
+    NetworkedWorker,
+    WireMessage,
+)
+from anyk.clusters.remote.payload import Message
+from anyk.clusters.remote.shipping import ship
+from anyk.clusters.remote.worker import RunSetup
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -113,6 +123,46 @@ class _ActorHandle(NetworkedHandle):
         self.telling: Any = None  # the call that brings orders while that one is under way
 
 
+class _ObjectPayload(NetworkedPayload):
+    """Models and messages that actors read from Ray's store."""
+
+    def __init__(self, messages: Messages) -> None:
+        super().__init__(messages)
+        self._objects: dict[tuple[str, int], Any] = {}  # model versions
+
+    def object(self, key: Key) -> tuple[int, Any]:
+        """Where in which object of the store a vector is."""
+        ray = _ray()
+        first, second = key
+        if isinstance(first, str):
+            if (first, second) not in self._objects:
+                self._objects[first, second] = ray.put(self._models[first, second])
+            return -1, self._objects[first, second]
+        message = self.arrived[first, second]
+        if not isinstance(message.buffer, tuple):  # not straight from a worker: unpacked, or from a checkpoint
+            message = self.arrived[first, second] = message._replace(buffer=(-1, ray.put(message.vector)))
+        place, reference = message.buffer
+        return place, reference
+
+    def release(self, slot: str, version: int) -> None:
+        """See :meth:`RemotePayload.release`."""
+        super().release(slot, version)
+        self._objects.pop((slot, version), None)
+
+    def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        """See :meth:`RemotePayload.contents`; with its place in an object of the store comes the array."""
+        return super().contents(notice._replace(buffer=notice.buffer[2]), length, dtype)
+
+    def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
+        """See :meth:`RemotePayload.keep`; actors read it from the store."""
+        return Message(ids, vector, notice.worker, notice.buffer[:2])
+
+    def clear(self) -> None:
+        """See :meth:`NetworkedPayload.clear`."""
+        super().clear()
+        self._objects.clear()
+
+
 @typed
 class Ray(Networked[_ActorHandle]):
     """Ray actors, one a worker, on a cluster that runs already or on this machine.
@@ -127,6 +177,7 @@ class Ray(Networked[_ActorHandle]):
     """
 
     name = "ray"
+    _payload: _ObjectPayload
 
     def __init__(
         self,
@@ -141,15 +192,15 @@ class Ray(Networked[_ActorHandle]):
         gpus: float = 0.0,
         nodes: Sequence[str] = (),
     ) -> None:
-        handles = [_ActorHandle() for _ in range(check_workers(workers))]
-        super().__init__(workers, handles, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
+        super().__init__(
+            workers, _ActorHandle, delays=delays, seed=seed, byzantine=byzantine, communication=communication
+        )
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
         self._connected = False  # by us, not by the program
         self._folder: str | None = None  # of the Ray cluster that is ours
         self._calls: dict[Any, tuple[str, int, int]] = {}  # what for, worker and incarnation, by reference
-        self._objects: dict[tuple[str, int], Any] = {}  # model versions
 
     @property
     def spec(self) -> str:
@@ -212,7 +263,8 @@ class Ray(Networked[_ActorHandle]):
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        partitions, self._setup = self._prepare_run(layout, partitions, local)
+        partitions, messages, self._setup = self._prepare_run(layout, partitions, local)
+        self._keep_vectors_in(_ObjectPayload(messages))
         self._assignment = layout.assignment
         buffers = ship(partitions)
         try:
@@ -277,8 +329,8 @@ class Ray(Networked[_ActorHandle]):
 
         ray = sys.modules.get("ray")
         self._calls.clear()
-        self._objects.clear()
-        self._arrived.clear()
+        if self._opened:
+            self._payload.clear()
         self._news.clear()
         for handle in self._handles:
             handle.present = False
@@ -303,7 +355,7 @@ class Ray(Networked[_ActorHandle]):
         handle = self._handles[worker]
         places, objects = [], []
         for key in envelope.fresh:
-            place, reference = self._object(key)
+            place, reference = self._payload.object(key)
             places.append(place)
             objects.append(reference)
         packed = pickle.dumps((tuple(envelope), places))  # as bytes: Ray's own serialising is slow
@@ -312,36 +364,11 @@ class Ray(Networked[_ActorHandle]):
         else:
             handle.telling = self._call("telling", worker, handle.receive.remote(packed, *objects))
 
-    def _object(self, key: Key) -> tuple[int, Any]:
-        """Where in which object of the store a vector is."""
-        ray = _ray()
-        first, second = key
-        if isinstance(first, str):
-            if (first, second) not in self._objects:
-                self._objects[first, second] = ray.put(self._models[first, second])
-            return -1, self._objects[first, second]
-        message = self._arrived[first, second]
-        if not isinstance(message.buffer, tuple):  # not straight from a worker: unpacked, or from a checkpoint
-            message = self._arrived[first, second] = message._replace(buffer=(-1, ray.put(message.vector)))
-        place, reference = message.buffer
-        return place, reference
-
-    def release(self, slot: str, version: int) -> None:
-        """See :meth:`Cluster.release`."""
-        super().release(slot, version)
-        self._objects.pop((slot, version), None)
-
-    def _contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        return super()._contents(notice._replace(buffer=notice.buffer[2]), length, dtype)
-
-    def _keep_message(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        return Message(ids, vector, notice.worker, notice.buffer[:2])
-
     # ------------------------------------------------------------------------------------------- news
 
     def _poll(self, timeout: float) -> None:
         ray = _ray()
-        self._ask_for_news({entry.worker for entry in self._in_flight.values()})
+        self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()})
         calls = list(self._calls)
         if not calls:
             time.sleep(min(timeout, 0.01))

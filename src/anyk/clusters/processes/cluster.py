@@ -12,36 +12,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.checks import check_workers, typed
+from anyk.checks import typed
 from anyk.clusters.contract import PINNED
 from anyk.clusters.local import Local
-from anyk.clusters.orders import NOTHING
+from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
-    ALIGN,
     ERROR_BOX,
-    FREE,
-    FULL,
-    HEADER,
     RECORD,
     MailBox,
     MemoryLayout,
     Segment,
     available_memory,
-    message_bytes,
-    model_view,
     place_buffers,
 )
-from anyk.clusters.remote import Died, Message, Notice, Remote, WorkerHandle
-from anyk.clusters.shipping import ship
-from anyk.clusters.worker import FAILED, READY
+from anyk.clusters.processes.payload import SharedPayload
+from anyk.clusters.remote.driver import Remote
+from anyk.clusters.remote.handles import Died, Notice, WorkerHandle
+from anyk.clusters.remote.orders import NOTHING
+from anyk.clusters.remote.shipping import ship
+from anyk.clusters.remote.worker import FAILED, READY
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
-from anyk.problems.base import Partitions, Vector
+from anyk.problems.base import Partitions
 from anyk.protocol import Layout, Lost
 from anyk.specs import show
 
@@ -55,21 +50,13 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clus
 _BOOT += "forkserver.main(int(sys.argv[1]))"
 
 
-class _Moved(NamedTuple):
-    """Where in the memory for replies a message lies that had to leave its sender's buffers."""
-
-    at: int
-    size: int
-
-
 class _ProcessHandle(WorkerHandle):
-    """With a mail box, a doorbell, and reply buffers of which some are held."""
+    """Also its mail box and its doorbell."""
 
     def __init__(self) -> None:
         super().__init__()
         self.box: MailBox | None = None
         self.doorbell = -1
-        self.held: set[int] = set()
 
 
 @typed
@@ -93,6 +80,7 @@ class Processes(Remote[_ProcessHandle]):
     """
 
     name = "processes"
+    _payload: SharedPayload
 
     def __init__(
         self,
@@ -109,7 +97,7 @@ class Processes(Remote[_ProcessHandle]):
         self.children = children
         super().__init__(
             workers,
-            [_ProcessHandle() for _ in range(check_workers(workers))],
+            _ProcessHandle,
             delays=delays,
             seed=seed,
             byzantine=byzantine,
@@ -125,9 +113,6 @@ class Processes(Remote[_ProcessHandle]):
         self._briefing = b""  # what a helper program is told at the start
         self._helper_gone = False  # whether the helper program has been found to have ended
         self._helpers_ended: list[float] = []
-        self._gaps: dict[int, list[int]] = {}  # free places for moved messages, by size
-        self._copies: dict[tuple[str, int], int] = {}
-        self._reserved: set[int] = set()
         self._unread = b""
 
     @property
@@ -163,8 +148,8 @@ class Processes(Remote[_ProcessHandle]):
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        partitions, self._setup = self._prepare_run(layout, partitions, local)
-        self._plan = plan = MemoryLayout(
+        partitions, messages, self._setup = self._prepare_run(layout, partitions, local)
+        self._plan = MemoryLayout(
             workers=self.workers,
             slots=layout.slots,
             # each worker may be on a version of its own; the newest; the one being written; those yet to be evaluated
@@ -172,21 +157,22 @@ class Processes(Remote[_ProcessHandle]):
             dimension=partitions.dimension,
             dtype=np.dtype(partitions.dtype).str,
             buffers=_BUFFERS,
-            lengths=tuple(self._messages.length(tuple(held)) for held in layout.covers or layout.assignment),
+            lengths=tuple(messages.length(tuple(held)) for held in layout.covers or layout.assignment),
             box=_BOX,
         )
-        self._free_copies = list(reversed(range(plan.copies)))
         try:
-            self._start_forkserver(partitions, layout.assignment)
+            self._start_forkserver(partitions, messages, layout.assignment)
             present = self._await_workers(_START)
-            self._touch()
+            self._payload.touch()
         except BaseException:
             self.close()
             raise
         self._start = time.monotonic()
         return present
 
-    def _start_forkserver(self, partitions: Partitions, assignment: Sequence[tuple[int, ...]]) -> None:
+    def _start_forkserver(
+        self, partitions: Partitions, messages: Messages, assignment: Sequence[tuple[int, ...]]
+    ) -> None:
         self.prepare()
         plan = self._plan
         places, data = self._write_data(partitions)
@@ -194,7 +180,8 @@ class Processes(Remote[_ProcessHandle]):
         replies = Segment.create(plan.replies_size, "replies")
         mail = Segment.create(plan.workers * (plan.box + ERROR_BOX), "mail")
         self._segments = [data, models, replies, mail]
-        self._models, self._replies, self._mail = models, replies, mail
+        self._mail = mail
+        self._keep_vectors_in(SharedPayload(messages, plan, models, replies))
         self._pipe, self._into_pipe = os.pipe()
         message = {
             "layout": plan.plain(),
@@ -284,14 +271,6 @@ class Processes(Remote[_ProcessHandle]):
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
                 self._news.append(Died(worker, handle.incarnation, text, 0))
 
-    def _touch(self) -> None:
-        """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
-        plan = self._plan
-        for copy in self._free_copies[-3 * len(plan.slots) :]:
-            model_view(self._models, plan, copy)[:] = 0.0
-        size = self._replies.size // 8
-        self._replies.array(0, size, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
-
     def close(self) -> None:
         """See :meth:`Cluster.close`."""
         for handle in self._handles:
@@ -315,130 +294,13 @@ class Processes(Remote[_ProcessHandle]):
         for segment in self._segments:
             segment.close()
 
-    # ------------------------------------------------------------------------------------------- models and messages
-
-    def blank(self, slot: str) -> Vector:
-        """See :meth:`Cluster.blank`; in the memory that workers read."""
-        del slot  # a slot's next version is published before another's is begun
-        plan = self._plan
-        if not self._free_copies:  # more are in use than a strategy is expected to keep
-            first = self._models.size // plan.model_bytes
-            self._models.grow((first + self.workers) * plan.model_bytes)
-            self._free_copies = list(reversed(range(first, first + self.workers)))
-        copy = self._free_copies[-1]
-        if copy not in self._reserved:
-            self._models.reserve(copy * plan.model_bytes, plan.model_bytes)
-            self._reserved.add(copy)
-        return model_view(self._models, plan, copy)
-
-    def publish(self, slot: str, version: int, w: Vector | None) -> None:
-        """See :meth:`Cluster.publish`."""
-        assert w is not None  # without a problem it is not opened
-        blank = self.blank(slot)
-        if not np.may_share_memory(w, blank):
-            blank[:] = w
-        self._copies[slot, version] = self._free_copies.pop()
-        self._newest[slot] = max(version, self._newest.get(slot, -1))
-
-    def release(self, slot: str, version: int) -> None:
-        """See :meth:`Cluster.release`."""
-        copy = self._copies.pop((slot, version), None)
-        if copy is not None:
-            self._free_copies.append(copy)
-
-    def model(self, slot: str, version: int) -> Vector:
-        """See :meth:`Cluster.model`."""
-        return model_view(self._models, self._plan, self._copies[slot, version])
-
-    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """See :meth:`Cluster.hold`; where its sender would have left it, so that other workers can read it."""
-        handle, plan = self._handles[worker], self._plan
-        if len(handle.held) >= _BUFFERS - 1:
-            self._arrived[task, chunk] = Message(ids, message, worker, None)
-            return
-        buffer = next(buffer for buffer in range(_BUFFERS) if buffer not in handle.held)
-        at = plan.buffer_at(worker, buffer)
-        self._replies.reserve(at, plan.buffer_bytes(worker))
-        vector = self._replies.array(at + HEADER.size, message.size, np.dtype(plan.dtype))
-        vector[:] = message
-        vector.flags.writeable = False
-        HEADER.pack_into(self._replies.memory, at, FULL, task, chunk, message.size)
-        handle.held.add(buffer)
-        self._arrived[task, chunk] = Message(ids, vector, worker, buffer)
-
-    def _place(self, slot: str, version: int) -> int:
-        return self._copies[slot, version]
-
-    def _locate(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
-        buffer = message.buffer
-        if buffer is None:
-            buffer = self._move(key, message)
-        return buffer.at if isinstance(buffer, _Moved) else self._plan.buffer_at(message.worker, buffer), 0
-
-    def _move(self, key: tuple[int, int], message: Message) -> _Moved:
-        """Put a message that has left its sender's buffers where all workers can read it."""
-        size = message_bytes(message.vector.nbytes)
-        gaps = self._gaps.setdefault(size, [])
-        if not gaps:
-            first = self._replies.size
-            size_before = -(-first // ALIGN) * ALIGN
-            self._replies.grow(size_before + self.workers * size)
-            gaps.extend(range(size_before, size_before + self.workers * size, size))
-        buffer = _Moved(gaps.pop(), size)
-        self._replies.reserve(buffer.at, size)
-        vector = self._replies.array(buffer.at + HEADER.size, message.vector.size, message.vector.dtype)
-        vector[:] = message.vector
-        vector.flags.writeable = False
-        self._arrived[key] = message._replace(vector=vector, buffer=buffer)
-        return buffer
-
-    def _contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        at = self._plan.buffer_at(notice.worker, notice.buffer)
-        state, task, chunk, found = HEADER.unpack_from(self._replies.memory, at)
-        if (state, task, chunk) != (FULL, notice.task, notice.chunk) or found != length:
-            return found, None
-        return found, self._replies.array(at + HEADER.size, length, dtype)
-
-    def _keep_message(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        handle = self._handles[notice.worker]
-        if len(handle.held) >= _BUFFERS - 1 and not self._copy_out(notice.worker):
-            vector = vector.copy()
-            vector.flags.writeable = False
-            self._free_buffer(notice.worker, notice.buffer)
-            return Message(ids, vector, notice.worker, None)
-        handle.held.add(notice.buffer)
-        return Message(ids, vector, notice.worker, notice.buffer)
-
-    def _copy_out(self, worker: int) -> bool:
-        """A worker needs a free buffer: the oldest of its messages that nobody is reading moves to the driver's memory.
-
-        False when all of them are being read where they lie.
-        """
-        read = {place for ask in self._asked.values() for place in ask.messages}
-        for key, message in self._arrived.items():
-            held = message.worker == worker and isinstance(message.buffer, int)
-            if held and key not in self._readers.counts and key not in read:
-                vector = message.vector.copy()
-                vector.flags.writeable = False
-                self._arrived[key] = message._replace(vector=vector, buffer=None)
-                self._free_buffer(worker, message.buffer)
-                return True
-        return False
-
-    def _free_buffer(self, worker: int, buffer: Any) -> None:
-        if isinstance(buffer, _Moved):
-            self._gaps[buffer.size].append(buffer.at)
-            return
-        HEADER.pack_into(self._replies.memory, self._plan.buffer_at(worker, buffer), FREE, -1, -1, 0)
-        self._handles[worker].held.discard(buffer)
-
     # ------------------------------------------------------------------------------------------- commands and events
 
     def _send_orders(self, worker: int) -> None:
         handle = self._handles[worker]
         if not handle.present or handle.box is None:
             return
-        handle.box.put(self._orders(handle))
+        handle.box.put(self._tasks.orders(handle))
         # a full bell has rung already; a closed one's worker is dead, which the helper will report
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(handle.doorbell, b"!")
@@ -496,10 +358,7 @@ class Processes(Remote[_ProcessHandle]):
     def _on_death(self, died: Died) -> Lost:
         """What it was writing is void, what it sent is not."""
         self.pids.pop(died.worker, None)
-        held = self._handles[died.worker].held
-        for buffer in range(_BUFFERS):
-            if buffer not in held:
-                self._free_buffer(died.worker, buffer)
+        self._payload.void(died.worker)
         return super()._on_death(died)
 
     def _error(self, worker: int) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.orders import OrderReader
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
     FREE,
@@ -23,8 +22,9 @@ from anyk.clusters.processes.memory import (
     Segment,
     model_view,
 )
-from anyk.clusters.shipping import unship
-from anyk.clusters.worker import REPLY, Disconnected, Orders, RunSetup, Times, Worker
+from anyk.clusters.remote.orders import OrderReader
+from anyk.clusters.remote.shipping import unship
+from anyk.clusters.remote.worker import REPLY, Disconnected, Orders, RunSetup, Times, Worker
 from anyk.problems.base import Vector
 
 

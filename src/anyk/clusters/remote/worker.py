@@ -41,7 +41,7 @@ class Orders(NamedTuple):
     chunks: Sequence[Chunk]
     places: Sequence[int]  # where the model of each chunk is
     versions: Sequence[int]  # and which version that is
-    collects: Sequence[Any]
+    requests: Sequence[Any]
 
 
 class RunSetup(NamedTuple):
@@ -155,14 +155,14 @@ class Worker(ABC, Generic[R]):
                 if orders is None:
                     self._listen(None)
                     continue
-                self._serve(orders.collects)
+                self._serve(orders.requests)
                 if orders.task <= last:
                     continue
                 last = orders.task
                 self._orders = orders
                 self._done.clear()
                 self._served.clear()
-                self._pending = [ask for ask in orders.collects if ask[0] == orders.task]
+                self._pending = [ask for ask in orders.requests if ask[0] == orders.task]
                 with contextlib.suppress(_Stop):
                     self._work(orders)
         except Disconnected:
@@ -178,7 +178,7 @@ class Worker(ABC, Generic[R]):
         if orders is None:
             return  # overtaken by newer ones that are not all there yet
         assert self._orders is not None
-        self._serve(orders.collects)
+        self._serve(orders.requests)
         if orders.task != self._orders.task:
             self._next = orders
             if orders.flags & PREEMPT:

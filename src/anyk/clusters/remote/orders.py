@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from anyk.clusters.worker import NO_TASK, Orders
+from anyk.clusters.remote.worker import NO_TASK, Orders
 from anyk.protocol import Chunk, Task
 
 # task, flags, start, delay before, delay each, lengths of the work, positions (of models, then their versions) and
-# collects that follow
+# requests that follow
 _HEAD = struct.Struct("=qqdddqqq")
 NOTHING = _HEAD.pack(NO_TASK, 0, 0.0, 0.0, 0.0, 0, 0, 0)
 
@@ -29,10 +29,10 @@ def pack_orders(
     times: tuple[float, float, float],
     work: bytes,
     positions: Sequence[int],
-    collects: Sequence[Any],
+    requests: Sequence[Any],
 ) -> bytes:
     """Orders as bytes; ``times``: start, delay before, delay each; ``positions``: of models, then their versions."""
-    asks = json.dumps(collects).encode() if collects else b""
+    asks = json.dumps(requests).encode() if requests else b""
     head = _HEAD.pack(task, flags, *times, len(work), len(positions), len(asks))
     return head + work + np.asarray(positions, dtype=np.int64).tobytes() + asks
 
@@ -45,13 +45,13 @@ class OrderReader:
 
     def __call__(self, data: bytes | bytearray | memoryview) -> Orders:
         """The orders that the bytes hold."""
-        task, flags, start, before, each, work, positions, collects = _HEAD.unpack_from(data)
+        task, flags, start, before, each, work, positions, requests = _HEAD.unpack_from(data)
         body = bytes(data[_HEAD.size : _HEAD.size + work])
         if body != self._known[0]:
             self._known = body, list(map(Chunk.from_plain, json.loads(body or b"[]")))
         at = _HEAD.size + work
         numbers = np.frombuffer(data, dtype=np.int64, count=positions, offset=at).tolist()
         at += 8 * positions
-        asked = json.loads(bytes(data[at : at + collects])) if collects else []
+        asked = json.loads(bytes(data[at : at + requests])) if requests else []
         half = positions // 2
         return Orders(task, flags, start, before, each, self._known[1], numbers[:half], numbers[half:], asked)

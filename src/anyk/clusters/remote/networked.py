@@ -15,10 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.orders import OrderReader
-from anyk.clusters.remote import Message, Notice, Remote, WorkerHandle
-from anyk.clusters.shipping import unship
-from anyk.clusters.worker import NO_TASK, READY, REPLY, Orders, RunSetup, Times, Worker
+from anyk.clusters.messages import Messages
+from anyk.clusters.remote.driver import Remote
+from anyk.clusters.remote.handles import Notice, WorkerHandle
+from anyk.clusters.remote.orders import OrderReader
+from anyk.clusters.remote.payload import Message, RemotePayload
+from anyk.clusters.remote.shipping import unship
+from anyk.clusters.remote.worker import NO_TASK, READY, REPLY, Orders, RunSetup, Times, Worker
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 
@@ -67,16 +70,85 @@ class NetworkedHandle(WorkerHandle):
         self.here = True  # whether its clock is the driver's
 
 
-M = TypeVar("M", bound=NetworkedHandle)
+class NetworkedPayload(RemotePayload):
+    """Models and messages as arrays of the driver, which travel with the orders that need them."""
 
-
-class Networked(Remote[M]):
-    """The driver's side of clusters without shared memory."""
-
-    def __init__(self, workers: int, handles: list[M], **options: Any) -> None:
-        super().__init__(workers, handles, **options)
+    def __init__(self, messages: Messages) -> None:
+        super().__init__(messages)
         self._models: dict[tuple[str, int], Vector] = {}
         self._blanks: dict[str, Vector] = {}
+
+    def blank(self, slot: str) -> Vector:
+        """See :meth:`RemotePayload.blank`."""
+        if slot not in self._blanks:
+            self._blanks[slot] = np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
+        return self._blanks[slot]
+
+    def publish(self, slot: str, version: int, w: Vector) -> None:
+        """See :meth:`RemotePayload.publish`."""
+        blank = self.blank(slot)
+        if w is not blank:
+            blank[:] = w
+        del self._blanks[slot]  # workers may be reading it until long after its release: it is never written again
+        self._models[slot, version] = blank
+
+    def model(self, slot: str, version: int) -> Vector:
+        """See :meth:`RemotePayload.model`."""
+        return self._models[slot, version]
+
+    def release(self, slot: str, version: int) -> None:
+        """See :meth:`RemotePayload.release`."""
+        self._models.pop((slot, version), None)
+
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """See :meth:`RemotePayload.hold`."""
+        self.arrived[task, chunk] = Message(ids, message, worker, message)
+
+    def vector(self, key: Key) -> Vector | None:
+        """The vector of a key, while there is one."""
+        first, second = key
+        if isinstance(first, str):
+            return self._models.get((first, second))
+        message = self.arrived.get((first, second))
+        return None if message is None else message.vector
+
+    def place(self, slot: str, version: int) -> int:
+        """See :meth:`RemotePayload.place`; workers know versions by their numbers."""
+        return version
+
+    def locate(self, key: tuple[int, int]) -> tuple[int, int]:
+        """See :meth:`RemotePayload.locate`; workers know messages by task and chunk."""
+        return key
+
+    def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        """See :meth:`RemotePayload.contents`; the buffer of a notice is the array that came with it."""
+        vector: NDArray[Any] = notice.buffer
+        good = vector.shape == (length,) and vector.dtype == dtype
+        return vector.size, vector if good else None
+
+    def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
+        """See :meth:`RemotePayload.keep`."""
+        return Message(ids, vector, notice.worker, vector)
+
+    def free_buffer(self, worker: int, buffer: Any) -> None:
+        """The array goes with its last reference."""
+
+    def clear(self) -> None:
+        """Let go of all of it."""
+        self.arrived.clear()
+        self._models.clear()
+
+
+N = TypeVar("N", bound=NetworkedHandle)
+
+
+class Networked(Remote[N]):
+    """The driver's side of clusters without shared memory; its :meth:`open` makes a :class:`NetworkedPayload`."""
+
+    _payload: NetworkedPayload
+
+    def __init__(self, workers: int, handle: type[N], **options: Any) -> None:
+        super().__init__(workers, handle, **options)
         self.pids: dict[int, int] = {}
 
     @abstractmethod
@@ -86,63 +158,6 @@ class Networked(Remote[M]):
     @abstractmethod
     def _send(self, worker: int, envelope: Envelope) -> None:
         """Send an envelope with the vectors of its fresh keys."""
-
-    # ------------------------------------------------------------------------------------------- models and messages
-
-    def blank(self, slot: str) -> Vector:
-        """See :meth:`Cluster.blank`."""
-        if slot not in self._blanks:
-            self._blanks[slot] = np.empty(self._messages.partitions.dimension, dtype=self._dtype)
-        return self._blanks[slot]
-
-    def publish(self, slot: str, version: int, w: Vector | None) -> None:
-        """See :meth:`Cluster.publish`."""
-        assert w is not None  # without a problem it is not opened
-        blank = self.blank(slot)
-        if w is not blank:
-            blank[:] = w
-        del self._blanks[slot]  # workers may be reading it until long after its release: it is never written again
-        self._models[slot, version] = blank
-        self._newest[slot] = max(version, self._newest.get(slot, -1))
-
-    def release(self, slot: str, version: int) -> None:
-        """See :meth:`Cluster.release`."""
-        self._models.pop((slot, version), None)
-
-    def model(self, slot: str, version: int) -> Vector:
-        """See :meth:`Cluster.model`."""
-        return self._models[slot, version]
-
-    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """See :meth:`Cluster.hold`."""
-        self._arrived[task, chunk] = Message(ids, message, worker, message)
-
-    def _vector(self, key: Key) -> Vector | None:
-        """The vector of a key, while there is one."""
-        first, second = key
-        if isinstance(first, str):
-            return self._models.get((first, second))
-        message = self._arrived.get((first, second))
-        return None if message is None else message.vector
-
-    def _place(self, slot: str, version: int) -> int:
-        return version
-
-    def _locate(self, key: tuple[int, int], message: Message) -> tuple[int, int]:
-        return key
-
-    def _contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        vector: NDArray[Any] = notice.buffer
-        good = vector.shape == (length,) and vector.dtype == dtype
-        return vector.size, vector if good else None
-
-    def _keep_message(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        return Message(ids, vector, notice.worker, vector)
-
-    def _free_buffer(self, worker: int, buffer: Any) -> None:
-        """The array goes with its last reference."""
-
-    # ------------------------------------------------------------------------------------------- orders
 
     def _send_orders(self, worker: int) -> None:
         handle = self._handles[worker]
@@ -155,16 +170,16 @@ class Networked(Remote[M]):
         for chunk, version in zip(handle.chunks, handle.positions[len(handle.chunks) :], strict=True):
             needs[chunk.slot, version] = None
             needs.update(((task, index), None) for _, task, index, _ in chunk.mix)
-        for *_, gathered in handle.collects:
+        for *_, gathered in handle.requests:
             needs.update(((task, index), None) for task, index, *_ in gathered)
         # what is gone was needed by a task that has ended since
-        there = tuple(key for key in needs if self._vector(key) is not None)
+        there = tuple(key for key in needs if self._payload.vector(key) is not None)
         handle.number += 1
         fresh = tuple(key for key in there if key not in handle.has)
-        self._send(worker, Envelope(handle.number, self._orders(handle), there, fresh))
+        self._send(worker, Envelope(handle.number, self._tasks.orders(handle), there, fresh))
         handle.has = frozenset(there)
 
-    def _renew(self, handle: M) -> None:
+    def _renew(self, handle: N) -> None:
         """A new life of a worker begins with nothing."""
         handle.incarnation += 1
         handle.has = frozenset()

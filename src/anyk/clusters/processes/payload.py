@@ -1,0 +1,179 @@
+"""Models and messages of a run in shared memory, as the driver keeps them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.messages import Messages
+from anyk.clusters.processes.memory import (
+    ALIGN,
+    FREE,
+    FULL,
+    HEADER,
+    MemoryLayout,
+    Segment,
+    message_bytes,
+    model_view,
+)
+from anyk.clusters.remote.handles import Notice
+from anyk.clusters.remote.payload import Message, RemotePayload
+from anyk.problems.base import Vector
+
+
+class _Moved(NamedTuple):
+    """Where in the memory for replies a message lies that had to leave its sender's buffers."""
+
+    at: int
+    size: int
+
+
+class SharedPayload(RemotePayload):
+    """Versions and messages lie where workers read and write them.
+
+    Of a worker's reply buffers all but one may hold messages that are not used yet; further ones are moved.
+    """
+
+    def __init__(self, messages: Messages, plan: MemoryLayout, models: Segment, replies: Segment) -> None:
+        super().__init__(messages)
+        self._plan, self._models, self._replies = plan, models, replies
+        self._free_copies = list(reversed(range(plan.copies)))
+        self._copies: dict[tuple[str, int], int] = {}
+        self._reserved: set[int] = set()
+        self._held: list[set[int]] = [set() for _ in range(plan.workers)]  # reply buffers with messages
+        self._gaps: dict[int, list[int]] = {}  # free places for moved messages, by size
+
+    def touch(self) -> None:
+        """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
+        plan = self._plan
+        for copy in self._free_copies[-3 * len(plan.slots) :]:
+            model_view(self._models, plan, copy)[:] = 0.0
+        size = self._replies.size // 8
+        self._replies.array(0, size, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
+
+    def blank(self, slot: str) -> Vector:
+        """See :meth:`RemotePayload.blank`; in the memory that workers read."""
+        del slot  # a slot's next version is published before another's is begun
+        plan = self._plan
+        if not self._free_copies:  # more are in use than a strategy is expected to keep
+            first = self._models.size // plan.model_bytes
+            self._models.grow((first + plan.workers) * plan.model_bytes)
+            self._free_copies = list(reversed(range(first, first + plan.workers)))
+        copy = self._free_copies[-1]
+        if copy not in self._reserved:
+            self._models.reserve(copy * plan.model_bytes, plan.model_bytes)
+            self._reserved.add(copy)
+        return model_view(self._models, plan, copy)
+
+    def publish(self, slot: str, version: int, w: Vector) -> None:
+        """See :meth:`RemotePayload.publish`."""
+        blank = self.blank(slot)
+        if not np.may_share_memory(w, blank):
+            blank[:] = w
+        self._copies[slot, version] = self._free_copies.pop()
+
+    def release(self, slot: str, version: int) -> None:
+        """See :meth:`RemotePayload.release`."""
+        copy = self._copies.pop((slot, version), None)
+        if copy is not None:
+            self._free_copies.append(copy)
+
+    def model(self, slot: str, version: int) -> Vector:
+        """See :meth:`RemotePayload.model`."""
+        return model_view(self._models, self._plan, self._copies[slot, version])
+
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """See :meth:`RemotePayload.hold`; where its sender would have left it, so that other workers can read it."""
+        held, plan = self._held[worker], self._plan
+        if len(held) >= plan.buffers - 1:
+            self.arrived[task, chunk] = Message(ids, message, worker, None)
+            return
+        buffer = next(buffer for buffer in range(plan.buffers) if buffer not in held)
+        at = plan.buffer_at(worker, buffer)
+        self._replies.reserve(at, plan.buffer_bytes(worker))
+        vector = self._replies.array(at + HEADER.size, message.size, np.dtype(plan.dtype))
+        vector[:] = message
+        vector.flags.writeable = False
+        HEADER.pack_into(self._replies.memory, at, FULL, task, chunk, message.size)
+        held.add(buffer)
+        self.arrived[task, chunk] = Message(ids, vector, worker, buffer)
+
+    def place(self, slot: str, version: int) -> int:
+        """See :meth:`RemotePayload.place`; by the number of the copy."""
+        return self._copies[slot, version]
+
+    def locate(self, key: tuple[int, int]) -> tuple[int, int]:
+        """See :meth:`RemotePayload.locate`."""
+        message = self.arrived[key]
+        buffer = message.buffer
+        if buffer is None:
+            buffer = self._move(key, message)
+        return buffer.at if isinstance(buffer, _Moved) else self._plan.buffer_at(message.worker, buffer), 0
+
+    def _move(self, key: tuple[int, int], message: Message) -> _Moved:
+        """Put a message that has left its sender's buffers where all workers can read it."""
+        size = message_bytes(message.vector.nbytes)
+        gaps = self._gaps.setdefault(size, [])
+        if not gaps:
+            first = self._replies.size
+            size_before = -(-first // ALIGN) * ALIGN
+            self._replies.grow(size_before + self._plan.workers * size)
+            gaps.extend(range(size_before, size_before + self._plan.workers * size, size))
+        buffer = _Moved(gaps.pop(), size)
+        self._replies.reserve(buffer.at, size)
+        vector = self._replies.array(buffer.at + HEADER.size, message.vector.size, message.vector.dtype)
+        vector[:] = message.vector
+        vector.flags.writeable = False
+        self.arrived[key] = message._replace(vector=vector, buffer=buffer)
+        return buffer
+
+    def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        """See :meth:`RemotePayload.contents`; a buffer is the number of one of its sender's."""
+        at = self._plan.buffer_at(notice.worker, notice.buffer)
+        state, task, chunk, found = HEADER.unpack_from(self._replies.memory, at)
+        if (state, task, chunk) != (FULL, notice.task, notice.chunk) or found != length:
+            return found, None
+        return found, self._replies.array(at + HEADER.size, length, dtype)
+
+    def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
+        """See :meth:`RemotePayload.keep`; where it lies, as long as its sender has a free buffer left."""
+        held = self._held[notice.worker]
+        if len(held) >= self._plan.buffers - 1 and not self._copy_out(notice.worker):
+            vector = vector.copy()
+            vector.flags.writeable = False
+            self.free_buffer(notice.worker, notice.buffer)
+            return Message(ids, vector, notice.worker, None)
+        held.add(notice.buffer)
+        return Message(ids, vector, notice.worker, notice.buffer)
+
+    def _copy_out(self, worker: int) -> bool:
+        """A worker needs a free buffer: the oldest of its messages that nobody is reading moves to the driver's memory.
+
+        False when all of them are being read where they lie.
+        """
+        read = {place for ask in self.requests.values() for place in ask.messages}
+        for key, message in self.arrived.items():
+            held = message.worker == worker and isinstance(message.buffer, int)
+            if held and key not in self.readers.counts and key not in read:
+                vector = message.vector.copy()
+                vector.flags.writeable = False
+                self.arrived[key] = message._replace(vector=vector, buffer=None)
+                self.free_buffer(worker, message.buffer)
+                return True
+        return False
+
+    def free_buffer(self, worker: int, buffer: Any) -> None:
+        """See :meth:`RemotePayload.free_buffer`."""
+        if isinstance(buffer, _Moved):
+            self._gaps[buffer.size].append(buffer.at)
+            return
+        HEADER.pack_into(self._replies.memory, self._plan.buffer_at(worker, buffer), FREE, -1, -1, 0)
+        self._held[worker].discard(buffer)
+
+    def void(self, worker: int) -> None:
+        """A worker has died: what it was writing is void, what it sent is not."""
+        for buffer in range(self._plan.buffers):
+            if buffer not in self._held[worker]:
+                self.free_buffer(worker, buffer)

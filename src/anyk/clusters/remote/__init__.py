@@ -1,0 +1,1 @@
+"""Workers that run by themselves, on the wall clock: what is the same wherever they run."""

@@ -1,0 +1,120 @@
+"""The vectors of a run on the driver's side: models, and messages as they come in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.messages import Messages
+from anyk.clusters.readers import Readers
+from anyk.clusters.remote.handles import Notice
+from anyk.problems.base import Vector
+from anyk.protocol import Chunk, RequestMessage, Task
+
+
+class Message(NamedTuple):
+    """A message that has arrived."""
+
+    ids: tuple[int, ...]
+    vector: Vector
+    worker: int
+    buffer: Any  # where it lies besides, for other workers to read; None: nowhere
+
+
+class RemotePayload(ABC):
+    """Models and messages of a run; where they lie, and how workers find them, is a cluster's own."""
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
+        self.arrived: dict[tuple[int, int], Message] = {}
+        self.readers = Readers()
+        self.requests: dict[tuple[int, int], RequestMessage] = {}  # that have not been answered
+
+    # ------------------------------------------------------------------------------- what a cluster implements
+
+    @abstractmethod
+    def blank(self, slot: str) -> Vector:
+        """A buffer for a slot's next version."""
+
+    @abstractmethod
+    def publish(self, slot: str, version: int, w: Vector) -> None:
+        """Make a version readable for workers; ``w`` is the blank, or is copied to it."""
+
+    @abstractmethod
+    def model(self, slot: str, version: int) -> Vector:
+        """A version that has been published."""
+
+    @abstractmethod
+    def release(self, slot: str, version: int) -> None:
+        """The version is needed no more."""
+
+    @abstractmethod
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """Take in a saved message as if it had arrived, where other workers can read it."""
+
+    @abstractmethod
+    def place(self, slot: str, version: int) -> int:
+        """Where workers find a model version."""
+
+    @abstractmethod
+    def locate(self, key: tuple[int, int]) -> tuple[int, int]:
+        """Where workers find another's message; raises :class:`~anyk.errors.RunFailed` where they no longer can."""
+
+    @abstractmethod
+    def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+        """The length of what was sent, and the array, if it is the message announced and has the length expected."""
+
+    @abstractmethod
+    def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
+        """Keep a message."""
+
+    @abstractmethod
+    def free_buffer(self, worker: int, buffer: Any) -> None:
+        """Nobody needs any more what lies in a buffer."""
+
+    # ------------------------------------------------------------------------------- messages
+
+    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
+        """The weighted sum of messages."""
+        found = [self.arrived[key] for key in messages]
+        return self.messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
+
+    def project(self, task: int, chunk: int, key: int) -> float | None:
+        """The product of a message with the direction of a key; None where it has been freed."""
+        message = self.arrived.get((task, chunk))
+        return None if message is None else self.messages.project(message.ids, message.vector, key)
+
+    def free(self, task: int, chunk: int) -> None:
+        """Drop a message, at once or when no task reads it any more."""
+        self.readers.free(task, chunk, self._drop)
+
+    def end(self, task: int, chunks: Task) -> None:
+        """A task has ended: it no longer reads the messages it began from, and requests to it will not be answered."""
+        self.readers.end(chunks, self._drop)
+        if self.requests:
+            self.requests = {key: request for key, request in self.requests.items() if key[0] != task}
+
+    def _drop(self, task: int, chunk: int) -> None:
+        message = self.arrived.pop((task, chunk), None)
+        if message is not None and message.buffer is not None:
+            self.free_buffer(message.worker, message.buffer)
+
+    def covered(self, task: int, index: int, chunk: Chunk) -> tuple[int, ...]:
+        """The partitions that a chunk's message covers."""
+        request = self.requests.get((task, index))
+        if request is None:
+            return chunk.covers
+        inside = [j for key in request.messages for j in self.arrived[key].ids]
+        return tuple(dict.fromkeys([*request.partitions, *inside]))
+
+    def vectors(self) -> dict[str, Vector]:
+        """See :meth:`Cluster.vectors`."""
+        return self.readers.vectors(lambda task, chunk: self.arrived[task, chunk].vector)
+
+    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+        """Take in what :meth:`vectors` gave."""
+        self.readers.take_back(vectors, workers, self.hold)

@@ -1,0 +1,126 @@
+"""Tasks that workers have been given and have not ended, and the orders that tell workers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from anyk.clusters.injection import InFlight
+from anyk.clusters.remote.handles import WorkerHandle
+from anyk.clusters.remote.orders import pack_orders, pack_work
+from anyk.clusters.remote.payload import RemotePayload
+from anyk.clusters.remote.worker import PREEMPT, UNINTERRUPTIBLE
+from anyk.protocol import Chunk, RequestMessage, Task
+
+_BODIES = 4096  # different tasks whose bytes are remembered
+
+
+class Tasks:
+    """Tasks from their dispatch to the arrival of their last message; a worker's newest one is in its handle."""
+
+    def __init__(self, handles: Sequence[WorkerHandle], payload: RemotePayload, *, uninterruptible: bool) -> None:
+        self.in_flight: dict[int, InFlight] = {}
+        self.missing: dict[int, set[int]] = {}  # chunks of a task that have neither arrived nor failed
+        self._handles, self._payload = handles, payload
+        self._flags = UNINTERRUPTIBLE * uninterruptible
+        self._bodies: dict[Task, bytes] = {}
+
+    def give(self, task: int, entry: InFlight, missing: Iterable[int] | None = None) -> None:
+        """Make a task the newest of its worker."""
+        chunks = entry.chunks
+        self.in_flight[task] = entry
+        self._payload.readers.begin(chunks)
+        self.missing[task] = set(range(len(chunks)) if missing is None else missing)
+        handle = self._handles[entry.worker]
+        if chunks is not handle.chunks:
+            body = self._bodies.get(chunks)
+            if body is None and chunks[0].steps:  # every task its own: not worth remembering
+                body = pack_work(tuple([self._placed(chunk) for chunk in chunks]))
+            elif body is None:
+                if len(self._bodies) >= _BODIES:
+                    self._bodies.clear()
+                body = self._bodies[chunks] = pack_work(chunks)
+            handle.chunks, handle.body = chunks, body
+        handle.task, handle.times = task, (entry.started, entry.before, entry.each)
+        place = self._payload.place
+        handle.positions = [place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)]
+        handle.positions += entry.versions
+
+    def _placed(self, chunk: Chunk) -> Chunk:
+        """A chunk that says where the messages it begins from lie, in place of their tasks."""
+        places = []
+        for worker, task, index, weight in chunk.mix:
+            first, second = self._payload.locate((task, index))
+            places.append((worker, first, second, weight))
+        return chunk._replace(mix=tuple(places))
+
+    def request(self, order: RequestMessage) -> bool:
+        """Have a worker make a message; False when its task has ended."""
+        if order.task not in self.in_flight:
+            return False
+        gathered = []
+        for key, weight in zip(order.messages, order.weights, strict=True):
+            place = self._payload.locate(key)
+            message = self._payload.arrived[key]
+            gathered.append([*place, message.vector.size, message.ids, weight])
+        self._handles[order.worker].requests.append(
+            [order.task, order.chunk, order.partitions, order.coefficients, gathered]
+        )
+        self._payload.requests[order.task, order.chunk] = order
+        return True
+
+    def orders(self, handle: WorkerHandle) -> bytes:
+        """A worker's newest orders, as bytes."""
+        start, before, each = handle.times
+        times = start + handle.clock, before, each
+        flags = PREEMPT * handle.preempt | self._flags
+        return pack_orders(handle.task, flags, times, handle.body, handle.positions, handle.requests)
+
+    def settle(self, task: int, chunk: int) -> None:
+        """A chunk has arrived or failed; a task of which none is missing has ended."""
+        missing = self.missing.get(task)
+        self._payload.requests.pop((task, chunk), None)
+        if missing is not None:
+            missing.discard(chunk)
+            if not missing:
+                self._end(task)
+
+    def cancel(self, task: int, *, preempt: bool) -> int | None:
+        """End a task; returns its worker if that is to be told, None if it is not."""
+        entry = self._end(task)
+        if entry is None:
+            return None
+        handle = self._handles[entry.worker]
+        handle.preempt = preempt
+        if handle.task != task:
+            return None
+        handle.forget()
+        return entry.worker if preempt else None
+
+    def void(self, worker: int) -> None:
+        """A worker is no longer there: what it was doing is void."""
+        handle = self._handles[worker]
+        handle.present = False
+        for task in [task for task, entry in self.in_flight.items() if entry.worker == worker]:
+            self._end(task)
+        handle.forget()
+
+    def _end(self, task: int) -> InFlight | None:
+        entry = self.in_flight.pop(task, None)
+        self.missing.pop(task, None)
+        if entry is not None:
+            self._payload.end(task, entry.chunks)
+        return entry
+
+    def state(self, start: float) -> list[Any]:
+        """The tasks, as plain data, with times since ``start``."""
+        return [
+            (task, entry._replace(started=entry.started - start), sorted(self.missing[task]))
+            for task, entry in self.in_flight.items()
+        ]
+
+    def restore(self, state: Sequence[Any], start: float) -> None:
+        """Give again the tasks that :meth:`state` returned."""
+        for task, plain, missing in state:
+            entry = InFlight.from_plain(plain)
+            self.give(task, entry._replace(started=entry.started + start), missing)
