@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.clusters.mpi import _WIRE_FORM
+from anyk.clusters.mpi.link import WIRE_FORM
 from anyk.clusters.remote.networked import WireMessage
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
@@ -148,8 +148,8 @@ def test_the_cluster_can_be_measured() -> None:
 def test_a_word_comes_back_as_it_was_packed() -> None:
     wire = WireMessage(1, 2**40, 3, 4, 0.5, 1.5, 2.5, 3.5, 2**62, "é" * 10)
     text = wire.text.encode()
-    data = _WIRE_FORM.pack(*wire[:-1], 7, 250_000, len(text), ord("d"), text)
-    *values, run, size, length, kind, text_there = _WIRE_FORM.unpack(data)
+    data = WIRE_FORM.pack(*wire[:-1], 7, 250_000, len(text), ord("d"), text)
+    *values, run, size, length, kind, text_there = WIRE_FORM.unpack(data)
     assert WireMessage(*values)._replace(text=text_there[:length].decode()) == wire
     assert (run, size, chr(kind)) == (7, 250_000, "d")
 
@@ -163,7 +163,7 @@ def test_a_word_comes_back_as_it_was_packed() -> None:
     ],
 )  # fmt: skip
 def test_an_mpi_that_does_not_load_is_said_in_one_sentence(broken, sentence, tmp_path, monkeypatch):
-    from anyk.clusters import mpi
+    from anyk.clusters.mpi.link import communicator
 
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("")
@@ -172,7 +172,7 @@ def test_an_mpi_that_does_not_load_is_said_in_one_sentence(broken, sentence, tmp
     for name in ("mpi4py", "mpi4py.MPI"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(anyk.BadInput, match=sentence) as caught:
-        mpi._world.__wrapped__()
+        communicator.__wrapped__()
     assert "\n" not in str(caught.value)
     for name in ("mpi4py", "mpi4py.MPI"):
         sys.modules.pop(name, None)

@@ -1,20 +1,15 @@
-"""Workers as Ray actors: partitions resident, model versions and messages as objects of Ray's store."""
+"""The cluster of Ray actors."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import re
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
-import traceback
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +18,8 @@ from numpy.typing import NDArray
 from anyk.checks import typed
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
+from anyk.clusters.ray.connection import knock, loopback, one_line, ray_module
+from anyk.clusters.ray.worker import Actor
 from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.networked import (
     Envelope,
@@ -30,85 +27,16 @@ from anyk.clusters.remote.networked import (
     Networked,
     NetworkedHandle,
     NetworkedPayload,
-    NetworkedWorker,
-    WireMessage,
 )
 from anyk.clusters.remote.payload import Message
 from anyk.clusters.remote.shipping import ship
-from anyk.clusters.remote.worker import RunSetup
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput, MissingPackage, RunFailed
+from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Layout
 from anyk.specs import show
 
-_KNOCK = 10.0  # seconds that a machine may take to answer
 _START = 300.0  # seconds that actors may take to be placed and to load their partitions
-
-
-class _RayWorker(NetworkedWorker):
-    """The worker in an actor: it works in a thread of its own; the actor's threads receive orders and hand out news."""
-
-    def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
-        super().__init__(worker, setup, shipped, held)
-        self.changed = threading.Condition(self._lock)
-        self._news: deque[tuple[WireMessage, NDArray[Any] | None]] = deque()
-
-    def _transmit(self, wire: WireMessage, vector: NDArray[Any] | None) -> None:
-        with self.changed:
-            self._news.append((wire, vector))
-            self.changed.notify_all()
-
-    def _listen(self, until: float | None) -> None:
-        with self.changed:
-            self.changed.wait_for(self._changed, None if until is None else max(0.0, until - time.monotonic()))
-
-    def receive_and_wake(self, envelope: Envelope, vectors: dict[Key, Vector]) -> None:
-        """Take in an envelope, and wake the worker if it waits for one."""
-        self.receive(envelope, vectors)
-        with self.changed:
-            self.changed.notify_all()
-
-    def news(self) -> list[tuple[WireMessage, NDArray[Any] | None]]:
-        """What has not been sent yet; waits until there is something."""
-        with self.changed:
-            self.changed.wait_for(lambda: bool(self._news))
-            news = list(self._news)
-            self._news.clear()
-        return news
-
-
-class Actor:
-    """What Ray runs: one actor a worker."""
-
-    def __init__(self, worker: int, setup: Sequence[Any], held: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
-        os.environ["ANYK_WORKER"] = str(worker)
-        views = [part.data for part in shipped]
-        self._worker = _RayWorker(worker, RunSetup.from_plain(setup), views, held)
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._worker.run()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)  # else Ray would take the actor for alive
-
-    def receive(self, packed: bytes, *objects: Any) -> None:
-        """Take in an envelope; a vector is an object, or, with a place, in the list of news that the object is."""
-        envelope, places = pickle.loads(packed)
-        made = Envelope(*envelope)
-        vectors = {
-            key: object_ if place < 0 else object_[place][1]
-            for key, place, object_ in zip(made.fresh, places, objects, strict=True)
-        }
-        self._worker.receive_and_wake(made, vectors)
-
-    def exchange(self, *packed: Any) -> list[tuple[WireMessage, NDArray[Any] | None]]:
-        """Take in an envelope, if there is one, and hand out news as soon as there is any."""
-        if packed:
-            self.receive(*packed)
-        return self._worker.news()
 
 
 class _ActorHandle(NetworkedHandle):
@@ -132,7 +60,7 @@ class _ObjectPayload(NetworkedPayload):
 
     def object(self, key: Key) -> tuple[int, Any]:
         """Where in which object of the store a vector is."""
-        ray = _ray()
+        ray = ray_module()
         first, second = key
         if isinstance(first, str):
             if (first, second) not in self._objects:
@@ -216,7 +144,7 @@ class Ray(Networked[_ActorHandle]):
     def prepare(self) -> None:
         """See :meth:`Cluster.prepare`: the connection, or a Ray cluster of our own."""
         previous = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
-        ray = _ray()
+        ray = ray_module()
         if ray.is_initialized():
             there = ray.get_runtime_context().gcs_address
             if self.address not in ("", "auto", there):
@@ -232,15 +160,15 @@ class Ray(Networked[_ActorHandle]):
     def _connect(self, ray: Any) -> None:
         address = self.address or os.environ.get("RAY_ADDRESS", "")
         if address:
-            _knock(address)
+            knock(address)
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
             except Exception as error:
-                raise BadInput(f"no Ray cluster answers at '{address}' ({_one_line(error)})") from None
+                raise BadInput(f"no Ray cluster answers at '{address}' ({one_line(error)})") from None
             return
         self._folder = tempfile.mkdtemp(prefix="anyk-ray-", dir="/tmp")  # names of sockets have to be short
         try:
-            with _loopback():
+            with loopback():
                 ray.init(
                     address="local",
                     num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
@@ -252,7 +180,7 @@ class Ray(Networked[_ActorHandle]):
                 )
         except Exception as error:
             self.close()
-            raise RunFailed(f"Ray does not start here: {_one_line(error)}") from None
+            raise RunFailed(f"Ray does not start here: {one_line(error)}") from None
         address = ray.get_runtime_context().gcs_address
         if not address.startswith("127.0.0.1:"):
             self.close()
@@ -269,7 +197,7 @@ class Ray(Networked[_ActorHandle]):
         buffers = ship(partitions)
         try:
             self.prepare()
-            ray = _ray()
+            ray = ray_module()
             self._check_resources(ray)
             # Ray itself keeps the actors' linear algebra to as many threads as they have processors
             groups = {"orders": 1, "news": 1}
@@ -300,7 +228,7 @@ class Ray(Networked[_ActorHandle]):
         return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def _spawn(self, worker: int) -> None:
-        ray = _ray()
+        ray = ray_module()
         handle = self._handles[worker]
         self._renew(handle)
         if handle.actor is not None:
@@ -367,7 +295,7 @@ class Ray(Networked[_ActorHandle]):
     # ------------------------------------------------------------------------------------------- news
 
     def _poll(self, timeout: float) -> None:
-        ray = _ray()
+        ray = ray_module()
         self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()})
         calls = list(self._calls)
         if not calls:
@@ -397,7 +325,7 @@ class Ray(Networked[_ActorHandle]):
             value = ray.get(reference)
         except ray.exceptions.RayError as error:  # it has died, or what it sent is lost, or there is no place for it
             blame = 4 if getattr(error, "actor_init_failed", False) else 1  # of others nobody can tell the cause
-            self._news.append(Died(worker, incarnation, _one_line(error), blame))
+            self._news.append(Died(worker, incarnation, one_line(error), blame))
             return
         if what == "telling":
             handle.telling = None
@@ -408,53 +336,3 @@ class Ray(Networked[_ActorHandle]):
                 self._news.append(self._notice(worker, incarnation, wire, buffer))
         if handle.owed:
             self._send_orders(worker)
-
-
-@contextlib.contextmanager
-def _loopback() -> Iterator[None]:
-    """Have Ray listen on this machine's loopback address alone: whoever reaches a Ray cluster can run code on it.
-
-    Ray does so where its clusters have one machine only, as on macOS; elsewhere it takes 127.0.0.1 for a name of the
-    machine's outward address.
-    """
-    from ray._private import ray_constants
-
-    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    before, known = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(name)
-    ray_constants.ENABLE_RAY_CLUSTER, os.environ[name] = False, "0"  # here, and in the programs that Ray starts
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-        if known is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = known
-
-
-def _knock(address: str) -> None:
-    """Ray itself waits for minutes where nobody answers, and then ends the program."""
-    host, _, port = address.rpartition("//")[2].rpartition(":")
-    if not host:
-        return  # 'auto', which Ray looks up
-    try:
-        with socket.create_connection((host, int(port)), timeout=_KNOCK):
-            pass
-    except (OSError, ValueError) as error:
-        raise BadInput(f"no Ray cluster answers at '{address}' ({error})") from None
-
-
-def _one_line(error: BaseException) -> str:
-    """The gist of an error: its first line, or the last where it was raised on another machine."""
-    lines = [re.sub("\x1b\\[[0-9;]*m", "", line).strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[-1 if "creation task" in lines[0] else 0].rstrip(".")
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise MissingPackage("Ray", "ray", "cluster 'ray'") from None
-    return ray

@@ -1,0 +1,10 @@
+"""Workers as MPI ranks: rank 0 drives, the others work. Point-to-point messages only, and nobody waits in one.
+
+Started as ``mpiexec -n 31 anyk train … --cluster mpi``, or with a script of one's own: every rank runs the program, and
+what makes the cluster makes workers of all ranks but the first, which leave the program there when the first has ended.
+"""
+
+from anyk.clusters.mpi.cluster import Mpi
+from anyk.clusters.mpi.ranks import join
+
+__all__ = ["Mpi", "join"]

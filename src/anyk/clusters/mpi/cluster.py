@@ -1,0 +1,161 @@
+"""The cluster of MPI ranks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.checks import typed
+from anyk.clusters.local import Local
+from anyk.clusters.mpi.link import (
+    BYE,
+    CLOSE,
+    LONG_DRIVER,
+    ORDERS,
+    RECEIVED,
+    RUN,
+    Pause,
+)
+from anyk.clusters.mpi.ranks import PATIENCE, join, shared_ranks
+from anyk.clusters.remote.handles import Died
+from anyk.clusters.remote.networked import (
+    Envelope,
+    Networked,
+    NetworkedHandle,
+    NetworkedPayload,
+    WireMessage,
+)
+from anyk.clusters.remote.shipping import ship
+from anyk.delays import Communication, DelayModel
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Partitions
+from anyk.protocol import Layout
+
+START = 300.0  # seconds that workers may take to load their partitions
+
+
+@typed
+class Mpi(Networked[NetworkedHandle]):
+    """MPI ranks, one a worker; the program is started by ``mpiexec`` with one rank more than there are workers.
+
+    On all ranks but the first, making the first of these clusters is where the program ends. Ranks that are not needed
+    stay idle. A rank that dies takes the whole program along under most MPI libraries, MPICH's ``mpiexec`` among them;
+    its run can be resumed. Where the library goes on and says so, the worker is lost and given up.
+
+    Raises :class:`~anyk.errors.BadInput` where mpi4py is missing or there are too few ranks.
+    """
+
+    name = "mpi"
+    patience = 1  # nobody can start a rank anew
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        delays: DelayModel | str | None = None,
+        seed: int = 0,
+        byzantine: Sequence[int] = (),
+        communication: Communication | DelayModel | str | None = None,
+    ) -> None:
+        super().__init__(
+            workers, NetworkedHandle, delays=delays, seed=seed, byzantine=byzantine, communication=communication
+        )
+        join()
+        self._ranks = shared_ranks()
+        there = self._ranks.world.size - 1
+        if workers > there:
+            raise BadInput(
+                f"{workers} workers need {workers + 1} MPI ranks, the program was started with {there + 1}; use "
+                f"'mpiexec -n {workers + 1} …' or {there} workers"
+            )
+        self._ours = self._ranks.all[:workers]
+        self.run = 0
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
+        """See :meth:`Cluster.open`."""
+        ranks = self._ranks
+        if ranks.open is not None:
+            raise BadInput("the MPI ranks are at work for another run; close its cluster first")
+        partitions, messages, self._setup = self._prepare_run(layout, partitions, local)
+        self._keep_vectors_in(NetworkedPayload(messages))
+        self._assignment = layout.assignment
+        only = getattr(partitions, "only", None)
+        self._parcels = [ship(partitions if only is None else only(held)) for held in layout.assignment]
+        if not ranks.freed(self._ours, START):
+            late = [rank.number - 1 for rank in self._ours if rank.busy]
+            raise RunFailed(f"workers {late} are still at work for the last run")
+        self.run = ranks.runs = ranks.runs + 1
+        ranks.open = self
+        try:
+            for worker in range(self.workers):
+                self._spawn(worker)
+            return self._await_workers(START)
+        except BaseException:
+            self.close()
+            raise
+
+    def _spawn(self, worker: int) -> None:
+        self._renew(self._handles[worker])
+        rank = self._ours[worker]
+        rank.busy, rank.told_to_close, rank.received = self.run, False, True
+        body = json.dumps([self.run, worker, self._setup, list(self._assignment[worker])]).encode()
+        parcel = [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
+        self._ranks.send(rank, RUN, body, parcel)
+
+    def close(self) -> None:
+        """See :meth:`Cluster.close`; workers that do not listen leave the run when they do."""
+        if self._ranks.open is not self:
+            return
+        try:
+            for rank in self._ours:
+                if rank.busy == self.run and not rank.told_to_close:
+                    rank.told_to_close = True
+                    self._ranks.send(rank, CLOSE)
+            self._ranks.freed(self._ours, PATIENCE)
+        finally:
+            self._ranks.open = None
+            for handle in self._handles:
+                handle.present = False
+            self._payload.clear()
+            self._news.clear()
+            self._parcels = []
+
+    # ------------------------------------------------------------------------------------------- orders
+
+    def _listens(self, worker: int) -> bool:
+        return self._ours[worker].received
+
+    def _send(self, worker: int, envelope: Envelope) -> None:
+        self._ours[worker].received = False
+        head = json.dumps([envelope.number, envelope.needs, envelope.fresh, len(envelope.orders)]).encode()
+        vectors = [vector for key in envelope.fresh if (vector := self._payload.vector(key)) is not None]
+        self._ranks.send(self._ours[worker], ORDERS, len(head).to_bytes(8, "little") + head + envelope.orders, vectors)
+
+    # ------------------------------------------------------------------------------------------- news
+
+    def _poll(self, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        pause = Pause(LONG_DRIVER)
+        while not self._ranks.look() and time.monotonic() < until:
+            pause(until)
+
+    def on_message(self, worker: int, wire: WireMessage, vector: NDArray[Any] | None) -> None:
+        """A worker of this run has sent a message."""
+        handle = self._handles[worker]
+        if wire.kind == RECEIVED:
+            if handle.owed:
+                self._send_orders(worker)
+        elif wire.kind != BYE:
+            self._news.append(self._notice(worker, handle.incarnation, wire, vector))
+
+    def lost(self, worker: int, reason: str) -> None:
+        """A worker's rank has died."""
+        if worker < self.workers:
+            self._news.append(Died(worker, self._handles[worker].incarnation, reason))

@@ -1,0 +1,194 @@
+"""The ranks of the program: the first drives, the others work for whoever drives next."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.mpi.link import (
+    BYE,
+    END,
+    LONG_DRIVER,
+    RECEIVED,
+    TO_WORKER,
+    VECTOR,
+    WIRE,
+    WIRE_FORM,
+    Pause,
+    Sends,
+    communicator,
+    parcel,
+)
+from anyk.clusters.mpi.worker import serve
+from anyk.clusters.remote.networked import (
+    WireMessage,
+)
+from anyk.errors import BadInput, RunFailed
+
+if TYPE_CHECKING:
+    from anyk.clusters.mpi.cluster import Mpi
+
+PATIENCE = 30.0  # seconds that a worker may take to end what it is doing, when the run has ended
+
+
+class Rank:
+    """What is awaited of a worker's rank, for as long as the program runs."""
+
+    def __init__(self, world: Any, number: int) -> None:
+        self.number = number
+        self._world = world
+        self._buffer = bytearray(WIRE_FORM.size)
+        self._pending: tuple[int, WireMessage, NDArray[Any]] | None = None  # a message whose vector is under way
+        self.busy = 0  # the run it is in
+        self.told_to_close = False
+        self.received = True  # whether it has received the last envelope
+        self.dead = False
+        self.request = self._await_message()
+
+    def _await_message(self) -> Any:
+        return self._world.Irecv(self._buffer, source=self.number, tag=WIRE)
+
+    def came(self) -> tuple[int, WireMessage, NDArray[Any] | None] | None:
+        """What has come: the number of a run, a message and its vector; None while that is under way."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self.request = self._await_message()
+            return pending
+        *values, run, size, length, single, text = WIRE_FORM.unpack(self._buffer)
+        wire = WireMessage(*values)._replace(text=text[:length].decode(errors="replace"))
+        if size < 0:
+            self.request = self._await_message()
+            return run, wire, None
+        vector = np.empty(size, dtype=np.dtype(chr(single)))
+        self._pending = run, wire, vector
+        self.request = self._world.Irecv(vector, source=self.number, tag=VECTOR)
+        return None
+
+    def let_go(self) -> None:
+        """Await nothing more."""
+        if not self.dead:
+            self.request.Cancel()
+            self.request.Wait()
+
+
+class Ranks:
+    """The workers' ranks, which outlive runs: whoever drives next goes on with them."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self._sends = Sends(world)
+        self.all = [Rank(world, number) for number in range(1, world.size)]
+        self.runs = 0
+        self.open: Mpi | None = None
+        atexit.register(self.end)
+
+    def send(self, rank: Rank, kind: int, body: bytes = b"", vectors: Sequence[NDArray[Any]] = ()) -> None:
+        """Send a parcel."""
+        if not rank.dead:
+            self._sends(rank.number, TO_WORKER, parcel(kind, body, vectors))
+            for vector in vectors:
+                self._sends(rank.number, TO_WORKER, vector)
+
+    def look(self) -> bool:
+        """Take in what has come, also of runs that are over; False when nothing has."""
+        from mpi4py import MPI
+
+        living = [rank for rank in self.all if not rank.dead]
+        requests = [rank.request for rank in living]
+        try:
+            self._sends.tidy()
+            done = MPI.Request.Testsome(requests)
+        except MPI.Exception as error:
+            return self._find_the_dead(living, error)
+        for place in done or ():
+            self._interpret(living[place])
+        return bool(done)
+
+    def _interpret(self, rank: Rank) -> None:
+        came = rank.came()
+        if came is None:
+            return
+        run, wire, vector = came
+        if wire.kind == BYE:
+            rank.busy = 0
+        elif wire.kind == RECEIVED:
+            rank.received = True
+        if self.open is not None and run == self.open.run:
+            self.open.on_message(rank.number - 1, wire, vector)
+
+    def _find_the_dead(self, living: list[Rank], error: Exception) -> bool:
+        """Which ranks an MPI library has lost that goes on without them."""
+        from mpi4py import MPI
+
+        found = False
+        for rank in living:
+            try:
+                if rank.request.Test():
+                    self._interpret(rank)
+            except MPI.Exception as reason:
+                rank.dead = found = True
+                rank.busy = 0
+                if self.open is not None:
+                    self.open.lost(rank.number - 1, str(reason).splitlines()[0])
+        if not found:
+            raise RunFailed(f"MPI reports an error that is no rank's death ({error}); resume the run")
+        return True
+
+    def freed(self, ranks: Sequence[Rank], within: float) -> bool:
+        """Wait until the ranks have left what they were in; False when they have not within so many seconds."""
+        until = time.monotonic() + within
+        pause = Pause(LONG_DRIVER)
+        while any(rank.busy for rank in ranks):
+            if not self.look():
+                pause()
+            if time.monotonic() > until:
+                return False
+        return True
+
+    def end(self) -> None:
+        """Let the workers leave; where one does not listen, end the program for all."""
+        if self.open is not None:
+            self.open.close()
+        for rank in self.all:
+            self.send(rank, END)
+        if not self.freed(self.all, PATIENCE):
+            late = [rank.number - 1 for rank in self.all if rank.busy]
+            print(f"anyk: workers {late} are still at work; ending the MPI program", file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self.world.Abort(1)
+        for rank in self.all:
+            rank.let_go()
+
+
+@cache
+def shared_ranks() -> Ranks:
+    """The ranks, the same for all clusters of the program; starts MPI."""
+    return Ranks(communicator())
+
+
+def join() -> None:
+    """Make a worker of this rank, unless it is the first: it serves until the first ends, and leaves the program."""
+    world = communicator()
+    if world.rank == 0:
+        if world.size == 1:
+            raise BadInput("cluster 'mpi' has no workers: start the program with mpiexec, as in 'mpiexec -n 5 anyk …'")
+        shared_ranks()  # from now on the workers are let go when this program ends, however early
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
+    try:
+        serve(world)
+    except BaseException:
+        traceback.print_exc()  # a defect of ours, or a broken connection: without this rank the others would hang
+        sys.stderr.flush()
+        world.Abort(1)
+    raise SystemExit(0)

@@ -1,0 +1,5 @@
+"""Workers as Ray actors: partitions resident, model versions and messages as objects of Ray's store."""
+
+from anyk.clusters.ray.cluster import Ray
+
+__all__ = ["Ray"]

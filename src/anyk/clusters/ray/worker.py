@@ -1,0 +1,89 @@
+"""The worker in a Ray actor."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.remote.networked import (
+    Envelope,
+    Key,
+    NetworkedWorker,
+    WireMessage,
+)
+from anyk.clusters.remote.worker import RunSetup
+from anyk.problems.base import Vector
+
+
+class RayWorker(NetworkedWorker):
+    """The worker in an actor: it works in a thread of its own; the actor's threads receive orders and hand out news."""
+
+    def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
+        super().__init__(worker, setup, shipped, held)
+        self.changed = threading.Condition(self._lock)
+        self._news: deque[tuple[WireMessage, NDArray[Any] | None]] = deque()
+
+    def _transmit(self, wire: WireMessage, vector: NDArray[Any] | None) -> None:
+        with self.changed:
+            self._news.append((wire, vector))
+            self.changed.notify_all()
+
+    def _listen(self, until: float | None) -> None:
+        with self.changed:
+            self.changed.wait_for(self._changed, None if until is None else max(0.0, until - time.monotonic()))
+
+    def receive_and_wake(self, envelope: Envelope, vectors: dict[Key, Vector]) -> None:
+        """Take in an envelope, and wake the worker if it waits for one."""
+        self.receive(envelope, vectors)
+        with self.changed:
+            self.changed.notify_all()
+
+    def news(self) -> list[tuple[WireMessage, NDArray[Any] | None]]:
+        """What has not been sent yet; waits until there is something."""
+        with self.changed:
+            self.changed.wait_for(lambda: bool(self._news))
+            news = list(self._news)
+            self._news.clear()
+        return news
+
+
+class Actor:
+    """What Ray runs: one actor a worker."""
+
+    def __init__(self, worker: int, setup: Sequence[Any], held: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
+        os.environ["ANYK_WORKER"] = str(worker)
+        views = [part.data for part in shipped]
+        self._worker = RayWorker(worker, RunSetup.from_plain(setup), views, held)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._worker.run()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # else Ray would take the actor for alive
+
+    def receive(self, packed: bytes, *objects: Any) -> None:
+        """Take in an envelope; a vector is an object, or, with a place, in the list of news that the object is."""
+        envelope, places = pickle.loads(packed)
+        made = Envelope(*envelope)
+        vectors = {
+            key: object_ if place < 0 else object_[place][1]
+            for key, place, object_ in zip(made.fresh, places, objects, strict=True)
+        }
+        self._worker.receive_and_wake(made, vectors)
+
+    def exchange(self, *packed: Any) -> list[tuple[WireMessage, NDArray[Any] | None]]:
+        """Take in an envelope, if there is one, and hand out news as soon as there is any."""
+        if packed:
+            self.receive(*packed)
+        return self._worker.news()
