@@ -83,8 +83,7 @@ class Mpi(Networked[NetworkedHandle]):
         ranks = self._ranks
         if ranks.open is not None:
             raise BadInput("the MPI ranks are at work for another run; close its cluster first")
-        partitions, messages, self._setup = self._prepare_run(layout, partitions, local)
-        self._keep_vectors_in(NetworkedPayload(messages))
+        partitions, self._setup = self._prepare_run(layout, partitions, local, NetworkedPayload)
         self._assignment = layout.assignment
         only = getattr(partitions, "only", None)
         self._parcels = [ship(partitions if only is None else only(held)) for held in layout.assignment]

@@ -13,8 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from anyk.checks import typed
 from anyk.clusters.contract import PINNED
 from anyk.clusters.local import Local
@@ -148,20 +146,24 @@ class Processes(Remote[_ProcessHandle]):
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        partitions, messages, self._setup = self._prepare_run(layout, partitions, local)
-        self._plan = MemoryLayout(
-            workers=self.workers,
-            slots=layout.slots,
-            # each worker may be on a version of its own; the newest; the one being written; those yet to be evaluated
-            copies=len(layout.slots) * (self.workers + 2 + PINNED),
-            dimension=partitions.dimension,
-            dtype=np.dtype(partitions.dtype).str,
-            buffers=_BUFFERS,
-            lengths=tuple(messages.length(tuple(held)) for held in layout.covers or layout.assignment),
-            box=_BOX,
-        )
+
+        def payload(messages: Messages) -> SharedPayload:
+            self._plan = MemoryLayout(
+                workers=self.workers,
+                slots=layout.slots,
+                # each worker may be on a version of its own; the newest; the one being written; those yet to evaluate
+                copies=len(layout.slots) * (self.workers + 2 + PINNED),
+                dimension=messages.partitions.dimension,
+                dtype=messages.dtype.str,
+                buffers=_BUFFERS,
+                lengths=tuple(messages.length(tuple(held)) for held in layout.covers or layout.assignment),
+                box=_BOX,
+            )
+            return SharedPayload(messages, self._plan)
+
+        partitions, self._setup = self._prepare_run(layout, partitions, local, payload)
         try:
-            self._start_forkserver(partitions, messages, layout.assignment)
+            self._start_forkserver(partitions, layout.assignment)
             present = self._await_workers(_START)
             self._payload.touch()
         except BaseException:
@@ -170,9 +172,7 @@ class Processes(Remote[_ProcessHandle]):
         self._start = time.monotonic()
         return present
 
-    def _start_forkserver(
-        self, partitions: Partitions, messages: Messages, assignment: Sequence[tuple[int, ...]]
-    ) -> None:
+    def _start_forkserver(self, partitions: Partitions, assignment: Sequence[tuple[int, ...]]) -> None:
         self.prepare()
         plan = self._plan
         places, data = self._write_data(partitions)
@@ -181,7 +181,7 @@ class Processes(Remote[_ProcessHandle]):
         mail = Segment.create(plan.workers * (plan.box + ERROR_BOX), "mail")
         self._segments = [data, models, replies, mail]
         self._mail = mail
-        self._keep_vectors_in(SharedPayload(messages, plan, models, replies))
+        self._payload.attach(models, replies)
         self._pipe, self._into_pipe = os.pipe()
         message = {
             "layout": plan.plain(),

@@ -36,14 +36,18 @@ class SharedPayload(RemotePayload):
     Of a worker's reply buffers all but one may hold messages that are not used yet; further ones are moved.
     """
 
-    def __init__(self, messages: Messages, plan: MemoryLayout, models: Segment, replies: Segment) -> None:
+    def __init__(self, messages: Messages, plan: MemoryLayout) -> None:
         super().__init__(messages)
-        self._plan, self._models, self._replies = plan, models, replies
+        self._plan = plan
         self._free_copies = list(reversed(range(plan.copies)))
         self._copies: dict[tuple[str, int], int] = {}
         self._reserved: set[int] = set()
         self._held: list[set[int]] = [set() for _ in range(plan.workers)]  # reply buffers with messages
         self._gaps: dict[int, list[int]] = {}  # free places for moved messages, by size
+
+    def attach(self, models: Segment, replies: Segment) -> None:
+        """Use this memory; called before anything else."""
+        self._models, self._replies = models, replies
 
     def touch(self) -> None:
         """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""

@@ -191,8 +191,7 @@ class Ray(Networked[_ActorHandle]):
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
-        partitions, messages, self._setup = self._prepare_run(layout, partitions, local)
-        self._keep_vectors_in(_ObjectPayload(messages))
+        partitions, self._setup = self._prepare_run(layout, partitions, local, _ObjectPayload)
         self._assignment = layout.assignment
         buffers = ship(partitions)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -96,9 +96,16 @@ class Remote(Cluster, Generic[H]):
     # ------------------------------------------------------------------------------------------- life
 
     def _prepare_run(
-        self, layout: Layout, partitions: Partitions | None, local: Local | None
-    ) -> tuple[Partitions, Messages, RunSetup]:
-        """How every :meth:`open` begins: what is worked on, its messages, and what workers need to know of the run."""
+        self,
+        layout: Layout,
+        partitions: Partitions | None,
+        local: Local | None,
+        payload: Callable[[Messages], RemotePayload],
+    ) -> tuple[Partitions, RunSetup]:
+        """How every :meth:`open` begins; returns the partitions, and what all workers need to know of the run.
+
+        ``payload``: makes what keeps the vectors.
+        """
         if partitions is None:
             raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
         if self._opened:
@@ -106,13 +113,10 @@ class Remote(Cluster, Generic[H]):
         self._opened = True
         messages = Messages(partitions, layout.blocks, self.seed)
         self.injection.start(layout, messages)
+        self._payload = payload(messages)
+        self._tasks = Tasks(self._handles, self._payload, uninterruptible=self.delays.uninterruptible)
         self._comparisons = Comparisons(messages.tolerance)
-        return partitions, messages, RunSetup(layout.blocks, self.byzantine, self.seed, local)
-
-    def _keep_vectors_in(self, payload: RemotePayload) -> None:
-        """Called by every :meth:`open` before the first worker is started."""
-        self._payload = payload
-        self._tasks = Tasks(self._handles, payload, uninterruptible=self.delays.uninterruptible)
+        return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local)
 
     def _await_workers(self, within: float) -> tuple[int, ...]:
         """Wait for those that have been spawned to report that they are ready; the run's clock starts then."""

@@ -14,16 +14,15 @@ from anyk.checks import typed
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import InFlight
 from anyk.clusters.local import Local
+from anyk.clusters.virtual.calendar import Calendar, Outage
 from anyk.clusters.virtual.cores import Compute
 from anyk.clusters.virtual.entries import COMPUTED, DUE
-from anyk.clusters.virtual.outages import Outage, OutageQueue
 from anyk.clusters.virtual.payload import Payload
 from anyk.clusters.virtual.schedule import Schedule
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import (
-    Alarm,
     Cancel,
     Cut,
     Dispatch,
@@ -78,14 +77,13 @@ class Simulated(Cluster):
         times: Any = getattr(self.delays, "times", None)  # of a trace or table
         still = self.delays.silent or (times is not None and not times.any())
         self.passes_time = bool(computing or not still or not self.communication.silent)
-        self._all_outages = tuple(outages)
+        self._outages = tuple(outages)
         self._reset(None)
 
     def _reset(self, payload: Payload | None) -> None:
         self._payload = payload
         self._schedule = Schedule(self.injection, self.compute, payload)
-        self._outages = OutageQueue(self._all_outages)
-        self._alarms: dict[str, float] = {}
+        self._calendar = Calendar(self._outages)
         self._projections: deque[ProjectMessage] = deque()  # asked for and not answered yet
 
     @property
@@ -119,10 +117,9 @@ class Simulated(Cluster):
         return {
             **super().state(),
             **self._schedule.state(),
+            **self._calendar.state(),
             "requests": list(requests.values()),
             "projections": list(self._projections),
-            "alarms": dict(self._alarms),
-            "outages": self._outages.state(),
         }
 
     def restore(self, time: float, state: dict[str, Any]) -> None:
@@ -132,8 +129,7 @@ class Simulated(Cluster):
         for request in map(RequestMessage.from_plain, state["requests"]):
             self._vectors.requests[request.task, request.chunk] = request
         self._projections.extend(ProjectMessage(*plain) for plain in state["projections"])
-        self._alarms |= state["alarms"]
-        self._outages.restore(state["outages"])
+        self._calendar.restore(state)
 
     # ------------------------------------------------------------------------------------------- models and messages
 
@@ -205,9 +201,9 @@ class Simulated(Cluster):
             elif kind is ProjectMessage:
                 self._projections.append(order)  # type: ignore[arg-type]
             elif order.time is None:  # type: ignore[union-attr]
-                self._alarms.pop(order.name, None)  # type: ignore[union-attr]
+                self._calendar.alarms.pop(order.name, None)  # type: ignore[union-attr]
             else:
-                self._alarms[order.name] = order.time  # type: ignore[union-attr]
+                self._calendar.alarms[order.name] = order.time  # type: ignore[union-attr]
         return cuts
 
     def step_done(self) -> None:
@@ -225,7 +221,8 @@ class Simulated(Cluster):
 
     def events(self) -> Iterator[Event | Cut | None]:
         """See :meth:`Cluster.events`; ends when nothing can happen any more."""
-        schedule, outages, computes = self._schedule, self._outages.heap, self._payload is not None
+        schedule, calendar, computes = self._schedule, self._calendar, self._payload is not None
+        alarms, outages = calendar.alarms, calendar.outages
         heap, in_flight, cores = schedule.heap, schedule.in_flight, schedule.cores
         while True:
             event: Event | None
@@ -234,9 +231,12 @@ class Simulated(Cluster):
                 if event is not None:
                     yield event
                 continue
-            if self._alarms or outages:
-                event = self._alarm_or_outage(heap[0][0] if heap else np.inf)
+            if alarms or outages:
+                event = calendar.pop(heap[0][0] if heap else np.inf, schedule.now)
                 if event is not None:
+                    schedule.now = event.time
+                    if isinstance(event, Lost):
+                        self.give_up(event.worker)  # for now
                     yield event
                     continue
             if not heap:
@@ -294,21 +294,3 @@ class Simulated(Cluster):
         else:
             value = self._payload.project(task, chunk, key)
         return None if value is None else MessageProjected(self._schedule.now, worker, task, chunk, value)
-
-    def _alarm_or_outage(self, before: float) -> Event | None:
-        """The first alarm or outage, if it comes no later than ``before``."""
-        schedule = self._schedule
-        name = min(self._alarms, key=lambda key: (self._alarms[key], key), default=None)
-        alarm = self._alarms[name] if name is not None else np.inf
-        outage = self._outages.next
-        if min(alarm, outage) > before or min(alarm, outage) == np.inf:
-            return None
-        if name is not None and alarm <= outage:
-            del self._alarms[name]
-            schedule.now = max(schedule.now, alarm)
-            return Alarm(schedule.now, name)
-        event = self._outages.pop(schedule.now)
-        schedule.now = event.time
-        if isinstance(event, Lost):
-            self.give_up(event.worker)  # for now
-        return event

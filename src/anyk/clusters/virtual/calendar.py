@@ -1,0 +1,62 @@
+"""What comes at given times: alarms, and workers that are lost and join again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
+
+from anyk.protocol import Alarm, Joined, Lost
+
+_LOST, _JOINED = 0, 1  # of two at the same time the loss comes first
+_NEVER = float("inf")
+
+
+class Outage(NamedTuple):
+    """A worker is lost at ``time`` and joins again at ``back`` (None: never, it is given up)."""
+
+    time: float
+    worker: int
+    back: float | None = None
+
+
+class Calendar:
+    """Alarms that are set, and losses and returns that are yet to come."""
+
+    def __init__(self, outages: Iterable[Outage]) -> None:
+        self.alarms: dict[str, float] = {}
+        # (time, kind, worker, when it is back)
+        self.outages = [(o.time, _LOST, o.worker, _NEVER if o.back is None else o.back) for o in outages]
+        heapify(self.outages)
+
+    def pop(self, before: float, now: float) -> Alarm | Lost | Joined | None:
+        """The first of them, if it comes no later than ``before``, at its time or at ``now`` where that is later."""
+        name = min(self.alarms, key=lambda key: (self.alarms[key], key), default=None)
+        alarm = self.alarms[name] if name is not None else _NEVER
+        outage = self.outages[0][0] if self.outages else _NEVER
+        time = min(alarm, outage)
+        if time > before or time == _NEVER:
+            return None
+        now = max(now, time)
+        if name is not None and alarm <= outage:
+            del self.alarms[name]
+            return Alarm(now, name)
+        _, kind, worker, back = heappop(self.outages)
+        if kind == _JOINED:
+            return Joined(now, worker)
+        if back != _NEVER:
+            heappush(self.outages, (max(back, now), _JOINED, worker, _NEVER))
+        return Lost(now, worker, "simulated outage", gone=back == _NEVER)
+
+    def state(self) -> dict[str, Any]:
+        """What is yet to come, as plain data."""
+        outages = [(time, kind, worker, None if back == _NEVER else back) for time, kind, worker, back in self.outages]
+        return {"alarms": dict(self.alarms), "outages": outages}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned."""
+        self.alarms |= state["alarms"]
+        self.outages[:] = [
+            (time, kind, worker, _NEVER if back is None else back) for time, kind, worker, back in state["outages"]
+        ]
+        heapify(self.outages)
