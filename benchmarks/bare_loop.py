@@ -23,7 +23,7 @@ GOAL = "at most 1.3"
 def bare(problem, spec):
     """Median seconds of a step of the bare loop."""
     strategy = anyk.strategy(spec, workers=WORKERS)
-    partitions = problem.split(strategy.partitions)
+    partitions = problem.split(strategy.layout.partitions)
     messages = Messages(partitions)
     work = [Chunk(*row) for row in strategy.code.rows]
     model = np.frombuffer(mmap.mmap(-1, problem.dimension * 8))

@@ -14,9 +14,9 @@ for spec in ("uncoded", "frc:load=3"):
     for seed in range(3):
         with processes("none", seed) as cluster:
             cluster.prepare()  # as the driver does, before it cuts the data
-            partitions = problem.split(strategy.partitions)
+            partitions = problem.split(strategy.layout.partitions)
             began = time.perf_counter()
-            cluster.open(partitions, total=strategy.partitions, slots=("model",), assignment=strategy.assignment)
+            cluster.open(strategy.layout, partitions)
             seconds.append(time.perf_counter() - began)
             for pid in cluster.pids.values():
                 with Path(f"/proc/{pid}/smaps_rollup").open() as lines:

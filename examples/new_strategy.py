@@ -1,48 +1,58 @@
 """A strategy of one's own. Try: anyk train --plugin examples/new_strategy.py --strategy turns"""
 
+from dataclasses import dataclass
+
 import anyk
-from anyk.protocol import Chunk, Combine, Dispatch, Failed, Joined, Layout, Lost, Reply, Stop
+from anyk.protocol import Chunk, Combine, Dispatch, Failed, Joined, Layout, Lost, Reply, Stop, Strategy
+from anyk.strategies import Crew
+
+
+@dataclass(slots=True)
+class Turn:
+    """What changes in a run: who is there, and whose turn it is."""
+
+    crew: Crew
+    worker: int = -1
+    task: int = -1
+    busy: bool = False
 
 
 @anyk.strategies.register("turns")
-class Turns:
+@dataclass(frozen=True, repr=False)
+class Turns(Strategy):
     """One worker at a time computes on its partition, and the model steps with what it sends."""
 
+    State = Turn
     spec = "turns"
 
-    def __init__(self, workers: int):
-        self.workers = workers
-        self.layout = Layout(workers, partitions=workers, assignment=tuple((i,) for i in range(workers)))
+    workers: int
+
+    @property
+    def layout(self):
+        return Layout(self.workers, partitions=self.workers, assignment=tuple((i,) for i in range(self.workers)))
 
     def start(self, fleet):
-        self.now = {"task": -1, "turn": -1, "busy": False, "here": list(fleet.present), "gone": 0}
-        return self.next_turn()
+        state = Turn(Crew.of(fleet))
+        return state, self.next_turn(state)
 
-    def on(self, event):
-        now, commands = self.now, []
-        if isinstance(event, (Reply, Failed)) and now["busy"] and event.task == now["task"]:  # others come late
-            now["busy"] = False
+    def on(self, state, event):
+        commands = []
+        if isinstance(event, (Reply, Failed)) and state.busy and event.task == state.task:  # others come late
+            state.busy = False
             if isinstance(event, Reply):
                 commands = [Combine("model", [(event.task, 0)], [1.0], divisor="counted")]
         elif isinstance(event, Joined):
-            now["here"] = sorted({*now["here"], event.worker})
+            state.crew.join(event.worker)
         elif isinstance(event, Lost):
-            now["here"] = [i for i in now["here"] if i != event.worker]
-            now["busy"] = now["busy"] and event.worker != now["turn"]
-            now["gone"] += event.gone
-            if now["gone"] == self.workers:
+            state.crew.lose(event)
+            state.busy = state.busy and event.worker != state.worker
+            if state.crew.hopeless:
                 return [Stop("every worker has been given up", failed=True)]
-        return [*commands, *self.next_turn()]
+        return [*commands, *self.next_turn(state)]
 
-    def next_turn(self):
-        if self.now["busy"] or not self.now["here"]:
+    def next_turn(self, state):
+        if state.busy or not state.crew.present:
             return []
-        turn = min(self.now["here"], key=lambda i: (i <= self.now["turn"], i))  # the next, or the first again
-        self.now |= {"turn": turn, "task": self.now["task"] + 1, "busy": True}
-        return [Dispatch(self.now["task"], (turn,), ((Chunk((turn,), (1.0,)),),))]
-
-    def state(self):
-        return dict(self.now)
-
-    def restore(self, state):
-        self.now = dict(state)
+        turn = min(state.crew.present, key=lambda i: (i <= state.worker, i))  # the next, or the first again
+        state.worker, state.task, state.busy = turn, state.crew.number(1), True
+        return [Dispatch(state.task, (turn,), ((Chunk((turn,), (1.0,)),),))]

@@ -11,7 +11,6 @@ linear algebra in the last digits, so both states are to be run on one machine.
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,8 +26,7 @@ from anyk.codes import registry as codes
 from anyk.delays import parse
 from anyk.errors import RunFailed
 from anyk.problems.many import ManyProblems
-from anyk.protocol import Failed, Lost, Note, Reply, Stop
-from anyk.strategies import SequentialRounds
+from anyk.protocol import Failed, Lost, Note, Reply, Running, Stop
 from anyk.training.driver import Driver
 from anyk.training.session import session
 
@@ -57,32 +55,34 @@ NAMES: dict[str, str] = {  # commands and events that have been renamed since a 
 }  # fmt: skip
 
 
-class Watched:
+class Watched(Running):
     """A strategy whose events and commands are written down, and which is now and then replaced by its restored self."""
 
     def __init__(self, strategy: Any, restored: bool) -> None:
-        self._strategy, self._fresh, self._restored = strategy, copy.deepcopy(strategy), restored
+        super().__init__(strategy)
+        self._restored = restored
         self._heard = 0
         self.lines: list[Any] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._strategy, name)
-
     def start(self, fleet: Any) -> Sequence[Any]:
-        return self._told(["start", *fleet], self._strategy.start(fleet))
+        commands = self._told(["start", *fleet], super().start(fleet))
+        self._watch()
+        return commands
 
-    def on(self, event: Any) -> Sequence[Any]:
+    def _watch(self) -> None:
+        self._on, self.on = self.on, self._hear
+
+    def _hear(self, event: Any) -> Sequence[Any]:
         self._heard += 1
         if self._restored and self._heard % EVERY == 0:
-            state = json.loads(json.dumps(self._strategy.state()))
-            self._strategy = copy.deepcopy(self._fresh)
-            self._strategy.restore(state)
+            self.restore(json.loads(json.dumps(self.save())))
+            self._watch()
         fields = list(event)
         if isinstance(event, (Reply, Failed)):
             fields = fields[:4]
         elif isinstance(event, Lost):
             fields = [event.time, event.worker, event.gone]
-        return self._told([type(event).__name__, *fields], self._strategy.on(event))
+        return self._told([type(event).__name__, *fields], self._on(event))
 
     def _told(self, event: list[Any], commands: Sequence[Any]) -> Sequence[Any]:
         given = [
@@ -114,15 +114,15 @@ def decisions(spec: str, seed: int, *, restored: bool) -> Iterator[str]:
         time = float(random.exponential(1.5))
         outages.append(Outage(time, int(random.integers(n)), time + float(random.exponential(0.5))))
     strategy: Any = anyk.strategy(spec, workers=n)
-    if isinstance(strategy, SequentialRounds):
-        strategy.plan(STEPS)
+    strategy = strategy.planned(STEPS)
     watched: Any = Watched(strategy, restored)
     byzantine = (1,) if spec.startswith("draco") else ()
     cluster = Simulated(n, delays=parse(DELAYS[seed % len(DELAYS)]), seed=seed, outages=outages, byzantine=byzantine)
     problem: Any = anyk.problems.from_data("synthetic:rows=60,features=4")
-    if len(strategy.slots) > 1 and strategy.slots[0].startswith("model "):
-        problem = ManyProblems([problem] * len(strategy.slots))
-    driver = Driver(watched, cluster, problem=problem, optimizer=anyk.optimizers.GD(lr=0.3), steps=STEPS)
+    if strategy.layout.slots[0].startswith("model "):
+        problem = ManyProblems([problem] * len(strategy.layout.slots))
+    driver = Driver(strategy, cluster, problem=problem, optimizer=anyk.optimizers.GD(lr=0.3), steps=STEPS)
+    driver.running = watched
     with session(driver):
         try:
             driver.run()

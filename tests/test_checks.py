@@ -10,7 +10,7 @@ from anyk import clusters, codes, compression, delays, html, optimizers, problem
 from anyk.checks import check
 from anyk.errors import BadInput
 
-PLAIN = {"int": 1, "float": 0.5, "str": "sync"}
+PLAIN = {"int": 1, "float": 0.5, "str": "sync", "File": "sync"}
 GIVEN = {"X": np.eye(4), "y": [0, 1, 0, 1], "code": codes.Uncoded(6), "latency": delays.NoDelay(), "weights": (1.0,)}
 NUMBERS = {"int", "float", "int | None", "float | None"}
 INTERNAL = {"DelayStream", "Durations", "LinearPartitions", "Messages", "TorchPartitions", "Decoding", "Selection",
@@ -181,7 +181,7 @@ def test_what_is_shown_of_things_says_what_they_are():
         "<Race uncoded, async: 2 of 2 runs>": race,
         "<LogisticRegression: 12 rows, 2 parameters, metric auc>": made,
         "<Simulated simulated: 4 workers, delays exp:mean=1, communication none, seed 0>": clusters.Simulated(4, delays="exp:mean=1"),
-        "<CodedRounds uncoded:wait=2, 4 workers>": anyk.strategy("k-sync:k=2", workers=4),
+        "<Rounds uncoded:wait=2, 4 workers>": anyk.strategy("k-sync:k=2", workers=4),
         "<KFamily async, 4 workers>": anyk.strategy("async", workers=4),
         "FractionalRepetition(workers=4, load=2": anyk.code("frc:load=2", workers=4),
         "Exponential(": delays.parse("exp:mean=1"),

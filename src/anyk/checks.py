@@ -29,7 +29,8 @@ def check(value: Any, annotation: Any, name: str) -> Any:
     """``value`` if it is what ``annotation`` says, numbers of NumPy as Python's own; else BadInput that names it.
 
     Strict: no text is read as a number, no number as a truth value, no NaN as a number. As in specs, a value may stand
-    for a tuple of one. Annotations that say nothing to a check at run time (protocols, functions) let everything pass.
+    for a tuple of one. Annotations that say nothing to a check at run time (protocols, functions, classes that are
+    ``duck_typed``) let everything pass.
 
     >>> check(np.int64(4), int, "workers"), check([1, 2], tuple[int, ...], "byzantine")
     (4, (1, 2))
@@ -124,7 +125,9 @@ def _opaque(kind: Any) -> bool:
         return not all(part in _PLAIN or part is ... for part in typing.get_args(kind))
     if typing.get_origin(kind) is typing.Literal:
         return False
-    return kind is Any or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False)
+    return (
+        kind is Any or not inspect.isclass(kind) or any(getattr(kind, m, False) for m in ("_is_protocol", "duck_typed"))
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -238,12 +238,13 @@ class Entry(Generic[T]):
         return None
 
     def usage(self) -> str:
-        """The spec with every key and its default, as shown in help."""
+        """The spec with every key and its default, those that must be given first, as shown in help."""
+        parameters = self.parameters().items()
         keys = [
             f"{key.rstrip('_')}=…"
             if p.default in (inspect.Parameter.empty, None)
             else f"{key.rstrip('_')}={_show(p.default)}"
-            for key, p in self.parameters().items()
+            for key, p in sorted(parameters, key=lambda item: item[1].default is not inspect.Parameter.empty)
         ]
         return self.name + (":" + ",".join(keys) if keys else "")
 

@@ -89,7 +89,7 @@ try:
     anyk.train(unsendable, "uncoded", anyk.clusters.Mpi(3), optimizer=descent, steps=5)
 except anyk.BadInput as error:
     print(error, flush=True)
-for spec in ("uncoded", "async:step=0.1"):
+for spec in ("uncoded", "async:lr_scale=0.1"):
     cluster = anyk.clusters.Mpi(3, delays=anyk.delays.Constant(0.01))
     run = anyk.train(Mine(3), spec, cluster, optimizer=descent, steps=5)
     print("steps", run.steps, flush=True)

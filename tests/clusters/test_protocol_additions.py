@@ -335,7 +335,7 @@ def test_nan_from_a_worker_spoils_no_round_with_progress_and_no_tree() -> None:
         ("tree:children=2,stragglers=1", 6, 4),
         ("draco:byzantine=1", 6, 2),
     ):
-        partitions = anyk.strategy(spec, workers=workers).partitions
+        partitions = anyk.strategy(spec, workers=workers).layout.partitions
         problem = Squares(partitions, faults={bad: "nan"})
         run = anyk.train(problem, spec, Processes(workers), optimizer=GD(lr=0.5), steps=4)
         assert run.model == pytest.approx(problem.centres.mean(axis=0) * (1 - 0.5**4), rel=1e-9)
@@ -451,7 +451,7 @@ def reported_twice(event: Event, commands: Sequence[Command]) -> bool:
 def test_a_run_goes_on_from_between_question_and_answer(make: Any, spec: str, n: int, when: Any) -> None:
     """Whatever had been asked for when the checkpoint was written is asked for again."""
     byzantine = (1,) if "draco" in spec else ()
-    partitions = anyk.strategy(spec, workers=n).partitions
+    partitions = anyk.strategy(spec, workers=n).layout.partitions
     driver = gone_on(
         lambda: anyk.strategy(spec, workers=n),
         lambda: make(n, delays=anyk.delays.Exponential(0.05, per="load"), seed=2, byzantine=byzantine),

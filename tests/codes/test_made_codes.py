@@ -140,7 +140,7 @@ def test_rows_of_arrays_are_taken() -> None:
     problem = anyk.problems.from_data("synthetic:rows=70,features=3")
     arrays_ = Own(7, [(np.array(p), np.array(c)) for p, c in good()])
     runs = [
-        anyk.train(problem, anyk.strategies.CodedRounds(code), anyk.clusters.Simulated(7), steps=3)
+        anyk.train(problem, anyk.strategies.Rounds(code), anyk.clusters.Simulated(7), steps=3)
         for code in (arrays_, Own(7, tuple(good())))
     ]
     assert runs[0].model.tobytes() == runs[1].model.tobytes()

@@ -33,9 +33,9 @@ def run(*arguments):
 
 def test_a_race_ends_with_table_picture_and_json(tmp_path):
     result = run("race", *SMALL, "--steps", "15", "--strategy", "uncoded", "--strategy", "agc:load=3,wait=3",
-                 "--strategy", "async:step=0.1", "--out", str(tmp_path / "race"), "--json", str(tmp_path / "r.json"))  # fmt: skip
+                 "--strategy", "async:lr_scale=0.1", "--out", str(tmp_path / "race"), "--json", str(tmp_path / "r.json"))  # fmt: skip
     assert result.exit_code == 0, result.output
-    for word in ("uncoded", "agc:load=3,wait=3", "async:step=0.1", "speed-up", "vs uncoded"):
+    for word in ("uncoded", "agc:load=3,wait=3", "async:lr_scale=0.1", "speed-up", "vs uncoded"):
         assert word in result.output
     assert (tmp_path / "race" / "race.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "r.json").read_text())
@@ -49,7 +49,7 @@ def test_a_race_ends_with_table_picture_and_json(tmp_path):
         assert line["metric"]["name"] == "auc"
         assert line["time_to_target"] is None
         assert anyk.Run.open(line["run"]).steps == 15
-    assert [line["strategy"] for line in report["runs"]] == ["uncoded", "agc:load=3,wait=3", "async:step=0.1"]
+    assert [line["strategy"] for line in report["runs"]] == ["uncoded", "agc:load=3,wait=3", "async:lr_scale=0.1"]
     assert [line["replies_used"] for line in report["runs"]][::2] == [90, 15]
 
 
@@ -345,7 +345,7 @@ def test_the_amazon_race_in_the_simulator(data_folder, tmp_path):
 def test_a_network_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["race", "--model", "two-layer:hidden=8", "--workers", "4", "--cluster", "simulated", "--steps", "5"]
-    arguments += ["--delays", "exp:mean=1", "--strategy", "k-sync:k=3", "--strategy", "async:step=0.1", "--quiet"]
+    arguments += ["--delays", "exp:mean=1", "--strategy", "k-sync:k=3", "--strategy", "async:lr_scale=0.1", "--quiet"]
     done = run(*arguments, "--curve", "loss", "--picture", "a.png")
     assert done.exit_code == 0, done.output
     assert "digits, two-layer:hidden=8: 1,437 rows, 618 parameters" in done.output

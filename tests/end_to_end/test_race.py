@@ -56,7 +56,7 @@ def test_speed_ups_are_over_uncoded_wherever_it_stands_else_over_the_first():
 
 def test_without_a_target_both_are_taken_at_the_loss_both_reached():
     """20 updates of async are no 20 steps: it is compared at the loss to which they brought it."""
-    result = raced("uncoded", "frc:load=3", "async:step=0.1", delays="exp:mean=1,by=round")
+    result = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", delays="exp:mean=1,by=round")
     found = compare(result.runs)
     uncoded, coded, loose = (run.history for run in result.runs)
     assert found.by == "loss" and found.speed_ups[0].times == 1.0
@@ -93,7 +93,7 @@ def test_a_reference_that_missed_the_target_gives_a_bound():
 
 def test_a_run_that_ended_below_its_target_shows_its_best():
     problem = anyk.problems.from_data("digits")
-    result = anyk.race(problem, ["async:step=0.4"], workers=30, cluster="simulated", delays="exp:mean=1", target=0.9,
+    result = anyk.race(problem, ["async:lr_scale=0.4"], workers=30, cluster="simulated", delays="exp:mean=1", target=0.9,
                        steps=3000, optimizer=anyk.optimizers.GD(lr=0.17))  # fmt: skip
     only = result.runs[0]
     assert only.best == np.nanmax(only.history["accuracy"]) and only.result()["best"] == only.best
@@ -242,7 +242,7 @@ def test_ctrl_c_in_a_race_prints_what_there_is_and_a_command_that_works(tmp_path
 
 def test_a_run_that_fails_does_not_end_the_race(tmp_path):
     result = run("race", "--data", "synthetic:task=regression", "--cluster", "simulated", "--workers", "4", "--lr", "1e9",
-                 "--optimizer", "gd", "--steps", "50", "--strategy", "uncoded", "--strategy", "async:step=1e-9",
+                 "--optimizer", "gd", "--steps", "50", "--strategy", "uncoded", "--strategy", "async:lr_scale=1e-9",
                  "--delays", "exp:mean=1", "--out", str(tmp_path / "race"))  # fmt: skip
     assert result.exit_code == 1, result.output
     assert "uncoded failed: " in result.output and "diverged at step" in result.output
@@ -442,7 +442,7 @@ def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
 
 @pytest.mark.parametrize("of", ["metric", "loss"])
 def test_the_picture_names_each_strategy_where_it_ends_and_says_what_it_does(of, tmp_path):
-    runs = raced("uncoded", "frc:load=3", "async:step=0.1", "dpsgd", "bgc:load=2", target=0.9).runs
+    runs = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", "dpsgd", "bgc:load=2", target=0.9).runs
     figure = anyk.reports.plot(runs, tmp_path / "a.png", of=of)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"  # the slowest takes several times as long as the fastest

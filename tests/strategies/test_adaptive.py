@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byhand import ByHand
 
 import anyk
 from anyk.clusters import Simulated
 from anyk.codes import HeterogeneousCode
 from anyk.errors import BadInput, NotDecodable, RunFailed
 from anyk.protocol import Combine, Dispatch, Fleet, Reply
-from anyk.strategies import CodedRounds, strategy
+from anyk.strategies import Rounds, strategy
 from anyk.testing import Squares, check_strategy
 
 
-def made(spec: str, n: int) -> CodedRounds:
+def made(spec: str, n: int) -> ByHand:
     found = strategy(spec, workers=n)
-    assert isinstance(found, CodedRounds)
-    return found
+    assert isinstance(found, Rounds)
+    return ByHand(found)
 
 
 class Fed:
@@ -85,12 +86,12 @@ def test_coefficients_that_were_learned_survive_a_restart() -> None:
     for _ in range(11):
         twin = Fed(spec, 8)
         twin.strategy = made(spec, 8)
-        twin.strategy.restore(json.loads(json.dumps(fed.strategy.state())))
+        twin.strategy.restore(json.loads(json.dumps(fed.strategy.save())))
         twin.first = fed.first
         order = random.permutation(8).tolist()
         assert twin.round(order) == fed.round(order)
         assert [list(c) for c in twin.chunks] == [list(c) for c in fed.chunks]
-        assert twin.strategy.state() == fed.strategy.state()
+        assert twin.strategy.save() == fed.strategy.save()
 
 
 def test_relearn_0_keeps_what_was_given() -> None:
@@ -136,7 +137,7 @@ def test_they_survive_outages(spec: str, seed: int) -> None:
 @pytest.mark.parametrize(("n", "replies"), [(2, 1), (8, 7), (20, 18), (30, 27)])
 def test_an_approximate_code_waits_for_all_but_a_tenth(n: int, replies: int) -> None:
     found = made("hetero:probability=0.3,load=2", n)
-    assert str(found.wait).startswith(f"{replies}|")
+    assert str(found.enough).startswith(f"{replies}|")
     fed = Fed("hetero:probability=0.3,load=2", n)
     assert fed.round(range(n))[0] == replies
     assert strategy(found.spec, workers=n).spec == found.spec
@@ -164,7 +165,7 @@ def test_an_exact_code_waits_until_it_is_decodable() -> None:
 )
 def test_scaling_is_left_out_where_decoding_is_fair_already(spec: str, scaling: str) -> None:
     found = made(spec, 6)
-    assert found.scaling == scaling
+    assert found.scaling_used == scaling
     assert strategy(found.spec, workers=6).spec == found.spec
     assert ("scaling=" in found.spec) == ("scaling=" in spec)
 

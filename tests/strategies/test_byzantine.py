@@ -8,36 +8,36 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
 from anyk.clusters import Simulated
 from anyk.protocol import Combine, Command, Dispatch, Failed, Fleet, MessageProjected, ProjectMessage, Reply, Stop
-from anyk.strategies import CodedRounds, strategy
+from anyk.strategies import strategy
 from anyk.testing import Squares, check_strategy
 
 
-def begun(spec: str, n: int) -> CodedRounds:
-    made = strategy(spec, workers=n)
-    assert isinstance(made, CodedRounds)
+def begun(spec: str, n: int) -> ByHand:
+    made = ByHand(strategy(spec, workers=n))
     made.start(Fleet(n, tuple(range(n)), 0.0))
     return made
 
 
-def honest(made: CodedRounds, seed: int = 0) -> np.ndarray:
+def honest(made: ByHand, seed: int = 0) -> np.ndarray:
     """What each worker's message is projected to when it does not lie."""
     return np.asarray(made.code.encoding.toarray() @ np.random.default_rng(seed).normal(1.0, 1.0, made.partitions))
 
 
-def told(made: CodedRounds, worker: int, value: float, task: int | None = None) -> Sequence[Command]:
+def told(made: ByHand, worker: int, value: float, task: int | None = None) -> Sequence[Command]:
     """A reply and what it is measured to be."""
     task = worker if task is None else task
     assert list(made.on(Reply(1.0, worker, task, 0))) == [ProjectMessage(worker, task, 0)]  # it does not count yet
     return made.on(MessageProjected(1.0, worker, task, 0, value))
 
 
-def step_of(made: CodedRounds, order: Sequence[int], values: Any) -> tuple[int, Combine | None]:
+def step_of(made: ByHand, order: Sequence[int], values: Any) -> tuple[int, Combine | None]:
     for count, worker in enumerate(order, 1):
         for command in told(made, worker, float(values[worker])):
             if isinstance(command, Combine):
@@ -174,9 +174,9 @@ def test_what_was_measured_for_a_step_that_is_taken_says_nothing_of_the_next() -
     assert list(made.on(Reply(1.0, 2, 2, 0))) == [ProjectMessage(2, 2, 0)]
     told(made, 0, 5.0)
     assert any(isinstance(command, Combine) for command in told(made, 1, 5.0))
-    before = made.state()
+    before = made.save()
     assert not made.on(MessageProjected(1.0, 2, 2, 0, 7.0))  # asked for in the step before
-    assert {**made.state(), "now": 0.0} == {**before, "now": 0.0}
+    assert {**made.save(), "now": 0.0} == {**before, "now": 0.0}
 
 
 @pytest.mark.parametrize("spec", ["draco:byzantine=1", "draco:byzantine=1,stragglers=1,kind=cyclic"])
@@ -185,15 +185,15 @@ def test_it_goes_on_from_its_state_between_reply_and_measure(spec: str) -> None:
     values = honest(made)
     values[4] = 1e3
     for worker in range(9):
-        twin = strategy(spec, workers=9)
-        twin.restore(json.loads(json.dumps(made.state())))
+        twin = ByHand(strategy(spec, workers=9))
+        twin.restore(json.loads(json.dumps(made.save())))
         reply = Reply(1.0, worker, worker, 0)
         assert list(twin.on(reply)) == list(made.on(reply))
-        between = strategy(spec, workers=9)
-        between.restore(json.loads(json.dumps(made.state())))
+        between = ByHand(strategy(spec, workers=9))
+        between.restore(json.loads(json.dumps(made.save())))
         measured = MessageProjected(1.0, worker, worker, 0, float(values[worker]))
         commands = list(made.on(measured))
-        assert list(between.on(measured)) == commands and between.state() == made.state()
+        assert list(between.on(measured)) == commands and between.save() == made.save()
         if commands:
             break
     assert made.version == 1

@@ -8,23 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
 from anyk.errors import BadInput
+from anyk.plain import from_plain, to_plain
 from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Reply, Stop
-from anyk.strategies import AdaSync, KFamily, adapted_k, strategy
+from anyk.strategies import KFamily, adapted_k, adasync, strategy
 
 
-def begun(workers: int, present: Sequence[int] | None = None, step: float = 1.0) -> KFamily:
-    made = KFamily(workers, step=step)
+def begun(workers: int, present: Sequence[int] | None = None, lr_scale: float = 1.0) -> ByHand:
+    made = ByHand(KFamily(workers, lr_scale=lr_scale))
     made.start(Fleet(workers, tuple(range(workers) if present is None else present), 0.0))
     return made
 
 
 def test_the_commands() -> None:
-    made = KFamily(3, step=0.25)
+    made = ByHand(KFamily(3, lr_scale=0.25))
     (first,) = made.start(Fleet(3, (0, 1, 2), 0.0))
     assert isinstance(first, Dispatch) and (first.task, list(first.workers)) == (0, [0, 1, 2])
     assert [task[0].partitions for task in first.chunks] == [(0,), (1,), (2,)]
@@ -45,7 +47,7 @@ def test_the_residual_is_that_of_the_coefficients() -> None:
 
 
 def test_each_worker_holds_its_own_partition() -> None:
-    made = KFamily(4)
+    made = KFamily(4).layout
     assert (made.workers, made.partitions, made.slots) == (4, 4, ("model",))
     assert list(made.assignment) == [(0,), (1,), (2,), (3,)]
 
@@ -72,10 +74,10 @@ def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
     ("options", "sentence"),
     [
         ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
-        ({"workers": 3, "step": 0.0}, r"step \(a factor on the learning rate\) must be above 0, got 0"),
-        ({"workers": 3, "step": -1.0}, r"step \(a factor on the learning rate\) must be above 0, got -1"),
-        ({"workers": 3, "step": float("nan")}, "step must be a number, got nan"),
-        ({"workers": 3, "step": float("inf")}, r"step .* must be above 0, got inf"),
+        ({"workers": 3, "lr_scale": 0.0}, r"lr_scale \(a factor on the learning rate\) must be above 0, got 0"),
+        ({"workers": 3, "lr_scale": -1.0}, r"lr_scale \(a factor on the learning rate\) must be above 0, got -1"),
+        ({"workers": 3, "lr_scale": float("nan")}, "lr_scale must be a number, got nan"),
+        ({"workers": 3, "lr_scale": float("inf")}, r"lr_scale .* must be above 0, got inf"),
         ({"workers": 3, "k": 0}, "k of 'async' must be 1 or more, got 0"),
         (
             {"workers": 3, "k": 4, "kind": "k-async"},
@@ -96,7 +98,11 @@ def test_parameters_out_of_range(options: Any, sentence: str) -> None:
 
 def test_its_spec() -> None:
     assert strategy("async", workers=3).spec == "async"
-    assert strategy("async:step=0.25", workers=3).spec == strategy("async:0.25", workers=3).spec == "async:step=0.25"
+    assert (
+        strategy("async:lr_scale=0.25", workers=3).spec
+        == strategy("async:0.25", workers=3).spec
+        == "async:lr_scale=0.25"
+    )
 
 
 # ------------------------------------------------------------------------------------------- any events at all
@@ -108,7 +114,7 @@ class World:
     """Which worker has which task, since which version, and what has become of every message."""
 
     def __init__(self, strategy: KFamily, present: Sequence[int]) -> None:
-        self.strategy = strategy
+        self.strategy = ByHand(strategy)
         self.workers, self.present, self.gone = strategy.workers, set(present), set[int]()
         self.given: dict[int, tuple[int, int]] = {}  # worker -> (task, version)
         self.arrived: dict[int, int] = {}  # task -> version, not used yet
@@ -116,7 +122,7 @@ class World:
         self.dropped: set[int] = set()
         self.next = self.version = 0
         self.stopped = False
-        self.obey(strategy.start(Fleet(self.workers, tuple(sorted(present)), 0.0)))
+        self.obey(self.strategy.start(Fleet(self.workers, tuple(sorted(present)), 0.0)))
 
     def obey(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -142,11 +148,11 @@ class World:
                 self.stopped = True
 
     def tell(self, event: Event) -> None:
-        twin = KFamily(self.workers, kind=self.strategy.kind, k=self.strategy.k, cutoff=self.strategy.cutoff)
-        twin.restore(json.loads(json.dumps(self.strategy.state())))
+        twin = ByHand(self.strategy.strategy)
+        twin.restore(json.loads(json.dumps(self.strategy.save())))
         commands = self.strategy.on(event)
         assert list(twin.on(event)) == list(commands)
-        assert json.dumps(twin.state()) == json.dumps(self.strategy.state())
+        assert json.dumps(twin.save()) == json.dumps(self.strategy.save())
         self.obey(commands)
         assert self.stopped == (len(self.gone) == self.workers)
         if not self.stopped:
@@ -400,7 +406,7 @@ def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
 )
 def test_adasync_out_of_range(options: Any, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
-        AdaSync(8, **options)
+        adasync(8, **options)
 
 
 @pytest.mark.parametrize("spec", ["adasync:interval=1", "gradual:every=10,by=2,last=6"])
@@ -484,8 +490,7 @@ def test_durations_of_tasks_that_were_cut_off_still_count() -> None:
     assert seen.mean() == pytest.approx(2.0, rel=0.03)
     exact = [2.0 * sum(1 / i for i in range(P - k + 1, P + 1)) for k in range(1, P + 1)]
     assert seen.means(P) == pytest.approx(exact, rel=0.05)
-    again = anyk.strategies.Durations(keep=100_000)
-    again.restore(json.loads(json.dumps(seen.plain())))
+    again = from_plain(anyk.strategies.Durations, json.loads(json.dumps(to_plain(seen))))
     assert again.mean() == seen.mean() and len(again) == len(seen) == 12_000
 
 
@@ -551,15 +556,17 @@ def test_adasync_learns_from_few_replies_and_many_cut_off() -> None:
 def test_losses_and_rates_at_the_edge_stop_nothing() -> None:
     from anyk.protocol import LossEvaluated
 
-    made = AdaSync(8, base="k-async", k=2)
+    made = ByHand(adasync(8, base="k-async", k=2))
     made.start(Fleet(8, tuple(range(8))))
     assert not made.on(LossEvaluated(0.0, "model", 0, 1.0, 0.1))
     for loss, rate in ((float("inf"), 0.1), (float("nan"), 0.1), (0.5, 0.0)):
         assert not made.on(LossEvaluated(1.0, "model", 1, loss, rate))
-    low = AdaSync(8, base="k-async", k=2, floor=2.0)
+    low = ByHand(adasync(8, base="k-async", k=2, loss_floor=2.0))
     low.start(Fleet(8, tuple(range(8))))
     (stop,) = low.on(LossEvaluated(0.0, "model", 0, 1.0, 0.1))
-    assert isinstance(stop, Stop) and stop.failed and "floor of 'adasync' is not below the first loss" in stop.reason
+    assert (
+        isinstance(stop, Stop) and stop.failed and "loss_floor of 'adasync' is not below the first loss" in stop.reason
+    )
 
 
 def test_a_worker_told_twice_to_be_here_gets_one_task() -> None:

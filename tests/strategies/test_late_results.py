@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ SPECS = [
 
 def told(spec: str, table: Any, jobs: int) -> list[Command]:
     """All commands of a strategy that meets these delays; a worker is never given a task while it is on another."""
-    made: Any = strategy(f"{spec},jobs={jobs}", workers=np.shape(table)[1])
+    made = strategy(f"{spec},jobs={jobs}", workers=np.shape(table)[1])
     commands: list[Command] = []
     busy: dict[int, tuple[int, set[int]]] = {}  # worker -> task and its chunks that have not come
 
@@ -45,19 +46,25 @@ def told(spec: str, table: Any, jobs: int) -> list[Command]:
                     busy[worker] = task, set(range(len(chunks)))
         return found
 
-    def on(event: Event, on: Any = made.on) -> Sequence[Command]:
-        if isinstance(event, Reply):
-            busy[event.worker][1].discard(event.chunk)
-            if not busy[event.worker][1]:
-                del busy[event.worker]
-        return note(on(event))
+    class Noted(ByHand):
+        def start(self, fleet: Any) -> Sequence[Command]:
+            commands = note(super().start(fleet))
+            self.inside, self.on = self.on, self.hear
+            return commands
 
-    made.start, made.on = lambda fleet, start=made.start: note(start(fleet)), on
-    cluster = Simulated(made.workers, delays=Table(np.asarray(table, dtype=float), by="round"))
+        def hear(self, event: Event) -> Sequence[Command]:
+            if isinstance(event, Reply):
+                busy[event.worker][1].discard(event.chunk)
+                if not busy[event.worker][1]:
+                    del busy[event.worker]
+            return note(self.inside(event))
+
+    cluster = Simulated(made.layout.workers, delays=Table(np.asarray(table, dtype=float), by="round"))
     driver = anyk.training.Driver(made, cluster)
+    driver.running = Noted(made)
     with anyk.training.session(driver):
         driver.run()
-    assert made._combined == jobs
+    assert driver.running.state.combined == jobs
     return commands
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -467,7 +468,7 @@ def test_clients_that_are_given_up_are_replaced() -> None:
 def test_a_node_that_was_given_up_and_comes_back_joins_the_others() -> None:
     from anyk.protocol import Dispatch, Fleet, Joined, Lost, Mix, Reply
 
-    made: Any = strategy("dpsgd:graph=ring", workers=4)
+    made: Any = ByHand(strategy("dpsgd:graph=ring", workers=4))
     busy: dict[int, int] = {}
 
     def obey(commands: Any) -> int:

@@ -6,12 +6,12 @@ import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from byhand import ByHand
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -45,13 +45,12 @@ def _built(spec: str, n: int) -> ProgressRounds:
     return made
 
 
-def fresh(spec: str, n: int) -> ProgressRounds:
-    """A fresh strategy; the code, which is immutable, is built once."""
-    built = _built(spec, n)
-    return deepcopy(built, {id(built.code): built.code})
+def fresh(spec: str, n: int) -> ByHand:
+    """A fresh run; the strategy, which is immutable, is built once."""
+    return ByHand(_built(spec, n))
 
 
-def begun(spec: str, n: int, present: Sequence[int] | None = None) -> ProgressRounds:
+def begun(spec: str, n: int, present: Sequence[int] | None = None) -> ByHand:
     made = fresh(spec, n)
     made.start(Fleet(n, tuple(range(n)) if present is None else tuple(present), 0.0))
     return made
@@ -68,7 +67,7 @@ def asked_for(commands: Sequence[Command]) -> dict[int, RequestMessage]:
     return found
 
 
-def answered(made: ProgressRounds, asks: dict[int, RequestMessage], time: float) -> Combine:
+def answered(made: ByHand, asks: dict[int, RequestMessage], time: float) -> Combine:
     """The step that follows when all who were asked answer."""
     for number, ask in enumerate(asks.values(), 1):
         commands = made.on(Reply(time, ask.worker, ask.task, 0))
@@ -116,7 +115,7 @@ def no_endless_loop() -> Iterator[None]:
 
 
 def test_the_commands_of_a_round() -> None:
-    made = strategy("nested:stragglers=1", workers=4)
+    made = ByHand(strategy("nested:stragglers=1", workers=4))
     (dispatch,) = made.start(Fleet(4, (0, 1, 2, 3), 5.0))
     assert isinstance(dispatch, Dispatch)
     assert [task[0].partitions for task in dispatch.chunks] == [(0, 1), (1, 0), (2, 3), (3, 2)]
@@ -247,7 +246,7 @@ def test_a_number_of_replies_is_not_progress(wait: str) -> None:
 # ------------------------------------------------------------------------------------------- what goes wrong
 
 
-def all_asked(made: ProgressRounds) -> dict[int, RequestMessage]:
+def all_asked(made: ByHand) -> dict[int, RequestMessage]:
     commands: Sequence[Command] = ()
     for worker in range(made.workers):
         commands = made.on(Progress(1.0, worker, worker, 0, 1))
@@ -411,17 +410,17 @@ class World:
             norms.append(weight * float(np.linalg.norm(ask.coefficients)))
         assert command.residual == pytest.approx(float(np.sqrt(((total - 1) ** 2).mean())), abs=1e-6)
         assert command.gain == pytest.approx(float(np.linalg.norm(norms)), rel=1e-9)
-        if not self.strategy.wait.approximate:
+        if not self.strategy.enough.approximate:
             assert total == pytest.approx(np.ones(WORKERS), abs=1e-6)
         self.version += 1
         assert self.strategy.version == self.version
 
     def tell(self, event: Event) -> None:
         twin = fresh(self.spec, WORKERS)
-        twin.restore(json.loads(json.dumps(self.strategy.state())))
+        twin.restore(json.loads(json.dumps(self.strategy.save())))
         commands = self.strategy.on(event)
         assert list(twin.on(event)) == list(commands)
-        assert twin.state() == self.strategy.state()
+        assert twin.save() == self.strategy.save()
         self.obey(commands)
         if self.stopped is None:  # something can still happen
             waiting = any(task not in self.inside for task in self.asks)

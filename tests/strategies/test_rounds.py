@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import cache
 from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
 import pytest
+from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,23 +36,22 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
 )
-from anyk.strategies import CodedRounds, Deadline, Decodable, strategy
+from anyk.strategies import Deadline, Decodable, Rounds, strategy
 
 
 @cache
-def _built(spec: str, workers: int) -> CodedRounds:
+def _built(spec: str, workers: int) -> Rounds:
     made = strategy(spec, workers=workers)
-    assert isinstance(made, CodedRounds)
+    assert isinstance(made, Rounds)
     return made
 
 
-def rounds(spec: str, workers: int) -> CodedRounds:
-    """A fresh strategy; the code, which is immutable, is built once."""
-    built = _built(spec, workers)
-    return deepcopy(built, {id(built.code): built.code})
+def rounds(spec: str, workers: int) -> ByHand:
+    """A fresh run; the strategy, which is immutable, is built once."""
+    return ByHand(_built(spec, workers))
 
 
-def begun(spec: str, workers: int, time: float = 0.0, present: Sequence[int] | None = None) -> CodedRounds:
+def begun(spec: str, workers: int, time: float = 0.0, present: Sequence[int] | None = None) -> ByHand:
     made = rounds(spec, workers)
     made.start(Fleet(workers, tuple(range(workers) if present is None else present), time))
     return made
@@ -64,7 +63,7 @@ def only(kind: type[Any], commands: Sequence[Command]) -> Any:
     return found[0]
 
 
-def fed(made: CodedRounds, order: Sequence[int]) -> tuple[int, Combine]:
+def fed(made: ByHand, order: Sequence[int]) -> tuple[int, Combine]:
     """One-message replies of the first round in this order: after how many the step was taken, and the step."""
     for count, worker in enumerate(order, start=1):
         commands = made.on(Reply(float(count), worker, worker, 0))
@@ -73,7 +72,7 @@ def fed(made: CodedRounds, order: Sequence[int]) -> tuple[int, Combine]:
     raise AssertionError("no step was taken")
 
 
-def coefficients(made: CodedRounds, combine: Combine) -> np.ndarray:
+def coefficients(made: ByHand, combine: Combine) -> np.ndarray:
     """With which weight each partition counts; tasks of the first round are numbered like their workers."""
     weights = np.zeros(made.code.replies)
     for (task, chunk), weight in zip(combine.messages, combine.weights, strict=True):
@@ -176,7 +175,7 @@ def test_a_residual_to_wait_for() -> None:
 
 
 def test_a_predicate_sees_who_replied() -> None:
-    made = CodedRounds(codes.Uncoded(5), wait=lambda waiting: {1, 3} <= set(waiting.replied))
+    made = ByHand(Rounds(codes.Uncoded(5), wait=lambda waiting: {1, 3} <= set(waiting.replied)))
     made.start(Fleet(5, (0, 1, 2, 3, 4), 0.0))
     count, combine = fed(made, [3, 0, 4, 1, 2])
     assert count == 4 and [task for task, _ in combine.messages] == [0, 1, 3, 4]
@@ -231,7 +230,7 @@ def test_two_deadlines_are_two_alarms() -> None:
 def test_a_deadline_holds_at_any_time_of_day(seconds: float) -> None:
     """The alarm rings at start + seconds as floating point has it, and start + seconds - start is not always seconds."""
     for start in np.arange(0.0, 10.0, 0.1).tolist():
-        made = CodedRounds(codes.Uncoded(2), wait=Deadline(seconds))
+        made = ByHand(Rounds(codes.Uncoded(2), wait=Deadline(seconds)))
         alarm = only(SetAlarm, made.start(Fleet(2, (0, 1), start)))
         made.on(Reply(start, 0, 0, 0))
         commands = made.on(Alarm(alarm.time, alarm.name))
@@ -654,10 +653,10 @@ class World:
     def tell(self, event: Event) -> None:
         """A twin restored from the strategy's state, as JSON, must do the same and come to the same state."""
         twin = rounds(self.spec, WORKERS)
-        twin.restore(json.loads(json.dumps(self.strategy.state())))
+        twin.restore(json.loads(json.dumps(self.strategy.save())))
         commands = self.strategy.on(event)
         assert list(twin.on(event)) == list(commands)
-        assert twin.state() == self.strategy.state()
+        assert twin.save() == self.strategy.save()
         self.obey(commands)
         if self.stopped is None:
             assert not self.enough() or not self.replied  # not after time, either
@@ -725,7 +724,7 @@ def test_facts_come_from_the_code() -> None:
     assert made.assignment[4] == (3, 4, 5) and len(made.assignment) == 30
     assert made.spec == "frc:load=3,wait=11"
     assert rounds("cyclic:stragglers=1", 4).spec == "cyclic:stragglers=1"
-    assert CodedRounds(codes.Uncoded(4), wait=Decodable(), scaling="none", cancel="discard").spec == (
+    assert Rounds(codes.Uncoded(4), wait=Decodable(), scaling="none", cancel="discard").spec == (
         "uncoded:scaling=none,cancel=discard"
     )
 
@@ -746,7 +745,7 @@ def test_facts_come_from_the_code() -> None:
 )
 def test_options_that_cannot_be(options: Any, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
-        CodedRounds(codes.Uncoded(4), **options)
+        Rounds(codes.Uncoded(4), **options)
 
 
 def test_marginal_scaling_needs_a_code_with_a_closed_form() -> None:
@@ -760,4 +759,4 @@ def test_marginal_scaling_needs_a_code_with_a_closed_form() -> None:
 def test_agc_takes_partitions_and_a_decoder() -> None:
     made: Any = strategy("agc:load=4,partitions=24,wait=5,decoder=one-step", workers=12)
     assert made.spec == strategy("frc:load=4,partitions=24,wait=5,decoder=one-step", workers=12).spec
-    assert (made.partitions, made.code.load) == (24, 4)
+    assert (made.layout.partitions, made.code.load) == (24, 4)

@@ -61,7 +61,7 @@ def test_golden_loads() -> None:
         assert made.load == pytest.approx(load, rel=1e-12)
     scheme: Any = strategy("m-sgc:B=2,W=4,lambda=3", workers=8)
     assert sum(scheme.shares) == 8 * (2 + 3 * 4) and set(scheme.shares) == {4, 1}  # D1 pieces are lambda + 1 times D2's
-    assert {j for held in scheme.assignment for j in held} == set(range(scheme.partitions))
+    assert {j for held in scheme.layout.assignment for j in held} == set(range(scheme.layout.partitions))
     for i in range(8):  # all pieces cost the same
         for piece in range(3 + 2):
             assert sum(scheme.shares[j] for j in scheme._rows(i, piece)[0]) == 4
@@ -159,15 +159,18 @@ def test_without_stragglers_nothing_is_done_twice() -> None:
         done: list[tuple[int, int]] = []
         deliver, total = made._deliver, made._job_sum
 
-        def seen(worker: int, job: int, piece: int, place: Any, deliver: Any = deliver, pieces: Any = pieces) -> None:
+        def seen(
+            s: Any, worker: int, job: int, piece: int, place: Any, deliver: Any = deliver, pieces: Any = pieces
+        ) -> None:
             pieces.append((worker, job, piece))
-            deliver(worker, job, piece, place)
+            deliver(s, worker, job, piece, place)
 
-        def summed(job: int, total: Any = total, done: Any = done, made: Any = made) -> Any:
-            done.append((job, made.round))
-            return total(job)
+        def summed(s: Any, job: int, total: Any = total, done: Any = done) -> Any:
+            done.append((job, s.round))
+            return total(s, job)
 
-        made._deliver, made._job_sum = seen, summed
+        object.__setattr__(made, "_deliver", seen)
+        object.__setattr__(made, "_job_sum", summed)
         cluster = anyk.clusters.Simulated(5, delays=anyk.delays.Constant(1.0))
         driver = anyk.training.Driver(made, cluster)
         with anyk.training.session(driver):
@@ -272,7 +275,7 @@ def test_mini_batches_and_unusable_messages() -> None:
         ("gc:stragglers=6", "'gc' would have to tolerate 6 of 6 workers; at most all but one"),
         (
             "m-sgc:B=2,W=3,lambda=1,models=3",
-            "a job of 'm-sgc' takes up to 4 rounds, .* train at least 4 models at once, got 3",
+            "'m-sgc' needs models >= 4 \\(each job spans 4 rounds\\), got 3",
         ),
         ("gc:stragglers=1,mu=-1", "mu of 'gc' must be at least 0, got -1"),
         ("gc:stragglers=1,wait=some", "wait in 'gc:stragglers=1,wait=some' should be one of all, minimal, feasible"),
@@ -282,7 +285,7 @@ def test_mini_batches_and_unusable_messages() -> None:
 def test_specs_that_mean_nothing(spec: str, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         made: Any = strategy(spec, workers=6)
-        _ = made.assignment
+        _ = made.layout
 
 
 def test_problems_that_cannot_be_trained_at_once() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from copy import deepcopy
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from byhand import ByHand
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -62,9 +62,8 @@ class World:
         self.stopped: Stop | None = None
         self.obey(self.strategy.start(Fleet(n, tuple(sorted(self.present)), 0.0)))
 
-    def fresh(self) -> TreeRounds:
-        built = _built(self.spec, self.n)
-        return deepcopy(built, {id(built.code): built.code})
+    def fresh(self) -> ByHand:
+        return ByHand(_built(self.spec, self.n))
 
     def obey(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -109,10 +108,10 @@ class World:
 
     def tell(self, event: Event) -> Sequence[Command]:
         twin = self.fresh()
-        twin.restore(json.loads(json.dumps(self.strategy.state())))
+        twin.restore(json.loads(json.dumps(self.strategy.save())))
         commands = self.strategy.on(event)
         assert list(twin.on(event)) == list(commands)
-        assert twin.state() == self.strategy.state()
+        assert twin.save() == self.strategy.save()
         self.obey(commands)
         if self.stopped is None:
             assert self.can() or len(self.present) + len(self.gone) < self.n, "a deadlock"
@@ -213,7 +212,7 @@ def test_any_s_dead_children_of_each_parent_leave_the_exact_sum(tree: tuple[str,
 
 
 def test_a_tree_of_one_layer_is_its_code() -> None:
-    plain = strategy("frc:stragglers=1", workers=4)
+    plain = ByHand(strategy("frc:stragglers=1", workers=4))
     plain.start(Fleet(4, (0, 1, 2, 3), 0.0))
     world = World("tree:children=4,stragglers=1", 4)
     for worker in (1, 0):
@@ -307,7 +306,7 @@ def test_who_was_given_up_after_answering_is_missing_in_the_next_round() -> None
 
 
 def test_a_number_to_wait_for_has_no_meaning_in_a_tree() -> None:
-    with pytest.raises(BadInput, match="takes no wait"):
+    with pytest.raises(BadInput, match="does not support 'wait'"):
         strategy("tree:children=2,stragglers=1,wait=3", workers=6)
 
 

@@ -23,6 +23,7 @@ class Moment(NamedTuple):
     residual: float
     elapsed: float
     replied: tuple[int, ...]
+    recent: tuple[float, ...] = ()
 
 
 def moments() -> Iterator[Moment]:

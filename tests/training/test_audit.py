@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 import anyk
 from anyk.errors import RunFailed
 from anyk.protocol import Combine, Command, Dispatch, Event, Reply
-from anyk.strategies import CodedRounds
+from anyk.strategies import Rounds
 
 SPECS = [
     "frc:load=2",
@@ -20,11 +21,11 @@ SPECS = [
 ]
 
 
-class Misdealt(CodedRounds):
+class Misdealt(Rounds):
     """Gives one worker a coefficient that is not its code's."""
 
-    def _dispatch(self, workers: Sequence[int]) -> list[Command]:
-        (command,) = super()._dispatch(workers)
+    def _dispatch(self, s: Any, workers: Sequence[int]) -> list[Command]:
+        (command,) = super()._dispatch(s, workers)
         assert isinstance(command, Dispatch)
         chunk, *rest = command.chunks[0]
         first, *others = chunk.coefficients
@@ -42,13 +43,13 @@ def test_coefficients_that_are_not_the_codes_end_the_run(spec: str) -> None:
     anyk.train(problem, right, anyk.clusters.Simulated(6), steps=2).close()
 
 
-class Half(anyk.strategies.CodedRounds):
+class Half(anyk.strategies.Rounds):
     """States what it is told to of a sum that has half of the partitions."""
 
     stated: float | None = None
 
-    def on(self, event: Event) -> Sequence[Command]:
-        commands = [*super().on(event)] if isinstance(event, Reply) else []
+    def on(self, state: Any, event: Event) -> Sequence[Command]:
+        commands = [*super().on(state, event)] if isinstance(event, Reply) else []
         return [c._replace(residual=self.stated, weights=[1.0] * 2) if isinstance(c, Combine) else c for c in commands]
 
 
@@ -58,7 +59,7 @@ def test_what_is_not_stated_is_worked_out() -> None:
     run = anyk.train(problem, half, anyk.clusters.Simulated(4), steps=2)
     assert run.receipt(1).residual == 0.5**0.5
     run.close()
-    half.stated = 0.5
+    object.__setattr__(half, "stated", 0.5)
     with pytest.raises(RunFailed) as error:
         anyk.train(problem, half, anyk.clusters.Simulated(4), steps=2)
     assert str(error.value) == (

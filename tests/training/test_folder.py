@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import anyk
 from anyk.cli import main
-from anyk.training import launch
+from anyk.training import api, launch
 
 DATA = ("--data", "synthetic:rows=60,features=4", "--cluster", "simulated", "--workers", "4", "--delays", "exp:mean=1")
 IN_A_RUN = (
@@ -117,14 +117,15 @@ def test_a_reproduction_writes_through_no_link(kind, folders):
 @pytest.mark.parametrize("step", ["new_folder", "RunLog", "Driver", "write_config"])
 def test_ctrl_c_while_a_run_is_set_up_leaves_nothing_or_a_run(step, after, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    real = getattr(launch, step)
+    home = next(module for module in (api, launch) if hasattr(module, step))
+    real = getattr(home, step)
 
     def interrupted(*args, **keys):
         if after:
             real(*args, **keys)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launch, step, interrupted)
+    monkeypatch.setattr(home, step, interrupted)
     result = run("train", *DATA, "--steps", 3, "--out", "run", "--quiet")
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from anyk.strategies import registry
 from anyk.testing import Squares
 
 SPECS = [
-    "sync", "k-sync:k=4", "k-batch-sync:k=4", "async:step=0.1", "k-async:k=2", "k-batch-async:k=2",
+    "sync", "k-sync:k=4", "k-batch-sync:k=4", "async:lr_scale=0.1", "k-async:k=2", "k-batch-async:k=2",
     "adasync:k=2,interval=1", "adasync:base=k-sync,k=2,interval=1,rule=noise", "gradual:base=k-sync,every=4",
     "pasgd:tau=3,outer=slowmo,keep=true", "adacomm:tau=8,interval=1,probe=2", "adacomm:tau=4,interval=1",
     "fedbuff:tau=3,k=2", "dpsgd:tau=2", "matcha:graph=ring", "easgd", "ad-psgd", "gc:stragglers=1",
@@ -19,9 +19,9 @@ SPECS = [
 
 def replayed(spec, kind, limit, mean, seed=4):
     strategy = anyk.strategy(spec, workers=6)
-    problem = Squares(strategy.partitions)
-    if "model 0" in strategy.slots and getattr(strategy, "inner", None) is None:
-        problem = anyk.problems.ManyProblems([problem] * len(strategy.slots))
+    problem = Squares(strategy.layout.partitions)
+    if "model 0" in strategy.layout.slots and strategy.layout.inner is None:
+        problem = anyk.problems.ManyProblems([problem] * len(strategy.layout.slots))
     cluster = anyk.cluster(kind, workers=6, delays=f"exp:mean={mean}", seed=seed)
     with anyk.train(problem, spec, cluster, optimizer=anyk.optimizers.GD(lr=0.05), **limit) as run:
         return str(anyk.replay(run, problem=problem))

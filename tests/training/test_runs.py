@@ -26,7 +26,7 @@ EXP = anyk.delays.Exponential(0.5)
 
 
 def small(spec="frc:load=2,wait=4", *, steps=10, seed=1, delays=EXP, out=None, **more):
-    partitions = anyk.strategy(spec, workers=6).partitions
+    partitions = anyk.strategy(spec, workers=6).layout.partitions
     cluster = Simulated(6, delays=delays, seed=seed, **more.pop("cluster", {}))
     optimizer = more.pop("optimizer", anyk.optimizers.Nesterov(lr=0.05))
     return anyk.train(Squares(partitions), spec, cluster, optimizer=optimizer, steps=steps, out=out, **more)
@@ -46,7 +46,7 @@ def test_exact_codes_follow_the_synchronous_trajectory():
 
 
 def test_the_floor_of_a_simulated_run_is_its_own_time():
-    for spec in ("uncoded", "frc:load=2,wait=4", "async:step=0.1", "partial", "frc:load=2,wait=0.3s"):
+    for spec in ("uncoded", "frc:load=2,wait=4", "async:lr_scale=0.1", "partial", "frc:load=2,wait=0.3s"):
         run = small(spec)
         assert run.seconds == run.floor_seconds, spec
 
@@ -94,7 +94,7 @@ def test_a_receipt_on_processes_says_at_least():
 
 
 @pytest.mark.parametrize(
-    "spec", ["uncoded", "agc:load=2,wait=3", "async:step=0.1", "partial", "frc:load=2,cancel=discard"]
+    "spec", ["uncoded", "agc:load=2,wait=3", "async:lr_scale=0.1", "partial", "frc:load=2,cancel=discard"]
 )
 def test_the_books_balance(spec):
     outages = [Outage(0.7, 2, 1.5), Outage(1.1, 0, 1.3), Outage(2.0, 5, 2.1)]
@@ -245,7 +245,7 @@ anyk.train(Squares(6), "uncoded", anyk.clusters.Simulated(6, delays=anyk.delays.
 SPECS = [
     "uncoded",
     "agc:load=2,wait=3",
-    "async:step=0.1",
+    "async:lr_scale=0.1",
     "partial",
     "cyclic:stragglers=2",
     "frc:load=2,cancel=discard",
@@ -291,7 +291,7 @@ def interrupted_driver(spec, setting, stop, steps):
         strategy = anyk.strategy(spec, workers=6)
         more = dict(setting.get("cluster", {}))
         cluster = Simulated(6, delays=setting.get("delays", EXP), seed=1, **more)
-        return Driver(strategy, cluster, problem=Squares(strategy.partitions),
+        return Driver(strategy, cluster, problem=Squares(strategy.layout.partitions),
                       optimizer=anyk.optimizers.Nesterov(lr=0.05), log=RunLog(), steps=limit)  # fmt: skip
 
     driver = make(stop)
@@ -383,8 +383,8 @@ def test_an_interrupted_run_on_processes_resumes(tmp_path):
 
 
 def test_replay_repeats_decisions_and_bits_also_of_real_runs():
-    for spec in ("frc:load=2", "agc:load=2,wait=3", "async:step=0.1", "partial", "uncoded:wait=0.05s"):
-        partitions = anyk.strategy(spec, workers=6).partitions
+    for spec in ("frc:load=2", "agc:load=2,wait=3", "async:lr_scale=0.1", "partial", "uncoded:wait=0.05s"):
+        partitions = anyk.strategy(spec, workers=6).layout.partitions
         cluster = anyk.clusters.Processes(6, delays=anyk.delays.Exponential(0.03), seed=5)
         run = anyk.train(Squares(partitions), spec, cluster, optimizer=anyk.optimizers.GD(lr=0.1), steps=10)
         result = anyk.replay(run, problem=Squares(partitions))
@@ -449,7 +449,7 @@ def test_bad_limits_and_mismatches():
     ("spec", "delays"),
     [
         ("uncoded", "exp:mean=1e-9"),
-        ("async:step=0.01", "exp:mean=1e-9"),
+        ("async:lr_scale=0.01", "exp:mean=1e-9"),
         ("uncoded:wait=4", "hetero:means=1e-9/1e-9/1e-9/1e-9/1/1"),
     ],
 )
@@ -464,7 +464,7 @@ def test_a_virtual_clock_that_hardly_moves_ends_in_a_sentence(spec, delays, tmp_
 
 def test_many_steps_at_the_same_instant_are_no_slow_clock():
     cluster = Simulated(1200, delays="constant:1")
-    run = anyk.train(Squares(1200), "async:step=0.0001", cluster, optimizer=anyk.optimizers.GD(0.01), seconds=3.5)
+    run = anyk.train(Squares(1200), "async:lr_scale=0.0001", cluster, optimizer=anyk.optimizers.GD(0.01), seconds=3.5)
     assert run.steps == 3600
 
 
@@ -490,12 +490,12 @@ def test_a_decode_that_would_amplify_float32_rounding_is_refused():
             decoding = super().judge(weights)
             return dataclasses.replace(decoding, gain=1e6)
 
-    strategy = anyk.strategies.CodedRounds(Loud(4, load=2))
+    strategy = anyk.strategies.Rounds(Loud(4, load=2))
     with pytest.raises(anyk.RunFailed, match="amplify the rounding of float32 replies 1.0e\\+06 times"):
         anyk.train(Squares(4, dtype="float32"), strategy, Simulated(4), steps=2)
 
 
-@pytest.mark.parametrize("spec", ["uncoded", "async:step=0.1", "frc:load=2,wait=4"])
+@pytest.mark.parametrize("spec", ["uncoded", "async:lr_scale=0.1", "frc:load=2,wait=4"])
 def test_a_run_ended_by_its_seconds_loses_no_event(tmp_path, spec):
     """The event after the limit is still to come when the run is taken up again."""
     cluster = Simulated(6, delays=EXP, seed=1)
@@ -522,7 +522,7 @@ def test_a_checkpoint_between_any_two_events_of_real_workers_can_be_resumed(tmp_
             checkpoint_every=0.0, watch=watch,
         )  # fmt: skip
     state = anyk.training.checkpoints.load(tmp_path / "run")[0]
-    live = {task for task, *_ in state["cluster"]["live"]}
+    live = {task for task, *_ in state["cluster"]["in_flight"]}
     for first, workers, _, _, _, status, *_ in state["given"]:
         assert {first + i for i in range(len(workers)) if status[i] == 0} <= live
     resumed = anyk.resume(tmp_path / "run", problem=Squares(8), steps=20)

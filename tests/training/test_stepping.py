@@ -39,7 +39,7 @@ def one_thread():
 
 
 @pytest.mark.parametrize("spec", ["uncoded", "frc:load=3", "cyclic:stragglers=2", "agc:load=3,wait=4", "k-sync:k=3",
-                                  "async:step=0.1", "k-async:k=2", "uncoded:batch=8", "frc:load=2,wait=4,scaling=marginal",
+                                  "async:lr_scale=0.1", "k-async:k=2", "uncoded:batch=8", "frc:load=2,wait=4,scaling=marginal",
                                   "gc:stragglers=1", "compressed:of=uncoded,by=qsgd"])  # fmt: skip
 def test_gradient_descent_in_a_loop_is_gradient_descent(spec):
     run = anyk.train(PROBLEM, spec, simulated(), optimizer=anyk.optimizers.GD(lr=0.3), steps=25)
@@ -55,7 +55,7 @@ def test_gradient_descent_in_a_loop_is_gradient_descent(spec):
 
 
 def test_the_scale_of_a_step_is_the_strategys():
-    assert {step.scale for step in anyk.rounds(PROBLEM, "async:step=0.125", simulated(), steps=5)} == {0.125}
+    assert {step.scale for step in anyk.rounds(PROBLEM, "async:lr_scale=0.125", simulated(), steps=5)} == {0.125}
     assert {step.scale for step in anyk.rounds(PROBLEM, "uncoded", simulated(), steps=5)} == {1.0}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from anyk.checks import check
-from anyk.codes.base import Code, MatrixCode, check_workers, whole
+from anyk.codes.base import Code, MatrixCode, Policy, check_workers, whole
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode
 from anyk.codes.byzantine import DracoCode, locate
@@ -160,6 +160,7 @@ __all__ = [
     "LeastSquaresDecoder",
     "MatrixCode",
     "Method",
+    "Policy",
     "NestedCode",
     "OneStep",
     "Own",

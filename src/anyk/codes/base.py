@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import html
-from anyk.checks import check_workers, whole
+from anyk.checks import check_workers, typed, whole
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
@@ -45,6 +46,22 @@ Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions a worker holds, an
 _REMEMBERED = 256  # straggler patterns whose weights are kept
 
 
+@typed
+@dataclass(frozen=True)
+class Policy:
+    """What the rounds of a code have to do besides waiting and decoding.
+
+    ``rounds``: those that run it, if not the usual ones. ``projected``: each reply is projected when it comes, and its
+    number given to the decoder before it counts. ``relearned(missed, steps)``: another code for the rounds to come, of
+    how often each worker was missing in so many steps; asked for after ``every`` so many.
+    """
+
+    rounds: Literal["coded", "progress", "tree"] = "coded"
+    projected: bool = False
+    every: int = 0
+    relearned: Callable[[Sequence[int], int], Code] | None = None
+
+
 class Code(ReadOnly, metaclass=Checked):
     """Which partitions each worker holds and with which coefficients: an immutable matrix with a way to decode.
 
@@ -53,7 +70,8 @@ class Code(ReadOnly, metaclass=Checked):
     several ``messages`` a step, message c of worker i is row ``i * messages + c``, a worker of its own to the decoder.
     ``approximate``: a step is meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
     average as it is, and must not be rescaled. ``blocks``: each reply is a fraction 1/blocks of the vector, and
-    coefficients and weights come in that many sets.
+    coefficients and weights come in that many sets. ``own_messages``: each reply is of a worker's own
+    partition, which nobody else holds.
 
     A code of a class outside anyk is looked at when it is made: :class:`~anyk.errors.BadInput` names the row that holds
     a partition that does not exist, or holds it twice, or has a coefficient that is not finite.
@@ -64,6 +82,7 @@ class Code(ReadOnly, metaclass=Checked):
     blocks: int = 1
     approximate: bool = False
     unbiased: bool = False
+    own_messages: bool = False
 
     @property
     @abstractmethod
@@ -171,6 +190,10 @@ class Code(ReadOnly, metaclass=Checked):
     def decode_exactly(self, workers: Iterable[int]) -> Decoding:
         """As :meth:`decode`; raises :class:`~anyk.errors.NotDecodable` where the sum would not be exact."""
         return self.decode(workers, decoder="exact")
+
+    def policy(self) -> Policy:
+        """What its rounds have to do besides; by default nothing."""
+        return Policy()
 
     def decoder(self) -> Decoder:
         """A fresh incremental decoder for one step."""
@@ -354,6 +377,7 @@ __all__ = [
     "LeastSquaresDecoder",
     "MatrixCode",
     "Method",
+    "Policy",
     "Row",
     "Selection",
     "check_load",

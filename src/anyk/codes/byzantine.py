@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_workers, whole
+from anyk.codes.base import Code, Decoder, Floats, Indices, Policy, Row, check_workers, whole
 from anyk.codes.decoders import METHODS, Decoding
 from anyk.codes.made import fixed_property
 from anyk.codes.mds import CyclicMDS
@@ -120,6 +120,10 @@ class DracoCode(Code):
         """See :attr:`Code.rows`."""
         return self.code.rows
 
+    def policy(self) -> Policy:
+        """See :meth:`Code.policy`."""
+        return Policy(projected=True)
+
     def decoder(self) -> Decoder:
         """One that also takes projections; without them everybody is taken to be honest."""
         return ByzantineDecoder(self)
@@ -131,6 +135,8 @@ class DracoCode(Code):
 class ByzantineDecoder(Decoder):
     """Sees who replied and what their projections are; decodable when Byzantine workers would have been found out."""
 
+    projects = True
+
     def __init__(self, code: DracoCode) -> None:
         self._code = code
         self._value: dict[int, float] = {}  # of workers that may be honest; 0 where nothing was measured
@@ -138,7 +144,7 @@ class ByzantineDecoder(Decoder):
         self.byzantine: tuple[int, ...] = ()
 
     def measure(self, worker: int, value: float) -> None:
-        """The projection of a reply, before :meth:`add`; not finite for a reply that is not."""
+        """See :meth:`Decoder.measure`."""
         if np.isfinite(value):
             self._value[worker] = value
         else:

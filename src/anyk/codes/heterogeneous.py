@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from anyk.checks import typed
-from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers, usual_load, whole
+from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, Policy, check_workers, usual_load, whole
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
@@ -144,6 +144,10 @@ class HeterogeneousCode(MatrixCode):
         code = replace(self, load=self.__dict__["_budget"])
         object.__setattr__(code, "learned", learned)
         return code
+
+    def policy(self) -> Policy:
+        """See :meth:`Code.policy`."""
+        return Policy(every=self.relearn, relearned=self.relearned) if self.relearn else Policy()
 
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""

@@ -10,7 +10,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_load, check_stragglers, check_workers, usual_load
+from anyk.codes.base import (
+    Code,
+    Decoder,
+    Floats,
+    Indices,
+    Policy,
+    Row,
+    check_load,
+    check_stragglers,
+    check_workers,
+    usual_load,
+)
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.made import fixed_property
 from anyk.codes.regular import RandomBiregularCode
@@ -52,6 +63,10 @@ class ProgressCode(Code):
     A subclass gives ``orders`` and ``watch``. As a code (its rows, its decoder) it is what workers can send that have
     finished everything.
     """
+
+    def policy(self) -> Policy:
+        """See :meth:`Code.policy`."""
+        return Policy(rounds="progress")
 
     @property
     @abstractmethod

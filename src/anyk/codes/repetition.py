@@ -170,6 +170,8 @@ class Uncoded(RepetitionCode):
     0
     """
 
+    own_messages = True
+
     workers: int
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers, whole
+from anyk.codes.base import Code, Decoder, Floats, Indices, Policy, Row, check_stragglers, check_workers, whole
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import fixed_property
@@ -68,6 +68,10 @@ class TreeCode(Code):
         if self.stragglers and children <= check_stragglers(self.stragglers, n):
             raise BadInput(f"tree: stragglers must be below children ({children}), got {self.stragglers}")
         object.__setattr__(self, "children", children)
+
+    def policy(self) -> Policy:
+        """See :meth:`Code.policy`."""
+        return Policy(rounds="tree")
 
     @property
     def spec(self) -> str:

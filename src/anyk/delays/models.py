@@ -113,6 +113,20 @@ class DelayModel(ABC):
         del count, workers
         return None
 
+    def short_of(self, k: int, workers: int, begin: float, end: float) -> float | None:
+        """Mean time between ``begin`` and ``end`` in which fewer than k of independent delays are over, in seconds.
+
+        None for a law without a distribution.
+
+        >>> round(Exponential(mean=1.0).short_of(1, 4, 0.0, 9.0) or 0, 6)  # of the first of four
+        0.25
+        """
+        if self.cdf(np.zeros(1), 0) is None:
+            return None
+        from scipy.integrate import quad
+
+        return float(quad(lambda t: _fewer(self, k, workers, t), begin, end, limit=500, full_output=1)[0])
+
     def at_load(self, seconds: float, relative_load: float) -> float:
         """A drawn delay adjusted to the share of the data that the task covers; only traces change it."""
         del relative_load
@@ -133,21 +147,6 @@ def _fewer(law: DelayModel, k: int, workers: int, t: float) -> float:
         counts[1:] = counts[1:] * (1.0 - p) + counts[:-1] * p
         counts[0] *= 1.0 - p
     return float(counts.sum())
-
-
-def mean_within(law: DelayModel, k: int, workers: int, begin: float, end: float) -> float | None:
-    """Mean time from ``begin`` to ``end`` in which fewer than k of independent delays are over, in seconds.
-
-    None for a law without a distribution.
-
-    >>> round(mean_within(Exponential(mean=1.0), 1, 4, 0.0, 9.0) or 0, 6)  # of the first of four
-    0.25
-    """
-    if law.cdf(np.zeros(1), 0) is None:
-        return None
-    from scipy.integrate import quad
-
-    return float(quad(lambda t: _fewer(law, k, workers, t), begin, end, limit=500, full_output=1)[0])
 
 
 def mean_of_kth(law: DelayModel, k: int, workers: int) -> float | None:

@@ -16,8 +16,10 @@ from anyk.planning.bounds import (
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
 from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
 from anyk.planning.simulation import Measured, simulate, simulated_pace
-from anyk.planning.times import Pace, discard_seconds, pace
+from anyk.planning.times import pace
 from anyk.planning.tuned import Tuned, train_tuned
+from anyk.protocol import Pace
+from anyk.strategies import discard_seconds
 
 __all__ = [
     "Candidate",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,6 @@ from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, Table
 from anyk.errors import BadInput
 from anyk.protocol import Strategy
-from anyk.strategies import SequentialRounds
 from anyk.strategies import strategy as build_strategy
 from anyk.training.driver import Driver
 from anyk.training.session import session
@@ -50,7 +48,7 @@ def simulated_pace(
         raise BadInput(f"updates must be at least {2 * _BATCHES}, got {updates}")
     cluster = Simulated(strategy.layout.workers, delays=delays, seed=seed, communication=communication)
     times: list[float] = [0.0]
-    driver = Driver(copy.deepcopy(strategy), cluster, steps=updates, on_step=lambda driver: times.append(driver.time))
+    driver = Driver(strategy, cluster, steps=updates, on_step=lambda driver: times.append(driver.time))
     with session(driver):
         driver.run()
     waits = np.diff(times)
@@ -74,22 +72,16 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
         raise BadInput(f"delays must be a table of rounds x workers, got shape {table.shape}")
     if isinstance(strategy, str):
         strategy = build_strategy(strategy, workers=table.shape[1])
-    found = copy.deepcopy(strategy)
-    sequential = isinstance(found, SequentialRounds)
-    rounds = jobs + (found.T if isinstance(found, SequentialRounds) else 0)
+    found = strategy.for_jobs(jobs)
+    rounds = found.rounds_for(jobs)
     if jobs < 1 or len(table) < rounds:
         raise BadInput(
             f"{jobs} jobs of '{found.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
     cluster = Simulated(found.layout.workers, delays=Table(table[:rounds], by="round"))
     times: list[float] = [0.0]
-    if isinstance(found, SequentialRounds):
-        found.jobs = jobs
-    driver = Driver(
-        found, cluster, steps=None if sequential else jobs, on_step=lambda driver: times.append(driver.time)
-    )
+    driver = Driver(found, cluster, steps=jobs, on_step=lambda driver: times.append(driver.time))
     with session(driver):
         driver.run()
-    if isinstance(found, SequentialRounds):
-        return np.array(found.durations), found.waits
-    return np.diff(times), jobs
+    known = found.waited(driver.running.state)
+    return (np.diff(times), jobs) if known is None else (np.array(known[0]), known[1])

@@ -38,7 +38,8 @@ from anyk.protocol.events import (
     Progress,
     Reply,
 )
-from anyk.protocol.strategy import Fleet, Layout, Running, Strategy, slot_names, strategy_text
+from anyk.protocol.pace import DelayLaw, Pace
+from anyk.protocol.strategy import Compressor, Fleet, Layout, Running, Strategy, slot_names
 from anyk.protocol.work import Chunk, Task, Timing
 
 __all__ = [
@@ -48,7 +49,9 @@ __all__ = [
     "Chunk",
     "Combine",
     "Command",
+    "Compressor",
     "Cut",
+    "DelayLaw",
     "Dispatch",
     "DriftMeasured",
     "EvaluateLoss",
@@ -65,6 +68,7 @@ __all__ = [
     "Mix",
     "NoiseMeasured",
     "Note",
+    "Pace",
     "Progress",
     "ProjectMessage",
     "Reply",
@@ -76,5 +80,4 @@ __all__ = [
     "Task",
     "Timing",
     "slot_names",
-    "strategy_text",
 ]

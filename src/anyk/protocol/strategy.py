@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+from anyk.errors import BadInput
+from anyk.plain import from_plain, to_plain
 from anyk.protocol.commands import Command
 from anyk.protocol.events import Event
+from anyk.protocol.pace import DelayLaw, Pace
 
 
 def slot_names(models: int) -> tuple[str, ...]:
@@ -28,7 +33,8 @@ class Layout:
     ``covers``: the partitions that each worker's longest message covers, if not those assigned to it. ``shares``: sizes
     of the partitions relative to each other (None: even). ``blocks``: each message is one of so many parts of the
     vector. ``inner``: that workers take local steps, with this optimiser's spec, or with the run's own where it is
-    empty (None: they compute gradients).
+    empty (None: they compute gradients). ``voting``: messages of the same partitions are compared, and one that differs
+    is outvoted.
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -43,11 +49,29 @@ class Layout:
     shares: Sequence[int] | None = None
     blocks: int = 1
     inner: str | None = None
+    voting: bool = False
 
     @property
     def trained(self) -> tuple[str, ...]:
         """The slots that are trained for their own sake."""
         return tuple(slot for slot in self.slots if slot not in self.auxiliary)
+
+
+class Compressor(Protocol):
+    """What a strategy may want to know of a compressor of messages.
+
+    ``promise``: linear, unbiased or contractive.
+    """
+
+    @property
+    def spec(self) -> str:
+        """The short form."""
+        ...
+
+    @property
+    def promise(self) -> str:
+        """What of a message can be relied on."""
+        ...
 
 
 class Fleet(NamedTuple):
@@ -62,43 +86,93 @@ class Fleet(NamedTuple):
     rounds: int = 0
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """When is there enough, what is combined, what happens to the rest, who gets what next.
+
+    A strategy is a value: its settings, which never change. What changes in a run is a *state*, a dataclass (best with
+    ``slots=True``) of the class :attr:`State` that :meth:`start` makes and :meth:`on` changes in place. Of a state's
+    fields only plain data is saved (:mod:`anyk.plain`): numbers, texts, lists, tuples, sets, dicts and dataclasses of
+    such; a field that is :func:`~anyk.plain.derived` from the others is left out and made again by :meth:`rebuild`.
 
     A worker is given a task only while it is present and has none that is open: a task ends with the last of its
     messages, with its cancellation or with its worker. Events may come late or twice: a message of a task that was
     cancelled or whose worker was lost, a present worker that joins, an absent one that is lost; they change nothing
-    but who has been given up. ``start`` begins afresh, also on a strategy that has been used
-    (:func:`anyk.testing.check_strategy` checks all this).
-
-    ``state`` is plain data (what JSON can hold) from which ``restore`` goes on exactly.
+    but who has been given up (:func:`anyk.testing.check_strategy` checks all this).
     """
 
+    State: ClassVar[type[Any]]
+    duck_typed: ClassVar[bool] = True  # an argument may be a spec, too: it is looked at where it is used
+
     @property
+    @abstractmethod
     def spec(self) -> str:
         """The short form from which it can be built again."""
-        ...
 
     @property
+    @abstractmethod
     def layout(self) -> Layout:
         """Workers, partitions and who is assigned which, slots."""
-        ...
 
-    def start(self, fleet: Fleet) -> Sequence[Command]:
-        """Begin; the first commands."""
-        ...
+    @abstractmethod
+    def start(self, fleet: Fleet) -> tuple[Any, Sequence[Command]]:
+        """Begin: the state of a new run, and the first commands."""
 
-    def on(self, event: Event) -> Sequence[Command]:
+    @abstractmethod
+    def on(self, state: Any, event: Event) -> Sequence[Command]:
         """React to one event."""
-        ...
 
-    def state(self) -> dict[str, Any]:
-        """Everything that changes, as plain data."""
-        ...
+    def rebuild(self, state: Any) -> None:
+        """Work out the derived fields of a state that has been read back; by default there are none."""
+        del state
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
-        ...
+    def planned(self, steps: int | None) -> Strategy:
+        """The strategy for a run of so many steps of each model (None: without an end); by default as it is."""
+        del steps
+        return self
+
+    def check_further(self, state: Any, steps: int, begun: int = 0) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where a state cannot go on beyond the steps that it was planned for.
+
+        Of the ``steps``, an earlier run has taken those ``begun``.
+        """
+        del state, steps, begun
+
+    @property
+    def exact(self) -> bool:
+        """Whether every step is made of the exact sum; by default that is not known."""
+        return False
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a few words; by default the first line of its class's documentation."""
+        return (type(self).__doc__ or "").partition("\n")[0].replace("``", "")
+
+    def for_jobs(self, jobs: int) -> Strategy:
+        """The strategy for a run of so many steps of all models together; by default as it is."""
+        del jobs
+        return self
+
+    def rounds_for(self, jobs: int) -> int:
+        """The rounds that so many steps take; by default as many."""
+        return jobs
+
+    def waited(self, state: Any) -> tuple[Sequence[float], int] | None:
+        """Seconds of each round so far, and in how many stragglers were waited for; None if it does not know."""
+        del state
+        return None
+
+    def pace(self, delays: DelayLaw) -> Pace:
+        """Expected seconds of an update and mean staleness under a delay law; by default not known."""
+        del delays
+        return Pace(None, 0.0, "no closed form; simulate")
+
+    def check_compressor(self, by: Compressor) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where messages must not be compressed by this; by default always."""
+        del by
+        raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.spec}, {self.layout.workers} workers>"
 
 
 class Running:
@@ -113,23 +187,25 @@ class Running:
     ['Combine', 'Dispatch']
     """
 
+    on: Callable[[Event], Sequence[Command]]  #: React to one event.
+
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
-        self.on = strategy.on
+        self.state: Any = None
 
     def start(self, fleet: Fleet) -> Sequence[Command]:
         """Begin anew; the first commands."""
-        return self.strategy.start(fleet)
+        self.state, commands = self.strategy.start(fleet)
+        self.on = partial(self.strategy.on, self.state)
+        return commands
 
     def save(self) -> dict[str, Any]:
         """The state as plain data, which JSON can hold."""
-        return self.strategy.state()
+        plain: dict[str, Any] = to_plain(self.state)
+        return plain
 
     def restore(self, plain: dict[str, Any]) -> None:
         """Go on from what :meth:`save` returned, in place of :meth:`start`."""
-        self.strategy.restore(plain)
-
-
-def strategy_text(strategy: Strategy) -> str:
-    """What ``repr`` shows of a strategy."""
-    return f"<{type(strategy).__name__} {strategy.spec}, {strategy.layout.workers} workers>"
+        self.state = from_plain(self.strategy.State, plain, self.strategy)
+        self.strategy.rebuild(self.state)
+        self.on = partial(self.strategy.on, self.state)

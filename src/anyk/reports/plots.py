@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
 from anyk.reports.columns import shortened
-from anyk.specs import parse
-from anyk.strategies import CodedRounds, KFamily
 from anyk.strategies import strategy as build_strategy
 from anyk.training.comparing import compare
 from anyk.training.run import Run
@@ -246,21 +244,6 @@ def purpose(run: Run) -> str:
     """What a run's strategy does, in a few words; empty where that cannot be told from its spec."""
     workers = int(run.config["workers"])
     try:
-        strategy = build_strategy(str(run.config["strategy"]), workers=workers)
+        return build_strategy(str(run.config["strategy"]), workers=workers).summary
     except BadInput:  # made in Python, or by a plug-in that is not loaded
         return ""
-    if isinstance(strategy, KFamily):
-        few = "every gradient" if strategy.k == 1 else f"every {strategy.k} gradients"
-        return f"takes a step at {few}, however old its version; waits for nobody"
-    if not isinstance(strategy, CodedRounds):
-        return (type(strategy).__doc__ or "").partition("\n")[0].replace("``", "")
-    code, wait = strategy.code, parse(strategy.spec)[1].get("wait")
-    each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
-    if wait is not None:
-        first = f"the first {wait} of {workers} replies" if wait.isdigit() else f"enough replies (wait={wait})"
-        return f"approximate gradient from {first}{each}"
-    if code.tolerates == 0 and not code.approximate:
-        return f"exact gradient; waits for all {workers} workers{each}"
-    if code.approximate:
-        return f"approximate gradient from most of {workers} replies{each}"
-    return f"exact gradient, whichever {code.tolerates} of {workers} workers are late{each}"

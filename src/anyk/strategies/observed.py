@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +30,7 @@ def order_means(seconds: ArrayLike, workers: int, masses: ArrayLike | None = Non
     return np.asarray(np.diff(betainc(k, workers - k + 1, below[None, :]), axis=1) @ values[order])
 
 
+@dataclass(slots=True)
 class Durations:
     """The last ``keep`` durations of tasks in seconds, some known only to be longer than something.
 
@@ -45,25 +44,26 @@ class Durations:
     [1.333, 2.0, 2.667]
     """
 
-    def __init__(self, keep: int) -> None:
-        self._seen: deque[tuple[float, bool]] = deque(maxlen=keep)
+    keep: int
+    seen: list[tuple[float, bool]] = field(default_factory=list)  # seconds, and whether seen to the end
 
     def add(self, seconds: float, *, ended: bool = True) -> None:
         """One more; ``ended=False``: it was cut off then."""
-        self._seen.append((seconds, ended))
+        self.seen.append((seconds, ended))
+        del self.seen[: -self.keep]
 
     def __len__(self) -> int:
         """How many were seen to their end."""
-        return sum(ended for _, ended in self._seen)
+        return sum(ended for _, ended in self.seen)
 
     @property
     def all(self) -> int:
         """How many there are, with those that were cut off."""
-        return len(self._seen)
+        return len(self.seen)
 
     def law(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Durations and the probability of each."""
-        rows = sorted((seconds, not ended) for seconds, ended in self._seen)
+        rows = sorted((seconds, not ended) for seconds, ended in self.seen)
         seconds = np.array([row[0] for row in rows])
         ended = np.array([not row[1] for row in rows])
         at_risk = np.arange(len(rows), 0, -1)
@@ -87,12 +87,3 @@ class Durations:
         """Mean of the k-th smallest of ``workers`` durations, for k = 1, …, workers."""
         values, masses = self.law()
         return order_means(values, workers, masses)
-
-    def plain(self) -> list[list[Any]]:
-        """As plain data."""
-        return [[seconds, ended] for seconds, ended in self._seen]
-
-    def restore(self, plain: Sequence[Sequence[Any]]) -> None:
-        """Read back what :meth:`plain` said."""
-        self._seen.clear()
-        self._seen.extend((seconds, bool(ended)) for seconds, ended in plain)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from anyk.checks import typed
 from anyk.codes.progress import ProgressCode, Watch
 from anyk.errors import BadInput
+from anyk.plain import derived
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -21,22 +23,77 @@ from anyk.protocol import (
     Failed,
     Fleet,
     Joined,
+    Layout,
     Lost,
     Progress,
     Reply,
     RequestMessage,
     SetAlarm,
     Stop,
+    Strategy,
     Task,
 )
-from anyk.strategies.coded import OfCode
-from anyk.strategies.wait import Count, Decodable, WaitLike, wait_rule
+from anyk.strategies.crew import RETRIES, Crew
+from anyk.strategies.rounds import with_keys
+from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
 
-_RETRIES = 2  # how often a worker whose message was unusable may be tried again in a round
+
+@dataclass(slots=True)
+class ProgressState:
+    """A run's rounds: the crew, and what of the present round is finished, asked for and in."""
+
+    crew: Crew
+    now: float
+    version: int = 0
+    first: int = 0  # the round's first task
+    began: float = 0.0
+    task_of: dict[int, int] = field(default_factory=dict)  # the newest task of each worker in this round
+    done: dict[int, int] = field(default_factory=dict)  # partitions finished in it
+    asked: dict[int, tuple[int, float]] = field(default_factory=dict)  # of which task, and with which weight, by worker
+    got: set[int] = field(default_factory=set)  # those of them whose message is in
+    missing: float = 0.0  # residual of what was asked for
+    gain: float = 0.0
+    watch: Any = derived()
+
+
+class _Seen:
+    """What a wait rule may look at of a round."""
+
+    __slots__ = ("_state", "recent")
+
+    def __init__(self, state: ProgressState) -> None:
+        self._state = state
+        self.recent: Sequence[float] = ()  # no rule that remembers is taken
+
+    @property
+    def replies(self) -> int:
+        """Workers that have finished something in this round."""
+        return len(self.replied)
+
+    @property
+    def replied(self) -> tuple[int, ...]:
+        """Who they are."""
+        return tuple(worker for worker, done in self._state.done.items() if done)
+
+    @property
+    def decodable(self) -> bool:
+        """Whether what is finished gives the exact sum."""
+        return bool(self._state.watch.ready)
+
+    @property
+    def residual(self) -> float:
+        """The residual if the workers were asked now."""
+        return float(self._state.watch.residual)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the round began."""
+        return self._state.now - self._state.began
 
 
 @typed
-class ProgressRounds(OfCode):
+@dataclass(frozen=True, repr=False)
+class ProgressRounds(Strategy):
     """Synchronous rounds under a code whose workers report how much they have finished.
 
     All workers compute their partitions in order; when what is finished gives the exact sum (or ``wait``, a residual
@@ -52,235 +109,187 @@ class ProgressRounds(OfCode):
     'nested:stragglers=3,kind=binary'
     """
 
-    def __init__(self, code: ProgressCode, *, wait: WaitLike = None, cancel: CancelMode = "preempt") -> None:
-        self.code: ProgressCode = code
-        rule = wait_rule(wait, replies=code.workers)
-        if rule.counts() or isinstance(rule, Count):
+    State = ProgressState
+
+    code: ProgressCode
+    _: KW_ONLY
+    wait: WaitLike = None
+    cancel: CancelMode = "preempt"
+
+    def __post_init__(self) -> None:
+        if self.rule.counts() or isinstance(self.rule, Count):
             raise BadInput(
-                f"'{code.spec}' waits for progress, not for a number of replies; give a residual or a deadline"
+                f"'{self.code.spec}' waits for progress, not for a number of replies; give a residual or a deadline"
             )
-        if rule.remembers:
-            raise BadInput(f"'{code.spec}' waits for progress; give a residual or a deadline in seconds")
-        self._given = str(rule)
-        self.wait = rule if isinstance(rule, Decodable) else rule | Decodable()
-        if cancel not in ("preempt", "discard"):
-            raise BadInput(f"cancel must be preempt or discard, got {cancel!r}")
-        self.cancel = cancel
-        self.version = self._next = self._first = 0
-        self._present: set[int] = set()
-        self._gone: set[int] = set()
-        self._failures: dict[int, int] = {}  # unusable messages in this round, by worker
-        self._task_of: dict[int, int] = {}  # the newest task of each worker in this round
-        self._done: dict[int, int] = {}  # partitions finished in it
-        self._asked: dict[int, tuple[int, float]] = {}  # workers asked for a message: of which task, and its weight
-        self._got: set[int] = set()
-        self._missing = 0.0  # residual of what was asked for
-        self._began = self._now = 0.0
-        self._watch: Watch = code.watch()
+        if self.rule.remembers:
+            raise BadInput(f"'{self.code.spec}' waits for progress; give a residual or a deadline in seconds")
 
-    # ------------------------------------------------------------------------------------------- what it is
+    # ------------------------------------------------------------------------------------------- settings
 
-    @property
+    @cached_property
+    def rule(self) -> Wait:
+        """When the workers may be asked, apart from when the sum is exact."""
+        return wait_rule(self.wait, replies=self.code.workers)
+
+    @cached_property
+    def enough(self) -> Wait:
+        """When the workers are asked."""
+        return self.rule if isinstance(self.rule, Decodable) else self.rule | Decodable()
+
+    @cached_property
+    def exact(self) -> bool:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return not self.enough.approximate
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return Layout(self.code.workers, self.code.partitions, self.code.assignment, blocks=self.code.blocks)
+
+    @cached_property
     def spec(self) -> str:
         """The short form."""
-        parts = [] if self._given == "decodable" else [f"wait={self._given}"]
-        parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
-        return self._spec(parts)
+        parts = [] if self.rule == Decodable() else [f"wait={self.rule}"]
+        return with_keys(self.code.spec, parts + [f"cancel={self.cancel}"] * (self.cancel != "preempt"))
 
     @cached_property
     def _tasks(self) -> tuple[Task, ...]:
         orders = [tuple(map(int, order)) for order in self.code.orders]
         return tuple((Chunk(order, (1.0,) * len(order), send="request"),) for order in orders)
 
-    # ------------------------------------------------------------------------------------------- waiting
-
-    @property
-    def replies(self) -> int:
-        """Workers that have finished something in this round."""
-        return sum(done > 0 for done in self._done.values())
-
-    @property
-    def replied(self) -> tuple[int, ...]:
-        """Who they are."""
-        return tuple(worker for worker, done in self._done.items() if done)
-
-    @property
-    def decodable(self) -> bool:
-        """Whether what is finished gives the exact sum."""
-        return self._watch.ready
-
-    @property
-    def residual(self) -> float:
-        """The residual if the workers were asked now."""
-        return self._watch.residual
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the round began."""
-        return self._now - self._began
-
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, fleet: Fleet) -> Sequence[Command]:
+    def start(self, fleet: Fleet) -> tuple[ProgressState, Sequence[Command]]:
         """See :class:`~anyk.protocol.Strategy`."""
-        self.version = self._next = 0
-        self._present, self._gone = set(fleet.present), set()
-        self._now, self._missing = fleet.time, 0.0
-        return self._begin()
+        s = ProgressState(Crew.of(fleet), fleet.time)
+        return s, self._round(s)
 
-    def on(self, event: Event) -> Sequence[Command]:
+    def rebuild(self, state: ProgressState) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
-        self._now = event.time
+        state.watch = self._watched(state)
+
+    def on(self, state: ProgressState, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = state
+        s.now = event.time
         if isinstance(event, Progress):
-            worker = event.worker
-            if self._asked or self._task_of.get(worker) != event.task:
-                return ()
-            if event.done < self._done.get(worker, 0):  # the worker of a resumed run begins anew
-                self._done[worker] = event.done
-                self._watch = self._watched()
-            else:
-                self._done[worker] = event.done
-                self._watch.saw(worker, event.done)
-            return self._ask() if self.wait.enough(self) else self._stuck()
+            return self._progressed(s, event)
         if isinstance(event, Reply):
-            if self._asked.get(event.worker, (-1, 0.0))[0] != event.task:
+            if s.asked.get(event.worker, (-1, 0.0))[0] != event.task:
                 return ()
-            self._got.add(event.worker)
-            return self._step() if len(self._got) == len(self._asked) else ()
+            s.got.add(event.worker)
+            return self._step(s) if len(s.got) == len(s.asked) else ()
         if isinstance(event, Failed):
-            if self._task_of.get(event.worker) != event.task:
+            if s.task_of.get(event.worker) != event.task:
                 return ()
-            self._failures[event.worker] = self._failures.get(event.worker, 0) + 1
-            return self._again()
+            s.crew.fail(event.worker, event.task)
+            return self._again(s)
         if isinstance(event, Lost):
-            return self._lose(event)
+            return self._lose(s, event)
         if isinstance(event, Joined):
-            if event.worker in self._present:
-                return ()  # told twice that it is here
-            self._present.add(event.worker)
-            self._gone.discard(event.worker)
-            return [] if self._asked else [*self._dispatch((event.worker,)), *self._stuck()]
-        if isinstance(event, Alarm) and not self._asked and self.wait.enough(self):
-            return self._ask()
+            if not s.crew.join(event.worker):
+                return ()
+            return [] if s.asked else [*self._dispatch(s, (event.worker,)), *self._stuck(s)]
+        if isinstance(event, Alarm) and not s.asked and self.enough.enough(_Seen(s)):
+            return self._ask(s)
         return ()
 
-    def _lose(self, event: Lost) -> Sequence[Command]:
+    def _progressed(self, s: ProgressState, event: Progress) -> Sequence[Command]:
         worker = event.worker
-        self._present.discard(worker)
-        self._task_of.pop(worker, None)
-        if event.gone:
-            self._gone.add(worker)
-        if worker in self._asked and worker not in self._got:
-            return self._again()
-        if not self._asked and self._done.pop(worker, 0):
-            self._watch = self._watched()
-        return [] if self._asked else self._stuck()
+        if s.asked or s.task_of.get(worker) != event.task:
+            return ()
+        anew = event.done < s.done.get(worker, 0)  # the worker of a resumed run begins anew
+        s.done[worker] = event.done
+        if anew:
+            s.watch = self._watched(s)
+        else:
+            s.watch.saw(worker, event.done)
+        return self._ask(s) if self.enough.enough(_Seen(s)) else self._stuck(s)
 
-    def _watched(self) -> Watch:
+    def _lose(self, s: ProgressState, event: Lost) -> Sequence[Command]:
+        worker = event.worker
+        s.crew.lose(event)
+        s.task_of.pop(worker, None)
+        if worker in s.asked and worker not in s.got:
+            return self._again(s)
+        if not s.asked and s.done.pop(worker, 0):
+            s.watch = self._watched(s)
+        return [] if s.asked else self._stuck(s)
+
+    def _watched(self, s: ProgressState) -> Watch:
         """A watch that has seen all that is known of this round."""
         watch = self.code.watch()
-        for worker, done in self._done.items():
+        for worker, done in s.done.items():
             watch.saw(worker, done)
         return watch
 
-    def _begin(self) -> list[Command]:
-        self._failures = {}
-        return self._round()
-
-    def _again(self) -> list[Command]:
+    def _again(self, s: ProgressState) -> list[Command]:
         """The same version once more, without whoever failed too often."""
-        worst = max(self._failures.values(), default=0)
-        if worst > _RETRIES * self.workers:
-            return [Stop(f"step {self.version} cannot be taken under '{self.spec}': unusable messages", failed=True)]
-        return [Cancel(range(self._first, self._next), self.cancel), *self._round()]
+        if max(map(len, s.crew.failures.values()), default=0) > RETRIES * self.code.workers:
+            return [self._stop(s, "unusable messages")]
+        return [Cancel(range(s.first, s.crew.next), self.cancel), *self._round(s)]
 
-    def _round(self) -> list[Command]:
-        self._first = self._next
-        self._task_of, self._done, self._asked, self._got = {}, {}, {}, set()
-        self._watch = self.code.watch()
-        self._began = self._now
-        able = sorted(w for w in self._present if self._failures.get(w, 0) <= _RETRIES)
-        if not able and len(self._present) + len(self._gone) == self.workers:
-            why = "every worker has been given up" if not self._failures else "no usable messages"
-            return [Stop(f"step {self.version} cannot be taken under '{self.spec}': {why}", failed=True)]
-        commands = self._dispatch(able) if able else []
-        for number, seconds in enumerate(self.wait.deadlines(self)):
-            commands.append(SetAlarm(f"wait {number}", self._now + seconds))
+    def _round(self, s: ProgressState) -> list[Command]:
+        crew = s.crew
+        s.first = crew.next
+        s.task_of, s.done, s.asked, s.got = {}, {}, {}, set()
+        s.watch = self.code.watch()
+        s.began = s.now
+        able = sorted(filter(crew.able, crew.present))
+        if not able and crew.complete:
+            return [self._stop(s, "every worker has been given up" if not crew.failures else "no usable messages")]
+        commands = self._dispatch(s, able) if able else []
+        for number, seconds in enumerate(self.enough.deadlines(_Seen(s))):
+            commands.append(SetAlarm(f"wait {number}", s.now + seconds))
         return commands
 
-    def _dispatch(self, workers: Sequence[int]) -> list[Command]:
-        first, self._next = self._next, self._next + len(workers)
-        self._task_of.update(zip(workers, range(first, self._next), strict=True))
+    def _dispatch(self, s: ProgressState, workers: Sequence[int]) -> list[Command]:
+        first = s.crew.number(len(workers))
+        s.task_of.update(zip(workers, range(first, s.crew.next), strict=True))
         return [Dispatch(first, tuple(workers), tuple(self._tasks[worker] for worker in workers))]
 
-    def _ask(self) -> list[Command]:
-        asks = [ask for ask in self._watch.asks() if ask.partitions]
+    def _ask(self, s: ProgressState) -> list[Command]:
+        asks = [ask for ask in s.watch.asks() if ask.partitions]
         if not asks:
             return []
-        self._missing = 0.0 if self._watch.ready else self._watch.residual
-        self._asked = {ask.worker: (self._task_of[ask.worker], ask.weight) for ask in asks}
-        others = tuple(task for worker, task in self._task_of.items() if worker not in self._asked)
+        s.missing = 0.0 if s.watch.ready else s.watch.residual
+        s.asked = {ask.worker: (s.task_of[ask.worker], ask.weight) for ask in asks}
+        others = tuple(task for worker, task in s.task_of.items() if worker not in s.asked)
         commands: list[Command] = [Cancel(others, self.cancel)] if others else []
         for ask in asks:
-            commands.append(RequestMessage(ask.worker, self._task_of[ask.worker], 0, ask.partitions, ask.coefficients))
-        self._gain = sum((ask.weight**2 * sum(c * c for c in ask.coefficients)) for ask in asks) ** 0.5
+            commands.append(RequestMessage(ask.worker, s.task_of[ask.worker], 0, ask.partitions, ask.coefficients))
+        s.gain = sum((ask.weight**2 * sum(c * c for c in ask.coefficients)) for ask in asks) ** 0.5
         return commands
 
-    def _step(self) -> list[Command]:
-        covered = 1.0 - self._missing**2
-        used = [self._asked[worker] for worker in sorted(self._asked)]
+    def _step(self, s: ProgressState) -> list[Command]:
+        covered = 1.0 - s.missing**2
+        used = [s.asked[worker] for worker in sorted(s.asked)]
         # the share that is missing is made up for; what is left is the spread of the coefficients around 1
         residual = (1.0 / covered - 1.0) ** 0.5 if covered < 1.0 else 0.0
         messages = [(task, 0) for task, _ in used]
         weights = [weight / covered for _, weight in used]
-        combine = Combine("model", messages, weights, "all", 1.0, residual, self._gain / covered)
-        self.version += 1
-        return [combine, Cancel(range(self._first, self._next), self.cancel), *self._begin()]
+        combine = Combine("model", messages, weights, "all", 1.0, residual, s.gain / covered)
+        s.version += 1
+        s.crew.failures = {}
+        return [combine, Cancel(range(s.first, s.crew.next), self.cancel), *self._round(s)]
 
-    def _stuck(self) -> list[Command]:
+    def _stuck(self, s: ProgressState) -> list[Command]:
         """Everybody who can has finished everything, and there is not enough."""
-        if any(self._done.get(worker, 0) < len(self.code.orders[worker]) for worker in self._task_of):
+        if any(s.done.get(worker, 0) < len(self.code.orders[worker]) for worker in s.task_of):
             return []
-        if len(self._present) + len(self._gone) < self.workers:
+        if not s.crew.complete:
             return []  # someone may still join
-        if self.wait.approximate and self._done:
-            return self._ask()
+        if self.enough.approximate and s.done:
+            return self._ask(s)
+        if s.crew.hopeless:
+            return [self._stop(s, "every worker has been given up")]
         return [
-            Stop(
-                f"step {self.version} cannot be taken under '{self.spec}': what {len(self._task_of)} of {self.workers} "
-                "workers can finish does not give the sum; a code that tolerates more stragglers, or wait=…, goes on",
-                failed=True,
+            self._stop(
+                s,
+                f"what {len(s.task_of)} of {self.code.workers} workers can finish does not give the sum; a code that "
+                "tolerates more stragglers, or wait=…, goes on",
             )
         ]
 
-    # ------------------------------------------------------------------------------------------- state
-
-    def state(self) -> dict[str, Any]:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return {
-            "version": self.version,
-            "next": self._next,
-            "first": self._first,
-            "present": sorted(self._present),
-            "gone": sorted(self._gone),
-            "failures": sorted(self._failures.items()),
-            "tasks": list(self._task_of.items()),
-            "done": list(self._done.items()),
-            "asked": [[worker, *ask] for worker, ask in self._asked.items()],
-            "got": sorted(self._got),
-            "missing": self._missing,
-            "gain": self._gain if self._asked else 0.0,
-            "began": self._began,
-            "now": self._now,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
-        self.version, self._next, self._first = state["version"], state["next"], state["first"]
-        self._present, self._gone = set(state["present"]), set(state["gone"])
-        self._failures, self._task_of = dict(state["failures"]), dict(state["tasks"])
-        self._done, self._got = dict(state["done"]), set(state["got"])
-        self._asked = {worker: (task, weight) for worker, task, weight in state["asked"]}
-        self._missing, self._gain = state["missing"], state["gain"]
-        self._began, self._now = state["began"], state["now"]
-        self._watch = self._watched()
+    def _stop(self, s: ProgressState, why: str) -> Stop:
+        return Stop(f"step {s.version} cannot be taken under '{self.spec}': {why}", failed=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from math import isnan
 from typing import Any, Literal
 
 import numpy as np
 
 from anyk.checks import typed
-from anyk.codes import Code, DracoCode, HeterogeneousCode, Method, Selection
-from anyk.codes.byzantine import ByzantineDecoder
+from anyk.codes import Code, Method, Policy, Selection
 from anyk.codes.decoders import EXACT, METHODS, Decoder, Floats, LeastSquaresDecoder, SetDecoder, method
 from anyk.errors import BadInput
+from anyk.plain import derived, part
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -21,27 +23,35 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Compressor,
+    DelayLaw,
     Dispatch,
     Event,
     Failed,
     Fleet,
     Joined,
+    Layout,
+    LossEvaluated,
     Lost,
     MessageProjected,
     Note,
+    Pace,
     ProjectMessage,
     Reply,
     SetAlarm,
     Stop,
+    Strategy,
     Task,
     slot_names,
 )
-from anyk.strategies.coded import OfCode
-from anyk.strategies.wait import Count, Decodable, WaitLike, wait_rule
+from anyk.strategies.adapting import AdaptingSteps
+from anyk.strategies.crew import Crew
+from anyk.strategies.pace import finishing_in_vain
+from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
+from anyk.strategies.work import LocalSteps
 
 Scaling = Literal["none", "marginal", "conditional"]
 _ROUNDS_SEEN = 10  # rounds that an adapting deadline looks back on
-_RETRIES = 2  # how often a worker whose reply was unusable is asked again, once nobody else is left to wait for
 
 
 def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Selection:
@@ -61,8 +71,80 @@ def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Se
     )
 
 
+def with_keys(code: str, parts: Sequence[str]) -> str:
+    """A code's spec with keys of its rounds' own."""
+    return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
+
+
+@dataclass(slots=True)
+class RoundState:
+    """A run's rounds: the crew, and how far the present round has come."""
+
+    crew: Crew
+    now: float
+    before: int = 0  # rounds of the run that this one goes on from
+    version: int = 0
+    first: int = 0  # the round's first task
+    began: float = 0.0
+    open: dict[int, int] = field(default_factory=dict)  # messages expected (task x messages + chunk), and of whom
+    measuring: dict[int, int] = field(default_factory=dict)  # tasks whose reply is being projected, and whose they are
+    values: dict[int, float] = field(default_factory=dict)  # the projection of each worker's reply
+    task_of: dict[int, int] = field(default_factory=dict)  # reply (worker x messages + message) -> task, as they came
+    arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
+    recent: tuple[float, ...] = ()  # the same of the last rounds, where the wait rule looks at them
+    told: str = ""  # what the log has been told of an adapting deadline
+    missed: list[int] = field(default_factory=list)  # how often each worker was not in when a step was taken
+    learned: list[int] = field(default_factory=list)  # the same when the code last learned of it
+    work: Any = part()  # of local steps
+    adapt: Any = part()  # of the rule that adapts them
+    code: Any = derived()
+    tasks: Any = derived()
+    row_sums: Any = derived()
+    decoder: Any = derived()
+
+
+class _Seen:
+    """What a wait rule may look at of a round."""
+
+    __slots__ = ("_messages", "_state")
+
+    def __init__(self, state: RoundState, messages: int) -> None:
+        self._state, self._messages = state, messages
+
+    @property
+    def replies(self) -> int:
+        """Usable replies so far."""
+        return len(self._state.task_of)
+
+    @property
+    def decodable(self) -> bool:
+        """Whether they give the exact sum."""
+        return bool(self._state.decoder.decodable)
+
+    @property
+    def residual(self) -> float:
+        """The residual if the step were taken now, before scaling."""
+        return float(self._state.decoder.residual)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the round began."""
+        return self._state.now - self._state.began
+
+    @property
+    def replied(self) -> tuple[int, ...]:
+        """Who replied, in order of arrival."""
+        return tuple(reply // self._messages for reply in self._state.task_of)
+
+    @property
+    def recent(self) -> Sequence[float]:
+        """Seconds from a round's start to each reply, of the last rounds."""
+        return self._state.recent
+
+
 @typed
-class CodedRounds(OfCode):
+@dataclass(frozen=True, repr=False)
+class Rounds(Strategy):
     """Synchronous rounds under any code, ended by any wait rule.
 
     Each round all workers get the newest version. When ``wait`` is met the replies are decoded, the model steps, the
@@ -84,321 +166,364 @@ class CodedRounds(OfCode):
     ``batch``: of each partition a mini-batch of so many samples stands for all (0: all); replicas draw the same.
     ``models``: so many models are trained at once, one after another in turn, a round each.
 
-    A code against Byzantine workers has each reply measured when it comes, and counts it then; a heterogeneous code
-    learns from who was missing and gives out new coefficients now and then.
+    ``work``: local steps in place of gradients (periodic averaging, of an uncoded sum only); ``adapt``: a rule that
+    adapts their number.
+
+    What a code needs besides it says itself (:meth:`~anyk.codes.Code.policy`): replies under a code against Byzantine
+    workers are projected when they come and count then; a code that learns gives out new coefficients now and then.
 
     A worker that joins in mid-round is given the round's work at once; one whose reply is unusable is set aside for
     the round. When nobody is left to wait for, it is asked again, twice; then the step is taken with what there is
     where the rule allows an approximation, else the run stops.
 
     >>> import anyk
-    >>> CodedRounds(anyk.codes.FractionalRepetition(workers=30, load=3), wait=11).spec
+    >>> Rounds(anyk.codes.FractionalRepetition(workers=30, load=3), wait=11).spec
     'frc:load=3,wait=11'
     """
 
-    def __init__(
-        self,
-        code: Code,
-        *,
-        wait: WaitLike = None,
-        scaling: Scaling | None = None,
-        cancel: CancelMode = "preempt",
-        decoder: str | Method = "own",
-        batch: int = 0,
-        models: int = 1,
-    ) -> None:
-        if models < 1:
-            raise BadInput(f"models must be at least 1, got {models}")
-        self.models = models
-        self.slots = slot_names(models)
-        self.code = self._given_code = code
-        if batch < 0:
-            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")
-        self.batch = batch
-        self._method = method(decoder)
-        own = self._method in (METHODS["own"], METHODS["exact"])
-        if wait is None and code.approximate:
-            wait = max(1, code.replies - max(1, code.replies // 10))
-        rule = wait_rule(wait, replies=code.replies)
-        self._default_scaling: Scaling = (
-            "none" if (code.unbiased and own) or self._method == METHODS["one-step"] else "conditional"
-        )
-        scaling = scaling or self._default_scaling
-        self._byzantine = isinstance(code, DracoCode)
-        if self._byzantine and not (isinstance(rule, Decodable) and own):
+    State = RoundState
+
+    code: Code
+    _: KW_ONLY
+    wait: WaitLike = None
+    scaling: Scaling | None = None
+    cancel: CancelMode = "preempt"
+    decoder: str | Method = "own"
+    batch: int = 0
+    models: int = 1
+    work: LocalSteps | None = None
+    adapt: AdaptingSteps | None = None
+
+    def __post_init__(self) -> None:
+        if self.models < 1:
+            raise BadInput(f"models must be at least 1, got {self.models}")
+        if self.batch < 0:
+            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {self.batch}")
+        if self.work is not None:
+            self.work.check(self.code.workers)
+            if self.adapt is not None:
+                self.adapt.check(self.work)
+        code, own, rule = self.code, self._own, self.rule
+        if self._policy.projected and not (isinstance(rule, Decodable) and own):
             raise BadInput(
                 f"'{code.spec}' finds Byzantine workers by its own decoder and waits until it has; "
                 "leave out wait and decoder"
             )
         if code.blocks > 1 and not own:
             raise BadInput(f"'{code.spec}' has a decoder of its own only; leave out decoder")
-        if self._method == METHODS["exact"] and rule.approximate:
+        if self.method == METHODS["exact"] and rule.approximate:
             raise BadInput(f"decoder=exact takes no approximation, and wait={rule} may; leave out one of them")
-        self.blocks = code.blocks
-        self._given = str(rule)
-        self.wait = rule if isinstance(rule, Decodable) else rule | Decodable()
-        self.scaling = scaling
-        self.cancel = cancel
-        self._messages = code.messages
-        if scaling not in ("none", "marginal", "conditional"):
-            raise BadInput(f"scaling must be none, marginal or conditional, got {scaling!r}")
-        if cancel not in ("preempt", "discard"):
-            raise BadInput(f"cancel must be preempt or discard, got {cancel!r}")
-        self._marginal: np.ndarray[Any, np.dtype[np.float64]] | None = None
-        if scaling == "marginal":
-            counts = self.wait.counts()
-            if len(counts) != 1:
-                raise BadInput(f"scaling=marginal needs one number of replies in wait, got wait={self._given}")
-            self._marginal = 1.0 / code.expected_coefficients(counts[0])
-        # the common rules, kept where they are fast: so many replies, or (more than there are) until decodable
-        common = {Count: getattr(rule, "number", 0), Decodable: code.replies + 1}
-        self._count: int | None = common.get(type(rule))
-        # what changes:
-        self.version = 0
-        self._next = 0  # the next task's number
-        self._first = 0  # the round's first task
-        self._before = 0  # rounds of the run that this one goes on from
-        self._present: set[int] = set()
-        self._gone: set[int] = set()
-        self._arrivals: list[float] = []  # of this round
-        self._recent: tuple[float, ...] = ()  # seconds of the last rounds' replies, where the wait rule looks at them
-        self._told = ""  # what the log has been told of an adapting deadline
-        self._missed = [0] * code.workers  # how often a worker was not in when a step was taken
-        self._learned: list[int] = []  # the same when the code last learned of it
-        self._open: dict[int, int] = {}  # messages expected in this round (task x messages + chunk), and of whom
-        self._measuring: dict[int, int] = {}  # tasks whose reply is being measured, and whose they are
-        self._failures: dict[int, list[int]] = {}  # tasks of this round with unusable messages, by worker
-        self._values: dict[int, float] = {}  # what replies were measured to be, under a code against Byzantine workers
-        self._task_of: dict[int, int] = {}  # reply (worker x messages + message) -> task, in order of arrival
-        self._began = 0.0
-        self._now = 0.0
-        self._decoder = self._fresh()
+        if self.scaling_used == "marginal":
+            self._marginal  # noqa: B018  # refused here, not in the first step
 
-    @property
+    # ------------------------------------------------------------------------------------------- settings
+
+    @cached_property
+    def _policy(self) -> Policy:
+        return self.code.policy()
+
+    @cached_property
     def method(self) -> Method:
         """How replies are decoded."""
-        return self._method
+        return method(self.decoder)
 
-    def _fresh(self) -> Decoder:
-        if self._method in (METHODS["own"], METHODS["exact"]):
-            return self.code.decoder()
-        if self._method == METHODS["least-squares"]:
-            return LeastSquaresDecoder(self.code, self._method)
-        return SetDecoder(self.code, self._method)
+    @cached_property
+    def _own(self) -> bool:
+        return self.method in (METHODS["own"], METHODS["exact"])
 
-    # ------------------------------------------------------------------------------------------- what it is
+    @cached_property
+    def rule(self) -> Wait:
+        """When a round may end, apart from ending when the sum is exact."""
+        wait = self.wait
+        if wait is None and self.work is not None and self.work.clients is not None:
+            wait = self.work.clients
+        if wait is None and self.code.approximate:
+            wait = max(1, self.code.replies - max(1, self.code.replies // 10))
+        return wait_rule(wait, replies=self.code.replies)
 
-    @property
+    @cached_property
+    def enough(self) -> Wait:
+        """When a round ends."""
+        return self.rule if isinstance(self.rule, Decodable) else self.rule | Decodable()
+
+    @cached_property
+    def exact(self) -> bool:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return not self.enough.approximate
+
+    @cached_property
+    def _count(self) -> int | None:
+        """The common rules, kept where they are fast: so many replies, or (more than there are) until decodable."""
+        if isinstance(self.rule, Count):
+            return self.rule.number
+        return self.code.replies + 1 if isinstance(self.rule, Decodable) else None
+
+    @cached_property
+    def _default_scaling(self) -> Scaling:
+        unbiased = (self.code.unbiased and self._own) or self.method == METHODS["one-step"] or self.work is not None
+        return "none" if unbiased else "conditional"
+
+    @cached_property
+    def scaling_used(self) -> Scaling:
+        """How sums with partitions missing are corrected."""
+        return self.scaling or self._default_scaling
+
+    @cached_property
+    def _marginal(self) -> Floats:
+        """What each partition's coefficient is divided by under ``scaling=marginal``."""
+        counts = self.enough.counts()
+        if len(counts) != 1:
+            raise BadInput(f"scaling=marginal needs one number of replies in wait, got wait={self.rule}")
+        return np.asarray(1.0 / self.code.expected_coefficients(counts[0]))
+
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """The models."""
+        return slot_names(self.models) if self.adapt is None else self.adapt.slots
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        code, work = self.code, self.work
+        return Layout(
+            code.workers, code.partitions, code.assignment, self.slots, self.slots[1:] if self.adapt else (),
+            None if work is None else ((),) * code.workers, blocks=code.blocks, voting=self._policy.projected,
+            inner=None if work is None else work.inner,
+        )  # fmt: skip
+
+    @cached_property
     def spec(self) -> str:
         """The short form."""
-        parts = [] if self._given == "decodable" else [f"wait={self._given}"]
-        parts += [f"scaling={self.scaling}"] * (self.scaling != self._default_scaling)
-        names = [name for name, known in METHODS.items() if known == self._method and name != "own"]
+        wait = None if self.rule == Decodable() else str(self.rule)
+        if self.work is not None:
+            own = self.work.clients is None or wait != str(self.work.clients)
+            keys = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
+            return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
+        parts = [] if wait is None else [f"wait={wait}"]
+        parts += [f"scaling={self.scaling_used}"] * (self.scaling_used != self._default_scaling)
+        names = [name for name, known in METHODS.items() if known == self.method and name != "own"]
         parts += [f"decoder={name}" for name in names]
         parts += [f"batch={self.batch}"] * (self.batch > 0)
         parts += [f"models={self.models}"] * (self.models > 1)
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
-        return self._spec(parts)
+        return with_keys(self.code.spec, parts)
 
-    @cached_property
-    def _tasks(self) -> tuple[tuple[Task, ...], ...]:
-        """Of each model, each worker's."""
-        c = self.code.messages
-        rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in self.code.rows]  # a user's may be arrays
-        return tuple(
-            tuple(
-                tuple(Chunk(p, w, slot, batch=self.batch) for p, w in rows[i * c : i * c + c])
-                for i in range(self.workers)
+    @property
+    def summary(self) -> str:
+        """See :class:`~anyk.protocol.Strategy`."""
+        if self.work is not None:
+            return "workers take steps of their own, then their models are averaged"
+        code, n, wait = self.code, self.code.workers, None if self.rule == Decodable() else str(self.rule)
+        each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
+        if wait is not None:
+            first = f"the first {wait} of {n} replies" if wait.isdigit() else f"enough replies (wait={wait})"
+            return f"approximate gradient from {first}{each}"
+        if code.tolerates == 0 and not code.approximate:
+            return f"exact gradient; waits for all {n} workers{each}"
+        if code.approximate:
+            return f"approximate gradient from most of {n} replies{each}"
+        return f"exact gradient, whichever {code.tolerates} of {n} workers are late{each}"
+
+    def check_compressor(self, by: Compressor) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        if self._policy.projected:
+            raise BadInput(f"'{self.spec}' compares messages to find Byzantine workers; compressed ones it cannot")
+        if self.code.blocks > 1:
+            raise BadInput(f"the messages of '{self.spec}' are a fraction of the vector already; not compressed")
+        if self.work is not None and self.work.keep:
+            raise BadInput(f"'{self.spec}' keeps the inner optimiser's state; with '{by.spec}' leave out keep")
+        if by.promise == "contractive" and not self.code.own_messages:
+            raise BadInput(
+                f"'{by.spec}' keeps what it leaves out, which replicas of '{self.spec}' do not share; take random-k "
+                "(exact) or qsgd (in expectation), or rounds of uncoded"
             )
-            for slot in self.slots
-        )
-
-    # ------------------------------------------------------------------------------------------- waiting
-
-    @property
-    def replies(self) -> int:
-        """Usable replies of this round so far."""
-        return len(self._task_of)
-
-    @property
-    def decodable(self) -> bool:
-        """Whether they give the exact sum."""
-        return self._decoder.decodable
-
-    @property
-    def residual(self) -> float:
-        """The residual if the step were taken now, before scaling."""
-        return self._decoder.residual
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the round began."""
-        return self._now - self._began
-
-    @property
-    def replied(self) -> tuple[int, ...]:
-        """Who replied in this round, in order of arrival."""
-        return tuple(reply // self.code.messages for reply in self._task_of)
 
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, fleet: Fleet) -> Sequence[Command]:
+    def start(self, fleet: Fleet) -> tuple[RoundState, Sequence[Command]]:
         """See :class:`~anyk.protocol.Strategy`."""
-        self.version = self._next = 0
-        self._present, self._gone = set(fleet.present), set()
-        self._now, self._before = fleet.time, fleet.rounds
-        self._arrivals, self._recent, self._told = [], (), ""
-        self._missed, self._learned = [0] * self.code.workers, []
-        if self.code is not self._given_code:
-            self._use_code(self._given_code)
-        return self._begin()
+        s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
+        self._use_code(s, self.code)
+        first: list[Command] = []
+        if self.work is not None:
+            s.work = self.work.start()
+        if self.adapt is not None:
+            s.adapt, first = self.adapt.start(s)
+        return s, [*first, *self._begin(s)]
 
-    def on(self, event: Event) -> Sequence[Command]:
+    def rebuild(self, state: RoundState) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
-        if type(event) is Reply or type(event) is MessageProjected:
-            now, worker, task, chunk, _ = event
-            self._now = now
-            messages = self._messages
-            if type(event) is MessageProjected:
-                if self._measuring.pop(task, None) is None:
-                    return ()
-                assert isinstance(self._decoder, ByzantineDecoder)
-                if not isnan(self._values.get(worker, 0.0)):  # who has once sent what is not finite has lied
-                    self._values[worker] = event.value
-                    self._decoder.measure(worker, event.value)
-            elif self._open.pop(task if messages == 1 else task * messages + chunk, None) is None:
+        s, policy = state, self._policy
+        learned = policy.relearned is not None and s.version >= policy.every
+        last = s.version - s.version % policy.every if policy.every else 0
+        self._use_code(s, policy.relearned(s.learned, last) if learned and policy.relearned else self.code)
+        s.decoder = self._fresh(s.code)
+        if policy.projected:
+            for worker, value in s.values.items():
+                s.decoder.measure(worker, value)
+                s.decoder.add(worker)
+            return
+        for reply in s.task_of:
+            s.decoder.add(reply)
+
+    def on(self, state: RoundState, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = state
+        if type(event) is Reply:
+            s.now = event[0]
+            messages = self.code.messages
+            worker, task = event[1], event[2]
+            if self.work is not None:
+                self.work.heard(s, worker, task)
+            if s.open.pop(task if messages == 1 else task * messages + event[3], None) is None:
                 return ()  # late, or told twice
-            elif self._byzantine:
-                self._measuring[task] = worker
-                return (ProjectMessage(worker, task, chunk),)
-            reply = worker if messages == 1 else worker * messages + chunk
-            task_of = self._task_of
-            if reply in task_of:  # asked again for a sister message; this one is in already
-                return self._waited()
-            task_of[reply] = task
-            if self.wait.remembers:
-                self._arrivals.append(now - self._began)
-            count = self._count
-            if self._decoder.add(reply) or (len(task_of) >= count if count else self.wait.enough(self)):
-                return self._step()
-            return () if self._open else self._waited()
-        self._now = event[0]
+            if s.decoder.projects:
+                s.measuring[task] = worker
+                return (ProjectMessage(worker, task, event[3]),)
+            return self._arrived(s, worker if messages == 1 else worker * messages + event[3], task)
+        s.now = event[0]
+        if isinstance(event, MessageProjected):
+            return self._projected(s, event)
+        if isinstance(event, LossEvaluated):
+            return [] if self.adapt is None else self._adapted(s, event)
         if isinstance(event, Failed):
-            if self._open.pop(event.task * self._messages + event.chunk, None) is None:
+            if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
                 return ()
-            tasks = self._failures.setdefault(event.worker, [])
-            if event.task not in tasks:  # two messages of one task are one failure
-                tasks.append(event.task)
-            if self._byzantine and event.reason.startswith("not finite"):  # no honest worker says that
-                assert isinstance(self._decoder, ByzantineDecoder)
-                self._values[event.worker] = float("nan")
-                self._decoder.measure(event.worker, float("nan"))
-                if self._decoder.add(event.worker):
-                    return self._step()
+            s.crew.fail(event.worker, event.task)
+            if s.decoder.projects and event.reason.startswith("not finite"):  # no honest worker says that
+                s.values[event.worker] = float("nan")
+                s.decoder.measure(event.worker, float("nan"))
+                if s.decoder.add(event.worker):
+                    return self._step(s)
         elif isinstance(event, Lost):
-            self._present.discard(event.worker)
-            self._open = {message: worker for message, worker in self._open.items() if worker != event.worker}
-            if event.gone:
-                self._gone.add(event.worker)
+            s.crew.lose(event)
+            s.open = {message: worker for message, worker in s.open.items() if worker != event.worker}
+            if self.work is not None:
+                self.work.lost(s.work, event.worker)
         elif isinstance(event, Joined):
-            if event.worker in self._present:
-                return ()  # told twice that it is here
-            self._present.add(event.worker)
-            self._gone.discard(event.worker)
-            measured = event.worker in self._measuring.values()
-            again = [] if measured or self._has_replied(event.worker) else self._dispatch((event.worker,))
+            if not s.crew.join(event.worker):
+                return ()
+            busy = event.worker in s.measuring.values() or self._has_replied(s, event.worker)
+            again = [] if busy else self._dispatch(s, (event.worker,))
             if again:
                 return again
-        elif isinstance(event, Alarm) and self.wait.enough(self):
-            return self._step()
-        return self._waited()
+        elif isinstance(event, Alarm) and self.enough.enough(_Seen(s, self.code.messages)):
+            return self._step(s)
+        return self._waited(s)
 
-    def _waited(self) -> Sequence[Command]:
+    def _arrived(self, s: RoundState, reply: int, task: int) -> Sequence[Command]:
+        """A reply counts from now on."""
+        task_of = s.task_of
+        if reply in task_of:  # asked again for a sister message; this one is in already
+            return self._waited(s)
+        task_of[reply] = task
+        if self.enough.remembers:
+            s.arrivals.append(s.now - s.began)
+        count = self._count
+        if s.decoder.add(reply) or (
+            len(task_of) >= count if count else self.enough.enough(_Seen(s, self.code.messages))
+        ):
+            return self._step(s)
+        return () if s.open else self._waited(s)
+
+    def _projected(self, s: RoundState, event: MessageProjected) -> Sequence[Command]:
+        worker = event.worker
+        if s.measuring.pop(event.task, None) is None:
+            return ()
+        if not isnan(s.values.get(worker, 0.0)):  # who has once sent what is not finite has lied
+            s.values[worker] = event.value
+            s.decoder.measure(worker, event.value)
+        return self._arrived(s, worker, event.task)
+
+    def _waited(self, s: RoundState) -> Sequence[Command]:
         """What follows when no more of this round is expected; nothing while there is."""
-        return () if self._open or self._measuring else self._stuck()
+        return () if s.open or s.measuring else self._stuck(s)
 
-    def _has_replied(self, worker: int) -> bool:
+    def _has_replied(self, s: RoundState, worker: int) -> bool:
         messages = self.code.messages
-        return all(worker * messages + c in self._task_of for c in range(messages))
+        return all(worker * messages + c in s.task_of for c in range(messages))
 
-    def _dispatch(self, workers: Sequence[int]) -> list[Command]:
-        task, self._next = self._next, self._next + len(workers)
-        self._expect(task, workers)
-        tasks = self._tasks[self.version % self.models]
+    def _dispatch(self, s: RoundState, workers: Sequence[int]) -> list[Command]:
+        if self.work is not None:
+            workers = self.work.chosen(s, workers)
+            if not workers:
+                return []
+        task = s.crew.number(len(workers))
+        messages = self.code.messages
+        if messages == 1:
+            s.open.update(zip(range(task, task + len(workers)), workers, strict=True))
+        else:
+            for number, worker in enumerate(workers, task):
+                s.open.update(dict.fromkeys(range(number * messages, (number + 1) * messages), worker))
+        if self.work is not None:
+            return [Dispatch(task, workers, [(self.work.chunk(s.work, worker, self.batch),) for worker in workers])]
+        tasks = s.tasks[s.version % self.models]
         chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
         # of several models the versions do not count the rounds
-        return [Dispatch(task, workers, chunks, None if self.models == 1 else self._before + self.version)]
+        return [Dispatch(task, workers, chunks, None if self.models == 1 else s.before + s.version)]
 
-    def _expect(self, first: int, workers: Sequence[int]) -> None:
-        """Expect the messages of the tasks that workers are given, numbered from ``first`` on."""
-        messages = self._messages
-        if messages == 1:
-            self._open.update(zip(range(first, first + len(workers)), workers, strict=True))
-            return
-        for task, worker in enumerate(workers, first):
-            self._open.update(dict.fromkeys(range(task * messages, (task + 1) * messages), worker))
-
-    def _begin(self) -> list[Command]:
-        self._first = self._next
-        self._task_of = {}
-        self._values, self._measuring = {}, {}
-        if self._failures:
-            self._failures = {}
-        self._open = {}
-        self._decoder = self._fresh()
-        self._began = self._now
-        n = self.code.workers
-        if len(self._gone) == n:
-            why = f"step {self.version} cannot be taken under '{self.spec}': every worker has been given up"
+    def _begin(self, s: RoundState) -> list[Command]:
+        crew, n = s.crew, self.code.workers
+        s.first = crew.next
+        s.task_of = {}
+        s.values, s.measuring = {}, {}
+        if crew.failures:
+            crew.failures = {}
+        s.open = {}
+        s.decoder = self._fresh(s.code)
+        s.began = s.now
+        if crew.hopeless:
+            why = f"step {s.version} cannot be taken under '{self.spec}': every worker has been given up"
             return [Stop(why, failed=True)]
         commands: list[Command] = []
-        if self._present:
-            commands = self._dispatch(range(n) if len(self._present) == n else tuple(sorted(self._present)))
+        if crew.present:
+            commands = self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
         if self._count is not None:
             return commands
-        if self.wait.remembers:
-            self._arrivals = []
-            commands += self._tell()
-        for number, seconds in enumerate(self.wait.deadlines(self)):
-            commands.append(SetAlarm(f"wait {number}", self._now + seconds))
+        seen = _Seen(s, self.code.messages)
+        if self.enough.remembers:
+            s.arrivals = []
+            what = "adapts" if self.enough.deadlines(seen) else "waits for all until enough arrivals have been seen"
+            if what != s.told:
+                s.told = what
+                commands.append(Note(f"wait={self.rule} {what}"))
+        for number, seconds in enumerate(self.enough.deadlines(seen)):
+            commands.append(SetAlarm(f"wait {number}", s.now + seconds))
         return commands
 
-    def _tell(self) -> list[Command]:
-        """Say in the log whether an adapting deadline is in force."""
-        what = "adapts" if self.wait.deadlines(self) else "waits for all until enough arrivals have been seen"
-        if what == self._told:
-            return []
-        self._told = what
-        return [Note(f"wait={self._given} {what}")]
-
-    @property
-    def recent(self) -> Sequence[float]:
-        """Seconds from a round's start to each reply, of the last rounds."""
-        return self._recent
-
-    def _step(self) -> list[Command]:
-        replies, weights, residual, gain = self._scaled(self._decoder.select())
-        task_of, messages = self._task_of, self._messages
+    def _step(self, s: RoundState) -> list[Command]:
+        decoding = self._scaled(s, s.decoder.select())
+        task_of, messages = s.task_of, self.code.messages
         if messages == 1:
-            used = [(task_of[reply], 0) for reply in replies]
+            used = [(task_of[reply], 0) for reply in decoding.replies]
         else:
-            used = [(task_of[reply], reply % messages) for reply in replies]
-        combine = self._combined(used, Selection(replies, weights, residual, gain))
-        if self.wait.remembers:  # who was cut off took at least as long as the round
-            late = [self._now - self._began] * (self.code.replies - len(self._arrivals))
-            self._recent = (*self._recent, *self._arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
-        self.version += 1
-        if isinstance(self.code, HeterogeneousCode):
-            self._learn()
-        return [combine, Cancel(range(self._first, self._next), self.cancel), *self._begin()]
+            used = [(task_of[reply], reply % messages) for reply in decoding.replies]
+        combine: Command
+        if self.work is None:
+            slot = self.slots[s.version % self.models]
+            combine = Combine(slot, used, decoding.weights, "all", 1.0, decoding.residual, decoding.gain)
+        else:
+            combine = self.work.averaged(s, used)
+        if self.enough.remembers:  # who was cut off took at least as long as the round
+            late = [s.now - s.began] * (self.code.replies - len(s.arrivals))
+            s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
+        s.version += 1
+        policy = self._policy
+        if policy.relearned is not None:
+            s.missed = [count + (worker not in task_of) for worker, count in enumerate(s.missed)]
+            if s.version % policy.every == 0:
+                s.learned = list(s.missed)
+                self._use_code(s, policy.relearned(s.missed, s.version))
+        held = [] if self.adapt is None else self.adapt.before_round(s)
+        return [combine, Cancel(range(s.first, s.crew.next), self.cancel), *(held or self._begin(s))]
 
-    def _combined(self, used: Sequence[tuple[int, int]], decoding: Selection) -> Command:
-        """What is made of the messages used."""
-        slot = self.slots[self.version % self.models]
-        return Combine(slot, used, decoding.weights, "all", 1.0, decoding.residual, decoding.gain)
+    def _adapted(self, s: RoundState, event: LossEvaluated) -> list[Command]:
+        assert self.adapt is not None
+        commands = self.adapt.on_loss(s, event)
+        return [] if commands is None else [*commands, *self._begin(s)]
 
-    def _scaled(self, decoding: Selection) -> Selection:
-        if self._marginal is not None:
+    def _scaled(self, s: RoundState, decoding: Selection) -> Selection:
+        if self.scaling_used == "marginal":
             first = float(self._marginal[0])
             if (self._marginal == first).all():
                 return rescale(decoding, first)
@@ -407,104 +532,123 @@ class CodedRounds(OfCode):
                 weights[reply] = weight * self._marginal[self.code.rows[reply][0][0]]
             judged = self.code.judge(weights)
             return Selection(decoding.replies, weights[decoding.replies].tolist(), judged.residual, judged.gain)
-        if self.scaling == "conditional" and decoding.residual > EXACT and self.blocks == 1:
+        if self.scaling_used == "conditional" and decoding.residual > EXACT and self.code.blocks == 1:
             weights = np.array(decoding.weights)
-            mean = float(weights @ self._row_sums[decoding.replies]) / self.code.partitions
+            mean = float(weights @ s.row_sums[decoding.replies]) / self.code.partitions
             if mean > 0:
                 return rescale(decoding, 1.0 / mean, mean)
         return decoding
 
+    # ------------------------------------------------------------------------------------------- the code in use
+
+    def _use_code(self, s: RoundState, code: Code) -> None:
+        s.code = code
+        s.tasks = self._tasks if code is self.code else self._tasks_of(code)
+        s.row_sums = np.asarray(code.encoding.sum(axis=1), dtype=np.float64).ravel()
+
     @cached_property
-    def _row_sums(self) -> Floats:
-        return np.asarray(self.code.encoding.sum(axis=1), dtype=np.float64).ravel()
+    def _tasks(self) -> tuple[tuple[Task, ...], ...]:
+        return self._tasks_of(self.code)
 
-    def _learn(self) -> None:
-        """Count who was not in, and every so many steps give the code what that says."""
-        assert isinstance(self.code, HeterogeneousCode)
-        for worker in range(self.workers):
-            self._missed[worker] += worker not in self._task_of
-        if self.code.relearn and self.version % self.code.relearn == 0:
-            self._recode()
+    def _tasks_of(self, code: Code) -> tuple[tuple[Task, ...], ...]:
+        """Of each model, each worker's."""
+        c = code.messages
+        rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in code.rows]  # a user's may be arrays
+        return tuple(
+            tuple(
+                tuple(Chunk(p, w, slot, batch=self.batch) for p, w in rows[i * c : i * c + c])
+                for i in range(code.workers)
+            )
+            for slot in self.slots[: self.models]
+        )
 
-    def _recode(self) -> None:
-        assert isinstance(self.code, HeterogeneousCode)
-        self._learned = list(self._missed)
-        self._use_code(self.code.relearned(self._missed, self.version))
+    def _fresh(self, code: Code) -> Decoder:
+        if self._own:
+            return code.decoder()
+        if self.method == METHODS["least-squares"]:
+            return LeastSquaresDecoder(code, self.method)
+        return SetDecoder(code, self.method)
 
-    def _use_code(self, code: Code) -> None:
-        self.code = code
-        for name in ("_tasks", "_row_sums"):
-            self.__dict__.pop(name, None)
+    # ------------------------------------------------------------------------------------------- when stuck
 
-    def _stuck(self) -> list[Command]:
+    def _stuck(self, s: RoundState) -> list[Command]:
         """Nobody is left to wait for in this round, and there is not enough."""
-        again = [w for w, tasks in sorted(self._failures.items()) if len(tasks) <= _RETRIES and w in self._present]
-        again = [worker for worker in again if not self._has_replied(worker)]
+        if self.work is not None:
+            if others := self.work.others(s):
+                found = self._dispatch(s, others)
+                if found:
+                    return found
+            if self.work.done_without(s):
+                return self._step(s)
+        crew = s.crew
+        again = [w for w in sorted(crew.failures) if crew.able(w) and not self._has_replied(s, w)]
         if again:
-            return self._dispatch(tuple(again))
-        if len(self._present) + len(self._gone) < self.workers:
+            return self._dispatch(s, tuple(again))
+        if not crew.complete:
             return []  # someone may still join
-        if self._task_of and self.wait.approximate:
-            return self._step()
+        if s.task_of and self.enough.approximate:
+            return self._step(s)
         why = []
-        if self._failures:
-            why.append("unusable replies from " + ", ".join(f"worker {w}" for w in sorted(self._failures)))
-        if self._byzantine and not self._failures:
+        if crew.failures:
+            why.append("unusable replies from " + ", ".join(f"worker {w}" for w in sorted(crew.failures)))
+        if s.decoder.projects and not crew.failures:
             why.append("more workers lie than the code finds out, or replies are less exact than float64")
-        if self._gone:
-            why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(self._gone)))
+        if crew.gone:
+            why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(crew.gone)))
         reasons = f" ({'; '.join(why)})" if why else ""
+        advice = "; a code that tolerates more stragglers, or wait=…, goes on" if crew.present else ""
         return [
             Stop(
-                f"step {self.version} cannot be taken under '{self.spec}': {self.replies} of {self.code.replies} "
-                f"replies do not give the sum{reasons}; a code that tolerates more stragglers, or wait=…, goes on",
+                f"step {s.version} cannot be taken under '{self.spec}': {len(s.task_of)} of {self.code.replies} "
+                f"replies do not give the sum{reasons}{advice}",
                 failed=True,
             )
         ]
 
-    # ------------------------------------------------------------------------------------------- state
+    # ------------------------------------------------------------------------------------------- how fast it is
 
-    def state(self) -> dict[str, Any]:
+    def pace(self, delays: DelayLaw) -> Pace:
         """See :class:`~anyk.protocol.Strategy`."""
-        return {
-            "version": self.version,
-            "next": self._next,
-            "first": self._first,
-            "before": self._before,
-            "present": sorted(self._present),
-            "gone": sorted(self._gone),
-            "open": list(self._open.items()),
-            "measuring": list(self._measuring.items()),
-            "failures": sorted(self._failures.items()),
-            "replies": list(self._task_of.items()),
-            "began": self._began,
-            "now": self._now,
-            "arrivals": list(self._arrivals),
-            "recent": list(self._recent),
-            "told": self._told,
-            "missed": list(self._missed),
-            "learned": list(self._learned),
-            "values": list(self._values.items()),
-        }
+        if self.adapt is not None:
+            return Pace(None, 0.0, "tau changes with the loss")
+        if self.work is not None:
+            whole = self.work.clients is None and str(self.rule) == "decodable" and not self.work.speeds
+            seconds = delays.longest_sum(self.work.tau, self.code.workers) if whole else None
+            return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
+        if self.code.own_messages:
+            return self._uncoded_pace(delays)
+        if self.cancel == "discard":
+            return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
+        return Pace(None, 0.0, "no closed form; simulate")
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
-        self.version, self._next, self._first = state["version"], state["next"], state["first"]
-        self._before = state["before"]
-        self._present, self._gone, self._open = set(state["present"]), set(state["gone"]), dict(state["open"])
-        self._measuring = dict(state["measuring"])
-        self._failures = dict(state["failures"])
-        self._task_of = dict(state["replies"])
-        self._began, self._now = state["began"], state["now"]
-        self._arrivals, self._recent, self._told = list(state["arrivals"]), tuple(state["recent"]), state["told"]
-        self._missed, self._learned, self._values = list(state["missed"]), list(state["learned"]), dict(state["values"])
-        if isinstance(self.code, HeterogeneousCode) and self.code.relearn and self.version >= self.code.relearn:
-            self._use_code(self.code.relearned(self._learned, self.version - self.version % self.code.relearn))
-        self._decoder = self._fresh()
-        if isinstance(self._decoder, ByzantineDecoder):
-            for worker, value in self._values.items():
-                self._decoder.measure(worker, value)
-                self._decoder.add(worker)
-            return
-        for reply in self._task_of:
-            self._decoder.add(reply)
+    def _uncoded_pace(self, delays: DelayLaw) -> Pace:
+        """The pace of rounds that any replies may end.
+
+        At each moment the rule asks for a number of replies, which changes only at its deadlines. A round's mean
+        duration is the integral of the chance that there are fewer.
+        """
+        n, rule = self.code.workers, self.enough
+        ends = sorted({0.0, *rule.changes()})
+        needs = [rule.needed(n, seconds, self._residual_of) for seconds in ends]
+        if None in needs:
+            return Pace(None, 0.0, f"no closed form for wait={rule}; simulate")
+        counts = [n if need is None else min(need, n) for need in needs]
+        if self.cancel == "discard":
+            if len(set(counts)) == 1:
+                return finishing_in_vain(counts[0], n, delays, batch=False)
+            return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
+        if delays.uninterruptible and min(counts) < n:
+            return Pace(None, 0.0, "no closed form when a delay cannot be interrupted; simulate")
+        if len(set(counts)) == 1:
+            return Pace(delays.order_statistic(counts[0], n), 0.0, f"mean of the {counts[0]}-th of {n} delays")
+        last = delays.order_statistic(counts[-1], n)
+        pieces = [delays.short_of(k, n, *piece) for k, piece in zip(counts, pairwise(ends), strict=False)]
+        before = delays.short_of(counts[-1], n, 0.0, ends[-1])
+        if last is None or before is None or None in pieces:
+            return Pace(None, 0.0, f"no closed form for wait={rule} and {delays.spec}; simulate")
+        seconds = last - before + sum(piece or 0.0 for piece in pieces)
+        return Pace(seconds, 0.0, f"integral of the chance that wait={rule} is not met yet")
+
+    def _residual_of(self, count: int) -> float:
+        """The residual of so many replies: of an uncoded sum all sets of so many are alike."""
+        return float(self.code.decode(range(count), decoder=self.method).residual)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
@@ -48,6 +48,11 @@ class Waiting(Protocol):
         """Who replied, in order of arrival."""
         ...
 
+    @property
+    def recent(self) -> Sequence[float]:
+        """Seconds from a round's start to each reply, of the last rounds, where a rule remembers them."""
+        ...
+
 
 class Wait:
     """A rule; ``a | b`` ends the round when either says so, ``a & b`` when both do."""
@@ -69,6 +74,18 @@ class Wait:
         """The numbers of replies that the rule names."""
         return ()
 
+    def changes(self) -> tuple[float, ...]:
+        """The seconds at which the rule begins to ask for fewer replies."""
+        return ()
+
+    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        """The replies that end an uncoded round so many seconds old, above n where none do; None: not known beforehand.
+
+        ``residual_of(k)``: the residual of k replies.
+        """
+        del workers, seconds, residual_of
+        return None
+
     def __or__(self, other: Wait) -> Wait:
         return AnyOf(self, other)
 
@@ -85,6 +102,10 @@ class Decodable(Wait):
     def enough(self, waiting: Waiting) -> bool:
         """See :meth:`Wait.enough`."""
         return waiting.decodable
+
+    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        """See :meth:`Wait.needed`."""
+        return workers
 
     def __str__(self) -> str:
         return "decodable"
@@ -105,6 +126,10 @@ class Count(Wait):
         """See :meth:`Wait.counts`."""
         return (self.number,)
 
+    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        """See :meth:`Wait.needed`."""
+        return self.number
+
     def __str__(self) -> str:
         return str(self.number)
 
@@ -119,6 +144,11 @@ class ResidualBelow(Wait):
     def enough(self, waiting: Waiting) -> bool:
         """See :meth:`Wait.enough`."""
         return waiting.residual < self.bound
+
+    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        """See :meth:`Wait.needed`."""
+        counts = range(1, workers + 1)
+        return next((k for k in counts if residual_of(k) < self.bound), workers + 1)
 
     def __str__(self) -> str:
         return f"{_digits(self.bound * 100)}%"
@@ -139,6 +169,14 @@ class Deadline(Wait):
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
         """See :meth:`Wait.deadlines`."""
         return (self.seconds,)
+
+    def changes(self) -> tuple[float, ...]:
+        """See :meth:`Wait.changes`."""
+        return (self.seconds,)
+
+    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        """See :meth:`Wait.needed`."""
+        return 1 if seconds >= self.seconds else workers + 1
 
     def __str__(self) -> str:
         return f"{_digits(self.seconds)}s"
@@ -165,7 +203,7 @@ class Adaptive(Wait):
 
     def bound(self, waiting: Waiting) -> float | None:
         """The deadline of this round, in seconds; None while too little has been seen."""
-        recent = getattr(waiting, "recent", ())
+        recent = waiting.recent
         return None if len(recent) < _SEEN else _past_median(tuple(recent), self.times)
 
     def enough(self, waiting: Waiting) -> bool:
@@ -196,13 +234,24 @@ class Predicate(Wait):
         return f"<{getattr(self.holds, '__name__', 'predicate')}>"
 
 
+@dataclass(frozen=True, init=False)
 class AnyOf(Wait):
     """Until one of the rules is met."""
 
+    rules: tuple[Wait, ...]
+
     def __init__(self, *rules: Wait) -> None:
-        self.rules = rules
-        self.approximate = any(rule.approximate for rule in rules)
-        self.remembers = any(rule.remembers for rule in rules)
+        object.__setattr__(self, "rules", rules)
+
+    @property
+    def approximate(self) -> bool:  # type: ignore[override]  # a class variable of single rules
+        """Whether one of them is."""
+        return any(rule.approximate for rule in self.rules)
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]  # a class variable of single rules
+        """Whether one of them does."""
+        return any(rule.remembers for rule in self.rules)
 
     def enough(self, waiting: Waiting) -> bool:
         """See :meth:`Wait.enough`."""
@@ -216,6 +265,19 @@ class AnyOf(Wait):
         """See :meth:`Wait.counts`."""
         return tuple(k for rule in self.rules for k in rule.counts())
 
+    def changes(self) -> tuple[float, ...]:
+        """See :meth:`Wait.changes`."""
+        return tuple(t for rule in self.rules for t in rule.changes())
+
+    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        """See :meth:`Wait.needed`."""
+        parts = [rule.needed(workers, seconds, residual_of) for rule in self.rules]
+        known = [part for part in parts if part is not None]
+        return None if len(known) < len(parts) else self._of_all(known)
+
+    def _of_all(self, counts: list[int]) -> int:
+        return min(counts)
+
     def __str__(self) -> str:
         return "|".join(map(str, self.rules))
 
@@ -223,13 +285,17 @@ class AnyOf(Wait):
 class AllOf(AnyOf):
     """Until all of the rules are met."""
 
-    def __init__(self, *rules: Wait) -> None:
-        super().__init__(*rules)
-        self.approximate = all(rule.approximate for rule in rules)
+    @property
+    def approximate(self) -> bool:  # type: ignore[override]  # a class variable of single rules
+        """Whether all of them are."""
+        return all(rule.approximate for rule in self.rules)
 
     def enough(self, waiting: Waiting) -> bool:
         """See :meth:`Wait.enough`."""
         return all(rule.enough(waiting) for rule in self.rules)
+
+    def _of_all(self, counts: list[int]) -> int:
+        return max(counts)
 
     def __str__(self) -> str:
         return "&".join(f"({rule})" if type(rule) is AnyOf else str(rule) for rule in self.rules)

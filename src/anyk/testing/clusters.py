@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from anyk.protocol import (
     ProjectMessage,
     Reply,
     RequestMessage,
+    Strategy,
     Task,
 )
 from anyk.strategies import strategy as build
@@ -54,13 +56,23 @@ _STEADY = (
 )
 
 
-class Toy:
+@dataclass(slots=True)
+class Memory:
+    """What a :class:`Toy` remembers."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Toy(Strategy):
     """A strategy made of functions, for the protocol's own tests.
 
-    ``begin(toy)`` and ``react(toy, event)`` return commands; ``toy.seen`` gathers the events.
+    ``begin(toy)`` and ``react(toy, event)`` return commands; ``toy.seen`` gathers the events, and ``toy.memory`` is
+    what is saved.
     """
 
+    State = Memory
     spec = "toy"
+    layout: Layout
 
     def __init__(
         self,
@@ -77,23 +89,20 @@ class Toy:
         self.seen: list[Event] = []
         self.memory: dict[str, Any] = {}
 
-    def start(self, fleet: Fleet) -> Sequence[Command]:
+    def start(self, fleet: Fleet) -> tuple[Memory, Sequence[Command]]:
         """See :class:`~anyk.protocol.Strategy`."""
         self.present = fleet.present
-        return self.begin(self)
+        commands = self.begin(self)
+        return Memory(self.memory), commands
 
-    def on(self, event: Event) -> Sequence[Command]:
+    def rebuild(self, state: Memory) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.memory = state.values
+
+    def on(self, state: Memory, event: Event) -> Sequence[Command]:
         """See :class:`~anyk.protocol.Strategy`."""
         self.seen.append(event)
         return self.react(self, event)
-
-    def state(self) -> dict[str, Any]:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return dict(self.memory)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
-        self.memory = dict(state)
 
 
 def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = None) -> Driver:

@@ -114,7 +114,7 @@ class _World:
         self.assignment = [frozenset(held) for held in layout.assignment]
         self.blocks, self.trained = layout.blocks, layout.trained
         self.shares: Sequence[int] = layout.shares or (1,) * self.partitions
-        self.exact = not getattr(getattr(strategy, "wait", None), "approximate", True)
+        self.exact = strategy.exact
         self.seed = seed
         self.now = fleet.time
         self.present, self.gone = set(fleet.present), set[int]()
@@ -511,6 +511,14 @@ class _World:
         return [place for place in places if self.status(place) in ("open", "arrived")]
 
 
+def _saved(running: Running) -> str:
+    """A strategy's state as JSON."""
+    try:
+        return json.dumps(running.save())
+    except (TypeError, ValueError) as error:
+        raise Broken("state", f"its state is not plain data that JSON can hold: {error}") from error
+
+
 class _Play:
     """One schedule being played to a strategy and its twin."""
 
@@ -556,10 +564,7 @@ class _Play:
 
     def _restore(self) -> None:
         self.told_of.append(["saved and restored"])
-        try:
-            state = json.loads(json.dumps(self.twin.save()))
-        except (TypeError, ValueError) as error:
-            raise Broken("state", f"its state is not plain data that JSON can hold: {error}") from error
+        state = json.loads(_saved(self.twin))
         self.twin = Running(copy.deepcopy(self.pristine))
         self.twin.restore(state)
 
@@ -625,7 +630,7 @@ class _Play:
         fresh = Running(copy.deepcopy(self.pristine))
         fleet = Fleet(self.pristine.layout.workers, tuple(range(self.pristine.layout.workers)))
         first, second = list(fresh.start(fleet)), list(self.subject.start(fleet))
-        if first != second or json.dumps(fresh.save()) != json.dumps(self.subject.save()):
+        if first != second or _saved(fresh) != _saved(self.subject):
             raise Broken("used", "used before, it does not start as a fresh one does")
 
     # ------------------------------------------------------------------------------------------- drawing

@@ -20,10 +20,11 @@ from anyk.errors import BadInput
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
+from anyk.plain import from_plain
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy
-from anyk.strategies import SequentialRounds, completed, settled
+from anyk.strategies import completed, settled
 from anyk.strategies import strategy as build_strategy
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
@@ -118,7 +119,7 @@ def train(
     if steps is None and seconds is None:
         steps = begun + (STEPS if target is None else LIMIT)
     check_clock(cluster, steps, seconds)
-    plan(strategy, steps, begun)
+    strategy = plan(strategy, steps, begun)
     limits = {"steps": steps, "seconds": seconds, "target": target}
     config = _described(problem, strategy, cluster, optimizer, asked) | limits
     if come_from is not None:
@@ -231,7 +232,7 @@ def _resume(
     check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"), begun)
     admit_strategy(config)
     strategy = build_strategy(config["strategy"], workers=config["workers"])
-    plan(strategy, config.get("steps"), begun)
+    strategy = plan(strategy, config.get("steps"), begun)
     check_address(config["cluster"], f"the run '{folder}'", trust=trust)
     cluster = build_cluster(
         config["cluster"],
@@ -247,8 +248,9 @@ def _resume(
     with locked(folder):
         with RunLog.reading(folder / "log.sqlite", prefix=True) as whole:  # before anything is changed
             saved = checkpoints.newest(folder, whole, or_older=True)
-        if isinstance(strategy, SequentialRounds) and saved and planned and config.get("steps") != planned:
-            strategy.check_further(planned, saved.state["strategy"], begun)
+        if saved and planned and config.get("steps") != planned:
+            state = from_plain(strategy.State, saved.state["strategy"], strategy)
+            strategy.check_further(state, planned, begun)
         if saved is not None and saved.instead is not None:
             step = min(saved.state["versions"].values())
             older = f"{saved.instead}; going on from the checkpoint before, at step {step}"

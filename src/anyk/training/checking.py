@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import GD
 from anyk.problems.base import Index, Vector
-from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply
+from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply, Strategy
 from anyk.training.driver import Driver
 from anyk.training.session import session
 
@@ -105,46 +106,51 @@ class _Weightless:
         return None
 
 
-class _Probe:
+@dataclass(slots=True)
+class _Trips:
+    """How long round trips have taken, and what is under way."""
+
+    since: float
+    left: int
+    task: int = 0
+    trips: list[float] = field(default_factory=list)
+    arrived: list[tuple[int, int]] = field(default_factory=list)
+
+
+class _Probe(Strategy):
     """Asks one worker after another, ``trips`` times, then all at once, until the run ends."""
 
+    State = _Trips
     spec = "probe"
 
     def __init__(self, workers: int, trips: int) -> None:
-        self.workers = workers
-        self.layout = Layout(workers, workers, tuple((i,) for i in range(workers)))
-        self.trips: list[float] = []
-        self._left = trips
-        self._arrived: list[tuple[int, int]] = []
-        self._task, self._since = 0, 0.0
+        self.workers, self._trips = workers, trips
 
-    def start(self, fleet: Fleet) -> Sequence[Command]:
-        self._since = fleet.time
-        return [self._next()]
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.workers, self.workers, tuple((i,) for i in range(self.workers)))
 
-    def _next(self) -> Dispatch:
-        asked = (self._left % self.workers,) if self._left else tuple(range(self.workers))
-        first, self._task = self._task, self._task + len(asked)
+    def start(self, fleet: Fleet) -> tuple[_Trips, Sequence[Command]]:
+        state = _Trips(fleet.time, self._trips)
+        return state, [self._next(state)]
+
+    def _next(self, state: _Trips) -> Dispatch:
+        asked = (state.left % self.workers,) if state.left else tuple(range(self.workers))
+        first, state.task = state.task, state.task + len(asked)
         return Dispatch(first, asked, [(Chunk((i,), (1.0,)),) for i in asked])
 
-    def on(self, event: Event) -> Sequence[Command]:
+    def on(self, state: _Trips, event: Event) -> Sequence[Command]:
         if not isinstance(event, Reply):
             return ()
-        self._arrived.append((event.task, 0))
-        if self._left:
-            self.trips.append(event.time - self._since)
-            self._left -= 1
-        elif len(self._arrived) < self.workers:
+        state.arrived.append((event.task, 0))
+        if state.left:
+            state.trips.append(event.time - state.since)
+            state.left -= 1
+        elif len(state.arrived) < self.workers:
             return ()
-        self._since = event.time
-        used, self._arrived = self._arrived, []
-        return [Combine("model", used, [1.0] * len(used)), self._next()]
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        del state
+        state.since = event.time
+        used, state.arrived = state.arrived, []
+        return [Combine("model", used, [1.0] * len(used)), self._next(state)]
 
 
 def cluster_speed(
@@ -198,7 +204,7 @@ def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, floa
         ready = time.monotonic() - begun
         driver.run()
     gathers = np.diff(ends[number - 1 :])[1:]  # the first one touches memory that the others find warm
-    return median(probe.trips), float(np.median(gathers)), ready
+    return median(driver.running.state.trips), float(np.median(gathers)), ready
 
 
 def _floor(dimension: int, workers: int) -> float:

@@ -122,7 +122,7 @@ class Driver:
         self.cluster.prepare()
         partitions = None
         if self.problem is not None:
-            partitions = partitions_of(self.problem, self.strategy, compared=not self.cluster.recorded)
+            partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
             self.ledger.sizes = partitions.sizes
         local = local_of(self.layout, self.problem, self.optimizer)
         self.present = set(self.cluster.open(self.layout, partitions, local))

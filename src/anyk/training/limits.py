@@ -9,7 +9,6 @@ from anyk.errors import BadInput
 from anyk.problems.base import Problem
 from anyk.protocol import Strategy
 from anyk.specs import parse
-from anyk.strategies import SequentialRounds
 
 LIMIT = 10_000  # steps at most where a target is the only limit: it may be out of reach
 STEPS = 100  # taken when no limit is given
@@ -80,10 +79,9 @@ def check_clock(cluster: Cluster, steps: int | None, seconds: float | None) -> N
         )
 
 
-def plan(strategy: Strategy, steps: int | None, begun: int = 0) -> None:
-    """Tell a sequential code how many steps there will be, so that its last rounds begin no further jobs."""
-    if isinstance(strategy, SequentialRounds):
-        strategy.plan(None if steps is None else steps - begun)
+def plan(strategy: Strategy, steps: int | None, begun: int = 0) -> Strategy:
+    """The strategy for so many steps, of which an earlier run has taken some."""
+    return strategy.planned(None if steps is None else steps - begun)
 
 
 def first_metrics(problem: Problem) -> dict[str, float]:

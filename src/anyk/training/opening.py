@@ -6,22 +6,21 @@ from anyk.clusters.local import Local
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Partitions, Problem
-from anyk.protocol import Layout, Strategy
+from anyk.protocol import Layout
 
 
-def partitions_of(problem: Problem, strategy: Strategy, *, compared: bool) -> Partitions:
-    """The problem cut for a strategy; ``compared``: replicas have to agree, where workers compute the same gradients.
+def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partitions:
+    """The problem cut as a strategy needs it; ``compared``: replicas of a gradient have to agree.
 
     Raises :class:`~anyk.errors.BadInput` where they cannot.
     """
-    layout = strategy.layout
     # problems of one's own need not know of shares as long as no strategy asks for them
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
     compare = getattr(partitions, "compare_replicas", None)
     if compare is not None and compared and _replicated(layout):
         compare()
-        if getattr(getattr(strategy, "code", None), "byzantine", 0):
+        if layout.voting:
             partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
     return partitions
 

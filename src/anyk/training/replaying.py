@@ -133,7 +133,7 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     if problem is not None and "digests" in config:
         check_problem(config, problem, f"the run '{run.path}'")
     strategy = build_strategy(config["strategy"], workers=config["workers"])
-    plan(strategy, config.get("steps"), run.begun)
+    strategy = plan(strategy, config.get("steps"), run.begun)
     new = RunLog()
     driver = Driver(
         strategy,

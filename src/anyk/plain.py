@@ -1,0 +1,79 @@
+"""Dataclasses as plain data and back: what JSON can hold, with every bit of every number, inf, nan and order kept."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import field, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+T = TypeVar("T")
+
+
+def derived(default: Any = None) -> Any:
+    """A field that is worked out from the others: neither saved nor compared."""
+    return field(default=default, init=False, repr=False, compare=False, metadata={"derived": True})
+
+
+def part() -> Any:
+    """A field that holds the state of the owner's attribute of that name; None where there is none."""
+    return field(default=None, metadata={"part": True})
+
+
+def to_plain(state: Any) -> Any:
+    """A dataclass, or a value in one, as plain data, without its :func:`derived` fields.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Seen:
+    ...     when: dict[int, float]
+    >>> to_plain(Seen({3: float("inf")}))
+    {'when': {'3': inf}}
+    """
+    if isinstance(state, set):
+        return sorted(state)  # in an order that does not hang on how it came about
+    if isinstance(state, dict):
+        return {str(key): to_plain(value) for key, value in state.items()}
+    if not is_dataclass(state):
+        return msgspec.to_builtins(state, str_keys=True, enc_hook=_of_numpy)
+    return {f.name: to_plain(getattr(state, f.name)) for f in fields(state) if not f.metadata.get("derived")}
+
+
+def from_plain(kind: type[T], plain: Any, owner: Any = None) -> T:
+    """The dataclass of which :func:`to_plain` made ``plain``; ``owner`` is what it is the state of.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Seen:
+    ...     when: dict[int, float]
+    >>> from_plain(Seen, {"when": {"3": 0.5}})
+    Seen(when={3: 0.5})
+    """
+    values = {}
+    for f in fields(kind):  # type: ignore[arg-type]  # a dataclass, which cannot be said of a type variable
+        if f.metadata.get("derived"):
+            continue
+        value, hint = plain[f.name], _hints(typing.cast(Any, kind))[f.name]
+        if f.metadata.get("part"):
+            of = getattr(owner, f.name)
+            values[f.name] = None if of is None else from_plain(of.State, value, of)
+        elif is_dataclass(hint):
+            values[f.name] = from_plain(hint, value)  # type: ignore[arg-type]  # a type, since it is a hint
+        else:
+            values[f.name] = msgspec.convert(value, hint, str_keys=True)
+    return kind(**values)
+
+
+@cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _of_numpy(value: Any) -> Any:
+    """An array or number of NumPy's as Python's own."""
+    if not isinstance(value, np.ndarray | np.generic):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return value.tolist()

@@ -1,0 +1,402 @@
+"""The strategies by name: each a function from settings to a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any
+
+from anyk import codes, specs
+from anyk.checks import check, typed
+from anyk.errors import BadInput
+from anyk.protocol import CancelMode, Strategy
+from anyk.strategies.adapting import AdaptingSteps, AdaSync, Gradual, Rule
+from anyk.strategies.compressed import Compressed
+from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, MatchaSGD
+from anyk.strategies.kfamily import Base, KFamily, Stale
+from anyk.strategies.pairwise import PairwiseGossip
+from anyk.strategies.progress import ProgressRounds
+from anyk.strategies.rounds import Rounds, Scaling
+from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition
+from anyk.strategies.tree import TreeRounds
+from anyk.strategies.wait import WaitLike
+from anyk.strategies.work import LocalSteps
+
+registry: specs.Registry[Strategy] = specs.Registry("strategy", given=("workers",))
+register = registry.register
+StrategySpec = Annotated[str, registry, codes.registry]
+_ROUNDS = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # by what a code's policy asks for
+
+
+def _usual_k(workers: int, k: int | None) -> int:
+    """k, or half the workers."""
+    return max(1, workers // 2) if k is None else k
+
+
+# ------------------------------------------------------------------------------------------- rounds
+
+
+@register("sync")
+def _sync(workers: int, *, batch: int = 0) -> Strategy:
+    """Synchronous SGD: every worker's gradient, every step (the same as uncoded)."""
+    return Rounds(codes.Uncoded(workers), batch=batch)
+
+
+@register("k-sync")
+def _k_sync(workers: int, *, k: int | None = None, batch: int = 0, cancel: CancelMode = "preempt") -> Strategy:
+    """K-sync SGD: the k gradients that come first, the others are cut off (the same as uncoded:wait=k)."""
+    return Rounds(codes.Uncoded(workers), wait=_usual_k(workers, k), batch=batch, cancel=cancel)
+
+
+@register("agc")
+def _approximate(
+    workers: int,
+    *,
+    load: int | None = None,
+    partitions: int | None = None,
+    wait: str | None = None,
+    scaling: Scaling | None = None,
+    cancel: CancelMode = "preempt",
+    decoder: str = "own",
+    batch: int = 0,
+) -> Strategy:
+    """ErasureHead's approximate gradient coding: frc stopped early (one reply more than groups, by default)."""
+    code = codes.FractionalRepetition(workers, load=load, partitions=partitions)
+    early = wait or min(code.groups + 1, workers)
+    return Rounds(code, wait=early, scaling=scaling, cancel=cancel, decoder=decoder, batch=batch)
+
+
+# ------------------------------------------------------------------------------------------- the K family
+
+
+@register("k-batch-sync")
+def _k_batch_sync(
+    workers: int, *, k: int | None = None, lr_scale: float = 1.0, batch: int = 0, cancel: CancelMode = "preempt"
+) -> Strategy:
+    """K-batch-sync SGD: the k mini-batches that come first, a worker may give several; the others are cut off."""
+    k = _usual_k(workers, k)
+    return KFamily(workers, kind="k-batch-sync", k=k, lr_scale=lr_scale, batch=batch, cancel=cancel)
+
+
+@register("async")
+def _async(
+    workers: int,
+    *,
+    lr_scale: float = 1.0,
+    batch: int = 0,
+    stale: Stale = "constant",
+    cutoff: int = 0,
+    bound: float | None = None,
+    compensate: float = 0.0,
+) -> Strategy:
+    """Asynchronous SGD: each reply steps the model at once; its worker goes on from the newest version."""
+    return KFamily(
+        workers, kind="async", lr_scale=lr_scale, batch=batch, stale=stale, cutoff=cutoff, bound=bound,
+        compensate=compensate,
+    )  # fmt: skip
+
+
+@register("k-async")
+def _k_async(
+    workers: int,
+    *,
+    k: int | None = None,
+    lr_scale: float = 1.0,
+    batch: int = 0,
+    stale: Stale = "constant",
+    cutoff: int = 0,
+    bound: float | None = None,
+    compensate: float = 0.0,
+) -> Strategy:
+    """K-async SGD: a step for every k gradients; their workers wait for it, the others go on."""
+    return KFamily(
+        workers, kind="k-async", k=_usual_k(workers, k), lr_scale=lr_scale, batch=batch, stale=stale, cutoff=cutoff,
+        bound=bound, compensate=compensate,
+    )  # fmt: skip
+
+
+@register("k-batch-async")
+def _k_batch_async(
+    workers: int,
+    *,
+    k: int | None = None,
+    lr_scale: float = 1.0,
+    batch: int = 0,
+    stale: Stale = "constant",
+    cutoff: int = 0,
+    bound: float | None = None,
+    compensate: float = 0.0,
+) -> Strategy:
+    """K-batch-async SGD: a step for every k gradients; nobody waits."""
+    return KFamily(
+        workers, kind="k-batch-async", k=_usual_k(workers, k), lr_scale=lr_scale, batch=batch, stale=stale,
+        cutoff=cutoff, bound=bound, compensate=compensate,
+    )  # fmt: skip
+
+
+@register("adasync")
+@typed
+def adasync(
+    workers: int,
+    *,
+    base: Base = "k-async",
+    k: int | None = None,
+    interval: float = 60.0,
+    rule: Rule = "loss",
+    loss_floor: float = 0.0,
+    lr_scale: float = 1.0,
+    batch: int = 0,
+    cancel: CancelMode = "preempt",
+) -> KFamily:
+    """AdaSync: one of the K family whose K grows as the loss falls, or as noise drowns the gradient.
+
+    See :class:`~anyk.strategies.adapting.AdaSync`.
+
+    >>> adasync(8, base="k-async", k=2, interval=5.0).spec
+    'adasync:base=k-async,k=2,interval=5'
+    """
+    growth = AdaSync(interval=interval, rule=rule, loss_floor=loss_floor)
+    k = (2 if rule == "noise" else 1) if k is None else k
+    return KFamily(workers, kind=base, k=k, lr_scale=lr_scale, batch=batch, cancel=cancel, growth=growth)
+
+
+@register("gradual")
+@typed
+def gradual(
+    workers: int,
+    *,
+    base: Base = "k-async",
+    k: int = 1,
+    every: int = 100,
+    by: int = 1,
+    last: int | None = None,
+    lr_scale: float = 1.0,
+    batch: int = 0,
+    cancel: CancelMode = "preempt",
+) -> KFamily:
+    """A K that grows by plan: from ``k``, ``by`` more after each ``every`` steps, to ``last`` (all if left out).
+
+    >>> gradual(8, base="k-sync", k=2, every=50).spec
+    'gradual:base=k-sync,k=2,every=50'
+    """
+    growth = Gradual(every=every, by=by, last=last)
+    return KFamily(workers, kind=base, k=k, lr_scale=lr_scale, batch=batch, cancel=cancel, growth=growth)
+
+
+@register("fedbuff")
+@typed
+def fedbuff(
+    workers: int,
+    *,
+    tau: int = 10,
+    k: int = 1,
+    rate: float = 1.0,
+    batch: int = 0,
+    stale: Stale = "sqrt",
+    cutoff: int = 0,
+    bound: float | None = None,
+    outer: str | None = None,
+) -> KFamily:
+    """FedBuff (Nguyen et al. 2022): K-batch-async whose workers send what ``tau`` local steps have changed.
+
+    The model moves by ``rate`` times the mean of the ``k`` changes that come first, each weighted by its staleness s,
+    ``(1 + s)^-1/2`` by default; their workers go on from the newest version and nobody waits. ``k=1`` is FedAsync-like
+    (Xie, Koyejo and Gupta 2019). ``outer``: an optimiser's spec that steps by the mean change, with learning rate
+    ``rate``. Mean staleness is (n - 1) / k, whatever the delays.
+
+    >>> fedbuff(8, tau=5, k=4).spec
+    'fedbuff:tau=5,k=4'
+    """
+    work = LocalSteps(tau, outer=outer, rate=rate)
+    return KFamily(workers, kind="k-batch-async", k=k, batch=batch, stale=stale, cutoff=cutoff, bound=bound, work=work)
+
+
+# ------------------------------------------------------------------------------------------- local steps
+
+
+@register("pasgd")
+@typed
+def pasgd(
+    workers: int,
+    *,
+    tau: int = 10,
+    wait: WaitLike = None,
+    cancel: CancelMode = "preempt",
+    batch: int = 0,
+    clients: int | None = None,
+    weighted: bool = False,
+    outer: str | None = None,
+    rate: float = 1.0,
+    inner: str = "",
+    keep: bool = False,
+    speeds: bool = False,
+    seed: int = 0,
+) -> Rounds:
+    """Periodic averaging: each worker takes ``tau`` steps of its own from the newest version, then models are averaged.
+
+    The settings are those of :class:`~anyk.strategies.work.LocalSteps` and, ``wait`` and ``cancel``, of
+    :class:`~anyk.strategies.rounds.Rounds`: a step is taken with whoever is in, the others are cut off.
+
+    >>> pasgd(8, tau=10).spec, pasgd(8, tau=5, outer="slowmo", rate=1.0).spec
+    ('pasgd:tau=10', 'pasgd:tau=5,outer=slowmo')
+    """
+    work = LocalSteps(
+        tau, clients=clients, weighted=weighted, outer=outer, rate=rate, inner=inner, keep=keep, speeds=speeds,
+        seed=seed,
+    )  # fmt: skip
+    return Rounds(codes.Uncoded(workers), wait=wait, cancel=cancel, batch=batch, work=work)
+
+
+@register("adacomm")
+@typed
+def adacomm(
+    workers: int,
+    *,
+    tau: int = 20,
+    interval: float = 60.0,
+    gamma: float = 0.5,
+    guard: float = 0.99,
+    loss_floor: float = 0.0,
+    least: int = 1,
+    probe: tuple[int, ...] = (),
+    wait: WaitLike = None,
+    cancel: CancelMode = "preempt",
+    batch: int = 0,
+    outer: str | None = None,
+    rate: float = 1.0,
+) -> Rounds:
+    """AdaComm: periodic averaging whose number of local steps falls with the loss.
+
+    See :class:`~anyk.strategies.adapting.AdaptingSteps`. All else as for ``pasgd``; ``outer=(slowmo:momentum=0.3)`` is
+    the paper's block momentum.
+
+    >>> adacomm(8, tau=20, interval=5.0).spec
+    'adacomm:tau=20,interval=5'
+    """
+    adapt = AdaptingSteps(interval=interval, gamma=gamma, guard=guard, loss_floor=loss_floor, least=least, probe=probe)
+    work = LocalSteps(tau, outer=outer, rate=rate)
+    return Rounds(codes.Uncoded(workers), wait=wait, cancel=cancel, batch=batch, work=work, adapt=adapt)
+
+
+@register("fedavg")
+def _fedavg(
+    workers: int, *, tau: int = 10, clients: int | None = None, wait: str | None = None, batch: int = 0, seed: int = 0
+) -> Strategy:
+    """FedAvg: periodic averaging weighted by samples, of some clients drawn each round (the same as pasgd)."""
+    return pasgd(workers, tau=tau, clients=clients, wait=wait, batch=batch, seed=seed, weighted=True)
+
+
+@register("slowmo")
+def _slowmo(
+    workers: int, *, tau: int = 10, alpha: float = 1.0, beta: float = 0.5, wait: str | None = None, batch: int = 0
+) -> Strategy:
+    """SlowMo: periodic averaging with slow momentum beta and slow rate alpha (the same as pasgd:outer=…)."""
+    return pasgd(workers, tau=tau, outer=f"slowmo:momentum={beta!r}", rate=alpha, wait=wait, batch=batch)
+
+
+@register("diloco")
+def _diloco(
+    workers: int,
+    *,
+    tau: int = 500,
+    rate: float = 0.7,
+    momentum: float = 0.9,
+    inner: str = "adamw",
+    wait: str | None = None,
+    batch: int = 0,
+) -> Strategy:
+    """DiLoCo: hundreds of AdamW steps on each worker, then one Nesterov step by the mean change (pasgd:outer=…)."""
+    outer = f"nesterov:momentum={momentum!r}"
+    return pasgd(workers, tau=tau, outer=outer, rate=rate, inner=inner, keep=True, wait=wait, batch=batch)
+
+
+# ------------------------------------------------------------------------------------------- others
+
+register("dpsgd")(DecentralisedSGD)
+register("matcha")(MatchaSGD)
+register("easgd")(ElasticSGD)
+register("ad-psgd")(PairwiseGossip)
+register("gc")(GradientCodingRounds)
+register("sr-sgc")(SelectiveRepetition)
+register("m-sgc")(Multiplexed)
+
+
+@register("compressed")
+def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") -> Strategy:
+    """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk compression')."""
+    return Compressed(strategy(of, workers=workers), by)
+
+
+# ------------------------------------------------------------------------------------------- specs
+
+# the keys that a code's spec gains as a strategy
+_KEYS = {"wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int, "models": int}
+
+
+def rounds(code: codes.Code, **keys: Any) -> Strategy:
+    """The strategy that runs a code: :class:`Rounds`, or rounds of its own where its policy asks for them.
+
+    >>> type(rounds(codes.NestedCode(8))).__name__
+    'ProgressRounds'
+    """
+    made: Any = _ROUNDS[code.policy().rounds]
+    known = {f.name for f in fields(made)}
+    for key in keys:
+        if key not in known:
+            raise BadInput(f"'{code.spec}' does not support '{key}'")
+    strategy: Strategy = made(code, **keys)
+    return strategy
+
+
+def settled(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
+    """A strategy's spec that means the same in any folder: files have absolute paths (or what ``change`` makes)."""
+    return specs.with_files(spec, change, registry, codes.registry)
+
+
+def completed(spec: str, made: Strategy) -> str:
+    """A spec with the numbers that it leaves to be chosen, as they were chosen for a strategy made from it.
+
+    Files in it get their absolute paths.
+
+    >>> completed("k-sync", strategy("k-sync", workers=30)), completed("frc", strategy("frc", workers=30))
+    ('k-sync:k=15', 'frc:load=3')
+    """
+    spec = settled(spec)
+    (name, given), (meant, chosen) = specs.parse(spec), specs.parse(made.spec)
+    if name == "k-sync":
+        return specs.with_keys(spec, {"k": _usual_k(made.layout.workers, None)})
+    if name != meant or "" in given or "" in chosen:
+        return spec
+    return specs.with_keys(spec, {key: value for key, value in chosen.items() if value.isdigit()})
+
+
+def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -> Strategy:
+    """Build a strategy from its spec for ``workers`` workers, or of a code; a strategy is taken as it is.
+
+    Every code is a strategy of rounds and then also takes ``wait``, ``scaling``, ``cancel`` and ``decoder``.
+    Raises :class:`~anyk.errors.BadInput` when the spec is wrong, and when a code or strategy is for another number of
+    workers.
+
+    >>> strategy("agc:load=3,wait=11", workers=30).spec
+    'frc:load=3,wait=11'
+    """
+    if not isinstance(spec, str):
+        made = rounds(spec) if isinstance(spec, codes.Code) else spec
+        if not all(hasattr(made, part) for part in ("layout", "start", "on", "spec")):
+            raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
+        if workers is not None and made.layout.workers != workers:
+            raise BadInput(f"the strategy is for {made.layout.workers} workers, the cluster has {workers}")
+        return made
+    workers = check(workers, int, "workers")
+    name, values = specs.parse(spec)
+    if name in registry:
+        return registry.build(spec, workers=workers)
+    codes_known = tuple(entry.name for entry in codes.registry)
+    if name not in codes_known:
+        registry.entry(name, also=codes_known)
+    if "" in values:
+        raise BadInput(f"'{values['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
+    own: dict[str, Any] = {
+        key: specs.read(values.pop(key), kind, f"{key} in '{spec}'") for key, kind in _KEYS.items() if key in values
+    }
+    return rounds(codes.registry.build_parsed(spec, name, values, workers=workers), **own)

@@ -1,0 +1,195 @@
+"""M-SGC: every worker works on several jobs at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.checks import typed
+from anyk.codes import Code
+from anyk.protocol import Layout
+from anyk.strategies.sequential.base import Flags, ForBursts, Place, SequentialState, inner_code
+
+
+@dataclass(slots=True)
+class MultiplexedState(SequentialState):
+    """The rounds, and what of each job is in."""
+
+    own: dict[int, Any] = field(default_factory=dict)  # job -> place of each worker's own pieces: task (or -1), chunk
+    groups: dict[int, list[dict[int, Place]]] = field(default_factory=dict)  # job -> group -> worker -> its message
+
+
+@typed
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Multiplexed(ForBursts):
+    """M-SGC: every worker works on W - 1 + B jobs at once, each a small part; a burst is made up for in later rounds.
+
+    For (``B``, ``W``, ``lambda``)-bursty stragglers; T = W - 2 + B. Of a job, worker i has W - 1 pieces of its own that
+    are tried again in the last B rounds where they did not come, and a share in B groups of pieces that a code protects
+    against lambda stragglers. All pieces cost the same, (lambda + 1) / Q of the data with
+    ``Q = n (B + (W - 1) (lambda + 1))``; a worker's load is W - 1 + B pieces. A piece of its own is one
+    partition; the partitions of the groups are lambda + 1 times smaller (``shares``).
+
+    >>> round(Multiplexed(256, B=1, W=2, lambda_=27).load, 7)
+    0.0075431
+    """
+
+    name = "m-sgc"
+    State = MultiplexedState
+
+    @property
+    def T(self) -> int:
+        """See :class:`SequentialRounds`."""
+        return self.W - 2 + self.B
+
+    @property
+    def coded(self) -> bool:
+        """Whether a part of each job is protected by a code."""
+        return self.lambda_ < self.workers
+
+    @property
+    def _each(self) -> int:
+        """Size of a piece of a worker's own, in partitions of the groups."""
+        return self.lambda_ + 1 if self.coded else 1
+
+    @cached_property
+    def shares(self) -> tuple[int, ...]:
+        """Sizes of the partitions, relative to each other."""
+        n = self.workers
+        return (self._each,) * (n * (self.W - 1)) + (1,) * (n * self.B if self.coded else 0)
+
+    @property
+    def load(self) -> float:
+        """See :class:`SequentialRounds`."""
+        return (self.W - 1 + self.B) * self._each / sum(self.shares)
+
+    @cached_property
+    def code(self) -> Code:
+        """The code within a group."""
+        return inner_code(self.inner, self.workers, self.lambda_)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        pieces = self.W - 1 + (self.B if self.coded else 0)
+        assignment = tuple(
+            tuple(sorted({j for piece in range(pieces) for j in self._rows(i, piece)[0]})) for i in range(self.workers)
+        )
+        return Layout(self.workers, len(self.shares), assignment, self.slots, shares=self.shares)
+
+    def rebuild(self, state: MultiplexedState) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]:
+        """Rows worked out before."""
+        return {}
+
+    def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        key = worker, piece
+        if key not in self._known:
+            n, own = self.workers, self.W - 1
+            if piece < own:
+                self._known[key] = (worker * own + piece,), (1.0,)
+            else:
+                base = n * own + (piece - own) * n
+                partitions, coefficients = self.code.rows[worker]
+                self._known[key] = tuple(base + j for j in partitions), coefficients
+        return self._known[key]
+
+    def _of(self, s: MultiplexedState, job: int) -> tuple[NDArray[np.int64], list[dict[int, Place]]]:
+        if job not in s.own:
+            s.own[job] = np.full((self.workers, self.W - 1, 2), -1, dtype=np.int64)
+            s.groups[job] = [{} for _ in range(self.B)]
+        return s.own[job], s.groups[job]
+
+    def _assign(self, s: MultiplexedState, t: int) -> list[list[tuple[int, int]]]:
+        work: list[list[tuple[int, int]]] = [[] for _ in range(self.workers)]
+        for m in range(self.T + 1):
+            job = t - m
+            if job < s.combined or (self.limit and job >= self.limit):
+                continue
+            if m <= self.W - 2:
+                for mine in work:
+                    mine.append((job, m))
+                continue
+            missing: Any = self._of(s, job)[0][:, :, 0] < 0
+            retry = missing.any(axis=1)
+            lowest = missing.argmax(axis=1)
+            for worker, mine in enumerate(work):
+                if retry[worker]:
+                    mine.append((job, int(lowest[worker])))
+                elif self.coded:
+                    mine.append((job, m))  # piece W - 1 + l is this worker's part of group l
+        return work
+
+    def _deliver(self, s: MultiplexedState, worker: int, job: int, piece: int, place: Place) -> None:
+        own, groups = self._of(s, job)
+        if piece < self.W - 1:
+            own[worker, piece] = place
+        else:
+            groups[piece - (self.W - 1)][worker] = place
+
+    def _job_done(self, s: MultiplexedState, job: int) -> bool:
+        if job not in s.own or (s.own[job][:, :, 0] < 0).any():
+            return False
+        return not self.coded or all(len(group) >= self.workers - self.lambda_ for group in s.groups[job])
+
+    def _job_sum(self, s: MultiplexedState, job: int) -> tuple[list[Place], list[float], float, float]:
+        own, groups = s.own.pop(job), s.groups.pop(job)
+        messages = [(int(task), int(chunk)) for task, chunk in own.reshape(-1, 2)]
+        weights = [1.0] * len(messages)
+        residual = gain = 0.0
+        for group in groups if self.coded else ():
+            replies = sorted(group)
+            decoding = self.code.decode(replies)
+            for reply in replies:
+                if decoding.weights[reply]:
+                    messages.append(group[reply])
+                    weights.append(float(decoding.weights[reply]))
+            residual, gain = max(residual, decoding.residual), max(gain, decoding.gain)
+        return messages, weights, residual, max(gain, 1.0)
+
+    def _fits(self, s: MultiplexedState, late: Flags) -> bool:
+        r = s.round
+        union = late | self._in(s, range(r + 1 - self.W, r))
+        again = self._in(s, range(r + 1 - self.W, r - self.B + 1)) & late
+        return int(union.sum()) <= self.lambda_ and not again.any()
+
+    def _feasible(self, s: MultiplexedState, late: Flags) -> bool:
+        t, n = s.round, self.workers
+        for m in range(self.T + 1):
+            job = t - m
+            if job < s.combined or (self.limit and job >= self.limit):
+                continue
+            own, groups = self._of(s, job)
+            missing: Any = own[:, :, 0] < 0
+            counts = [len(group) for group in groups]
+            for i, work in enumerate(s.assigned):
+                if not late[i]:
+                    for other, piece in work:
+                        if other == job:
+                            if piece < self.W - 1:
+                                missing[i, piece] = False
+                            else:
+                                counts[piece - (self.W - 1)] += 1
+            short = missing.sum(axis=1)
+            if (short > self.T - m).any():
+                return False
+            # pieces not tried yet come in their own rounds; those that were lost take the first of the last B
+            lost = missing[:, : m + 1].sum(axis=1) if m < self.W - 1 else short
+            begin = max(m + 1, self.W - 1)
+            for group in range(self.B if self.coded else 0):
+                slot = self.W - 1 + group
+                coming = int((begin + lost <= slot).sum()) if slot > m else 0
+                if counts[group] + coming < n - self.lambda_:
+                    return False
+        return True
+
+    def _end_round(self, s: MultiplexedState, late: Flags) -> None:
+        self._forget_late(s, self.W)
