@@ -194,7 +194,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
 @main.command()
 @click.option("--strategy", "strategies", multiple=True, metavar="SPEC",
               help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
-              "async:step=0.05]")  # fmt: skip
+              "async:lr_scale=0.05]")  # fmt: skip
 @_models
 @picture_option("Picture of the race; race.png in the race's folder if left out.")
 @_curve

@@ -352,14 +352,14 @@ def racers(workers: int, models: int = 1) -> tuple[str, ...]:
     Without the last where several models are trained, which rounds can and ``async`` cannot.
 
     >>> racers(30)
-    ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:step=0.05')
+    ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:lr_scale=0.05')
     >>> racers(10)
-    ('uncoded', 'frc:stragglers=2', 'frc:stragglers=2,wait=4', 'async:step=0.05')
+    ('uncoded', 'frc:stragglers=2', 'frc:stragglers=2,wait=4', 'async:lr_scale=0.05')
     >>> racers(30, models=4)
     ('uncoded', 'frc:load=3', 'frc:load=3,wait=11')
     """
     if workers < 2:
-        return ("uncoded", "async:step=0.05") if models == 1 else ("uncoded",)
+        return ("uncoded", "async:lr_scale=0.05") if models == 1 else ("uncoded",)
     stragglers = min(2, workers - 1)
     even = workers % (stragglers + 1) == 0
     exact = f"frc:load={stragglers + 1}" if even else f"frc:stragglers={stragglers}"
@@ -367,8 +367,8 @@ def racers(workers: int, models: int = 1) -> tuple[str, ...]:
     rounds = "uncoded", exact, f"{early},wait={max(1, round(workers * 11 / 30))}"
     if models > 1:
         return rounds
-    step = 0.05 if workers <= 30 else float(f"{1.5 / workers:.2g}")  # a gradient is about n versions old
-    return (*rounds, f"async:step={step:g}")
+    scale = 0.05 if workers <= 30 else float(f"{1.5 / workers:.2g}")  # a gradient is about n versions old
+    return (*rounds, f"async:lr_scale={scale:g}")
 
 
 def charged(cluster: str, problem: Problem, *, workers: int) -> str:
