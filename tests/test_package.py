@@ -81,6 +81,21 @@ def test_the_docs_commands_are_understood(line, tmp_path):
             assert word.partition("=")[0] in help_text, f"{word} is no option of {words[1]}"
 
 
+@pytest.mark.parametrize("page", sorted(p.name for p in (ROOT / "docs" / "writing").glob("*.md")))
+def test_the_commands_of_what_one_writes_run(page, tmp_path):
+    """A page on writing something begins with a file to save, which its commands name."""
+    text = (ROOT / "docs" / "writing" / page).read_text(encoding="utf-8")
+    file = re.search(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", text, flags=re.M | re.S)
+    (tmp_path / file[1]).write_text(file[2], encoding="utf-8")
+    lines = re.findall(r"^\$ anyk (.*)$", text, flags=re.M)
+    assert lines and all(file[1] in line for line in lines)
+    for line in lines:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "anyk", *line.split()], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"anyk {line}: {done.stderr}"
+
+
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
 def test_examples_run_as_they_stand(name):
     done = subprocess.run(
