@@ -80,10 +80,18 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> N
 _PARTS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
 
 
+def missing_parts(problem: Any) -> list[str]:
+    """The members of a problem that an object does not have."""
+    return [part for part in _PARTS if not hasattr(problem, part)]
+
+
 def ensure_problem(problem: Any) -> None:
     """Raise :class:`~anyk.errors.BadInput` if this is not a problem."""
-    if isinstance(problem, type) or not all(hasattr(problem, part) for part in _PARTS):
-        text = repr(problem) if isinstance(problem, str | int | float | None) else f"a {type(problem).__name__}"
+    missing = missing_parts(problem)
+    if isinstance(problem, type) or missing:
+        which = f", which has no {missing[0]}" if missing else ""
+        plain = isinstance(problem, str | int | float | None)
+        text = repr(problem) if plain else f"a {type(problem).__name__}{which}"
         raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {text}")
 
 

@@ -6,9 +6,7 @@ from typing import Any
 
 from anyk.errors import BadInput
 from anyk.named import function_named
-from anyk.problems.base import Problem
-
-_PARTS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
+from anyk.problems.base import Problem, missing_parts
 
 
 def from_function(name: str) -> Problem:
@@ -30,7 +28,7 @@ def from_function(name: str) -> Problem:
         raise
     except (Exception, SystemExit) as error:
         raise BadInput(f"'{name}' failed: {type(error).__name__}: {error}") from None
-    missing = [part for part in _PARTS if not hasattr(problem, part)]
+    missing = missing_parts(problem)
     if missing:
         raise BadInput(f"'{name}' gave {type(problem).__name__}, which is no problem: it has no {missing[0]}")
     problem.recipe = lambda: {"problem": whole}

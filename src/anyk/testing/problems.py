@@ -1,15 +1,126 @@
-"""A small problem whose gradients are easy to check."""
+"""What every problem must hold, and a small one whose gradients are easy to check."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from anyk.problems.base import Index, Vector
+from anyk import keyed
+from anyk.problems.base import Index, Partitions, Problem, Vector, ensure_problem
+
+_SUMS = "partial gradients are of sums over samples, without the regulariser"
+
+
+def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> None:
+    """Put a problem through everything that driver and workers rely on.
+
+    Partitions have the sizes and supports that they state; partial gradients are finite, repeat bit for bit, leave the
+    model alone and, after pickling, are the same; rows add up to their partition; all partitions add up to the gradient
+    of the loss, by central differences in random directions, however the data is cut; ``only`` gives the same
+    gradients. For smooth losses: where a loss has a kink, differences across it are no gradient. Raises
+    :class:`~anyk.errors.BadInput` for an object that is not a problem.
+
+    >>> import anyk
+    >>> check_problem(anyk.problems.from_data("synthetic:rows=60,features=4"))
+    """
+    import cloudpickle
+
+    ensure_problem(problem)
+    random = keyed.generator(seed, "check-problem", problem.dimension)
+    start = np.asarray(problem.initial())
+    assert start.shape == (problem.dimension,), f"initial() has shape {start.shape}, dimension is {problem.dimension}"
+    _check_metrics(problem, start)
+    w = (start + 0.1 * random.normal(size=problem.dimension)).astype(problem.dtype)
+    w.flags.writeable = False
+    pieces = pickle.loads(cloudpickle.dumps(problem.split(partitions)))
+    _check_sizes(problem, pieces, partitions)
+    pieces.load(range(partitions))
+    total = np.zeros(problem.dimension)
+    tolerance = float(np.finfo(problem.dtype).eps) ** 0.5
+    for j in range(partitions):
+        total += _checked_gradient(pieces, j, w, tolerance)
+    gradient = total / problem.samples + problem.l2 * w
+    for _ in range(3):
+        _check_slope(problem, w, gradient, random.normal(size=problem.dimension))
+    whole = problem.split(1)
+    whole.load([0])
+    assert _near(_expanded(whole, 0, w), total, tolerance), "the gradient depends on how the data is cut"
+
+
+def _check_metrics(problem: Problem, w: Vector) -> None:
+    assert problem.better in ("higher", "lower"), f"better must be 'higher' or 'lower', got {problem.better!r}"
+    found = problem.metrics(w)
+    assert not found or problem.metric in found, f"the metric '{problem.metric}' is not among {sorted(found)}"
+    recipe = problem.recipe()
+    assert recipe is None or isinstance(recipe, dict), f"recipe() must be a dictionary or None, got {recipe!r}"
+
+
+def _check_sizes(problem: Problem, pieces: Partitions, partitions: int) -> None:
+    sizes = pieces.sizes
+    assert len(sizes) == partitions and min(sizes) > 0, f"split({partitions}) gave partitions of sizes {sizes}"
+    assert sum(sizes) == problem.samples, f"sizes add up to {sum(sizes)}, the problem has {problem.samples} samples"
+    for name in ("dimension", "dtype"):
+        ours, theirs = getattr(problem, name), getattr(pieces, name)
+        assert ours == theirs, f"{name} of the problem is {ours}, of its partitions {theirs}"
+
+
+def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -> Vector:
+    """The gradient of partition j, in all coordinates."""
+    support = pieces.support(j)
+    if support is not None:
+        inside = not len(support) or 0 <= support[0] <= support[-1] < pieces.dimension
+        assert inside and (np.diff(support) > 0).all(), f"the support of partition {j} must be sorted coordinates"
+    try:
+        gradient = np.array(pieces.partial_gradient(j, w))
+    except ValueError as error:
+        raise AssertionError(f"the gradient of partition {j} fails ({error}); models are read-only") from error
+    length = pieces.dimension if support is None else len(support)
+    assert gradient.shape == (length,), f"the gradient of partition {j} has shape {gradient.shape}, not ({length},)"
+    assert gradient.dtype == pieces.dtype, f"the gradient of partition {j} is {gradient.dtype}, not {pieces.dtype}"
+    assert np.isfinite(gradient).all(), f"the gradient of partition {j} is not finite"
+    again = np.asarray(pieces.partial_gradient(j, w))
+    assert np.array_equal(gradient, again), f"the gradient of partition {j} differs from call to call"
+    size = pieces.sizes[j]
+    if size > 1:
+        rows = np.arange(size, dtype=np.intp)
+        parts = [np.asarray(pieces.partial_gradient(j, w, part)) for part in (rows[::2], rows[1::2])]
+        assert _near(parts[0] + parts[1], gradient, tolerance), f"the rows do not add up to partition {j}; {_SUMS}"
+    if hasattr(pieces, "only"):
+        alone = pieces.only([j])
+        alone.load([j])
+        same = np.array_equal(alone.partial_gradient(j, w), gradient)
+        assert same, f"only([{j}]) gives another gradient of partition {j}"
+    return _expanded(pieces, j, w)
+
+
+def _expanded(pieces: Partitions, j: int, w: Vector) -> Vector:
+    gradient: Vector = np.zeros(pieces.dimension)
+    support = pieces.support(j)
+    gradient[slice(None) if support is None else support] = pieces.partial_gradient(j, w)
+    return gradient
+
+
+def _near(found: Vector, expected: Vector, tolerance: float) -> bool:
+    return float(np.linalg.norm(found - expected)) <= tolerance * (1.0 + float(np.linalg.norm(expected)))
+
+
+def _check_slope(problem: Problem, w: Vector, gradient: Vector, direction: Vector) -> None:
+    """The loss along a direction, by the central difference, whose error is of order ``eps^(2/3)``."""
+    eps = float(np.finfo(problem.dtype).eps)
+    step = eps ** (1 / 3) * direction / np.linalg.norm(direction)
+    ahead, behind = ((w + sign * step).astype(problem.dtype) for sign in (1.0, -1.0))
+    expected = float(gradient @ (ahead.astype(np.float64) - behind))
+    found = problem.loss(ahead) - problem.loss(behind)
+    slack = eps ** (1 / 3) * (abs(expected) + float(np.linalg.norm(gradient) * np.linalg.norm(step)))
+    slack += 8 * eps * max(1.0, abs(problem.loss(w)))
+    assert abs(found - expected) <= slack, (
+        f"by finite differences the loss changes by {found:.6g}, by the gradient it should be {expected:.6g}; {_SUMS}"
+    )
 
 
 class _Pieces:
