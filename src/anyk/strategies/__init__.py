@@ -1,15 +1,6 @@
 """Strategies: when to wait, when to step."""
 
-from anyk.strategies.adapting import (
-    AdaptingSteps,
-    AdaSync,
-    Gradual,
-    Growth,
-    adapted_k,
-    adapted_tau,
-    k_for_delays,
-    k_for_noise,
-)
+from anyk.strategies.adapting import AdaptingSteps, adapted_tau
 from anyk.strategies.catalogue import (
     adacomm,
     adasync,
@@ -26,6 +17,7 @@ from anyk.strategies.catalogue import (
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.crew import Crew
 from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD
+from anyk.strategies.growth import AdaSync, Gradual, Growth, adapted_k, k_for_delays, k_for_noise
 from anyk.strategies.kfamily import KFamily
 from anyk.strategies.observed import Durations, order_means
 from anyk.strategies.pace import discard_seconds

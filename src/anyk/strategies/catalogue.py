@@ -10,13 +10,15 @@ from anyk import codes, specs
 from anyk.checks import check, typed
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
-from anyk.strategies.adapting import AdaptingSteps, AdaSync, Gradual, Rule
+from anyk.strategies.adapting import AdaptingSteps
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, MatchaSGD
+from anyk.strategies.growth import AdaSync, Gradual, Rule
 from anyk.strategies.kfamily import Base, KFamily, Stale
 from anyk.strategies.pairwise import PairwiseGossip
 from anyk.strategies.progress import ProgressRounds
-from anyk.strategies.rounds import Rounds, Scaling
+from anyk.strategies.rounds import Rounds
+from anyk.strategies.scaling import Scaling
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition
 from anyk.strategies.tree import TreeRounds
 from anyk.strategies.wait import WaitLike
@@ -150,7 +152,7 @@ def adasync(
 ) -> KFamily:
     """AdaSync: one of the K family whose K grows as the loss falls, or as noise drowns the gradient.
 
-    See :class:`~anyk.strategies.adapting.AdaSync`.
+    See :class:`~anyk.strategies.growth.AdaSync`.
 
     >>> adasync(8, base="k-async", k=2, interval=5.0).spec
     'adasync:base=k-async,k=2,interval=5'

@@ -38,8 +38,8 @@ from anyk.protocol import (
     Task,
 )
 from anyk.specs import bracketed, show
-from anyk.strategies.adapting import Growth
 from anyk.strategies.crew import Crew
+from anyk.strategies.growth import Growth
 from anyk.strategies.pace import finishing_in_vain, mean_interval
 from anyk.strategies.work import LocalSteps
 
@@ -107,8 +107,8 @@ class KFamily(Strategy):
     counts as ``g + lambda g g (w - w_old)``, elementwise, its value at the newest model to first order with the
     squared gradient for the curvature (DC-ASGD-c, Zheng et al. 2017).
 
-    ``growth``: a rule by which k grows (:class:`~anyk.strategies.adapting.AdaSync`,
-    :class:`~anyk.strategies.adapting.Gradual`). ``work``: k-batch-async whose workers send what local steps have
+    ``growth``: a rule by which k grows (:class:`~anyk.strategies.growth.AdaSync`,
+    :class:`~anyk.strategies.growth.Gradual`). ``work``: k-batch-async whose workers send what local steps have
     changed, which is FedBuff (Nguyen et al. 2022); the model moves by ``rate`` times the mean of the k changes, or,
     with ``outer``, steps by it.
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
+from anyk.codes import Code, Method
 from anyk.protocol import DelayLaw, Pace
+from anyk.strategies.wait import Wait
 
 
 def discard_seconds(k: int, workers: int, mean: float, *, batch: bool = False) -> float:
@@ -43,3 +47,36 @@ def mean_interval(delays: DelayLaw, workers: int) -> float | None:
         return None
     with np.errstate(divide="ignore"):
         return float(1.0 / (1.0 / np.array(means, dtype=np.float64)).sum())
+
+
+def uncoded_pace(code: Code, rule: Wait, method: Method, delays: DelayLaw, *, in_vain: bool) -> Pace:
+    """The pace of rounds of an uncoded sum, which any replies may end; ``in_vain``: stragglers finish in vain.
+
+    At each moment the rule asks for a number of replies, which changes only at its deadlines. A round's mean duration
+    is the integral of the chance that there are fewer.
+    """
+    n = code.workers
+
+    def residual_of(count: int) -> float:  # all sets of so many replies are alike
+        return float(code.decode(range(count), decoder=method).residual)
+
+    ends = sorted({0.0, *rule.changes()})
+    needs = [rule.needed(n, seconds, residual_of) for seconds in ends]
+    if None in needs:
+        return Pace(None, 0.0, f"no closed form for wait={rule}; simulate")
+    counts = [n if need is None else min(need, n) for need in needs]
+    if in_vain:
+        if len(set(counts)) == 1:
+            return finishing_in_vain(counts[0], n, delays, batch=False)
+        return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
+    if delays.uninterruptible and min(counts) < n:
+        return Pace(None, 0.0, "no closed form when a delay cannot be interrupted; simulate")
+    if len(set(counts)) == 1:
+        return Pace(delays.order_statistic(counts[0], n), 0.0, f"mean of the {counts[0]}-th of {n} delays")
+    last = delays.order_statistic(counts[-1], n)
+    pieces = [delays.short_of(k, n, *piece) for k, piece in zip(counts, pairwise(ends), strict=False)]
+    before = delays.short_of(counts[-1], n, 0.0, ends[-1])
+    if last is None or before is None or None in pieces:
+        return Pace(None, 0.0, f"no closed form for wait={rule} and {delays.spec}; simulate")
+    seconds = last - before + sum(piece or 0.0 for piece in pieces)
+    return Pace(seconds, 0.0, f"integral of the chance that wait={rule} is not met yet")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import isnan
-from typing import Any, Literal
 
 import numpy as np
 
 from anyk.checks import typed
 from anyk.codes import Code, Method, Policy, Selection
-from anyk.codes.decoders import EXACT, METHODS, Decoder, Floats, LeastSquaresDecoder, SetDecoder, method
+from anyk.codes.decoders import METHODS, Decoder, Floats, LeastSquaresDecoder, SetDecoder, method
 from anyk.errors import BadInput
-from anyk.plain import derived, part
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -46,100 +43,18 @@ from anyk.protocol import (
 )
 from anyk.strategies.adapting import AdaptingSteps
 from anyk.strategies.crew import Crew
-from anyk.strategies.pace import finishing_in_vain
+from anyk.strategies.pace import uncoded_pace
+from anyk.strategies.scaling import Scaling, scaling_of
+from anyk.strategies.state import RoundState, Seen
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
 from anyk.strategies.work import LocalSteps
 
-Scaling = Literal["none", "marginal", "conditional"]
 _ROUNDS_SEEN = 10  # rounds that an adapting deadline looks back on
-
-
-def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Selection:
-    """A decoding with all weights times ``factor``; ``mean`` is the mean coefficient ``sum(a B) / m``.
-
-    With ``p = a B`` the residual before is ``R^2 = p.p / m - 2 mean + 1``, after scaling by f
-    ``f^2 (R^2 - 1 + 2 mean) - 2 f mean + 1``. For least squares p is the projection of the all-ones vector and the
-    mean ``1 - R^2``, which is taken where none is given.
-    """
-    if factor == 1.0:
-        return decoding
-    square = decoding.residual**2
-    c = 1.0 - square if mean is None else mean
-    residual = max(factor * factor * (square - 1.0 + 2.0 * c) - 2.0 * factor * c + 1.0, 0.0) ** 0.5
-    return Selection(
-        decoding.replies, [weight * factor for weight in decoding.weights], residual, decoding.gain * factor
-    )
 
 
 def with_keys(code: str, parts: Sequence[str]) -> str:
     """A code's spec with keys of its rounds' own."""
     return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
-
-
-@dataclass(slots=True)
-class RoundState:
-    """A run's rounds: the crew, and how far the present round has come."""
-
-    crew: Crew
-    now: float
-    before: int = 0  # rounds of the run that this one goes on from
-    version: int = 0
-    first: int = 0  # the round's first task
-    began: float = 0.0
-    open: dict[int, int] = field(default_factory=dict)  # messages expected (task x messages + chunk), and of whom
-    measuring: dict[int, int] = field(default_factory=dict)  # tasks whose reply is being projected, and whose they are
-    values: dict[int, float] = field(default_factory=dict)  # the projection of each worker's reply
-    task_of: dict[int, int] = field(default_factory=dict)  # reply (worker x messages + message) -> task, as they came
-    arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
-    recent: tuple[float, ...] = ()  # the same of the last rounds, where the wait rule looks at them
-    told: str = ""  # what the log has been told of an adapting deadline
-    missed: list[int] = field(default_factory=list)  # how often each worker was not in when a step was taken
-    learned: list[int] = field(default_factory=list)  # the same when the code last learned of it
-    work: Any = part()  # of local steps
-    adapt: Any = part()  # of the rule that adapts them
-    code: Any = derived()
-    tasks: Any = derived()
-    row_sums: Any = derived()
-    decoder: Any = derived()
-
-
-class _Seen:
-    """What a wait rule may look at of a round."""
-
-    __slots__ = ("_messages", "_state")
-
-    def __init__(self, state: RoundState, messages: int) -> None:
-        self._state, self._messages = state, messages
-
-    @property
-    def replies(self) -> int:
-        """Usable replies so far."""
-        return len(self._state.task_of)
-
-    @property
-    def decodable(self) -> bool:
-        """Whether they give the exact sum."""
-        return bool(self._state.decoder.decodable)
-
-    @property
-    def residual(self) -> float:
-        """The residual if the step were taken now, before scaling."""
-        return float(self._state.decoder.residual)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the round began."""
-        return self._state.now - self._state.began
-
-    @property
-    def replied(self) -> tuple[int, ...]:
-        """Who replied, in order of arrival."""
-        return tuple(reply // self._messages for reply in self._state.task_of)
-
-    @property
-    def recent(self) -> Sequence[float]:
-        """Seconds from a round's start to each reply, of the last rounds."""
-        return self._state.recent
 
 
 @typed
@@ -213,8 +128,7 @@ class Rounds(Strategy):
             raise BadInput(f"'{code.spec}' has a decoder of its own only; leave out decoder")
         if self.method == METHODS["exact"] and rule.approximate:
             raise BadInput(f"decoder=exact takes no approximation, and wait={rule} may; leave out one of them")
-        if self.scaling_used == "marginal":
-            self._marginal  # noqa: B018  # refused here, not in the first step
+        scaling_of(self.scaling_used, self.code, self.enough)  # refused here, not in the first step
 
     # ------------------------------------------------------------------------------------------- settings
 
@@ -269,12 +183,8 @@ class Rounds(Strategy):
         return self.scaling or self._default_scaling
 
     @cached_property
-    def _marginal(self) -> Floats:
-        """What each partition's coefficient is divided by under ``scaling=marginal``."""
-        counts = self.enough.counts()
-        if len(counts) != 1:
-            raise BadInput(f"scaling=marginal needs one number of replies in wait, got wait={self.rule}")
-        return np.asarray(1.0 / self.code.expected_coefficients(counts[0]))
+    def _scaled(self) -> Callable[[Selection, Floats], Selection]:
+        return scaling_of(self.scaling_used, self.code, self.enough)
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
@@ -407,7 +317,7 @@ class Rounds(Strategy):
             again = [] if busy else self._dispatch(s, (event.worker,))
             if again:
                 return again
-        elif isinstance(event, Alarm) and self.enough.enough(_Seen(s, self.code.messages)):
+        elif isinstance(event, Alarm) and self.enough.enough(Seen(s, self.code.messages)):
             return self._step(s)
         return self._waited(s)
 
@@ -421,7 +331,7 @@ class Rounds(Strategy):
             s.arrivals.append(s.now - s.began)
         count = self._count
         if s.decoder.add(reply) or (
-            len(task_of) >= count if count else self.enough.enough(_Seen(s, self.code.messages))
+            len(task_of) >= count if count else self.enough.enough(Seen(s, self.code.messages))
         ):
             return self._step(s)
         return () if s.open else self._waited(s)
@@ -480,7 +390,7 @@ class Rounds(Strategy):
             commands = self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
         if self._count is not None:
             return commands
-        seen = _Seen(s, self.code.messages)
+        seen = Seen(s, self.code.messages)
         if self.enough.remembers:
             s.arrivals = []
             what = "adapts" if self.enough.deadlines(seen) else "waits for all until enough arrivals have been seen"
@@ -492,7 +402,7 @@ class Rounds(Strategy):
         return commands
 
     def _step(self, s: RoundState) -> list[Command]:
-        decoding = self._scaled(s, s.decoder.select())
+        decoding = self._scaled(s.decoder.select(), s.row_sums)
         task_of, messages = s.task_of, self.code.messages
         if messages == 1:
             used = [(task_of[reply], 0) for reply in decoding.replies]
@@ -521,23 +431,6 @@ class Rounds(Strategy):
         assert self.adapt is not None
         commands = self.adapt.on_loss(s, event)
         return [] if commands is None else [*commands, *self._begin(s)]
-
-    def _scaled(self, s: RoundState, decoding: Selection) -> Selection:
-        if self.scaling_used == "marginal":
-            first = float(self._marginal[0])
-            if (self._marginal == first).all():
-                return rescale(decoding, first)
-            weights = np.zeros(self.code.replies)  # groups of different size: each reply by its own group's chance
-            for reply, weight in zip(decoding.replies, decoding.weights, strict=True):
-                weights[reply] = weight * self._marginal[self.code.rows[reply][0][0]]
-            judged = self.code.judge(weights)
-            return Selection(decoding.replies, weights[decoding.replies].tolist(), judged.residual, judged.gain)
-        if self.scaling_used == "conditional" and decoding.residual > EXACT and self.code.blocks == 1:
-            weights = np.array(decoding.weights)
-            mean = float(weights @ s.row_sums[decoding.replies]) / self.code.partitions
-            if mean > 0:
-                return rescale(decoding, 1.0 / mean, mean)
-        return decoding
 
     # ------------------------------------------------------------------------------------------- the code in use
 
@@ -616,39 +509,7 @@ class Rounds(Strategy):
             seconds = delays.longest_sum(self.work.tau, self.code.workers) if whole else None
             return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
         if self.code.own_messages:
-            return self._uncoded_pace(delays)
+            return uncoded_pace(self.code, self.enough, self.method, delays, in_vain=self.cancel == "discard")
         if self.cancel == "discard":
             return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
         return Pace(None, 0.0, "no closed form; simulate")
-
-    def _uncoded_pace(self, delays: DelayLaw) -> Pace:
-        """The pace of rounds that any replies may end.
-
-        At each moment the rule asks for a number of replies, which changes only at its deadlines. A round's mean
-        duration is the integral of the chance that there are fewer.
-        """
-        n, rule = self.code.workers, self.enough
-        ends = sorted({0.0, *rule.changes()})
-        needs = [rule.needed(n, seconds, self._residual_of) for seconds in ends]
-        if None in needs:
-            return Pace(None, 0.0, f"no closed form for wait={rule}; simulate")
-        counts = [n if need is None else min(need, n) for need in needs]
-        if self.cancel == "discard":
-            if len(set(counts)) == 1:
-                return finishing_in_vain(counts[0], n, delays, batch=False)
-            return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
-        if delays.uninterruptible and min(counts) < n:
-            return Pace(None, 0.0, "no closed form when a delay cannot be interrupted; simulate")
-        if len(set(counts)) == 1:
-            return Pace(delays.order_statistic(counts[0], n), 0.0, f"mean of the {counts[0]}-th of {n} delays")
-        last = delays.order_statistic(counts[-1], n)
-        pieces = [delays.short_of(k, n, *piece) for k, piece in zip(counts, pairwise(ends), strict=False)]
-        before = delays.short_of(counts[-1], n, 0.0, ends[-1])
-        if last is None or before is None or None in pieces:
-            return Pace(None, 0.0, f"no closed form for wait={rule} and {delays.spec}; simulate")
-        seconds = last - before + sum(piece or 0.0 for piece in pieces)
-        return Pace(seconds, 0.0, f"integral of the chance that wait={rule} is not met yet")
-
-    def _residual_of(self, count: int) -> float:
-        """The residual of so many replies: of an uncoded sum all sets of so many are alike."""
-        return float(self.code.decode(range(count), decoder=self.method).residual)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from math import floor
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.protocol import Chunk, Mix
 from anyk.specs import bracketed, show
-
-if TYPE_CHECKING:
-    from anyk.strategies.rounds import RoundState
+from anyk.strategies.state import RoundState
 
 
 @dataclass(slots=True)
