@@ -237,7 +237,7 @@ class Driver:
             self.stopped is not None
             or self.interrupted
             or self._over
-            or (self.steps is not None and self.step >= self.steps)
+            or (self.steps is not None and self.versions.step >= self.steps)
         )
 
     def settle(self) -> None:
@@ -261,12 +261,12 @@ class Driver:
             if method is None:
                 raise RunFailed(f"'{self.strategy.spec}' gave {command!r}, which is not a command")
             method(command)
-        self._send()
+        if self._orders:
+            self.cluster.execute(self._orders)
+            self._orders.clear()
 
     def _send(self) -> Sequence[Cut]:
         """Tell the cluster what has gathered; returns what it knows at once of chunks cut off."""
-        if not self._orders:
-            return ()
         cuts = self.cluster.execute(self._orders)
         self._orders.clear()
         return cuts
@@ -293,10 +293,11 @@ class Driver:
 
     def _update(self, command: Combine | Mix) -> None:
         """Make a slot's next version, and write its receipt."""
-        self._send()
-        slot, version = command.slot, self.versions[command.slot]
+        if self._orders:
+            self._send()
+        slot, version = command.slot, self.versions.newest[command.slot]
         self.last_update = command
-        full = self.ledger.with_gathered(command)
+        full = self.ledger.with_gathered(command) if self.ledger.gathered else command
         w = None
         if self._updates is not None:
             if isinstance(full, Combine) and full.divisor == "all":

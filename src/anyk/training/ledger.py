@@ -66,6 +66,9 @@ class Used(NamedTuple):
     stalest: int
 
 
+_UNSEEN = Used(0, 0.0, 0)  # where neither log nor models are kept, nobody looks
+
+
 class Ledger:
     """The chunks under way, what has come of them, and how each one ends.
 
@@ -83,7 +86,7 @@ class Ledger:
         self._given: dict[int, Batch] = {}  # by task
         self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(workers)]
-        self._gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
+        self.gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
 
     def batch(self, task: int) -> Batch | None:
         """The batch of a task that is under way."""
@@ -96,7 +99,7 @@ class Ledger:
     def partitions(self, task: int, chunk: int) -> tuple[int, ...]:
         """The partitions that a message covers."""
         batch = self._given[task]
-        inside = [j for (t, c), _ in self._gathered.get((task, chunk), ()) for j in self.partitions(t, c)]
+        inside = [j for (t, c), _ in self.gathered.get((task, chunk), ()) for j in self.partitions(t, c)]
         return tuple(dict.fromkeys([*batch.chunks[task - batch.first][chunk].partitions, *inside]))
 
     def covered(self, messages: Sequence[tuple[int, int]]) -> int:
@@ -134,7 +137,7 @@ class Ledger:
         )
         batch.chunks = [*batch.chunks[:item], tuple(task), *batch.chunks[item + 1 :]]
         if command.messages:
-            self._gathered[command.task, command.chunk] = list(zip(command.messages, command.weights, strict=True))
+            self.gathered[command.task, command.chunk] = list(zip(command.messages, command.weights, strict=True))
 
     def arrive(self, event: Reply) -> bool:
         """A message has come; returns whether it may be used."""
@@ -280,11 +283,11 @@ class Ledger:
 
     def with_gathered(self, command: Combine | Mix) -> Combine | Mix:
         """A combine that names the messages inside messages, too, each with the weight it comes to."""
-        if not self._gathered:
+        if not self.gathered:
             return command
         messages, weights = list(command.messages), list(command.weights)
         for place, weight in zip(messages, weights, strict=True):  # grows while it is walked through
-            for inside, share in self._gathered.get(place, ()):
+            for inside, share in self.gathered.get(place, ()):
                 messages.append(inside)
                 weights.append(weight * share)
         return command._replace(messages=messages, weights=weights)
@@ -292,8 +295,8 @@ class Ledger:
     def use(self, command: Combine | Mix, version: int) -> Used:
         """End the chunks whose messages, all of them named, have made the step from ``version``."""
         slot = command.slot
-        for key in command.messages if self._gathered else ():
-            self._gathered.pop(key, None)
+        for key in command.messages if self.gathered else ():
+            self.gathered.pop(key, None)
         oldest = total = 0
         used: set[int] = set()
         given, counts = self._given, self.counts
@@ -319,7 +322,7 @@ class Ledger:
                 used.add(batch.workers[task - batch.first])
                 plain = weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
                 self._end(batch, place, "late_counted" if staleness else "counted", version + 1, plain, slot)
-        return Used(len(used), total / max(len(command.messages), 1), oldest)
+        return _UNSEEN if quick else Used(len(used), total / max(len(command.messages), 1), oldest)
 
     def settle(self, now: float) -> None:
         """The run is over: what is still open is cancelled."""
@@ -380,8 +383,8 @@ class Ledger:
         pop = self._given.pop
         for task in range(batch.first, batch.first + len(batch.workers)):
             pop(task, None)
-        if self._gathered:
-            self._gathered = {key: inside for key, inside in self._gathered.items() if key[0] in self._given}
+        if self.gathered:
+            self.gathered = {key: inside for key, inside in self.gathered.items() if key[0] in self._given}
         if self._computes:
             for slot in batch.slots():
                 self._versions.unpin(slot, batch.versions[slot])
@@ -394,7 +397,7 @@ class Ledger:
             "ledger": self.counts.plain(),
             "cut": [batch.plain(self._cut) for batch in dict.fromkeys(self._cut.values())],
             "given": [batch.plain(self._given) for batch in dict.fromkeys(self._given.values())],
-            "gathered": [[list(key), inside] for key, inside in self._gathered.items()],
+            "gathered": [[list(key), inside] for key, inside in self.gathered.items()],
             "next": self._next,
         }
 
@@ -431,7 +434,7 @@ class Ledger:
                     self._cut[task] = batch
                     self._cut_of[worker].append(task)
         for (task, chunk), inside in state["gathered"]:
-            self._gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
+            self.gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
         for key, value in vectors.items():
             kind, *rest = key.split("/")
             if kind == "message":

@@ -44,7 +44,10 @@ class Versions:
     @property
     def step(self) -> int:
         """Versions made so far, of the trained slot that has the fewest."""
-        return min(map(self.newest.__getitem__, self._trained))
+        newest = self.newest
+        if len(newest) == 1:
+            return next(iter(newest.values()))
+        return min(map(newest.__getitem__, self._trained))
 
     @property
     def trained(self) -> dict[str, Vector]:
