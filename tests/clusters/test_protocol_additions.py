@@ -21,11 +21,13 @@ from anyk.protocol import (
     Command,
     Dispatch,
     Event,
+    Fleet,
     MessageProjected,
     Progress,
     ProjectMessage,
     Reply,
     RequestMessage,
+    Running,
 )
 from anyk.testing import Squares
 from anyk.testing.clusters import Toy
@@ -387,21 +389,26 @@ def gone_on(
 ) -> Driver:
     """A run that goes on from what was saved (as JSON) after the first event that ``when`` names."""
     saved: list[Any] = []
+
+    class Watched(Running):
+        def start(self, fleet: Fleet) -> Sequence[Command]:
+            commands = super().start(fleet)
+            self.told, self.on = self.on, self.hear
+            return commands
+
+        def hear(self, event: Event) -> Sequence[Command]:
+            commands = self.told(event)
+            driver._obey(commands)
+            if not saved and when(event, commands):
+                vectors = {name: np.array(vector) for name, vector in driver.vectors().items()}
+                saved.append((json.loads(json.dumps(driver.state())), vectors))
+                driver.interrupt()
+            return ()
+
     first = strategy()
-    told = first.on
-
-    def on(event: Event) -> Sequence[Command]:
-        commands = told(event)
-        driver._obey(commands)
-        if not saved and when(event, commands):
-            vectors = {name: np.array(vector) for name, vector in driver.vectors().items()}
-            saved.append((json.loads(json.dumps(driver.state())), vectors))
-            driver.interrupt()
-        return ()
-
-    first.on = on
     cluster = make()
     driver = Driver(first, cluster, problem=problem(), optimizer=GD(lr=0.5), log=RunLog(), steps=steps, seconds=20.0)
+    driver.running = Watched(first)
     with session(driver):
         driver.run()
     assert saved, "the moment never came"

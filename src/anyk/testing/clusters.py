@@ -72,7 +72,6 @@ class Toy(Strategy):
 
     State = Memory
     spec = "toy"
-    layout: Layout
 
     def __init__(
         self,
@@ -84,10 +83,19 @@ class Toy(Strategy):
         inner: str | None = None,
     ) -> None:
         everything = tuple(range(workers))
-        self.layout = Layout(workers, workers, (everything,) * workers, slots, inner=inner)
+        self._layout = Layout(workers, workers, (everything,) * workers, slots, inner=inner)
         self.begin, self.react = begin, react
         self.seen: list[Event] = []
         self.memory: dict[str, Any] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return self._layout
+
+    @layout.setter
+    def layout(self, layout: Layout) -> None:
+        self._layout = layout
 
     def start(self, fleet: Fleet) -> tuple[Memory, Sequence[Command]]:
         """See :class:`~anyk.protocol.Strategy`."""
