@@ -62,7 +62,7 @@ class DelayModel(ABC):
 
     @abstractmethod
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """The delays that uniform draws in [0, 1) stand for, same shape."""
+        """The delays that uniform draws in [0, 1) stand for, same shape; finite and at least 0."""
 
     def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
         """Delays ``start`` to ``start + count - 1`` of a worker, in seconds, shape (count,).
@@ -71,12 +71,22 @@ class DelayModel(ABC):
         True
         """
         draws = keyed.uniforms(seed, "delay", worker, start=start, count=count)
-        return np.round(self.seconds(draws, worker), 9)
+        return self._rounded(draws, worker)
 
     def item_draw(self, seed: int, worker: int, version: int, repeat: int) -> float:
         """The delay of a worker's ``repeat``-th task on a model version (``by="item"``)."""
         draws = keyed.uniforms(seed, "delay-item", worker, version, start=repeat, count=1)
-        return float(np.round(self.seconds(draws, worker), 9)[0])
+        return float(self._rounded(draws, worker)[0])
+
+    def _rounded(self, uniforms: Floats, worker: int) -> Floats:
+        """Seconds to the nanosecond; raises where a law of the user's gives what is no delay."""
+        found = np.asarray(self.seconds(uniforms, worker))
+        if found.shape != uniforms.shape or not (found.min(initial=0.0) >= 0.0 and found.max(initial=0.0) < np.inf):
+            raise BadInput(
+                f"seconds of '{self.name}' must be finite numbers of at least 0, shape {uniforms.shape}, "
+                f"got {np.array2string(found, precision=3, threshold=4, edgeitems=2)}, shape {found.shape}"
+            )
+        return np.round(found, 9)
 
     # ------------------------------------------------------------------------------------------- facts
 
