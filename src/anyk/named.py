@@ -63,7 +63,8 @@ def admit(where: str, name: str, what: str) -> None:
     ways = f"{again} with --trust (in Python: {what}=… or trust=True)"
     if not folder.trust:
         raise BadInput(
-            f"the run '{folder.path}' names code to run, the {what} '{name}', which may be anybody's; if it is yours, "
+            f"the run '{folder.path}' names code to run, the {what} '{name}', which may belong to somebody else; "
+            "if it is yours, "
             f"{ways}"
         )
     refused = f"the run '{folder.path}' names the {what} '{name}', which is not run: "
@@ -84,7 +85,7 @@ def admit(where: str, name: str, what: str) -> None:
         if found != recorded:
             raise BadInput(
                 f"{refused}'{one}' has changed since the run began (SHA-256 {found[:8]}…, recorded {recorded[:8]}…); "
-                "restore it, or begin another run where this one stands: anyk train --from"
+                "restore it, or start a new run from this one: anyk train --from"
             )
 
 

@@ -397,7 +397,7 @@ def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[st
     """
     arrays: dict[str, NDArray[Any]] = {}
     if not _is_zip(file):
-        raise BadInput(f"{shown(file)} cannot be read as npz: it is no npz file, or is cut short")
+        raise BadInput(f"{shown(file)} cannot be read as npz: it is not an npz file, or is truncated")
     with reading(file, "npz"), zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         taken = 0
@@ -437,10 +437,10 @@ def _read_array(where: str, binary: Any, size: int, allowed: Limit, taken: int) 
     count = math.prod(shape)
     bytes_ = count * dtype.itemsize
     if min(shape, default=0) < 0 or bytes_ != size - binary.tell():
-        raise BadInput(f"{where} is cut short or damaged")
+        raise BadInput(f"{where} is truncated or damaged")
     allowed.check(taken + count * max(dtype.itemsize, 8))  # numbers of every kind become float64
     content = binary.read()
     if len(content) != bytes_:
-        raise BadInput(f"{where} is cut short or damaged")
+        raise BadInput(f"{where} is truncated or damaged")
     values = np.frombuffer(content, dtype=dtype) if bytes_ else np.empty(count, dtype)
     return values.reshape(shape, order="F" if fortran else "C")

@@ -176,7 +176,7 @@ def test_blocks_out_of_range(blocks: int, sentence: str) -> None:
     with pytest.raises(BadInput, match=r"stragglers must be at least 0 and below workers \(6\), got 6"):
         CommunicationEfficient(6, stragglers=6)
     for decoder in ("one-step", "least-squares", "algorithmic"):
-        with pytest.raises(BadInput, match="has a decoder of its own only: each reply is a part of the vector"):
+        with pytest.raises(BadInput, match="supports only its own decoder: each reply is a part of the vector"):
             CommunicationEfficient(6).decode(range(6), decoder=decoder)
 
 

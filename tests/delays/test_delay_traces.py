@@ -311,7 +311,7 @@ def test_no_file_and_no_partitions(file: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"^x{100,}….{60,80}: File name too long|^x.* File name too long$") as caught:
         delays.parse(f"trace:{'x' * 3000}.npz")
     assert len(str(caught.value)) < 400
-    with pytest.raises(BadInput, match="a trace is of whole tasks; use slope=… instead of per=load"):
+    with pytest.raises(BadInput, match="a trace holds the delays of whole tasks; use slope=… instead of per=load"):
         Trace(file, per="load")
 
 

@@ -270,7 +270,11 @@ def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):
         ("workers = 6", 'workers = "six"', "Expected `int`, got `str`"),
         ("format = 1", "format = 2", "has format 2, this anyk reads up to 1"),
         ("format = 1", "format =", "is damaged"),
-        ('data = "synthetic:rows=120,features=5"', 'problem = "evil.py:make"', "may be anybody's; if it is yours"),
+        (
+            'data = "synthetic:rows=120,features=5"',
+            'problem = "evil.py:make"',
+            "may belong to somebody else; if it is yours",
+        ),
     ],
 )
 def test_a_damaged_or_hostile_race_folder_is_refused(was, becomes, sentence, tmp_path, monkeypatch):
@@ -360,7 +364,7 @@ def test_a_limit_of_a_clock_that_stands_still_is_refused(tmp_path):
     np.savez(tmp_path / "still.npz", seconds=np.zeros((3, 6)))
     for delays in ("none", f"trace:{tmp_path / 'still.npz'}"):
         result = run("train", *SMALL[:-1], delays, "--seconds", "3", "--target", "1", "--out", str(tmp_path / "r"))
-        assert result.exit_code == 2 and "a limit of 3 seconds never comes" in result.output, result.output
+        assert result.exit_code == 2 and "a limit of 3 seconds is never reached" in result.output, result.output
     assert not (tmp_path / "r").exists()
     for cluster in ("simulated:partition=0.1", "simulated"):
         words = ("--cluster", cluster, "--communication", "constant:0.5" if cluster == "simulated" else "none")

@@ -108,7 +108,9 @@ def test_an_optimiser_that_needs_shapes_gets_them():
     made = TorchOptimizer("Adafactor", lr=0.01)
     assert ours(made, problem=SimpleNamespace())[-1].tobytes() != ours(made)[-1].tobytes()
     if hasattr(torch.optim, "Muon"):  # matrices only
-        with pytest.raises(BadInput, match="the torch optimiser 'Muon' cannot be used so: Muon only supports 2D"):
+        with pytest.raises(
+            BadInput, match="the torch optimiser 'Muon' cannot be used like this: Muon only supports 2D"
+        ):
             TorchOptimizer("Muon", lr=0.01).fitted(SimpleNamespace(shapes=SHAPES))
 
 
@@ -162,18 +164,18 @@ def test_what_a_torch_optimiser_cannot_be_is_said():
     bad = [
         (lambda: TorchOptimizer("AdmaW"), "no 'AdmaW' in torch.optim; did you mean 'AdamW'?"),
         (lambda: TorchOptimizer("nowhere.Lion"), "'nowhere.Lion' cannot be imported: No module named 'nowhere'"),
-        (lambda: TorchOptimizer("Adam", momentum=0.9), "'Adam' cannot be used so: .*unexpected keyword.*'momentum'"),
+        (lambda: TorchOptimizer("Adam", momentum=0.9), "'Adam' cannot be used like this: .*unexpected keyword.*'momentum'"),
         (lambda: TorchOptimizer("SGD", lr=-1.0), "learning rate must be a finite number above 0"),
-        (lambda: TorchOptimizer("LBFGS"), "'LBFGS' cannot be used so"),
+        (lambda: TorchOptimizer("LBFGS"), "'LBFGS' cannot be used like this"),
         (lambda: TorchOptimizer("SGD", schedule="ReduceLROnPlateau"), "'ReduceLROnPlateau' cannot go beyond step 0"),
-        (lambda: TorchOptimizer("SGD", schedule="StepLR"), "'StepLR' cannot be used so: .*step_size"),
+        (lambda: TorchOptimizer("SGD", schedule="StepLR"), "'StepLR' cannot be used like this: .*step_size"),
         (lambda: TorchOptimizer("SGD", schedule="StepLr:step_size=2"), "did you mean 'StepLR'?"),
         (lambda: TorchOptimizer("SGD", lr=ExponentialRate(1.0, 0.5), schedule="StepLR:step_size=2"),
          "starts from a learning rate that is a number, got 'exponential:start=1,decay=0.5'"),
         (lambda: optimizer("torch:method=(made in Python)", lr=1.0), "made in Python; give it: optimizer=…"),
         (lambda: optimizer("torch", lr=1.0), "optimizer 'torch' needs method=…"),
         (lambda: OptaxOptimizer("admaw"), "no 'admaw' in optax; did you mean 'adam"),
-        (lambda: OptaxOptimizer("adam", b3=1.0), "optax's 'adam' cannot be used so: .*'b3'"),
+        (lambda: OptaxOptimizer("adam", b3=1.0), "optax's 'adam' cannot be used like this: .*'b3'"),
         (lambda: OptaxOptimizer(3), "optax knows no optimiser 3"),
         (lambda: optimizer("optax:(made in Python)", lr=1.0), "made in Python; give it: optimizer=…"),
         (lambda: OptaxOptimizer("adam").start(np.zeros(3)), "jax.config.update\\('jax_enable_x64', True\\)"),
@@ -389,8 +391,8 @@ def test_what_an_optimiser_keeps_elsewhere_is_refused_not_lost(where, sentence):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: anyk.optimizers.optimizer("torch:AdamW,lr=3", lr=0.1), "lr of optimizer 'torch' stands beside its spec"),
-        (lambda: anyk.optimizers.optimizer("optax:adam,lr=3", lr=0.1), "lr of optimizer 'optax' stands beside its spec"),
+        (lambda: anyk.optimizers.optimizer("torch:AdamW,lr=3", lr=0.1), "lr of optimizer 'torch' is given beside its spec"),
+        (lambda: anyk.optimizers.optimizer("optax:adam,lr=3", lr=0.1), "lr of optimizer 'optax' is given beside its spec"),
         (lambda: TorchOptimizer("SGD", lr=1.0, schedule="MultiStepLR:milestones=3;6"), "numbers as in 3/6"),
         (lambda: TorchOptimizer("SGD", lr=1.0, schedule="MultiStepLR:milestones=(3,6)"), "numbers as in 3/6"),
         (lambda: anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Simulated(2), optimizer=0.1, steps=1),

@@ -177,9 +177,9 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     both = run("--probe", "4", "--strategy", "uncoded")
     assert both.exit_code == 2 and "--probe finds the strategy itself; leave out --strategy, or --probe" in both.output
     twice = run("--probe", "4", "--from", str(tmp_path / "u"))
-    assert twice.exit_code == 2 and "--probe begins anew; leave out --from, or --probe" in twice.output
+    assert twice.exit_code == 2 and "--probe starts a new run; leave out --from, or --probe" in twice.output
     missing = run("--from", str(tmp_path / "none"))
-    assert missing.exit_code == 2 and "is no run folder" in missing.output
+    assert missing.exit_code == 2 and "is not a run folder" in missing.output
 
 
 def test_where_there_is_nothing_to_measure_nothing_is_probed() -> None:

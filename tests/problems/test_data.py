@@ -436,7 +436,7 @@ BAD_TABLES = [
     (
         "file:task=multiclass",
         "a,y\n1,1\n2,2.5\n",
-        r"holds fractions, such as 2\.5, which are no classes; use task=regression",
+        r"holds fractions, such as 2\.5, which are not classes; use task=regression",
     ),
     ("file:task=regression", "a,y\n1,u\n2,v\n", r"holds text, such as 'u', but regression needs numbers"),
     ("file:task=clustering", "a,y\n1,u\n2,v\n", r"task in .* should be one of auto, binary, multiclass, regression"),
@@ -642,7 +642,7 @@ def test_an_array_that_claims_more_than_its_file_holds(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("X.npy", made.getvalue() + b"\0" * 800)
         archive.writestr("y.npy", made.getvalue())
-    with pytest.raises(BadInput, match=r"array 'X' of .* is cut short or damaged"):
+    with pytest.raises(BadInput, match=r"array 'X' of .* is truncated or damaged"):
         load("file", file=tmp_path / "d.npz")
 
 
@@ -683,7 +683,7 @@ def test_damaged_files(name: str, kind: str, damage: str, tmp_path: Path) -> Non
     file = write(tmp_path / name, np.arange(4000.0).reshape(-1, 2), np.arange(2000.0))
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2] if damage == "cut" else b"\x93" * 1000)
-    with pytest.raises(BadInput, match=f"cannot be read as {kind}: |is no npz file, or is cut short"):
+    with pytest.raises(BadInput, match=f"cannot be read as {kind}: |is not an npz file, or is truncated"):
         load("file", file=file)
 
 
@@ -785,8 +785,8 @@ def test_target_is_for_tables(tmp_path: Path) -> None:
         ("file", "a\0b.csv", r"there is no file"),
         ("file", ".", r"is a folder; give the file itself"),
         ("file", "empty.csv", r"empty\.csv is empty"),
-        ("file", "data.xlsx", r"the extension of .*data\.xlsx tells no known format; known are \.csv, .*\.npz"),
-        ("file", "data.npz.gz", r"the extension of .*data\.npz\.gz tells no known format"),
+        ("file", "data.xlsx", r"the extension of .*data\.xlsx is not that of a known format; known are \.csv, .*\.npz"),
+        ("file", "data.npz.gz", r"the extension of .*data\.npz\.gz is not that of a known format"),
         ("file", "x" * 3000 + ".csv", r"^.{1,400}: File name too long$"),
         ("amazon", ".", r"is a folder"),
         ("kc-housing", "dta.csv", r"there is no file"),
@@ -879,11 +879,11 @@ def test_bad_idx(tmp_path: Path) -> None:
 
     content = file.read_bytes()
     for broken, text in (
-        (content[:-1], r"cut short or damaged: its header tells of 120 values, it holds 119"),
+        (content[:-1], r"truncated or damaged: its header tells of 120 values, it holds 119"),
         (content + b"0", r"tells of 120 values, it holds more than 120"),
         (content[:7], r"cannot be read as IDX: "),
         (gzip.compress(content)[:-20], r"cannot be read as IDX: "),
-        (labels.read_bytes(), r"is no IDX file of images: its magic number is 2049, not 2051"),
+        (labels.read_bytes(), r"is not an IDX file of images: its magic number is 2049, not 2051"),
         (idx(PIXELS[:5]), r"holds 5 images but its labels file 20 labels; they must agree"),
         (idx(PIXELS[:0]), r"holds no values"),
     ):
@@ -891,7 +891,7 @@ def test_bad_idx(tmp_path: Path) -> None:
         says(text)
     file.write_bytes(content)
     labels.write_bytes(content)
-    says(r"is no IDX file of labels: its magic number is 2051, not 2049")
+    says(r"is not an IDX file of labels: its magic number is 2051, not 2049")
     labels.write_bytes(idx(LABELS * 0))
     says(r"holds one class only, '0'")
     labels.unlink()

@@ -107,7 +107,7 @@ def test_what_names_no_problem_is_said(script):
         (f"{script}:np", "has no function 'np'"),
         (f"{script}:make_problem.of.nothing", "has no function 'make_problem.of.nothing'"),
         (f"{script}:broken", "failed: KeyError: 'lost'"),
-        (f"{script}:nothing", "gave int, which is no problem: it has no dimension"),
+        (f"{script}:nothing", "gave int, which is not a problem: it has no dimension"),
         (f"{script.parent}/raises.py:make", "failed: ZeroDivisionError: division by zero"),
         ("no_such_module:make", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
     ]
@@ -126,4 +126,6 @@ def test_what_names_no_problem_is_said(script):
         "import anyk\nclass Rough(anyk.testing.Squares):\n    smoothness = None\nmake = lambda: Rough(4)\n"
     )
     result = run("train", "--problem", f"{rough}:make", "--workers", "4")
-    assert result.exit_code == 2 and "nothing says which learning rate suits" in result.output, result.output
+    assert result.exit_code == 2 and "no default learning rate is known for this problem" in result.output, (
+        result.output
+    )

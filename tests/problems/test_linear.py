@@ -373,7 +373,7 @@ X4 = table(4, 2, 18)
         ),
         (
             lambda: LogisticRegression(X4, [0, 1, 0, 1], X_test=X4, y_test=[0, 1, 2, 1]),
-            "y_test has labels that y has not: [2.0]",
+            "y_test has labels that are not in y: [2.0]",
         ),
         (lambda: SoftmaxRegression(X4, [1] * 4), "softmax regression needs at least two classes, got one class only"),
         (lambda: SoftmaxRegression(X4, [0, 1, -1, 0]), "y must hold classes 0, 1, 2, …; number the labels first"),

@@ -441,7 +441,7 @@ def test_what_cannot_work_is_said():
         ((layer.requires_grad_(True), loss, (X, y)), {"precision": "fp16"}, "not done; use 'bf16'"),
         ((layer, loss, (X, y)), {"device": "gpu"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'gpu'"),
         ((layer, loss, (X, y)), {"device": "mps"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'mps'"),
-        ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be told from outputs of shape \\(2, 3"),
+        ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be computed from outputs of shape \\(2, 3"),
         ((nn.Linear(5, 1), lambda o, y: o.mean(), (X, y)), {"held_out": (X[:, :4], y)}, "the module fails on held_out"),
         ((nn.LSTM(5, 3, batch_first=True), lambda o, y: o[0].mean(), (X[:, None], y)), {"held_out": (X[:, None], y)}, "one tensor, the module gives tuple"),
         ((nn.Sequential(nn.InstanceNorm1d(5, track_running_stats=True), layer), loss, (X, y)), {}, "layer '0' is an instance norm with running"),

@@ -203,7 +203,7 @@ def test_an_unknown_decoder() -> None:
 
 
 def test_a_code_with_short_replies_has_its_own_decoder_only() -> None:
-    with pytest.raises(BadInput, match="has a decoder of its own only"):
+    with pytest.raises(BadInput, match="supports only its own decoder"):
         anyk.train(Squares(6), "comm-efficient:stragglers=1,decoder=least-squares", Simulated(6), steps=1)
 
 

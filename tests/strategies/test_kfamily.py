@@ -401,7 +401,7 @@ def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
     [
         ({"base": "async"}, "base must be k-sync, k-async, k-batch-sync or k-batch-async, got 'async'"),
         ({"interval": 0.0}, "interval of 'adasync' must be above 0 s, got 0"),
-        ({"k": 9}, "k of 'adasync' grows up to 8 workers, it cannot begin at 9"),
+        ({"k": 9}, "k of 'adasync' grows up to 8 workers, it cannot start at 9"),
     ],
 )
 def test_adasync_out_of_range(options: Any, sentence: str) -> None:

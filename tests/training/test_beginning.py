@@ -88,7 +88,7 @@ def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:
             anyk.resume(tmp_path / "run", problem=problem, steps=20)
     if killed == "at once":
         (tmp_path / "run" / "begin.safetensors").unlink()
-        with pytest.raises(BadInput, match=r"began where another stood, but its begin\.safetensors is gone"):
+        with pytest.raises(BadInput, match=r"started from another run, but its begin\.safetensors is missing"):
             anyk.resume(tmp_path / "run", problem=problem, steps=14)
 
 
@@ -125,15 +125,17 @@ def test_what_cannot_go_on(tmp_path: Path) -> None:
         BadInput, match=r"optimised by 'momentum:momentum=0.9', whose state 'adam.*' does not know; use 'momentum"
     ):
         begin(optimizer=Adam(lr=0.1))
-    with pytest.raises(BadInput, match="model of the run to go on from has 5 numbers of float64, the problem has 6"):
+    with pytest.raises(BadInput, match="model of the run to continue from has 5 numbers of float64, the problem has 6"):
         begin(problem=anyk.problems.from_data("synthetic:rows=250,features=6"))
     with pytest.raises(
         BadInput, match=r"trained 'model', 'gc:.*' trains 2 models, 'model 0' to 'model 1'; they must be the same"
     ):
         begin("gc:stragglers=1,models=2", anyk.problems.ManyProblems([PROBLEM] * 2))
-    with pytest.raises(BadInput, match="'pasgd:tau=5' counts local steps, not versions, and cannot go on from another"):
+    with pytest.raises(
+        BadInput, match="'pasgd:tau=5' counts local steps, not versions, and cannot continue from another"
+    ):
         begin("pasgd:tau=5")
-    with pytest.raises(BadInput, match="is no run folder"):
+    with pytest.raises(BadInput, match="is not a run folder"):
         begin(begin=tmp_path)
     (tmp_path / "first" / "checkpoint.safetensors").unlink()
     with pytest.raises(BadInput, match=r"the checkpoint '.*' is gone"):

@@ -187,7 +187,7 @@ def test_bad_folders_get_their_sentence(tmp_path):
     run.close()
     with pytest.raises(anyk.BadInput, match="exists; choose another, or go on with it: anyk resume"):
         small(out=tmp_path / "run")
-    with pytest.raises(anyk.BadInput, match="is no run folder"):
+    with pytest.raises(anyk.BadInput, match="is not a run folder"):
         anyk.Run.open(tmp_path)
     config = (tmp_path / "run" / "run.toml").read_text()
     (tmp_path / "run" / "run.toml").write_text(config.replace("format = 1", "format = 2"))

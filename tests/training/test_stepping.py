@@ -158,11 +158,11 @@ def test_rounds_are_gone_through_once():
     with pytest.raises(BadInput, match="when the loop is over"):
         _ = loop.run
     for _ in loop:
-        with pytest.raises(BadInput, match="gone through once"):
+        with pytest.raises(BadInput, match="iterated only once"):
             next(iter(loop))
         with pytest.raises(BadInput, match="when the loop is over"):
             _ = loop.run
-    with pytest.raises(BadInput, match="gone through once"):
+    with pytest.raises(BadInput, match="iterated only once"):
         list(loop)
     assert loop.run.steps == 3
 

@@ -91,7 +91,7 @@ def test_no_command_runs_what_a_folder_names(command, place):
             assert len(result.output.strip().splitlines()) == 1, (named, result.output)
         if command == "resume":
             assert result.exit_code == 2, named
-            assert "may be anybody's; if it is yours," in result.output and "--trust" in result.output, named
+            assert "may belong to somebody else; if it is yours," in result.output and "--trust" in result.output, named
 
 
 def test_trust_has_its_bounds(place):

@@ -49,7 +49,7 @@ def test_a_whole_folder(folder):
     assert report["whole"] and {check["whole"] for check in report["checks"]} == {True}
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     assert run("verify", folder.parent).exit_code == 2
-    assert "is no run folder: it has neither" in run("verify", folder.parent).output
+    assert "is not a run folder: it has neither" in run("verify", folder.parent).output
 
 
 @pytest.mark.parametrize(

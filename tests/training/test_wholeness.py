@@ -72,7 +72,7 @@ def test_a_checkpoint_or_a_log_that_is_missing_is_never_passed_over(tmp_path):
     ) as said:
         assert "older checkpoint" in resumed(without(checkpoints.NAME))[-1]
     assert [one.filename for one in said] == [__file__]  # once, and where it was asked for
-    with pytest.raises(anyk.BadInput, match=r"checkpoint\.safetensors' is gone; there is no checkpoint to go on from"):
+    with pytest.raises(anyk.BadInput, match=r"checkpoint\.safetensors' is gone; there is no checkpoint to resume from"):
         resumed(without(checkpoints.NAME, checkpoints.OLDER))
     with pytest.raises(anyk.BadInput, match=r"has no log\.sqlite"):
         resumed(without("log.sqlite"))

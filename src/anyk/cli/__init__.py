@@ -50,20 +50,20 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ANYK"})
 @click.version_option(package_name="anyk", message="anyk %(version)s")
 def main() -> None:
-    """Train by gradient descent from any k of n workers, and never wait for the slow one.
+    """Train by gradient descent with the replies of any k of n workers, without waiting for stragglers.
 
     \b
-    anyk race                    the same job under four strategies, with the same stragglers
-    anyk train --strategy SPEC   one of them
-    anyk codes                   gradient codes side by side; codes show, codes compare
-    anyk trace show FILE         measured delays; trace record, and tune: which sequential code
-    anyk reproduce               figures of the papers, made again, with a verdict on each claim
-    anyk graphs                  averaging among neighbours; graphs show
-    anyk decompile FUNCTION      a JAX function as Python, for JAX or for NumPy
-    anyk strategies | delays | data | compression    what else can be asked for
+    anyk race                    train with four strategies under the same stragglers, and compare
+    anyk train --strategy SPEC   train with one strategy
+    anyk codes                   compare gradient codes; see also codes show, codes compare
+    anyk trace show FILE         describe measured delays; see also trace record, and tune
+    anyk reproduce               reproduce figures of papers and check their claims
+    anyk graphs                  list graphs for averaging among neighbours; see also graphs show
+    anyk decompile FUNCTION      write a JAX function as Python, for JAX or for NumPy
+    anyk strategies | delays | data | compression    list what is available
 
     A SPEC is name:key=value,key=value, as in frc:load=3 or exp:mean=0.5.
-    Exit codes: 0 done, 1 the run could not go on (resume it), 2 bad input, 130 interrupted (resume it).
+    Exit codes: 0 done, 1 the run failed (resume it), 2 bad input, 130 interrupted (resume it).
     """
 
 

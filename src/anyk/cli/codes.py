@@ -23,9 +23,7 @@ def _print(*things: Any, json_file: str | None) -> None:
 
 @main.group(invoke_without_command=True)
 @workers_option
-@click.option(
-    "--stragglers", type=int, help="Stragglers to build for and to judge by; a tenth of the workers if left out."
-)
+@click.option("--stragglers", type=int, help="Number of stragglers to design for; default: a tenth of the workers.")
 @json_option
 @plugin_option
 @click.pass_context
@@ -125,7 +123,7 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
 @codes.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
 @workers_option
-@click.option("--stragglers", type=int, help="Most stragglers to look at; half the workers if left out.")
+@click.option("--stragglers", type=int, help="Largest number of stragglers; default: half the workers.")
 @click.option("--decoder", default="own", show_default=True, metavar="NAME",
               help="own, least-squares, one-step or algorithmic.")  # fmt: skip
 @click.option("--sets", type=int, default=200, show_default=True, help="Random straggler sets for each point.")

@@ -27,13 +27,15 @@ _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
     "--args", "arguments", metavar="TYPES", default="", help="Types of the arguments, as in f32[64,10],f32[]."
 )
 @click.option("--target", type=click.Choice(["jax", "numpy"]), default="jax", show_default=True,
-              help="What the source is for.")  # fmt: skip
-@click.option("--grad", is_flag=True, help="The gradient by the first argument, in place of the function.")
+              help="Library that the source uses.")  # fmt: skip
+@click.option(
+    "--grad", is_flag=True, help="Write the gradient with respect to the first argument instead of the function."
+)
 @click.option("-o", "--out", metavar="FILE", callback=lambda _, __, file: check_file(file, "file"),
               help="Write the source to a file.")  # fmt: skip
 @json_option
 def decompile(function: str, arguments: str, target: str, grad: bool, out: str | None, json_file: str | None) -> None:
-    """Write down, as Python that can be read and edited, what a JAX function computes.
+    """Write a JAX function as Python source that can be read and edited.
 
     FUNCTION is module:function, or file.py:function. The source is for arguments of the types given.
     """

@@ -55,7 +55,7 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
 @json_option
 @plugin_option
 def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
-    """Explain a strategy: what it is short for, how it works, how long an update takes and how stale it is."""
+    """Explain a strategy: its full form, how it works, how long an update takes and how stale it is."""
     from anyk.delays import parse
     from anyk.planning import pace, simulated_pace, stability_limit
     from anyk.reports import theory_text

@@ -78,7 +78,7 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
             if not path.is_file():
                 raise BadInput(f"no plug-in file '{file}'")
         if path.suffix != ".py":
-            raise BadInput(f"the plug-in '{file}' is no Python file")
+            raise BadInput(f"the plug-in '{file}' is not a Python file")
         try:
             ctx.with_resource(plugged_in(path))
         except BadInput:
@@ -161,16 +161,16 @@ def common(command: Command) -> Command:
         plugin_option,
         click.option("--data", default="digits", show_default=True, metavar="SPEC", help="Data set; see 'anyk data'."),
         click.option("--data-file", metavar="PATH", help="Local file for the data set."),
-        click.option("--problem", metavar="FILE.py:FUNCTION", help="A function of yours that makes the problem (or "
+        click.option("--problem", metavar="FILE.py:FUNCTION", help="Your function that returns the problem (or "
                      "module:function), in place of --data, --model and --l2."),
         click.option("--model", default="linear", show_default=True, metavar="SPEC",
                      help="linear (what suits the data) or two-layer:hidden=32."),
-        click.option("--l2", type=float, help="Regulariser; 1 / training rows if left out."),
+        click.option("--l2", type=float, help="L2 regularisation; default: 1 / training rows."),
         click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
         click.option("--delays", metavar="SPEC", default="none", show_default=True,
                      help="Injected delays; see 'anyk delays'."),
         click.option("--communication", metavar="SPEC", default="none", show_default=True,
-                     help="How long vectors are under way: a law as for delays, or link:latency=…,bandwidth=…,"
+                     help="Communication time: a distribution as for delays, or link:latency=…,bandwidth=…,"
                      "links=parallel (or serial, shared)."),
         click.option("--cluster", metavar="SPEC", default="processes", show_default=True, is_eager=True,
                      callback=lambda _, __, spec: join_cluster(spec),
@@ -184,10 +184,10 @@ def common(command: Command) -> Command:
         click.option("--seconds", type=float, help="Stop after this many seconds of the run's clock."),
         click.option("--target", type=float, help="Stop when the metric reaches this value."),
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of the delays."),
-        click.option("--out", metavar="FOLDER", help="Folder for the run; a new one under runs/ if left out."),
+        click.option("--out", metavar="FOLDER", help="Folder for the run; default: a new one under runs/."),
         json_option,
         click.option("--quiet", is_flag=True, help="No progress."),
-        click.option("--settings", is_flag=True, help="Show every setting and where it comes from, and stop."),
+        click.option("--settings", is_flag=True, help="Show every setting and where it comes from, and exit."),
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @main.command()
 @click.argument("name", required=False)
 @click.option("--all", "everything", is_flag=True, help="All items, and a page of them (gallery.md).")
-@click.option("--quick", is_flag=True, help="At a smaller size, for a look.")
-@click.option("--seeds", type=int, help="Seeds over which numbers are averaged; the item's own number if left out.")
+@click.option("--quick", is_flag=True, help="Run at a smaller size.")
+@click.option("--seeds", type=int, help="Number of seeds to average over; default: as set for the item.")
 @click.option("--cluster", type=click.Choice(["simulated", "processes"]),
-              help="The real clock in place of the virtual one.")  # fmt: skip
+              help="Cluster to run on: a virtual or a real clock.")  # fmt: skip
 @click.option("--data-dir", metavar="FOLDER", envvar="ANYK_DATA", help="Folder with data sets (or ANYK_DATA).")
 @click.option("--out", metavar="FOLDER", default="runs/gallery", show_default=True, help="Where everything is written.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -32,7 +32,7 @@ def reproduce(
     name: str | None, everything: bool, quick: bool, seeds: int | None, cluster: str | None, data_dir: str | None,
     out: str, quiet: bool, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Make a figure or table of a paper again, and say whether its claims hold. Without NAME: list what there is."""
+    """Reproduce a figure or table of a paper and check its claims. Without NAME: list what there is."""
     from anyk.gallery import items, reproduce_all
     from anyk.gallery import reproduce as run_item
 

@@ -75,9 +75,9 @@ def _interrupted(folder: str | Path) -> None:
 )
 @_models
 @click.option("--from", "begin", metavar="FOLDER",
-              help="Begin where this run stands: its models, optimiser states and step numbers.")  # fmt: skip
+              help="Start from this run: its models, optimiser states and step numbers.")  # fmt: skip
 @click.option("--probe", type=int, metavar="ROUNDS",
-              help="In place of --strategy: measure for so many rounds, uncoded and coded, and go on with what "
+              help="Instead of --strategy: measure for this many rounds, uncoded and coded, and continue with what "
               "suits the delays best.")  # fmt: skip
 @common
 @click.pass_context
@@ -104,7 +104,7 @@ def train(
         if ctx.get_parameter_source("strategy") != ParameterSource.DEFAULT:
             raise BadInput("--probe finds the strategy itself; leave out --strategy, or --probe")
         if begin is not None:
-            raise BadInput("--probe begins anew; leave out --from, or --probe")
+            raise BadInput("--probe starts a new run; leave out --from, or --probe")
         _train_tuned(probe, models, given)
         return
     asked = with_keys(strategy, {"models": models}) if models > 1 else strategy
@@ -206,13 +206,13 @@ def race(
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
-    held-out digits are read correctly. Speed-ups are over 'uncoded' (else over the first strategy): by the time to the
-    target; without one, by the time to the lowest loss that both reached; with several models, by seconds a job.
+    held-out digits are classified correctly. Speed-ups are over 'uncoded' (else over the first strategy): by the time
+    to the target; without one, by the time to the lowest loss that both reached; with several models, by seconds a job.
 
     \b
     anyk show runs/race-1              the table again; --picture draws it again
     anyk resume runs/race-1            what is left of an interrupted race
-    anyk resume runs/race-1 --add SPEC     one strategy more
+    anyk resume runs/race-1 --add SPEC     adds a strategy
     """
     from click.core import ParameterSource
 
@@ -355,7 +355,7 @@ def resume(
     run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
     add: tuple[str, ...], quiet: bool, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Go on with a run that was interrupted, killed, failed or ended at its limit, or with what is left of a race."""
+    """Resume a run that was interrupted, killed, failed or reached its limit, or the rest of a race."""
     from anyk.problems import from_function
     from anyk.reports import Progress, race_table
     from anyk.training import is_race
@@ -417,7 +417,7 @@ _SHOWN = ("cluster", "workers", "delays", "communication", "seed", "optimizer", 
 @_curve
 @json_option
 def show(run: str, step: int | None, picture: str | None, curve: Any, json_file: str | None) -> None:
-    """Show a run: what it was, what it came to, how its chunks ended, and the receipt of a step. Or show a race."""
+    """Show a run (settings, result, how its chunks ended, the receipt of a step) or a race."""
     from anyk.reports import plot, race_notes, race_table
     from anyk.training import Race, Run, is_race
 
@@ -499,7 +499,7 @@ def _listed(workers: Sequence[int]) -> str:
 @_trust
 @plugin_option
 def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> None:
-    """Replay a run from its log: the same decisions, the same bits of model."""
+    """Replay a run from its log, with the same decisions and the same model, bit for bit."""
     from anyk.problems import from_function
     from anyk.training import replay as replay_run
 
@@ -514,7 +514,7 @@ def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> 
 @click.argument("run")
 @json_option
 def verify(run: str, json_file: str | None) -> None:
-    """Look whether a run folder is whole: its log, its ledger, its checkpoints, and the data and code it used.
+    """Check that a run folder is intact: its log, its ledger, its checkpoints, and the data and code it used.
 
     Nothing that the folder names is run, and nothing is written to it. Exit code 0: whole, 1: not, 2: no run folder.
     """

@@ -15,8 +15,10 @@ from anyk.errors import BadInput
 _mu = click.option("--mu", type=float, default=1.0, show_default=True,
                    help="A round's cut-off is at 1 + mu times its fastest worker.")  # fmt: skip
 _unit = click.option("--unit", type=click.Choice(["s", "ms", "us"]),
-                     help="Unit of the times; what the columns' names say, else s, if left out.")  # fmt: skip
-_max_gb = click.option("--max-gb", type=float, help="What the file may unpack to; 1 or 8 times its size if left out.")
+                     help="Unit of the times; default: as the columns' names say, else s.")  # fmt: skip
+_max_gb = click.option(
+    "--max-gb", type=float, help="Largest size of the unpacked file in GB; default: 1, or 8 times the file's size."
+)
 
 
 @main.group()
@@ -79,10 +81,10 @@ def record(run: str, out: str) -> None:
 @main.command()
 @click.option("--trace", "files", multiple=True, required=True, metavar="FILE",
               help="A trace; with several at different loads the slope of time against load is fitted.")  # fmt: skip
-@click.option("--workers", type=int, help="Use the first so many workers; all if left out.")
+@click.option("--workers", type=int, help="Use only this many workers, the first ones; default: all.")
 @click.option("--models", type=int, default=4, show_default=True, help="Models trained at once.")
-@click.option("--jobs", type=int, help="Steps of all models to plan for; what the trace allows if left out.")
-@click.option("--slope", type=float, help="Seconds that the whole data takes beyond none; fitted if left out.")
+@click.option("--jobs", type=int, help="Steps of all models to plan for; default: as many as the trace allows.")
+@click.option("--slope", type=float, help="Seconds to compute on all the data; default: fitted.")
 @_unit
 @_max_gb
 @_mu

@@ -146,7 +146,7 @@ class CommunicationEfficient(Code):
 
     def _decode(self, replies: Indices, how: Method) -> Decoding:
         if not isinstance(how, (Own, Exact)):
-            raise BadInput(f"'{self.spec}' has a decoder of its own only: each reply is a part of the vector")
+            raise BadInput(f"'{self.spec}' supports only its own decoder: each reply is a part of the vector")
         return super()._decode(replies, how)
 
     def judge(self, weights: Floats) -> Decoding:

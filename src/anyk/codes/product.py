@@ -43,7 +43,7 @@ class KroneckerCode(MatrixCode):
             if not isinstance(code, Code):
                 raise BadInput(f"{name} of KroneckerCode must be a code, as in Uncoded(3), got {code!r}")
             if code.messages > 1 or code.blocks > 1:
-                raise BadInput(f"kronecker takes codes whose workers send one whole message; '{code.spec}' is none")
+                raise BadInput(f"kronecker takes codes whose workers send one whole message; '{code.spec}' is not one")
 
     @property
     def approximate(self) -> bool:  # type: ignore[override]

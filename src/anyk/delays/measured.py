@@ -171,7 +171,7 @@ def _refuse_other_shapes(file: Path, table: Table, columns: Sequence[int]) -> No
     first = values[0]
     if len(values) > 1 and rows >= _CLOCK and (np.diff(first) > 0).all():
         raise BadInput(
-            f"{_called(table, columns[0])} of '{shown(file)}' rises in every row, as a clock or a row number does; "
+            f"{_called(table, columns[0])} of '{shown(file)}' rises in every row, like a clock or a row number; "
             "remove it, as each column is a worker's seconds"
         )
     if not 3 <= len(values) <= 5 or rows < 4:

@@ -96,7 +96,7 @@ class Trace(DelayModel):
         if self.unit not in (None, "s", "ms", "us"):
             raise BadInput(f"the unit of 'trace' must be one of s, ms, us, got {self.unit!r}")
         if self.per == "load":
-            raise BadInput("a trace is of whole tasks; use slope=… instead of per=load")
+            raise BadInput("a trace holds the delays of whole tasks; use slope=… instead of per=load")
         _ = self._measured
         # a run that is resumed in another folder finds it there
         object.__setattr__(self, "file", absolute(self.file))

@@ -52,7 +52,7 @@ class OptaxOptimizer(Optimizer):
             try:
                 made = getattr(optax, method)(learning_rate=self.rate.at(0), **arguments)
             except Exception as error:
-                raise BadInput(f"optax's '{method}' cannot be used so: {error}") from None
+                raise BadInput(f"optax's '{method}' cannot be used like this: {error}") from None
         elif arguments:
             raise BadInput(f"a transformation has its arguments already, got {', '.join(arguments)} as well")
         if not (hasattr(made, "init") and hasattr(made, "update")):

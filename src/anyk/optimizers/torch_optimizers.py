@@ -146,7 +146,7 @@ class TorchOptimizer(Optimizer):
             before = _beside(optimizer)
             optimizer.step()
         except Exception as error:
-            raise BadInput(f"the torch optimiser {_said(self.method)} cannot be used so: {error}") from None
+            raise BadInput(f"the torch optimiser {_said(self.method)} cannot be used like this: {error}") from None
         _take(optimizer, parameters, {})
         changed = [key[1] for key, value in _beside(optimizer).items() if before.get(key) != value]
         changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]
@@ -211,7 +211,7 @@ class _Scheduled:
         except BadInput:
             raise
         except Exception as error:
-            raise BadInput(f"the torch schedule {_said(self._of.schedule)} cannot be used so: {error}") from None
+            raise BadInput(f"the torch schedule {_said(self._of.schedule)} cannot be used like this: {error}") from None
         self._count = 0
 
 

@@ -30,6 +30,6 @@ def from_function(name: str) -> Problem:
         raise BadInput(f"'{name}' failed: {type(error).__name__}: {error}") from None
     missing = missing_parts(problem)
     if missing:
-        raise BadInput(f"'{name}' gave {type(problem).__name__}, which is no problem: it has no {missing[0]}")
+        raise BadInput(f"'{name}' gave {type(problem).__name__}, which is not a problem: it has no {missing[0]}")
     problem.recipe = lambda: {"problem": whole}
     return problem  # type: ignore[no-any-return]

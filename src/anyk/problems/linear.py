@@ -279,7 +279,7 @@ class LogisticRegression(LinearProblem):
                 raise BadInput(f"logistic regression needs labels of two classes, got {found}{other}")
             self.classes = classes
         elif not np.isin(classes, self.classes).all():
-            raise BadInput(f"{name} has labels that y has not: {np.setdiff1d(classes, self.classes).tolist()}")
+            raise BadInput(f"{name} has labels that are not in y: {np.setdiff1d(classes, self.classes).tolist()}")
         return np.where(values == self.classes[1], 1.0, -1.0)
 
     def _losses(self, scores: Floats, y: Floats) -> Floats:

@@ -226,7 +226,7 @@ class TorchProblem:
         )
         if not (own_metrics or fits):
             raise BadInput(
-                f"{self.metric} cannot be told from outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{self.metric} cannot be computed from outputs of shape {tuple(outputs.shape)} and targets of shape "
                 f"{tuple(batch[-1].shape)}; give metrics={{name: function}}"
             )
 
@@ -332,7 +332,7 @@ def _check_options(device: str, precision: str | None, l2: float, microbatch: in
     check(l2, float, "l2")
     check(microbatch, int | None, "microbatch")
     if precision == "fp16":
-        raise BadInput("precision 'fp16' would need its losses scaled, which is not done; use 'bf16'")
+        raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
     if precision not in (None, "bf16"):
         raise BadInput(f"precision must be None or 'bf16', got {precision!r}")
     if not 0.0 <= l2 < float("inf"):
@@ -375,5 +375,5 @@ def _is_mean(loss: Any, reduction: str | None) -> bool:
     if weighted and reduction == "mean":
         raise BadInput("a weighted mean of losses is not the mean of the samples'; give the loss reduction='sum'")
     if isinstance(loss, torch.nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
-        raise BadInput("the loss has parameters of its own, which nobody would train; make them part of the module")
+        raise BadInput("the loss has parameters of its own, which would not be trained; make them part of the module")
     return reduction == "mean"

@@ -190,7 +190,7 @@ class AdaSync(Growth):
         if self.rule == "noise" and family.k < 2:
             raise BadInput("rule=noise of 'adasync' measures how gradients of a step differ; k must be at least 2")
         if family.k > family.workers:
-            raise BadInput(f"k of 'adasync' grows up to {family.workers} workers, it cannot begin at {family.k}")
+            raise BadInput(f"k of 'adasync' grows up to {family.workers} workers, it cannot start at {family.k}")
 
     def show(self, family: KFamily) -> str:
         """See :class:`Growth`."""

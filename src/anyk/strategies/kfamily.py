@@ -233,7 +233,7 @@ class KFamily(Strategy):
         """See :class:`~anyk.protocol.Strategy`."""
         del by  # a message is one worker's own
         if self.compensate:
-            raise BadInput("delay compensation needs gradients as they are; leave out compensate")
+            raise BadInput("delay compensation needs uncompressed gradients; leave out compensate")
 
     # ------------------------------------------------------------------------------------------- events
 

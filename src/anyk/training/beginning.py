@@ -67,7 +67,7 @@ class Beginning:
         """What :meth:`save` wrote; raises :class:`~anyk.errors.BadInput` where it is gone or damaged."""
         saved = checkpoints.load(folder, name=NAME)
         if saved is None:
-            raise BadInput(f"the run '{folder}' began where another stood, but its {NAME} is gone")
+            raise BadInput(f"the run '{folder}' started from another run, but its {NAME} is missing")
         return cls.of_saved(*saved)
 
     def check(self, strategy: Strategy, problem: Problem, optimizer: Optimizer, earlier: Mapping[str, Any]) -> None:
@@ -75,23 +75,26 @@ class Beginning:
         trained = set(strategy.layout.trained)
         if strategy.layout.inner is not None:
             raise BadInput(
-                f"'{strategy.spec}' counts local steps, not versions, and cannot go on from another run; begin anew"
+                f"'{strategy.spec}' counts local steps, not versions, and cannot continue from another run; start "
+                "a new one"
             )
         if trained != set(self.versions):
             raise BadInput(
-                f"the run to go on from trained {_listed(self.versions)}, '{strategy.spec}' trains {_listed(trained)}; "
+                f"the run to continue from trained {_listed(self.versions)}, '{strategy.spec}' trains "
+                f"{_listed(trained)}; "
                 "they must be the same models"
             )
         w = problem.initial()
         for slot, model in self.models.items():
             if model.shape != w.shape or model.dtype != w.dtype:
                 raise BadInput(
-                    f"{slot} of the run to go on from has {model.size} numbers of {model.dtype}, the problem has "
+                    f"{slot} of the run to continue from has {model.size} numbers of {model.dtype}, the problem has "
                     f"{w.size} of {w.dtype}; give the problem that it was of"
                 )
         if earlier["optimizer"] != optimizer.spec:
             raise BadInput(
-                f"the run to go on from was optimised by '{earlier['optimizer']}', whose state '{optimizer.spec}' does "
+                f"the run to continue from was optimised by '{earlier['optimizer']}', whose state "
+                f"'{optimizer.spec}' does "
                 f"not know; use '{earlier['optimizer']}' (with any learning rate)"
             )
 

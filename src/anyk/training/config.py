@@ -73,7 +73,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         hint = f"; name one of the runs in it, as in {folder / runs[0]}" if runs else ""
         if (folder / LOCK).exists():
             hint = ", as a run leaves it that was killed before it began; remove the folder and start the run again"
-        raise BadInput(f"'{folder}' is no run folder: it has no {NAME}{hint}")
+        raise BadInput(f"'{folder}' is not a run folder: it has no {NAME}{hint}")
     return read_sealed(file, RunConfig, f"the run '{folder}'", FORMAT)
 
 

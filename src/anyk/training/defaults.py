@@ -44,7 +44,7 @@ def usual_optimizer(
         smoothness = _smoothness(problem)
         if smoothness is None:
             raise BadInput(
-                "nothing says which learning rate suits this problem; give one: --lr, or in Python "
+                "no default learning rate is known for this problem; give one: --lr, or in Python "
                 "optimizer=anyk.optimizers.Nesterov(lr=…)"
             )
         chosen = f"{1.0 / (smoothness or 1.0):.3g}"
@@ -91,5 +91,5 @@ def usual_cluster(
         return build_cluster(cluster, workers=workers, delays=delays, seed=seed or 0, communication=communication)
     for key, value in given.items():
         if value is not None:
-            raise BadInput(f"the cluster is made already; give {key} where it is made, as in anyk.cluster(…, {key}=…)")
+            raise BadInput(f"the cluster already exists; give {key} when it is created, as in anyk.cluster(…, {key}=…)")
     return cluster

@@ -50,7 +50,7 @@ def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:
         what = f"'{name}' has" if name else "the problem's data have"
         raise BadInput(
             f"{what} changed since {of} began: the data's digest is {str(found)[:8]}…, recorded {known[:8]}…; "
-            "restore the data, or begin another run where this one stands: anyk train --from"
+            "restore the data, or start a new run from this one: anyk train --from"
         )
 
 
@@ -83,7 +83,7 @@ def check_named(config: Mapping[str, Any], of: str) -> None:
         if found is not None and found != known:
             raise BadInput(
                 f"'{file}' has changed since {of} began (SHA-256 {found[:8]}…, recorded {known[:8]}…); restore it, or "
-                "begin another run where this one stands: anyk train --from"
+                "start a new run from this one: anyk train --from"
             )
     code = config.get("digests", {}).get("code", {})
     for path in plugins():
@@ -107,7 +107,7 @@ def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
         if known is not None and found is not None and found != known:
             raise BadInput(
                 f"'{part}' is not the code of {of}: it has changed since (SHA-256 {found[:8]}…, recorded "
-                f"{known[:8]}…); restore it, or begin another run where this one stands: anyk train --from"
+                f"{known[:8]}…); restore it, or start a new run from this one: anyk train --from"
             )
 
 
@@ -118,7 +118,7 @@ def check_traces(config: Mapping[str, Any], cluster: Cluster, of: str) -> None:
         if known.get(file, found) != found:
             raise BadInput(
                 f"the trace '{file}' has changed since {of} began: its digest is {found[:8]}…, recorded "
-                f"{known[file][:8]}…; restore it, or begin another run where this one stands: anyk train --from"
+                f"{known[file][:8]}…; restore it, or start a new run from this one: anyk train --from"
             )
 
 

@@ -197,8 +197,7 @@ class Driver:
             if self.cluster.recorded:
                 return  # the log has ended
             raise RunFailed(
-                f"nothing can happen any more at step {self.step}: '{self.strategy.spec}' waits for workers that will "
-                "not answer"
+                f"deadlock at step {self.step}: '{self.strategy.spec}' is waiting for workers that cannot answer"
             )
         if self.stopped is not None and self.stopped.failed:
             raise RunFailed(self.stopped.reason + self._faults.since_step())

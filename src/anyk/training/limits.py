@@ -27,7 +27,8 @@ def check_address(cluster: str, of: str, *, trust: bool) -> None:
     """Raise where a folder names a cluster elsewhere and is not trusted."""
     if not trust and parse(cluster)[1].get("address", "auto") != "auto":
         raise BadInput(
-            f"{of} names the cluster '{cluster}', which may be anybody's; if it is yours, trust the folder with "
+            f"{of} names the cluster '{cluster}', which may belong to somebody else; if it is yours, trust the "
+            "folder with "
             "--trust (in Python: trust=True)"
         )
 
@@ -75,7 +76,7 @@ def check_clock(cluster: Cluster, steps: int | None, seconds: float | None) -> N
     if steps is None and seconds is not None and not cluster.passes_time:
         raise BadInput(
             f"nothing takes time on the cluster '{cluster.spec}' with delays '{cluster.delays.spec}', so a limit of "
-            f"{seconds:g} seconds never comes; give --steps as well, or --delays"
+            f"{seconds:g} seconds is never reached; give --steps as well, or --delays"
         )
 
 

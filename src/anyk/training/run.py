@@ -206,7 +206,7 @@ class Run:
         if self._standing is None:
             saved = None if self.path is None else checkpoints.newest(self.path, self.log)
             if saved is None:
-                raise BadInput(f"'{self.path}' has no checkpoint yet to go on from; resume it")
+                raise BadInput(f"'{self.path}' has no checkpoint yet to continue from; resume it")
             self._standing = Beginning.of_saved(
                 saved.state, saved.vectors, auxiliary=tuple(self.config.get("auxiliary", ()))
             )

@@ -478,7 +478,7 @@ class RunLog:
 
 LOST = "rows in its write-ahead file cannot be read"
 _LAST = 2**63 - 1  # SQLite's last row number
-_INSTEAD = "the model may still be whole: begin another run where this one stands, anyk train --from"
+_INSTEAD = "the model may still be whole: start a new run from this one, anyk train --from"
 
 
 def _from_bytes(data: bytes, path: Path | None) -> RunLog:
@@ -498,7 +498,7 @@ def _copied(path: Path) -> tuple[sqlite3.Connection, bool]:
     try:
         with path.open("rb") as file:
             if file.read(16) != b"SQLite format 3\0":
-                raise BadInput(f"the log '{path}' is damaged: it is no SQLite file")
+                raise BadInput(f"the log '{path}' is damaged: it is not an SQLite file")
         with tempfile.TemporaryDirectory(prefix="anyk-log-") as folder:
             copy = Path(folder) / path.name
             for _ in range(_DIRECT):  # until nobody has moved rows from one file to the other meanwhile

@@ -82,12 +82,12 @@ class Rounds:
         if self._error is not None:
             raise self._error
         if self._run is None:
-            raise BadInput("the run is there when the loop is over")
+            raise BadInput("the run is available after the loop has ended")
         return self._run
 
     def __iter__(self) -> Iterator[Step]:
         if self._begun:
-            raise BadInput("rounds are gone through once; ask for new ones: anyk.rounds(…), with a new cluster")
+            raise BadInput("rounds can be iterated only once; create new ones: anyk.rounds(…), with a new cluster")
         self._begun = True
         statistics = None if self._into is None else _Statistics(self._into, self._what[0])
         # a daemon: a script that ends in the middle of its loop is not to wait for it; workers end with the driver

@@ -42,7 +42,7 @@ def measured(run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
             given[dispatched, worker] += 1
     whole = [row for row in table.values() if len(row) == workers and not all(cut for _, cut, _ in row.values())]
     if not whole:
-        raise BadInput("there is no time at which every worker of the run was given a task; a trace is of rounds")
+        raise BadInput("a trace needs rounds, but the workers of this run were never all given a task at once")
     seconds = np.array([[row[i][0] for i in range(workers)] for row in whole])
     censored = np.array([[row[i][1] for i in range(workers)] for row in whole])
     return seconds, censored, float(np.mean([[row[i][2] for i in range(workers)] for row in whole]) / sum(shares))

@@ -59,7 +59,7 @@ def verify(path: str | Path) -> Verification:
     The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the ledger),
     the checkpoints (their digests, and whether the log knows them), code, traces and data. Nothing that the folder
     names is run, nothing is fetched, and the folder may be read-only. Of the folder of a race all runs are looked at.
-    Raises :class:`~anyk.errors.BadInput` where it is no run folder.
+    Raises :class:`~anyk.errors.BadInput` where it is not a run folder.
 
     >>> import tempfile
     >>> import anyk
@@ -74,7 +74,7 @@ def verify(path: str | Path) -> Verification:
     if (folder / racing.NAME).is_file():
         return Verification(folder, tuple(_of_race(folder)))
     if not any((folder / name).is_file() for name in (config.NAME, _LOG, checkpoints.NAME)):
-        raise BadInput(f"'{folder}' is no run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
+        raise BadInput(f"'{folder}' is not a run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
     return Verification(folder, tuple(_checks(folder)))
 
 

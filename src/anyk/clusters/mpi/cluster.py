@@ -82,14 +82,14 @@ class Mpi(Networked[NetworkedHandle]):
         """See :meth:`Cluster.open`."""
         ranks = self._ranks
         if ranks.open is not None:
-            raise BadInput("the MPI ranks are at work for another run; close its cluster first")
+            raise BadInput("the MPI ranks are busy with another run; close its cluster first")
         partitions, self._setup = self._prepare_run(layout, partitions, local, NetworkedPayload)
         self._assignment = layout.assignment
         only = getattr(partitions, "only", None)
         self._parcels = [ship(partitions if only is None else only(held)) for held in layout.assignment]
         if not ranks.freed(self._ours, START):
             late = [rank.number - 1 for rank in self._ours if rank.busy]
-            raise RunFailed(f"workers {late} are still at work for the last run")
+            raise RunFailed(f"workers {late} are still busy with the previous run")
         self.run = ranks.runs = ranks.runs + 1
         ranks.open = self
         try:

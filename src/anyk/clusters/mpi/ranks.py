@@ -140,7 +140,7 @@ class Ranks:
                 if self.open is not None:
                     self.open.lost(rank.number - 1, str(reason).splitlines()[0])
         if not found:
-            raise RunFailed(f"MPI reports an error that is no rank's death ({error}); resume the run")
+            raise RunFailed(f"MPI reports an error other than the death of a rank ({error}); resume the run")
         return True
 
     def freed(self, ranks: Sequence[Rank], within: float) -> bool:

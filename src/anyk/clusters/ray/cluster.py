@@ -185,7 +185,7 @@ class Ray(Networked[_ActorHandle]):
         if not address.startswith("127.0.0.1:"):
             self.close()
             raise RunFailed(
-                f"Ray {ray.__version__} listens at {address} where it should at 127.0.0.1 only; start Ray yourself, "
+                f"Ray {ray.__version__} listens at {address} instead of 127.0.0.1 only; start Ray yourself, "
                 "where nobody else can reach it, and give its address=…"
             )
 

@@ -193,7 +193,7 @@ def read_target(
         raise BadInput(f"{where} has {len(labels)} different values but task=binary needs two; use task=multiclass")
     if task == "multiclass" and not whole:
         broken = labels[labels != np.floor(labels)][0]
-        raise BadInput(f"{where} holds fractions, such as {broken:g}, which are no classes; use task=regression")
+        raise BadInput(f"{where} holds fractions, such as {broken:g}, which are not classes; use task=regression")
     y = codes.astype(np.float64)
     return 2 * y - 1 if task == "binary" else y, task, tuple(map(_label, labels))
 

@@ -107,7 +107,8 @@ def from_file(
     packed = name.endswith((".gz", ".bz2"))
     if extension not in _READERS or (packed and extension in {".parquet", ".npz"}):
         raise BadInput(
-            f"the extension of {shown(file)} tells no known format; known are .csv, .svm, .svmlight, .libsvm (each "
+            f"the extension of {shown(file)} is not that of a known format; known are .csv, .svm, .svmlight, "
+            ".libsvm (each "
             "also .gz or .bz2), .parquet and .npz"
         )
     for key, value, served in (

@@ -212,7 +212,7 @@ def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> NDArray[np.u
         if magic != 0x800 + dimensions:
             what = {1: "labels", 3: "images"}[dimensions]
             raise BadInput(
-                f"{shown(file)} is no IDX file of {what}: its magic number is {magic}, not {0x800 + dimensions}"
+                f"{shown(file)} is not an IDX file of {what}: its magic number is {magic}, not {0x800 + dimensions}"
             )
         sizes = struct.unpack_from(f">{dimensions}I", head, 4)
         told = math.prod(sizes)
@@ -221,7 +221,7 @@ def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> NDArray[np.u
         more = content.read(1)
     if len(values) != told or more:
         held = f"{len(values)}" if not more else f"more than {told}"
-        raise BadInput(f"{shown(file)} is cut short or damaged: its header tells of {told} values, it holds {held}")
+        raise BadInput(f"{shown(file)} is truncated or damaged: its header tells of {told} values, it holds {held}")
     if not told:
         raise BadInput(f"{shown(file)} holds no values")
     return np.frombuffer(values, np.uint8).reshape(sizes)
@@ -260,7 +260,7 @@ def _table(
     try:
         table = np.column_stack([np.asarray(frame[column], dtype=np.float64) for column in wanted])
     except (TypeError, ValueError) as error:
-        raise BadInput(f"{where} holds something that is no number: {error}; {_INSTEAD}") from None
+        raise BadInput(f"{where} holds something that is not a number: {error}; {_INSTEAD}") from None
     finite(table, where, wanted)
     return table
 

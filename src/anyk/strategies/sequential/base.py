@@ -180,8 +180,8 @@ class SequentialRounds(Strategy):
         """Raise where a state, saved in a run planned for so many steps, has begun rounds without further jobs."""
         if state.round >= (steps - begun) * self.trained:
             raise BadInput(
-                f"the run was planned for {steps} steps of each model, and its last rounds began no further jobs; "
-                "begin a new one where it stands: anyk train --from FOLDER, or train_many(begin=…)"
+                f"the run was planned for {steps} steps of each model, and its last rounds started no further jobs; "
+                "start a new one from it: anyk train --from FOLDER, or train_many(begin=…)"
             )
 
     @cached_property
