@@ -22,25 +22,21 @@ class Turn:
 class Turns(Strategy):
     """One worker at a time computes on its partition, and the model steps with what it sends."""
 
-    State = Turn
-    spec = "turns"
-
     workers: int
+    State, spec = Turn, "turns"
 
     @property
     def layout(self):
         return Layout(self.workers, partitions=self.workers, assignment=tuple((i,) for i in range(self.workers)))
 
     def start(self, fleet):
-        state = Turn(Crew.of(fleet))
-        return state, self.next_turn(state)
+        return (state := Turn(Crew.of(fleet))), self.next_turn(state)
 
     def on(self, state, event):
-        commands = []
+        step = []
         if isinstance(event, (Reply, Failed)) and state.busy and event.task == state.task:  # others come late
             state.busy = False
-            if isinstance(event, Reply):
-                commands = [Combine("model", [(event.task, 0)], [1.0], divisor="counted")]
+            step = [Combine("model", [(event.task, 0)], [1.0], "counted")] if isinstance(event, Reply) else []
         elif isinstance(event, Joined):
             state.crew.join(event.worker)
         elif isinstance(event, Lost):
@@ -48,11 +44,11 @@ class Turns(Strategy):
             state.busy = state.busy and event.worker != state.worker
             if state.crew.hopeless:
                 return [Stop("every worker has been given up", failed=True)]
-        return [*commands, *self.next_turn(state)]
+        return [*step, *self.next_turn(state)]
 
     def next_turn(self, state):
         if state.busy or not state.crew.present:
             return []
-        turn = min(state.crew.present, key=lambda i: (i <= state.worker, i))  # the next, or the first again
-        state.worker, state.task, state.busy = turn, state.crew.number(1), True
+        state.worker = turn = min(state.crew.present, key=lambda i: (i <= state.worker, i))  # the next, or the first
+        state.task, state.busy = state.crew.number(1), True
         return [Dispatch(state.task, (turn,), ((Chunk((turn,), (1.0,)),),))]

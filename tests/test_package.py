@@ -113,7 +113,7 @@ def test_examples_are_short():
     for name in ("new_code.py", "new_strategy.py"):
         lines = (ROOT / "examples" / name).read_text().splitlines()
         body = [line for line in lines[lines.index(next(x for x in lines if x.endswith('"""'))) + 1 :] if line.strip()]
-        assert len(body) < 40, name
+        assert len(body) < 45, name
 
 
 def test_plug_ins_work_without_touching_the_package(tmp_path):

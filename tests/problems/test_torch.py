@@ -438,7 +438,7 @@ def test_what_cannot_work_is_said():
         ((layer, lambda o, y: o, (X, y)), {}, "must give one number for a batch.* got shape \\(2, 3\\)"),
         ((layer, loss, (X, y)), {"reduction": "sum"}, "the loss says that it gives the mean"),
         ((layer, nn.CrossEntropyLoss(weight=torch.ones(3)), (X, y)), {}, "give the loss reduction='sum'"),
-        ((layer.requires_grad_(True), loss, (X, y)), {"precision": "fp16"}, "not done; use 'bf16'"),
+        ((layer.requires_grad_(True), loss, (X, y)), {"precision": "fp16"}, "not supported; use 'bf16'"),
         ((layer, loss, (X, y)), {"device": "gpu"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'gpu'"),
         ((layer, loss, (X, y)), {"device": "mps"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'mps'"),
         ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be computed from outputs of shape \\(2, 3"),

@@ -155,12 +155,12 @@ def test_a_model_of_another_shape_is_refused():
 
 def test_rounds_are_gone_through_once():
     loop = anyk.rounds(PROBLEM, "uncoded", simulated(), steps=3)
-    with pytest.raises(BadInput, match="when the loop is over"):
+    with pytest.raises(BadInput, match="after the loop has ended"):
         _ = loop.run
     for _ in loop:
         with pytest.raises(BadInput, match="iterated only once"):
             next(iter(loop))
-        with pytest.raises(BadInput, match="when the loop is over"):
+        with pytest.raises(BadInput, match="after the loop has ended"):
             _ = loop.run
     with pytest.raises(BadInput, match="iterated only once"):
         list(loop)

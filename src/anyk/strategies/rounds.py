@@ -125,7 +125,7 @@ class Rounds(Strategy):
                 "leave out wait and decoder"
             )
         if code.blocks > 1 and not own:
-            raise BadInput(f"'{code.spec}' has a decoder of its own only; leave out decoder")
+            raise BadInput(f"'{code.spec}' supports only its own decoder; leave out decoder")
         if self.method == METHODS["exact"] and rule.approximate:
             raise BadInput(f"decoder=exact takes no approximation, and wait={rule} may; leave out one of them")
         scaling_of(self.scaling_used, self.code, self.enough)  # refused here, not in the first step
