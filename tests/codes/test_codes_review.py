@@ -64,7 +64,7 @@ def test_the_nearest_design_may_be_the_smallest() -> None:
 
 def test_cyclic_draco_is_refused_where_it_would_accuse_the_wrong() -> None:
     with pytest.raises(
-        BadInput, match="at most 40 workers with at most 5 byzantine.*got 50 with 8; use kind=repetition"
+        BadInput, match="up to 5 Byzantine workers among at most 40 .*got 50 with 8; use kind=repetition"
     ):
         DracoCode(50, byzantine=8, kind="cyclic")
     assert DracoCode(50, byzantine=8).load == 25
