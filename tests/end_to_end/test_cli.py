@@ -363,8 +363,8 @@ def test_a_strategy_is_checked_and_a_failing_seed_is_a_command(tmp_path):
         "    spec = 'mine'\n"
         "    def __init__(self, workers: int) -> None:\n"
         "        super().__init__(workers)\n"
-        "    def on(self, event):\n"
-        "        return super().on(event) if self.version < 3 else ()\n"
+        "    def on(self, state, event):\n"
+        "        return super().on(state, event) if state.version < 3 else ()\n"
         "register('mine')(Mine)\n"
     )
     bad = run("strategies", "check", "mine", "--plugin", str(tmp_path / "mine.py"), "--seed", "7")

@@ -22,7 +22,7 @@ from anyk.planning import (
     stability_limit,
     stationary_error,
 )
-from anyk.protocol import Dispatch
+from anyk.protocol import Dispatch, Running
 from anyk.strategies import adapted_k, k_for_delays, k_for_noise, order_means
 from anyk.training import Driver, session
 
@@ -84,12 +84,18 @@ def simulated(spec: str, law: str, steps: int, seed: int = 1) -> tuple[np.ndarra
     stale: list[list[int]] = []
     base: dict[int, int] = {}
     arrived: list[int] = []
-    on, execute = strategy.on, cluster.execute
+    execute = cluster.execute
 
-    def hear(event: Any) -> Any:
-        if type(event).__name__ == "Reply":
-            arrived.append(event.task)
-        return on(event)
+    class Heard(Running):
+        def start(self, fleet: Any) -> Any:
+            commands = super().start(fleet)
+            self.inside, self.on = self.on, self.hear
+            return commands
+
+        def hear(self, event: Any) -> Any:
+            if type(event).__name__ == "Reply":
+                arrived.append(event.task)
+            return self.inside(event)
 
     def give(orders: Any) -> Any:
         for order in orders:
@@ -105,8 +111,8 @@ def simulated(spec: str, law: str, steps: int, seed: int = 1) -> tuple[np.ndarra
         arrived[:] = [task for task in arrived if task not in used]
 
     cluster.execute = give  # type: ignore[method-assign]
-    strategy.on = hear  # type: ignore[method-assign]
     driver = Driver(strategy, cluster, steps=steps, on_step=watch)
+    driver.running = Heard(strategy)
     with session(driver):
         driver.run()
     return np.array(times), stale
@@ -296,7 +302,7 @@ def test_value_44_the_distance_rule() -> None:
 
     rates = []
     for squared in (0.0, 0.05, 0.1, 0.2, 1.0):
-        made = anyk.strategy("async:stale=distance,bound=0.1", workers=2)  # bound = C / eta_max
+        made = Running(anyk.strategy("async:stale=distance,bound=0.1", workers=2))  # bound = C / eta_max
         made.start(Fleet(2, (0, 1)))
         made.on(Reply(1.0, 0, 0, 0))
         combine = made.on(DriftMeasured(1.0, 0, 0, 0, squared))[0]
