@@ -29,10 +29,11 @@ def heap_loop(count=200_000):
 def endings(spec, steps, log):
     cluster = anyk.clusters.Simulated(WORKERS, delays=anyk.delays.Exponential(mean=0.5), seed=1)
     driver = Driver(anyk.strategy(spec, workers=WORKERS), cluster, steps=steps, log=log)
-    began = time.perf_counter()
     with session(driver):
+        began = time.perf_counter()
         driver.run()
-    return driver.ledger.counts.ended / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+    return driver.ledger.counts.ended / seconds
 
 
 for spec, steps in (("agc:load=3,wait=11", 4000), ("frc:load=3", 4000), ("uncoded", 2000), ("async", 50_000)):

@@ -2,42 +2,39 @@
 
 from dataclasses import dataclass
 
-import anyk
 from anyk.protocol import Chunk, Combine, Dispatch, Failed, Joined, Layout, Lost, Reply, Stop, Strategy
-from anyk.strategies import Crew
+from anyk.strategies import Crew, register
 
 
 @dataclass(slots=True)
-class Turn:
-    """What changes in a run: who is there, and whose turn it is."""
-
-    crew: Crew
-    worker: int = -1
-    task: int = -1
+class Turn:  # the state: what changes in a run
+    crew: Crew  # who is present, and the number of the next task
+    worker: int = -1  # whose turn it is
     busy: bool = False
 
 
-@anyk.strategies.register("turns")
+@register("turns")
 @dataclass(frozen=True, repr=False)
 class Turns(Strategy):
     """One worker at a time computes on its partition, and the model steps with what it sends."""
 
+    State = Turn
+    spec = "turns"
     workers: int
-    State, spec = Turn, "turns"
 
     @property
     def layout(self):
         return Layout(self.workers, partitions=self.workers, assignment=tuple((i,) for i in range(self.workers)))
 
     def start(self, fleet):
-        return (state := Turn(Crew.of(fleet))), self.next_turn(state)
+        state = Turn(Crew.of(fleet))
+        return state, self.next_turn(state)
 
     def on(self, state, event):
-        step = []
-        if isinstance(event, (Reply, Failed)) and state.busy and event.task == state.task:  # others come late
-            state.busy = False
-            step = [Combine("model", [(event.task, 0)], [1.0], "counted")] if isinstance(event, Reply) else []
-        elif isinstance(event, Joined):
+        mine = isinstance(event, (Reply, Failed)) and state.busy and event.task == state.crew.next - 1  # else: late
+        state.busy = state.busy and not mine
+        step = [Combine("model", [(event.task, 0)], [1.0], "counted")] if mine and isinstance(event, Reply) else []
+        if isinstance(event, Joined):
             state.crew.join(event.worker)
         elif isinstance(event, Lost):
             state.crew.lose(event)
@@ -49,6 +46,6 @@ class Turns(Strategy):
     def next_turn(self, state):
         if state.busy or not state.crew.present:
             return []
-        state.worker = turn = min(state.crew.present, key=lambda i: (i <= state.worker, i))  # the next, or the first
-        state.task, state.busy = state.crew.number(1), True
-        return [Dispatch(state.task, (turn,), ((Chunk((turn,), (1.0,)),),))]
+        turn = min(state.crew.present, key=lambda i: (i <= state.worker, i))  # the next, or the first again
+        state.worker, state.busy = turn, True
+        return [Dispatch(state.crew.number(1), (turn,), ((Chunk((turn,), (1.0,)),),))]

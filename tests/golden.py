@@ -11,6 +11,7 @@ linear algebra in the last digits, so both states are to be run on one machine.
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,7 +61,7 @@ class Watched(Running):
 
     def __init__(self, strategy: Any, restored: bool) -> None:
         super().__init__(strategy)
-        self._restored = restored
+        self._fresh, self._restored = copy.deepcopy(strategy), restored
         self._heard = 0
         self.lines: list[Any] = []
 
@@ -75,7 +76,9 @@ class Watched(Running):
     def _hear(self, event: Any) -> Sequence[Any]:
         self._heard += 1
         if self._restored and self._heard % EVERY == 0:
-            self.restore(json.loads(json.dumps(self.save())))
+            state = json.loads(json.dumps(self.save()))
+            self.strategy = copy.deepcopy(self._fresh)
+            self.restore(state)
             self._watch()
         fields = list(event)
         if isinstance(event, (Reply, Failed)):

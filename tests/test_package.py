@@ -83,7 +83,8 @@ def test_the_docs_commands_are_understood(line, tmp_path):
 
 def pages_with_commands():
     pages = sorted((ROOT / "docs" / "writing").glob("*.md"))
-    return [pytest.param(page, id=page.name) for page in pages if "```console" in page.read_text(encoding="utf-8")]
+    assert len(pages) == 4  # a strategy, a code, a problem, a delay law: none is left out
+    return [pytest.param(page, id=page.name) for page in pages]
 
 
 @pytest.mark.parametrize("page", pages_with_commands())
@@ -113,7 +114,7 @@ def test_examples_are_short():
     for name in ("new_code.py", "new_strategy.py"):
         lines = (ROOT / "examples" / name).read_text().splitlines()
         body = [line for line in lines[lines.index(next(x for x in lines if x.endswith('"""'))) + 1 :] if line.strip()]
-        assert len(body) < 45, name
+        assert len(body) < 40, name
 
 
 def test_plug_ins_work_without_touching_the_package(tmp_path):

@@ -36,6 +36,8 @@ def to_plain(state: Any) -> Any:
     if isinstance(state, set):
         return sorted(state)  # in an order that does not hang on how it came about
     if isinstance(state, dict):
+        if not all(isinstance(key, str | int) for key in state):
+            raise TypeError(f"keys of a state must be whole numbers or texts, got {next(iter(state))!r}")
         return {str(key): to_plain(value) for key, value in state.items()}
     if not is_dataclass(state):
         return msgspec.to_builtins(state, str_keys=True, enc_hook=_of_numpy)

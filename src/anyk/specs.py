@@ -223,7 +223,7 @@ class Entry(Generic[T]):
         }
 
     def marks(self) -> dict[str, tuple[Any, ...]]:
-        """What is said of keys beside their types, as of :data:`File`."""
+        """Annotations of keys beside their types, such as :data:`File`."""
         source: Any = self.build
         if isinstance(source, type) and not is_dataclass(source):
             source = vars(source).get("__init__", source)

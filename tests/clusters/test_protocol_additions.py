@@ -1,4 +1,4 @@
-"""Measures, messages inside messages, short replies and byzantine: the same on every cluster, also after a checkpoint."""
+"""Measures, messages inside messages, short replies and Byzantine workers: the same on every cluster, also after a checkpoint."""
 
 from __future__ import annotations
 

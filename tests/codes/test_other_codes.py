@@ -1,4 +1,4 @@
-"""Coupons, short replies, nested and progress codes, byzantine, trees, and decoding methods as values."""
+"""Coupons, short replies, nested and progress codes, Byzantine workers, trees, and decoding methods as values."""
 
 from __future__ import annotations
 

@@ -126,13 +126,14 @@ def test_a_liar_may_lie_with_nan(kind: str) -> None:
 
 @pytest.mark.parametrize("rule", ["wait=3", "wait=0.5s", "wait=90%"])
 def test_no_step_is_taken_before_liars_would_have_been_found_out(rule: str) -> None:
-    """Either such a rule is refused for a code against byzantine, or no liar's message is used under it."""
+    """Either such a rule is refused for a code against Byzantine workers, or no liar's message is used under it."""
     try:
         run = anyk.train(
             Squares(9), f"draco:byzantine=1,{rule}", Simulated(9, delays=anyk.delays.Exponential(0.5), byzantine=(0,), seed=1),
             steps=10, optimizer=anyk.optimizers.GD(lr=0.1),
         )  # fmt: skip
-    except anyk.BadInput:
+    except anyk.BadInput as error:
+        assert "finds Byzantine workers by its own decoder" in str(error)
         return
     assert run.log.rows("SELECT count(*) FROM chunks WHERE worker = 0 AND step IS NOT NULL")[0][0] == 0
 
@@ -142,7 +143,8 @@ def test_another_decoder_is_refused_or_finds_them_out(name: str) -> None:
     cluster = Simulated(6, byzantine=(0,))
     try:
         run = anyk.train(Squares(6), f"draco:byzantine=1,decoder={name}", cluster, steps=2)
-    except anyk.BadInput:
+    except anyk.BadInput as error:
+        assert "finds Byzantine workers by its own decoder" in str(error)
         return
     assert run.log.rows("SELECT count(*) FROM chunks WHERE worker = 0 AND step IS NOT NULL")[0][0] == 0
 

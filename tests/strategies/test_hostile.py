@@ -114,7 +114,7 @@ class Gullible(Turns):
     """Steps with what comes late, too."""
 
     def on(self, state, event):
-        if isinstance(event, Reply) and event.task != state.task:
+        if isinstance(event, Reply) and event.task != state.crew.next - 1:
             return [Combine("model", [(event.task, 0)], [1.0], divisor="counted")]
         return super().on(state, event)
 
@@ -130,6 +130,15 @@ class Unplain(Turns):
     def start(self, fleet):
         state, commands = super().start(fleet)
         state.busy = object()
+        return state, commands
+
+
+class Keyed(Turns):
+    """Keeps a table by pairs, whose keys JSON has no form for."""
+
+    def start(self, fleet):
+        state, commands = super().start(fleet)
+        state.busy = {(0, 1): True}
         return state, commands
 
 
@@ -201,6 +210,7 @@ class Alarmed(Turns):
         (Gullible, r"^the message of task \d+, chunk 0, is used (though it was used before|though it was lost)", 3),
         (Forgetful, r"^saved and restored it decides otherwise", 3),
         (Unplain, r"^its state is not plain data that JSON can hold: .*object is not JSON serializable", 1),
+        (Keyed, r"^its state is not plain data that JSON can hold: keys of a state must be whole numbers or texts", 1),
         (Waiting, r"^deadlock at step \d+: every worker is idle", 2),
         (Boastful, r"^a step claims a residual of 0, and it is \d\.\d+", 1),
         (Hoarding, r"^task 3, chunk 0, which is arrived, is neither used nor cancelled", 4),

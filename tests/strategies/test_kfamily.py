@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ class World:
                 self.stopped = True
 
     def tell(self, event: Event) -> None:
-        twin = ByHand(self.strategy.strategy)
+        twin = ByHand(deepcopy(self.strategy.strategy))
         twin.restore(json.loads(json.dumps(self.strategy.save())))
         commands = self.strategy.on(event)
         assert list(twin.on(event)) == list(commands)

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -46,8 +47,9 @@ def _built(spec: str, n: int) -> ProgressRounds:
 
 
 def fresh(spec: str, n: int) -> ByHand:
-    """A fresh run; the strategy, which is immutable, is built once."""
-    return ByHand(_built(spec, n))
+    """A fresh strategy; the code, which is immutable, is built once."""
+    built = _built(spec, n)
+    return ByHand(deepcopy(built, {id(built.code): built.code}))
 
 
 def begun(spec: str, n: int, present: Sequence[int] | None = None) -> ByHand:

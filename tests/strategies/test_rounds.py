@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache
 from itertools import combinations, permutations, product
 from typing import Any
@@ -36,7 +37,7 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
 )
-from anyk.strategies import Deadline, Decodable, Rounds, strategy
+from anyk.strategies import AdaptingSteps, Deadline, Decodable, LocalSteps, Rounds, strategy
 
 
 @cache
@@ -47,8 +48,9 @@ def _built(spec: str, workers: int) -> Rounds:
 
 
 def rounds(spec: str, workers: int) -> ByHand:
-    """A fresh run; the strategy, which is immutable, is built once."""
-    return ByHand(_built(spec, workers))
+    """A fresh strategy; the code, which is immutable, is built once."""
+    built = _built(spec, workers)
+    return ByHand(deepcopy(built, {id(built.code): built.code}))
 
 
 def begun(spec: str, workers: int, time: float = 0.0, present: Sequence[int] | None = None) -> ByHand:
@@ -746,6 +748,33 @@ def test_facts_come_from_the_code() -> None:
 def test_options_that_cannot_be(options: Any, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         Rounds(codes.Uncoded(4), **options)
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "sentence"),
+    [
+        (
+            codes.FractionalRepetition(4, load=2),
+            {"work": LocalSteps(tau=2)},
+            "local steps under 'frc:load=2' have been tested as",
+        ),
+        (codes.Uncoded(4), {"work": LocalSteps(tau=2), "models": 2}, "local steps under 'uncoded' have been tested as"),
+        (
+            codes.Uncoded(4),
+            {"work": LocalSteps(tau=2), "decoder": "one-step"},
+            "of one model; leave out models, scaling and",
+        ),
+        (
+            codes.Uncoded(4),
+            {"work": LocalSteps(tau=2), "scaling": "none"},
+            "of one model; leave out models, scaling and",
+        ),
+        (codes.Uncoded(4), {"adapt": AdaptingSteps()}, "adapt is a rule for the number of local steps; give work="),
+    ],
+)
+def test_combinations_that_nobody_has_tested_are_refused(code: Any, options: Any, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        Rounds(code, **options)
 
 
 def test_marginal_scaling_needs_a_code_with_a_closed_form() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -63,7 +64,8 @@ class World:
         self.obey(self.strategy.start(Fleet(n, tuple(sorted(self.present)), 0.0)))
 
     def fresh(self) -> ByHand:
-        return ByHand(_built(self.spec, self.n))
+        built = _built(self.spec, self.n)
+        return ByHand(deepcopy(built, {id(built.code): built.code}))
 
     def obey(self, commands: Sequence[Command]) -> None:
         for command in commands:

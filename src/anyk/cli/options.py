@@ -265,7 +265,7 @@ def show_settings(ctx: click.Context) -> None:
 
 
 def _used(given: dict[str, Any], command: str) -> dict[str, str]:
-    """What will be used, in full, where an option is left out or says it in short: as it will stand in ``run.toml``."""
+    """Values in full where an option is left out or given in short: as ``run.toml`` stores them."""
     from anyk.clusters import cluster
     from anyk.optimizers import optimizer as build
     from anyk.training import Run, usual_rule

@@ -1,4 +1,4 @@
-"""What a cluster is; the conformance suite in :mod:`anyk.testing` is its definition."""
+"""The contract of a cluster; the conformance suite in :mod:`anyk.testing` is its definition."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:
-        """What happens, in order; None now and then while nothing does, so that the driver can tidy up."""
+        """Events in order; None now and then while nothing happens, so that the driver can tidy up."""
 
     def step_done(self) -> None:  # noqa: B027  # on a real clock it has taken what it has taken
         """The driver has taken a step; a virtual clock may count what that costs."""

@@ -1,4 +1,4 @@
-"""What is injected into tasks: delays drawn for the n-th task of a worker, and the time that its vectors travel."""
+"""Injection of delays, drawn for the n-th task of a worker, and of the time that its vectors travel."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ class Injection:
         return travel + before, each
 
     def cancel(self, tasks: Iterable[int], now: float) -> None:
-        """What cancelled tasks have not begun to exchange they will not."""
+        """Drop the exchanges that cancelled tasks have not begun."""
         if self.links is not None:
             self.links.cancel(tasks, now)
 
     def state(self) -> dict[str, Any]:
-        """What has been drawn, as plain data."""
+        """The number of draws so far, as plain data."""
         turns = {} if self.links is None else self.links.turns
         return {
             "numbers": list(self.numbers),
@@ -156,7 +156,7 @@ class Injection:
         return total
 
     def _traffic(self, worker: int, chunks: Task) -> Traffic:
-        """What a task exchanges: the models that it reads, and the messages that it sends."""
+        """The bytes that a task exchanges: the models that it reads, and the messages that it sends."""
         messages = self.messages
         number = 0 if messages is None else messages.dtype.itemsize
         model = 0 if messages is None else messages.partitions.dimension * number

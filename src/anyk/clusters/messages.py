@@ -23,7 +23,7 @@ _POSITIVE = 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
 
 
 def reverse_attack(message: Vector) -> None:
-    """What a Byzantine worker sends: -100 times its message (the reverse attack), in place."""
+    """Make a message that of a Byzantine worker: -100 times itself (the reverse attack), in place."""
     message *= -100.0
 
 

@@ -8,13 +8,13 @@ from anyk.problems.base import Vector
 from anyk.protocol import Task
 
 Place = tuple[int, int]  # a message, by its task and chunk
-Drop = Callable[[int, int], None]
 
 
 class Readers:
     """Counts the tasks that read each message; ``drop(task, chunk)`` is called when a freed one has no reader left."""
 
-    def __init__(self) -> None:
+    def __init__(self, drop: Callable[[int, int], None]) -> None:
+        self._drop = drop
         self.counts: dict[Place, int] = {}  # messages that tasks begin from, and how many do
         self.freed: set[Place] = set()  # those of them that nobody else needs any more
 
@@ -24,7 +24,7 @@ class Readers:
             for _, task, index, _ in chunk.mix:
                 self.counts[task, index] = self.counts.get((task, index), 0) + 1
 
-    def end(self, chunks: Task, drop: Drop) -> None:
+    def end(self, chunks: Task) -> None:
         """It has ended."""
         for chunk in chunks if self.counts else ():
             for _, task, index, _ in chunk.mix:
@@ -33,14 +33,14 @@ class Readers:
                     self.counts[task, index] = left
                 elif self.counts.pop((task, index), None) is not None and (task, index) in self.freed:
                     self.freed.discard((task, index))
-                    drop(task, index)
+                    self._drop(task, index)
 
-    def free(self, task: int, chunk: int, drop: Drop) -> None:
+    def free(self, task: int, chunk: int) -> None:
         """Drop a message, at once or when its last reader has ended."""
         if self.counts and (task, chunk) in self.counts:
             self.freed.add((task, chunk))
         else:
-            drop(task, chunk)
+            self._drop(task, chunk)
 
     def vectors(self, message: Callable[[int, int], Vector]) -> dict[str, Vector]:
         """The messages that only tasks under way still need, to be saved."""

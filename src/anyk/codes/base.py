@@ -49,7 +49,7 @@ _REMEMBERED = 256  # straggler patterns whose weights are kept
 @typed
 @dataclass(frozen=True)
 class Policy:
-    """What the rounds of a code have to do besides waiting and decoding.
+    """Duties of a code's rounds besides waiting and decoding.
 
     ``rounds``: those that run it, if not the usual ones. ``projected``: each reply is projected when it comes, and its
     number given to the decoder before it counts. ``relearned(missed, steps)``: another code for the rounds to come, of
@@ -60,6 +60,10 @@ class Policy:
     projected: bool = False
     every: int = 0
     relearned: Callable[[Sequence[int], int], Code] | None = None
+
+    def __post_init__(self) -> None:
+        if self.relearned is not None and self.every < 1:
+            raise BadInput(f"a code that is relearned says after how many steps, at least 1, got every={self.every}")
 
 
 class Code(ReadOnly, metaclass=Checked):
@@ -192,7 +196,7 @@ class Code(ReadOnly, metaclass=Checked):
         return self.decode(workers, decoder="exact")
 
     def policy(self) -> Policy:
-        """What its rounds have to do besides; by default nothing."""
+        """Further duties of its rounds; by default none."""
         return Policy()
 
     def decoder(self) -> Decoder:

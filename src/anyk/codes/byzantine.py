@@ -1,4 +1,4 @@
-"""Codes against byzantine: workers whose replies may be anything, found out by comparing numbers, not vectors."""
+"""Codes against Byzantine workers, whose replies may be anything, found out by comparing numbers, not vectors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DracoCode(Code):
     Each reply is projected on one random vector; the numbers say who lies (with probability 1, for lies that do not
     know the vector: one that matters would have to be orthogonal to it), and the sum is decoded from the others (Chen,
     Wang, Charles and Papailiopoulos 2018). The vector is a keyed draw, so that runs replay: who knows the key can lie
-    unseen. With t byzantine and f stragglers every partition has ``2 t + f + 1`` holders, the least possible.
+    unseen. With t Byzantine workers and f stragglers every partition has ``2 t + f + 1`` holders, the least possible.
 
     ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group has spoken when t + 1 replies agree, since
     one of those is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f; the projections of honest
@@ -112,7 +112,7 @@ class DracoCode(Code):
 
     @property
     def tolerates(self) -> int:
-        """Stragglers, besides the byzantine."""
+        """Stragglers, besides the Byzantine workers."""
         return self.stragglers
 
     @property
@@ -134,8 +134,6 @@ class DracoCode(Code):
 
 class ByzantineDecoder(Decoder):
     """Sees who replied and what their projections are; decodable when Byzantine workers would have been found out."""
-
-    projects = True
 
     def __init__(self, code: DracoCode) -> None:
         self._code = code
@@ -243,7 +241,8 @@ def _loudest(weighted: Complex, nodes: Complex, lost: Indices, spare: int) -> In
     """The fewest workers whose errors explain all but rounding; empty when there is nothing to explain.
 
     With ``nodes`` z_i the syndromes are ``S_l = sum_i e_i z_i^l``; multiplied by ``prod (X - z_q)`` over the lost they
-    forget these. Their recurrence of order r, ``sum_b c_b S_(a+b) = -S_(a+r)``, has their r nodes as roots.
+    forget these. Their recurrence of order r, ``sum_b c_b S_(a+b) = -S_(a+r)``, has as roots the nodes of
+    r Byzantine workers.
     """
     syndromes = np.array([(weighted * nodes**power).sum() for power in range(spare)])
     erased = np.ones(1, dtype=complex)  # prod (X - z_q), lowest power first

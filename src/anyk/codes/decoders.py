@@ -70,7 +70,6 @@ class Decoder(ABC):
     """Sees who replied, in order of arrival, and says at once when the sum is recoverable. One per step."""
 
     decodable: bool = False
-    projects: bool = False  # whether replies are measured before they are added
 
     def measure(self, worker: int, value: float) -> None:
         """The projection of a reply, before :meth:`add`; not finite for a reply that is not."""

@@ -48,7 +48,7 @@ class fixed_property(cached_property[T]):
 
 
 class ReadOnly:
-    """What is copied or pickled of it has its arrays read-only as well, which NumPy alone forgets.
+    """A base class whose copies and unpickled objects have read-only arrays as well, which NumPy alone forgets.
 
     Of a user's class these are the ones kept by :class:`fixed_property`.
     """

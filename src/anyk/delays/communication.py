@@ -113,7 +113,7 @@ class CommunicationStream:
         return max((end for _, end in self.turns.values()), default=now)
 
     def cancel(self, tasks: Iterable[int], now: float) -> None:
-        """What a cancelled task has not begun to exchange it will not."""
+        """Drop the exchanges that a cancelled task has not begun."""
         for task in tasks if self.turns else ():
             if self.turns.get(task, (-1.0, 0.0))[0] >= now:
                 del self.turns[task]

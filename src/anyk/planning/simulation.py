@@ -76,7 +76,7 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
     rounds = found.rounds_for(jobs)
     if jobs < 1 or len(table) < rounds:
         raise BadInput(
-            f"{jobs} jobs of '{found.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
+            f"{jobs} jobs of '{strategy.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
     cluster = Simulated(found.layout.workers, delays=Table(table[:rounds], by="round"))
     times: list[float] = [0.0]

@@ -49,7 +49,7 @@ def telling(arrays: Sequence[NDArray[Any]], samples: int, together: int | None =
 
 
 def is_no_sum(of: str, *, mean: bool, way: str) -> BadInput:
-    """What is said of a loss whose value or gradient for several samples (``of``) is not made of theirs."""
+    """The refusal of a loss whose value or gradient for several samples (``of``) is not made of theirs."""
     return BadInput(
         f"the loss of {of} together is not the {'mean' if mean else 'sum'} of their losses: it weighs or leaves out "
         f"targets, or looks at several samples at once; {way}"

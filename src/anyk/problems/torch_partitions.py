@@ -424,7 +424,7 @@ def drawing(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _cuda_generators(device: torch.device) -> list[Any]:
-    """What a device draws from, besides the CPU's generator."""
+    """The generators that a device draws from, besides the CPU's."""
     import torch
 
     return [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []

@@ -1,4 +1,4 @@
-"""What strategies and clusters say to each other: events one way, commands the other.
+"""The language of strategies and clusters: events one way, commands the other.
 
 A *strategy* is told what happened (events) and answers with what to do (commands). It holds no array, reads no clock
 and draws no number of its own, so the same object runs on a virtual clock, on real machines and from a log.

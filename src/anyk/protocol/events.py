@@ -61,7 +61,7 @@ class Alarm(NamedTuple):
 
 
 class MessageProjected(NamedTuple):
-    """What a :class:`ProjectMessage` asked for: the projection of a message on the vector of a key."""
+    """The answer to a :class:`ProjectMessage`: the projection of a message on the vector of a key."""
 
     time: float
     worker: int
@@ -71,7 +71,7 @@ class MessageProjected(NamedTuple):
 
 
 class LossEvaluated(NamedTuple):
-    """What an :class:`EvaluateLoss` asked for: the objective at the slot's version, and its learning rate."""
+    """The answer to an :class:`EvaluateLoss`: the objective at the slot's version, and its learning rate."""
 
     time: float
     slot: str
@@ -81,7 +81,7 @@ class LossEvaluated(NamedTuple):
 
 
 class DriftMeasured(NamedTuple):
-    """What a :class:`MeasureDrift` asked for: a squared distance; 0 where there are no models."""
+    """The answer to a :class:`MeasureDrift`: a squared distance; 0 where there are no models."""
 
     time: float
     worker: int
@@ -91,7 +91,7 @@ class DriftMeasured(NamedTuple):
 
 
 class NoiseMeasured(NamedTuple):
-    """What a :class:`MeasureNoise` asked for: of mean gradients, mean squared norm and squared norm of the mean."""
+    """The answer to a :class:`MeasureNoise`: of mean gradients, mean squared norm and squared norm of the mean."""
 
     time: float
     replies: int
@@ -105,7 +105,7 @@ Event: TypeAlias = (
 
 
 class Cut(NamedTuple):
-    """What became of a cancelled chunk, where the cluster learns it: bookkeeping, not shown to strategies.
+    """The end of a cancelled chunk, where the cluster learns it: bookkeeping, not shown to strategies.
 
     ``done`` partitions were finished; the message would have been, or was, ready at ``due`` (None: unknown).
     """

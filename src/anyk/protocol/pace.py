@@ -1,4 +1,4 @@
-"""What planning asks of strategies, and strategies of delay laws."""
+"""The speed of strategies, and the facts of delay laws that it follows from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pace:
 
 
 class DelayLaw(Protocol):
-    """What is known of delays: see :class:`anyk.delays.DelayModel`, of which these are the facts."""
+    """Facts of a delay law; see :class:`anyk.delays.DelayModel`."""
 
     @property
     def spec(self) -> str:

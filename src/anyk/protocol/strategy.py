@@ -26,7 +26,7 @@ def slot_names(models: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a strategy needs laid out before it starts, and what does not change while it runs.
+    """The lasting set-up of a strategy: workers, partitions and models, which do not change while it runs.
 
     ``workers``: n. ``partitions``: m. ``assignment``: the partitions each worker may be asked for. ``slots``: the
     models it trains, by name; those of them that are ``auxiliary`` are neither counted as steps nor evaluated.
@@ -58,7 +58,7 @@ class Layout:
 
 
 class Compressor(Protocol):
-    """What a strategy may want to know of a compressor of messages.
+    """Facts of a compressor of messages that a strategy may depend on.
 
     ``promise``: linear, unbiased or contractive.
     """
@@ -70,12 +70,12 @@ class Compressor(Protocol):
 
     @property
     def promise(self) -> str:
-        """What of a message can be relied on."""
+        """The property of messages that can be relied on."""
         ...
 
 
 class Fleet(NamedTuple):
-    """What a strategy is told at the start: how many workers there can be, and who is present at which time.
+    """The workers at the start of a run: how many there can be, and who is present at which time.
 
     ``rounds``: steps that its models have had before, all together, where the run goes on from another.
     """
@@ -144,7 +144,7 @@ class Strategy(ABC):
 
     @property
     def summary(self) -> str:
-        """What it does, in a few words; by default the first line of its class's documentation."""
+        """A description in a few words; by default the first line of the class's documentation."""
         return (type(self).__doc__ or "").partition("\n")[0].replace("``", "")
 
     def for_jobs(self, jobs: int) -> Strategy:
@@ -169,7 +169,7 @@ class Strategy(ABC):
     def check_compressor(self, by: Compressor) -> None:
         """Raise :class:`~anyk.errors.BadInput` where messages must not be compressed by this; by default always."""
         del by
-        raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's")
+        raise BadInput(f"'{self.spec}' does not compose with compressed messages: its check_compressor does not say so")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.spec}, {self.layout.workers} workers>"

@@ -52,7 +52,7 @@ def adapted_tau(
 
 @dataclass(slots=True)
 class AdaptingState:
-    """What AdaComm remembers of losses."""
+    """AdaComm's record of losses."""
 
     due: float  # when the loss is looked at next
     tried: list[float] = field(default_factory=list)  # losses that the numbers probed so far came to
@@ -126,7 +126,7 @@ class AdaptingSteps:
         return AdaptingState(s.now + self.interval), [EvaluateLoss("model", 0)]
 
     def before_round(self, s: RoundState) -> list[Command]:
-        """What has to be known before the next round begins; nothing if it may."""
+        """Commands that hold the next round back until they are answered; none if it may begin."""
         own: AdaptingState = s.adapt
         if own.origin is None or s.now < own.due:
             return []

@@ -14,7 +14,7 @@ from anyk.strategies.adapting import AdaptingSteps
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, MatchaSGD
 from anyk.strategies.growth import AdaSync, Gradual, Rule
-from anyk.strategies.kfamily import Base, KFamily, Stale
+from anyk.strategies.kfamily import Base, KFamily, Kind, Stale
 from anyk.strategies.pairwise import PairwiseGossip
 from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import Rounds
@@ -98,42 +98,31 @@ def _async(
     )  # fmt: skip
 
 
-@register("k-async")
-def _k_async(
-    workers: int,
-    *,
-    k: int | None = None,
-    lr_scale: float = 1.0,
-    batch: int = 0,
-    stale: Stale = "constant",
-    cutoff: int = 0,
-    bound: float | None = None,
-    compensate: float = 0.0,
-) -> Strategy:
-    """K-async SGD: a step for every k gradients; their workers wait for it, the others go on."""
-    return KFamily(
-        workers, kind="k-async", k=_usual_k(workers, k), lr_scale=lr_scale, batch=batch, stale=stale, cutoff=cutoff,
-        bound=bound, compensate=compensate,
-    )  # fmt: skip
+def _asynchronous(kind: Kind, summary: str) -> None:
+    """Register one of the asynchronous kinds that step with k gradients."""
+
+    def build(
+        workers: int,
+        *,
+        k: int | None = None,
+        lr_scale: float = 1.0,
+        batch: int = 0,
+        stale: Stale = "constant",
+        cutoff: int = 0,
+        bound: float | None = None,
+        compensate: float = 0.0,
+    ) -> Strategy:
+        return KFamily(
+            workers, kind=kind, k=_usual_k(workers, k), lr_scale=lr_scale, batch=batch, stale=stale, cutoff=cutoff,
+            bound=bound, compensate=compensate,
+        )  # fmt: skip
+
+    build.__doc__ = summary
+    register(kind)(build)
 
 
-@register("k-batch-async")
-def _k_batch_async(
-    workers: int,
-    *,
-    k: int | None = None,
-    lr_scale: float = 1.0,
-    batch: int = 0,
-    stale: Stale = "constant",
-    cutoff: int = 0,
-    bound: float | None = None,
-    compensate: float = 0.0,
-) -> Strategy:
-    """K-batch-async SGD: a step for every k gradients; nobody waits."""
-    return KFamily(
-        workers, kind="k-batch-async", k=_usual_k(workers, k), lr_scale=lr_scale, batch=batch, stale=stale,
-        cutoff=cutoff, bound=bound, compensate=compensate,
-    )  # fmt: skip
+_asynchronous("k-async", "K-async SGD: a step for every k gradients; their workers wait for it, the others go on.")
+_asynchronous("k-batch-async", "K-batch-async SGD: a step for every k gradients; nobody waits.")
 
 
 @register("adasync")

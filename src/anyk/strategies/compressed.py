@@ -72,7 +72,7 @@ class Compressed(Strategy):
 
     @cached_property
     def compressor(self) -> Compressor:
-        """What compresses the messages."""
+        """The compressor of the messages."""
         return compressor(self.by)
 
     @cached_property
@@ -87,8 +87,8 @@ class Compressed(Strategy):
 
     @property
     def exact(self) -> bool:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return False
+        """That of the strategy inside: it is about coefficients, which compression leaves alone."""
+        return self.of.exact
 
     def planned(self, steps: int | None) -> Strategy:
         """See :class:`~anyk.protocol.Strategy`."""

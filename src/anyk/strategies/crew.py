@@ -1,4 +1,4 @@
-"""Who is present, who has been given up, whose messages were unusable, and the number of the next task."""
+"""The crew of a run: workers present and given up, unusable messages, and the number of the next task."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from anyk.plain import derived
 from anyk.protocol import (
     Chunk,
     Command,
+    Compressor,
     Dispatch,
     Event,
     Failed,
@@ -40,7 +41,7 @@ _DEFAULTS: dict[str, Any] = {"tau": 1, "batch": 0, "barrier": "local", "seed": 0
 
 @dataclass(slots=True)
 class GossipState:
-    """Where each node is: rounds under way and ended."""
+    """The progress of each node: rounds under way and ended."""
 
     crew: Crew
     at: list[int]  # the round that a node is in, or is to begin
@@ -81,6 +82,11 @@ class Gossip(Strategy):
         """See :class:`~anyk.protocol.Strategy`; a message is a whole model."""
         n = self.workers
         return Layout(n, n, tuple((i,) for i in range(n)), covers=((),) * n, inner="")
+
+    def check_compressor(self, by: Compressor) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        del by
+        raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's")
 
     @abstractmethod
     def may_begin(self, s: GossipState, node: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import floor, isfinite, sqrt
@@ -99,25 +99,30 @@ def k_for_noise(noise: float, seconds: ArrayLike) -> int:
     return int(np.argmin((1.0 + noise / np.arange(1, times.size + 1)) * times)) + 1
 
 
+@dataclass(slots=True)
+class NoState:
+    """Nothing to remember."""
+
+
 class Growth(ABC):
-    """How K of the K family grows; what does not apply to a rule it leaves as it is here."""
+    """A rule by which K of the K family grows; hooks that a rule does not need do nothing."""
 
     name: ClassVar[str]
     why: ClassVar[str]  # there is no closed form for its pace
-    State: ClassVar[type[Any]]
+    State: ClassVar[type[Any]] = NoState
 
     def check(self, family: KFamily) -> None:
         """Raise :class:`~anyk.errors.BadInput` where K of this family cannot grow so."""
         del family
 
+    @abstractmethod
     def show(self, family: KFamily) -> str:
         """The spec of the family with this rule."""
-        raise NotImplementedError
 
     def start(self, s: KState) -> tuple[Any, list[Command]]:
         """The rule's own state, and what comes first in a run."""
         del s
-        return None, []
+        return NoState(), []
 
     def on(self, family: KFamily, s: KState, event: Event) -> Sequence[Command]:
         """An answer to what the rule asked, or its alarm."""
@@ -133,19 +138,19 @@ class Growth(ABC):
         del s, task, whole
 
     def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
-        """What comes before the step that uses these messages."""
+        """Commands before the step that uses these messages."""
         del s, used
         return []
 
     def stepped(self, family: KFamily, s: KState) -> list[Command]:
-        """What comes after a step."""
+        """Commands after a step."""
         del family, s
         return []
 
 
 @dataclass(slots=True)
 class AdaSyncState:
-    """What AdaSync remembers of losses, durations and noise."""
+    """AdaSync's record of losses, durations and noise."""
 
     seen: Durations
     first: tuple[float, float] | None = None  # loss and learning rate
@@ -296,11 +301,6 @@ class AdaSync(Growth):
         return [Note(f"k = {k} of {family.workers} at {why}")]
 
 
-@dataclass(slots=True)
-class NoState:
-    """Nothing to remember."""
-
-
 @typed
 @dataclass(frozen=True)
 class Gradual(Growth):
@@ -308,7 +308,6 @@ class Gradual(Growth):
 
     name = "gradual"
     why = "k changes by plan"
-    State = NoState
 
     _: KW_ONLY
     every: int = 100
@@ -331,10 +330,6 @@ class Gradual(Growth):
         last = family.workers if self.last == family.workers else None
         usual = {"by": 1, "last": last, "lr_scale": 1.0, "batch": 0, "cancel": "preempt"}
         return show("gradual", values, usual)
-
-    def start(self, s: KState) -> tuple[NoState, list[Command]]:
-        """See :class:`Growth`."""
-        return NoState(), []
 
     def stepped(self, family: KFamily, s: KState) -> list[Command]:
         """See :class:`Growth`."""

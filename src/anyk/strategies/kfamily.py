@@ -208,13 +208,7 @@ class KFamily(Strategy):
             return self.growth.show(self)
         stale = {"stale": self.stale, "cutoff": self.cutoff, "bound": self.bound}
         if self.work is not None:
-            local: dict[str, Any] = {
-                "tau": self.work.tau,
-                "k": self.k,
-                "rate": self.work.rate,
-                "batch": self.batch,
-                **stale,
-            }
+            local: dict[str, Any] = {"tau": self.work.tau, "k": self.k, "rate": self.work.rate, "batch": self.batch}
             usual = {"rate": 1.0, "batch": 0, "stale": "sqrt", "cutoff": 0, "bound": None, "outer": None}
             return show("fedbuff", local | stale | {"outer": bracketed(self.work.outer)}, usual)
         values: dict[str, Any] = {"k": self.k, "lr_scale": self.lr_scale, "batch": self.batch, **stale}

@@ -57,7 +57,7 @@ class ProgressState:
 
 
 class _Seen:
-    """What a wait rule may look at of a round."""
+    """The view of a round that a wait rule gets."""
 
     __slots__ = ("_state", "recent")
 

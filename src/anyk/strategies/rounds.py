@@ -116,8 +116,15 @@ class Rounds(Strategy):
             raise BadInput(f"batch must be at least 1 sample (0: all of them), got {self.batch}")
         if self.work is not None:
             self.work.check(self.code.workers)
-            if self.adapt is not None:
-                self.adapt.check(self.work)
+            if not self.code.own_messages or self.models > 1 or self.scaling or self.decoder != "own":
+                raise BadInput(
+                    f"local steps under '{self.code.spec}' have been tested as rounds of uncoded, of one model; leave "
+                    "out models, scaling and decoder"
+                )
+        if self.adapt is not None:
+            if self.work is None:
+                raise BadInput("adapt is a rule for the number of local steps; give work=LocalSteps(…) as well")
+            self.adapt.check(self.work)
         code, own, rule = self.code, self._own, self.rule
         if self._policy.projected and not (isinstance(rule, Decodable) and own):
             raise BadInput(
@@ -128,7 +135,7 @@ class Rounds(Strategy):
             raise BadInput(f"'{code.spec}' supports only its own decoder; leave out decoder")
         if self.method == METHODS["exact"] and rule.approximate:
             raise BadInput(f"decoder=exact takes no approximation, and wait={rule} may; leave out one of them")
-        scaling_of(self.scaling_used, self.code, self.enough)  # refused here, not in the first step
+        self._scaled  # noqa: B018  # what cannot be scaled is refused here, not in the first step
 
     # ------------------------------------------------------------------------------------------- settings
 
@@ -184,7 +191,7 @@ class Rounds(Strategy):
 
     @cached_property
     def _scaled(self) -> Callable[[Selection, Floats], Selection]:
-        return scaling_of(self.scaling_used, self.code, self.enough)
+        return scaling_of(self.scaling_used, self.code, self.rule)
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
@@ -287,7 +294,7 @@ class Rounds(Strategy):
                 self.work.heard(s, worker, task)
             if s.open.pop(task if messages == 1 else task * messages + event[3], None) is None:
                 return ()  # late, or told twice
-            if s.decoder.projects:
+            if self._policy.projected:
                 s.measuring[task] = worker
                 return (ProjectMessage(worker, task, event[3]),)
             return self._arrived(s, worker if messages == 1 else worker * messages + event[3], task)
@@ -300,7 +307,7 @@ class Rounds(Strategy):
             if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
                 return ()
             s.crew.fail(event.worker, event.task)
-            if s.decoder.projects and event.reason.startswith("not finite"):  # no honest worker says that
+            if self._policy.projected and event.reason.startswith("not finite"):  # no honest worker says that
                 s.values[event.worker] = float("nan")
                 s.decoder.measure(event.worker, float("nan"))
                 if s.decoder.add(event.worker):
@@ -346,7 +353,7 @@ class Rounds(Strategy):
         return self._arrived(s, worker, event.task)
 
     def _waited(self, s: RoundState) -> Sequence[Command]:
-        """What follows when no more of this round is expected; nothing while there is."""
+        """The commands when no more replies of this round are expected; none while they are."""
         return () if s.open or s.measuring else self._stuck(s)
 
     def _has_replied(self, s: RoundState, worker: int) -> bool:
@@ -484,7 +491,7 @@ class Rounds(Strategy):
         why = []
         if crew.failures:
             why.append("unusable replies from " + ", ".join(f"worker {w}" for w in sorted(crew.failures)))
-        if s.decoder.projects and not crew.failures:
+        if self._policy.projected and not crew.failures:
             why.append("more workers lie than the code finds out, or replies are less exact than float64")
         if crew.gone:
             why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(crew.gone)))

@@ -32,8 +32,8 @@ def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Se
     )
 
 
-def scaling_of(scaling: Scaling, code: Code, enough: Wait) -> Callable[[Selection, Floats], Selection]:
-    """What is made of a decoding, given the row sums of the code in use, under rounds that end when there is enough.
+def scaling_of(scaling: Scaling, code: Code, rule: Wait) -> Callable[[Selection, Floats], Selection]:
+    """The correction of a decoding, given the row sums of the code in use, under rounds with a wait rule.
 
     Raises :class:`~anyk.errors.BadInput` for ``marginal`` scaling of a code, or under a rule, for which the expected
     coefficients are not known.
@@ -42,9 +42,8 @@ def scaling_of(scaling: Scaling, code: Code, enough: Wait) -> Callable[[Selectio
         return lambda decoding, row_sums: _conditional(decoding, row_sums, code.partitions)
     if scaling != "marginal":
         return lambda decoding, row_sums: decoding
-    counts = enough.counts()
+    counts = rule.counts()
     if len(counts) != 1:
-        rule = str(enough).removesuffix("|decodable")
         raise BadInput(f"scaling=marginal needs one number of replies in wait, got wait={rule}")
     factors = np.asarray(1.0 / code.expected_coefficients(counts[0]))
     first = float(factors[0])

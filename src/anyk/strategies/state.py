@@ -38,7 +38,7 @@ class RoundState:
 
 
 class Seen:
-    """What a wait rule may look at of a round."""
+    """The view of a round that a wait rule gets."""
 
     __slots__ = ("_messages", "_state")
 

@@ -100,7 +100,7 @@ class LocalSteps:
         return tuple(worker for worker in workers if worker in part)
 
     def chunk(self, own: LocalState, worker: int, batch: int) -> Chunk:
-        """What a worker is asked for in this round."""
+        """A worker's chunk of this round."""
         steps = own.tau
         if self.speeds and worker in own.speed:
             steps = max(1, floor(own.tau * own.speed[worker] / max(own.speed.values()) + 1e-9))

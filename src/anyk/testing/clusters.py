@@ -58,7 +58,7 @@ _STEADY = (
 
 @dataclass(slots=True)
 class Memory:
-    """What a :class:`Toy` remembers."""
+    """The memory of a :class:`Toy`."""
 
     values: dict[str, Any] = field(default_factory=dict)
 

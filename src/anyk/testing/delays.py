@@ -1,4 +1,4 @@
-"""What every delay law must hold."""
+"""Requirements of every delay law."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def _resume(
 def _described(
     problem: Problem, strategy: Strategy, cluster: Cluster, optimizer: Optimizer, asked: str | None
 ) -> dict[str, Any]:
-    """What a run is made of, as its run.toml says it; ``asked``: the strategy's spec as the user wrote it."""
+    """The configuration of a run, as its run.toml has it; ``asked``: the strategy's spec as the user wrote it."""
     return {
         "format": FORMAT,
         "anyk": version("anyk"),

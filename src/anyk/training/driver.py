@@ -261,8 +261,7 @@ class Driver:
                 raise RunFailed(f"'{self.strategy.spec}' gave {command!r}, which is not a command")
             method(command)
         if self._orders:
-            self.cluster.execute(self._orders)
-            self._orders.clear()
+            self._send()
 
     def _send(self) -> Sequence[Cut]:
         """Tell the cluster what has gathered; returns what it knows at once of chunks cut off."""

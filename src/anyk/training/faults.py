@@ -13,7 +13,7 @@ _FAILURES = 10  # unusable messages in a row after which a worker is given up
 
 
 class Faults:
-    """Who sent what cannot be used, and how often in a row; a usable message takes its worker out of ``in_a_row``."""
+    """Unusable messages by worker, and how many in a row; a usable message takes its worker out of ``in_a_row``."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -67,11 +67,12 @@ class Faults:
 
     def restore(self, state: list[Any]) -> None:
         """Go on from what :meth:`state` gave."""
-        self.in_a_row = {worker: (count, why) for worker, count, why in state}
+        self.in_a_row.clear()  # in place: the driver's loop holds on to it
+        self.in_a_row.update({worker: (count, why) for worker, count, why in state})
 
 
 def _kind(fault: str) -> str:
-    """What is wrong with a message, without what differs from worker to worker: the type of an error."""
+    """The fault of a message without the details that differ from worker to worker: the type of an error."""
     return _NOT_FINITE if fault.startswith(_NOT_FINITE) else fault.partition(":")[0]
 
 

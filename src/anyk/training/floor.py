@@ -11,7 +11,7 @@ from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
 from anyk.training.session import session
 
-TOLD = ("LossEvaluated", "NoiseMeasured")  # what the driver works out from models and messages
+_TOLD = (LossEvaluated, NoiseMeasured)  # what the driver works out from models and messages
 SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
 
 
@@ -27,7 +27,7 @@ def floor_seconds(
 
     Of several models ``steps`` may say by slot how many each is to have.
 
-    ``strategy`` must be fresh; computing and communication count as nothing. What the strategy was told of losses and
+    Computing and communication count as nothing. What the strategy was told of losses and
     gradients in the run is told again, in the same order, from its ``log``. A run that went on from another has that
     one's steps in ``steps``, and its ``beginning``.
 
@@ -49,18 +49,15 @@ def floor_seconds(
     )
     # without a problem nothing is computed, but vectors have their length all the same
     virtual.injection.messages = cluster.injection.messages
-    told = (
-        None
-        if log is None
-        else [event for event in log.events(TOLD) if isinstance(event, (LossEvaluated, NoiseMeasured))]
-    )
+    logged = () if log is None else log.events([kind.__name__ for kind in _TOLD])
+    told = [event for event in logged if isinstance(event, _TOLD)]
     number = None if isinstance(steps, Mapping) else steps
 
     def look(driver: Driver) -> None:
         if each and all(driver.versions[slot] >= version for slot, version in each.items()):
             driver.end()
 
-    driver = Driver(strategy, virtual, steps=number, told=told or (), beginning=beginning, on_step=look)
+    driver = Driver(strategy, virtual, steps=number, told=told, beginning=beginning, on_step=look)
     with session(driver):
         driver.run()
     return driver.time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import signal
 import sys
 import threading
@@ -34,7 +33,7 @@ _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver 
 
 @dataclass(frozen=True)
 class Beside:
-    """What goes on beside a run, as :func:`anyk.train` and :func:`anyk.resume` are told."""
+    """Options of :func:`anyk.train` and :func:`anyk.resume` that do not change a run's decisions."""
 
     evaluate_every: int | None
     checkpoint_every: float
@@ -59,7 +58,7 @@ class Launch:
         beginning: Beginning | None,
         saved: checkpoints.Saved | None = None,
     ) -> None:
-        self._fresh = copy.deepcopy(strategy)  # for the floor
+        self._strategy = strategy
         self._cluster, self._problem, self._config, self._log = cluster, problem, dict(config), log
         self._beside, self._folder, self._saved = beside, folder, saved
         self._evaluator: Evaluator | None = None
@@ -220,7 +219,7 @@ class Launch:
         log.flush()
         log.summarise(
             {
-                "floor_seconds": floor_seconds(self._fresh, self._cluster, steps, log, beginning=driver.beginning),
+                "floor_seconds": floor_seconds(self._strategy, self._cluster, steps, log, beginning=driver.beginning),
                 "loss": last.loss if last else None,
                 "metric": metric,
                 "time_to_target": reached.time if reached else None,

@@ -59,7 +59,7 @@ class Counts:
 
 
 class Used(NamedTuple):
-    """What a step was made of: by how many workers, and the staleness of its messages."""
+    """The messages of a step: of how many workers, and how stale."""
 
     workers: int
     staleness: float  # mean
@@ -283,8 +283,6 @@ class Ledger:
 
     def with_gathered(self, command: Combine | Mix) -> Combine | Mix:
         """A combine that names the messages inside messages, too, each with the weight it comes to."""
-        if not self.gathered:
-            return command
         messages, weights = list(command.messages), list(command.weights)
         for place, weight in zip(messages, weights, strict=True):  # grows while it is walked through
             for inside, share in self.gathered.get(place, ()):

@@ -1,4 +1,4 @@
-"""What a run is asked for, checked before anything is started: limits, intervals, rows, addresses."""
+"""Limits, intervals, rows and addresses that a run is asked for, checked before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers are started with: the problem's partitions, and how they take local steps."""
+"""The start of a run's workers: the problem's partitions, and how they take local steps."""
 
 from __future__ import annotations
 

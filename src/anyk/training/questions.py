@@ -1,4 +1,4 @@
-"""What a strategy asks of the driver itself: losses, noise and drift, computed or told again from a log."""
+"""Questions of a strategy to the driver itself: losses, noise and drift, computed or answered from a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run log says, as named rows; besides :mod:`anyk.training.runlog` nothing in the package knows its tables."""
+"""A run log as named rows; besides :mod:`anyk.training.runlog` and the test suites nothing knows its tables."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LateChunk(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a chunk is made of."""
+    """The work of a chunk."""
 
     partitions: list[int]
     coefficients: list[float]
@@ -182,7 +182,7 @@ def cancelled(log: RunLog, after: float, until: float, version: int) -> list[Lat
 
 
 def works(log: RunLog) -> dict[int, Work]:
-    """What chunks are made of, by number."""
+    """The work of chunks, by number."""
     rows = log.rows("SELECT id, partitions, coefficients FROM works")
     return {number: Work(json.loads(p), json.loads(c)) for number, p, c in rows}
 

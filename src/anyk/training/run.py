@@ -150,8 +150,7 @@ class Run:
     @property
     def steps(self) -> int:
         """Steps taken."""
-        beside = self.config.get("auxiliary") or []
-        return min(rows.newest(self.log, without=beside).values(), default=self.begun)
+        return min(self._versions.values(), default=self.begun)
 
     @property
     def _versions(self) -> dict[str, int]:
@@ -172,7 +171,8 @@ class Run:
     @property
     def seconds_a_job(self) -> float | None:
         """Seconds over :attr:`jobs`; None before the first."""
-        return self.seconds / self.jobs if self.jobs else None
+        jobs = self.jobs
+        return self.seconds / jobs if jobs else None
 
     @property
     def asynchronous(self) -> bool:

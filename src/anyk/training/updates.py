@@ -86,7 +86,7 @@ class Updates:
         return optimizer.step(w, typed, state, version, command.scale, out=self._cluster.blank(slot))
 
     def _compensation(self, command: Combine, version: int) -> NDArray[np.float64]:
-        """What delay compensation adds to the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
+        """The delay compensation of the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
         slot, w = command.slot, self._versions.models[command.slot]
         total = np.zeros(w.size)
         for message, weight in zip(command.messages, command.weights, strict=True):

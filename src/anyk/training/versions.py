@@ -74,11 +74,9 @@ class Versions:
         """Make a slot's next version known, None where nothing is computed; the one before goes unless it is pinned."""
         version = self.newest[slot]
         self.newest[slot] = version + 1
-        if w is None:
-            self._cluster.publish(slot, version + 1, None)
-        else:
+        if w is not None:
             self.models[slot] = w
-            self._cluster.publish(slot, version + 1, w)
+        self._cluster.publish(slot, version + 1, w)
         if self._problem is not None and (slot, version) not in self._pins:
             self._cluster.release(slot, version)
 
@@ -97,7 +95,7 @@ class Versions:
                 self._cluster.release(slot, version)
 
     def standing(self) -> Beginning:
-        """Where the run stands, for another to go on from."""
+        """A snapshot of the run, from which another can start."""
         models = {slot: w.copy() for slot, w in self.trained.items()}
         return Beginning(
             {slot: self.newest[slot] for slot in models},

@@ -77,7 +77,7 @@ class Sends:
 
 
 class Inbox:
-    """What the driver sends: a head that says which vectors follow."""
+    """A mail of the driver: a head that says which vectors follow."""
 
     def __init__(self, world: Any) -> None:
         self._world = world
@@ -108,6 +108,6 @@ class Inbox:
 
 
 def parcel(kind: int, body: bytes, vectors: Sequence[NDArray[Any]]) -> bytes:
-    """What the driver sends a worker, but for the vectors, which follow: it says how long they are."""
+    """The head of a mail of the driver, which says how long the vectors are that follow."""
     head = json.dumps([kind, [[vector.dtype.str, vector.size] for vector in vectors]]).encode()
     return len(head).to_bytes(8, "little") + head + body

@@ -41,7 +41,7 @@ PATIENCE = 30.0  # seconds that a worker may take to end what it is doing, when 
 
 
 class Rank:
-    """What is awaited of a worker's rank, for as long as the program runs."""
+    """The driver's record of a worker's rank, for as long as the program runs."""
 
     def __init__(self, world: Any, number: int) -> None:
         self.number = number
@@ -58,7 +58,7 @@ class Rank:
         return self._world.Irecv(self._buffer, source=self.number, tag=WIRE)
 
     def came(self) -> tuple[int, WireMessage, NDArray[Any] | None] | None:
-        """What has come: the number of a run, a message and its vector; None while that is under way."""
+        """A mail that has come: the number of a run, a message and its vector; None while that is under way."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self.request = self._await_message()

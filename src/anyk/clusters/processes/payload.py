@@ -24,7 +24,7 @@ from anyk.problems.base import Vector
 
 
 class _Moved(NamedTuple):
-    """Where in the memory for replies a message lies that had to leave its sender's buffers."""
+    """The place in the memory for replies of a message that had to leave its sender's buffers."""
 
     at: int
     size: int

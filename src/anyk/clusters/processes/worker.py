@@ -29,7 +29,7 @@ from anyk.problems.base import Vector
 
 
 class Shared:
-    """What all workers of a fork server share: the layout, the segments and the pipe to the driver."""
+    """The common part of a fork server's workers: the layout, the segments and the pipe to the driver."""
 
     def __init__(self, message: dict[str, Any], fds: list[int]) -> None:
         self.layout = MemoryLayout.from_plain(message["layout"])

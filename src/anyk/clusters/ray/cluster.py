@@ -59,7 +59,7 @@ class _ObjectPayload(NetworkedPayload):
         self._objects: dict[tuple[str, int], Any] = {}  # model versions
 
     def object(self, key: Key) -> tuple[int, Any]:
-        """Where in which object of the store a vector is."""
+        """The place of a vector: an object of the store, and an offset in it."""
         ray = ray_module()
         first, second = key
         if isinstance(first, str):

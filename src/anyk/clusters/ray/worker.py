@@ -48,7 +48,7 @@ class RayWorker(NetworkedWorker):
             self.changed.notify_all()
 
     def news(self) -> list[tuple[WireMessage, NDArray[Any] | None]]:
-        """What has not been sent yet; waits until there is something."""
+        """The messages not sent yet; waits until there is one."""
         with self.changed:
             self.changed.wait_for(lambda: bool(self._news))
             news = list(self._news)
@@ -57,7 +57,7 @@ class RayWorker(NetworkedWorker):
 
 
 class Actor:
-    """What Ray runs: one actor a worker."""
+    """The class that Ray runs: one actor a worker."""
 
     def __init__(self, worker: int, setup: Sequence[Any], held: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
         os.environ["ANYK_WORKER"] = str(worker)

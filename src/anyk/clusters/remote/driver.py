@@ -110,12 +110,12 @@ class Remote(Cluster, Generic[H]):
             raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
         if self._opened:
             raise BadInput("this cluster is in use already; make one for each run")
-        self._opened = True
         messages = Messages(partitions, layout.blocks, self.seed)
         self.injection.start(layout, messages)
         self._payload = payload(messages)
         self._tasks = Tasks(self._handles, self._payload, uninterruptible=self.delays.uninterruptible)
         self._comparisons = Comparisons(messages.tolerance)
+        self._opened = True
         return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local)
 
     def _await_workers(self, within: float) -> tuple[int, ...]:
@@ -267,7 +267,7 @@ class Remote(Cluster, Generic[H]):
                 yield None
 
     def _interpret(self, news: Notice | Died | ProjectMessage) -> Event | Cut | None:
-        """What a piece of news means, and what it changes here; None where it is out of date."""
+        """Take in a piece of news; the event that it means, None where it is out of date."""
         if isinstance(news, ProjectMessage):
             value = self._payload.project(news.task, news.chunk, news.key)
             return None if value is None else MessageProjected(self.now(), news.worker, news.task, news.chunk, value)

@@ -1,4 +1,4 @@
-"""What the driver knows of its workers, and what it learns from them."""
+"""The driver's knowledge of its workers, and the notices that it gets from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a worker is started again th
 
 
 class Notice(NamedTuple):
-    """What a worker has sent, as it comes in; times are those of the driver's clock."""
+    """A notice from a worker, as it comes in; times are those of the driver's clock."""
 
     at: float
     kind: int
@@ -41,7 +41,7 @@ class Died(NamedTuple):
 
 
 class WorkerHandle:
-    """What the driver knows of one worker, and the newest orders it has been given."""
+    """The driver's knowledge of one worker, with the newest orders it has been given."""
 
     def __init__(self) -> None:
         self.incarnation = -1
@@ -52,7 +52,6 @@ class WorkerHandle:
         self.gone = False  # given up for good
         self.preempt = False  # whether what the worker may still be doing is to be dropped
         self.clock = 0.0  # what its clock shows more than the driver's
-        self.requests: list[Any] = []  # for messages
         self.forget()
 
     def forget(self) -> None:
@@ -62,7 +61,7 @@ class WorkerHandle:
         self.chunks: Task = ()
         self.body = b"[]"
         self.positions: list[int] = []
-        self.requests = []
+        self.requests: list[Any] = []  # for messages
 
     def sent_something(self) -> None:
         """A message of it has come: what it died of before no longer counts."""

@@ -29,14 +29,14 @@ Key = tuple[str | int, int]  # a model as (slot, version), a message as (task, c
 
 
 def machine() -> str:
-    """What tells apart machines whose clocks have nothing to do with each other."""
+    """An identity of this machine's clock, which differs between machines."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return platform.node()
 
 
 class Envelope(NamedTuple):
-    """What the driver sends: orders, the keys of the vectors they need, and of those enclosed."""
+    """A mail of the driver: orders, the keys of the vectors they need, and of those enclosed."""
 
     number: int  # counts a worker's envelopes; older ones than the last received are out of date
     orders: bytes
@@ -45,7 +45,7 @@ class Envelope(NamedTuple):
 
 
 class WireMessage(NamedTuple):
-    """What a worker sends; the vector of a message travels beside it. Times are on the worker's clock."""
+    """A mail of a worker; the vector of a message travels beside it. Times are on the worker's clock."""
 
     kind: int
     task: int

@@ -31,7 +31,7 @@ class RemotePayload(ABC):
     def __init__(self, messages: Messages) -> None:
         self.messages = messages
         self.arrived: dict[tuple[int, int], Message] = {}
-        self.readers = Readers()
+        self.readers = Readers(self._drop)
         self.requests: dict[tuple[int, int], RequestMessage] = {}  # that have not been answered
 
     # ------------------------------------------------------------------------------- what a cluster implements
@@ -58,11 +58,11 @@ class RemotePayload(ABC):
 
     @abstractmethod
     def place(self, slot: str, version: int) -> int:
-        """Where workers find a model version."""
+        """The place at which workers find a model version."""
 
     @abstractmethod
     def locate(self, key: tuple[int, int]) -> tuple[int, int]:
-        """Where workers find another's message; raises :class:`~anyk.errors.RunFailed` where they no longer can."""
+        """The place at which workers find the message of another; :class:`~anyk.errors.RunFailed` if it is gone."""
 
     @abstractmethod
     def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
@@ -90,11 +90,11 @@ class RemotePayload(ABC):
 
     def free(self, task: int, chunk: int) -> None:
         """Drop a message, at once or when no task reads it any more."""
-        self.readers.free(task, chunk, self._drop)
+        self.readers.free(task, chunk)
 
     def end(self, task: int, chunks: Task) -> None:
         """A task has ended: it no longer reads the messages it began from, and requests to it will not be answered."""
-        self.readers.end(chunks, self._drop)
+        self.readers.end(chunks)
         if self.requests:
             self.requests = {key: request for key, request in self.requests.items() if key[0] != task}
 

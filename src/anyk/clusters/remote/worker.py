@@ -1,4 +1,4 @@
-"""What a worker does, wherever it runs: it takes the newest order, computes, and sends its messages.
+"""A worker, wherever it runs: it takes the newest order, computes, and sends its messages.
 
 How orders come and messages go is a cluster's own: shared memory, Ray's objects, MPI's messages.
 """
@@ -45,7 +45,7 @@ class Orders(NamedTuple):
 
 
 class RunSetup(NamedTuple):
-    """What all workers of a run need at the start."""
+    """The set-up that all workers of a run need at the start."""
 
     blocks: int = 1  # parts of the vector of which each message is one
     byzantine: tuple[int, ...] = ()  # Byzantine workers
@@ -268,7 +268,7 @@ class Worker(ABC, Generic[R]):
         return model
 
     def _keep_state(self, task: int, chunk: Chunk, left: State) -> None:
-        """What it may go on from: what this task left, and, if that is not used, what it began with."""
+        """Keep the states from which it may continue: this task's, and, if that is not used, the one before."""
         self._states = {t: state for t, state in self._states.items() if t == chunk.state} | {task: left}
 
     def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any, version: int) -> None:

@@ -1,4 +1,4 @@
-"""What comes at given times: alarms, and workers that are lost and join again."""
+"""The calendar of the virtual clock: alarms, and workers that are lost and join again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Calendar:
         return Lost(now, worker, "simulated outage", gone=back == _NEVER)
 
     def state(self) -> dict[str, Any]:
-        """What is yet to come, as plain data."""
+        """The entries yet to come, as plain data."""
         outages = [(time, kind, worker, None if back == _NEVER else back) for time, kind, worker, back in self.outages]
         return {"alarms": dict(self.alarms), "outages": outages}
 

@@ -163,7 +163,7 @@ class Simulated(Cluster):
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """See :meth:`Cluster.hold`."""
-        self._vectors.arrived[task, chunk] = ids, message
+        self._vectors.hold(worker, task, chunk, ids, message)
 
     def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
         """See :meth:`Cluster.combine`."""
@@ -190,20 +190,19 @@ class Simulated(Cluster):
         schedule = self._schedule
         cuts: list[Cut] = []
         for order in orders:
-            kind = type(order)
-            if kind is Dispatch:
-                schedule.dispatch(order)  # type: ignore[arg-type]
-            elif kind is Cancel:
-                schedule.cancel(order, cuts if self.report_cuts else None)  # type: ignore[arg-type]
-            elif kind is RequestMessage:
-                if schedule.request(order):  # type: ignore[arg-type]
-                    schedule.send(order)  # type: ignore[arg-type]
-            elif kind is ProjectMessage:
-                self._projections.append(order)  # type: ignore[arg-type]
-            elif order.time is None:  # type: ignore[union-attr]
-                self._calendar.alarms.pop(order.name, None)  # type: ignore[union-attr]
+            if isinstance(order, Dispatch):
+                schedule.dispatch(order)
+            elif isinstance(order, Cancel):
+                schedule.cancel(order, cuts if self.report_cuts else None)
+            elif isinstance(order, RequestMessage):
+                if schedule.request(order):
+                    schedule.send(order)
+            elif isinstance(order, ProjectMessage):
+                self._projections.append(order)
+            elif order.time is None:
+                self._calendar.alarms.pop(order.name, None)
             else:
-                self._calendar.alarms[order.name] = order.time  # type: ignore[union-attr]
+                self._calendar.alarms[order.name] = order.time
         return cuts
 
     def step_done(self) -> None:
@@ -262,7 +261,7 @@ class Simulated(Cluster):
                 yield event
 
     def _event(self, time: float, task: int, chunk: int, kind: int, entry: InFlight) -> Event | None:
-        """What comes of an entry of the heap: a message, a partition that is finished, or nothing."""
+        """The event of an entry of the heap: a message, a partition that is finished, or none."""
         schedule, payload, worker = self._schedule, self._payload, entry.worker
         if kind >= 0:
             if task not in schedule.unwanted:

@@ -1,4 +1,4 @@
-"""What computing costs on a machine that is simulated: tasks queue for its cores."""
+"""The cost of computing on a simulated machine: tasks queue for its cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyk.errors import BadInput
 @typed
 @dataclass(frozen=True)
 class Compute:
-    """What computing costs on the machine that is simulated, in seconds; tasks queue for ``cores``.
+    """The cost of computing on a simulated machine, in seconds; tasks queue for ``cores``.
 
     ``task``: fixed cost of a message; ``partition``: cost of each partial gradient; ``step``: what the driver does
     between a step's last reply and the next dispatch.
@@ -76,7 +76,7 @@ class Cores:
         self._waiting.clear()
 
     def state(self) -> dict[str, Any]:
-        """Who computes and who waits, as plain data."""
+        """Chunks that compute and chunks that wait, as plain data."""
         return {"computing": [list(place) for place in self._computing], "waiting": list(map(list, self._waiting))}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the virtual clock's heap holds: what comes next on a task, and when."""
+"""Entries of the virtual clock's heap: the next event of a task, and its time."""
 
 from __future__ import annotations
 

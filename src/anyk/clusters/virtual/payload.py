@@ -25,7 +25,7 @@ class Payload:
     ) -> None:
         self.messages = Messages(partitions, layout.blocks, seed)
         self.arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}  # partitions and message
-        self.readers = Readers()
+        self.readers = Readers(self._drop)
         self.requests: dict[tuple[int, int], RequestMessage] = {}  # for messages that add up others
         self._seed, self._byzantine = seed, byzantine
         self._models: dict[tuple[str, int], Vector] = {}
@@ -68,11 +68,11 @@ class Payload:
 
     def free(self, task: int, chunk: int) -> None:
         """Drop a message, at once or when no task reads it any more."""
-        self.readers.free(task, chunk, self._drop)
+        self.readers.free(task, chunk)
 
     def end(self, chunks: Task) -> None:
         """A task has ended, and no longer reads the messages that it began from."""
-        self.readers.end(chunks, self._drop)
+        self.readers.end(chunks)
 
     def _drop(self, task: int, chunk: int) -> None:
         self.arrived.pop((task, chunk), None)
@@ -90,13 +90,14 @@ class Payload:
             for name, vector in state.items()
         }
 
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """Take in a message that had arrived."""
+        del worker
+        self.arrived[task, chunk] = ids, message
+
     def take_back(self, vectors: Mapping[str, Vector]) -> None:
         """Take in what :meth:`vectors` gave."""
-
-        def hold(worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-            self.arrived[task, chunk] = ids, message
-
-        self.readers.take_back(vectors, {}, hold)
+        self.readers.take_back(vectors, {}, self.hold)
         for key, vector in vectors.items():
             kind, *rest = key.split("/")
             if kind == "state":
@@ -159,7 +160,7 @@ class Payload:
         return np.array(model)
 
     def _keep_state(self, worker: int, task: int, chunk: Chunk, left: State) -> None:
-        """What a worker may go on from: what this task left, and, if that is not used, what it began with."""
+        """Keep the states from which a worker may continue: this task's, and, if that is not used, the one before."""
         states = self._states[worker]
         self._states[worker] = {t: state for t, state in states.items() if t == chunk.state} | {task: left}
 

@@ -72,7 +72,7 @@ class Schedule:
             numbers[worker] = number + 1
             seconds = stream.at(worker, number)
             heappush(heap, (now + seconds, first, worker, 0, DUE))
-            self.in_flight[first] = (worker, chunks[0], version, now, seconds, 0.0)  # type: ignore[assignment]
+            self.in_flight[first] = (worker, chunks[0], version, now, seconds, 0.0)  # type: ignore[assignment]  # a plain tuple, as below
             return True
         else:
             self._even = False

@@ -1,4 +1,4 @@
-"""What the sequential codes share: rounds, the waiting rule, and when a job is done."""
+"""The common part of the sequential codes: rounds, the waiting rule, and when a job is done."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class SequentialState:
 
 @dataclass(frozen=True, repr=False)
 class SequentialRounds(Strategy):
-    """What the sequential codes share: rounds, the waiting rule, and when a job is done.
+    """The common part of the sequential codes: rounds, the waiting rule, and when a job is done.
 
     ``models``: M, at least T + 1 (the default). ``mu``: the cut-off of a round is at ``1 + mu`` times its first
     completion. Where those who are late then do not fit the straggler model, ``wait`` says for whom to wait: ``all``,
@@ -135,7 +135,7 @@ class SequentialRounds(Strategy):
 
     @property
     def late(self) -> Late:
-        """What becomes of a straggler's task when its round ends."""
+        """The fate of a straggler's task when its round ends."""
         return "drop"
 
     @property
@@ -421,7 +421,7 @@ class SequentialRounds(Strategy):
         s.round += 1
 
     def _in(self, s: SequentialState, rounds: range) -> Flags:
-        """Who straggled in any of these past rounds."""
+        """The workers that straggled in any of these past rounds."""
         flags = np.zeros(self.workers, dtype=bool)
         first = s.round - len(s.late)
         for r in rounds:
