@@ -99,13 +99,15 @@ def typed(thing: Thing) -> Thing:
         except TypeError:
             return function(*args, **kwargs)  # Python's own complaint names the function
         for key, value in bound.arguments.items():
-            if key in hints() and signature.parameters[key].kind not in _VARIABLE:
+            parameter = signature.parameters[key]
+            left_out = value is None and parameter.default is None
+            if key in hints() and not left_out and parameter.kind not in _VARIABLE:
                 bound.arguments[key] = check(value, hints()[key], key.rstrip("_"))
         return function(*bound.args, **bound.kwargs)
 
     if not inspect.isclass(thing):
         return typing.cast(Thing, checked)
-    thing.__init__ = checked  # type: ignore[method-assign]
+    typing.cast(Any, thing).__init__ = checked
     return thing
 
 

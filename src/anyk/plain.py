@@ -5,12 +5,15 @@ from __future__ import annotations
 import typing
 from dataclasses import field, fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def derived(default: Any = None) -> Any:
@@ -55,15 +58,15 @@ def from_plain(kind: type[T], plain: Any, owner: Any = None) -> T:
     Seen(when={3: 0.5})
     """
     values = {}
-    for f in fields(kind):  # type: ignore[arg-type]  # a dataclass, which cannot be said of a type variable
+    for f in fields(kind):
         if f.metadata.get("derived"):
             continue
-        value, hint = plain[f.name], _hints(typing.cast(Any, kind))[f.name]
+        value, hint = plain[f.name], _hints(cast(Any, kind))[f.name]
         if f.metadata.get("part"):
             of = getattr(owner, f.name)
             values[f.name] = None if of is None else from_plain(of.State, value, of)
         elif is_dataclass(hint):
-            values[f.name] = from_plain(hint, value)  # type: ignore[arg-type]  # a type, since it is a hint
+            values[f.name] = from_plain(cast(Any, hint), value)
         else:
             values[f.name] = msgspec.convert(value, hint, str_keys=True)
     return kind(**values)

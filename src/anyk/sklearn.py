@@ -73,7 +73,7 @@ class _Settled:
         return self.calm >= _CALM
 
 
-class _Linear(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class _Linear(BaseEstimator):
     """What both estimators share: their parameters, and training."""
 
     def __init__(
@@ -157,7 +157,7 @@ class _Linear(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return tags
 
 
-class AnykClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
+class AnykClassifier(ClassifierMixin, _Linear):
     """Logistic regression (two classes) or softmax regression (more), trained by a strategy on a cluster.
 
     The objective is that of scikit-learn's ``LogisticRegression`` with ``C = 1 / (l2 rows)``: the mean loss and
@@ -221,7 +221,7 @@ class AnykClassifier(ClassifierMixin, _Linear):  # type: ignore[misc]
         return np.exp(self.predict_log_proba(X))
 
 
-class AnykRegressor(RegressorMixin, _Linear):  # type: ignore[misc]
+class AnykRegressor(RegressorMixin, _Linear):
     """Least squares with an l2 penalty, trained by a strategy on a cluster.
 
     The objective is that of scikit-learn's ``Ridge`` with ``alpha = l2 rows``: half the mean squared error and

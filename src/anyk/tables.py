@@ -190,6 +190,17 @@ def missing(cell: str) -> bool:
     return cell.strip().lower() in _MISSING
 
 
+def absent(column: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where a column has no value: not a finite number, or, in a column of text, none.
+
+    >>> absent(np.array([1.0, np.nan])).tolist(), absent(np.array(["a", None], dtype=object)).tolist()
+    ([False, True], [False, True])
+    """
+    if column.dtype.kind == "f":
+        return np.asarray(~np.isfinite(column))
+    return np.array([value is None for value in column.tolist()], dtype=bool)
+
+
 def read_csv(file: Path, allowed: Limit, *, header: bool | None = None) -> Table:
     """Read a CSV file, plain or packed (``.gz``, ``.bz2``), separated by commas, in UTF-8.
 

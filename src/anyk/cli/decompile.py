@@ -66,9 +66,9 @@ def _examples(text: str) -> list[Any]:
             raise BadInput(f"argument types are like f32[64,10],i32[5],f32[], with {', '.join(_TYPES)}; got '{text}'")
         dtype = _TYPES[match[1]]
         if dtype in ("int64", "uint64", "float64", "complex128"):
-            jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+            jax.config.update("jax_enable_x64", True)
         shape = tuple(int(one) for one in match[2].split(",") if one.strip())
-        examples.append(jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)))  # type: ignore[no-untyped-call]
+        examples.append(jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)))
         place = match.end()
     return examples
 

@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -201,7 +202,7 @@ def make_problem(given: dict[str, Any]) -> Problem:
     from anyk.problems import from_data, from_function
 
     if given["problem"] is None:
-        tell = lambda text: click.echo(text, err=True)  # noqa: E731
+        tell = partial(click.echo, err=True)
         return from_data(given["data"], file=given["data_file"], l2=given["l2"], model=given["model"], progress=tell)
     source = click.get_current_context().get_parameter_source
     for name in ("data", "data_file", "model", "l2"):

@@ -14,6 +14,7 @@ from anyk.checks import typed
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.galois import field, prime_power
+from anyk.codes.made import LEFT_OUT
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class BlockDesignCode(MatrixCode):
     """
 
     workers: int
-    load: int | None = None  # type: ignore[assignment]
+    load: int = LEFT_OUT
     family: Family | None = None
     approximate = True
 
@@ -221,10 +222,10 @@ class BlockDesignCode(MatrixCode):
             more = next(k for k in range(n + 1, 3 * n + 16) if designs_for(k))
             near = f"{less} or {more}" if less else f"{more}"
             raise BadInput(f"no block design is known for {n} workers; nearest: {near} workers")
-        fitting = [d for d in known if self.family in (None, d.family) and self.load in (None, d.load)]
+        fitting = [d for d in known if self.family in (None, d.family) and self.load in (LEFT_OUT, d.load)]
         if not fitting:
             there = ", ".join(f"family={d.family} (load={d.load})" for d in known)
-            asked = f"family={self.family}" if self.load is None else f"load={self.load}"
+            asked = f"family={self.family}" if self.load is LEFT_OUT else f"load={self.load}"
             raise BadInput(f"bibd:{asked} does not exist for {n} workers; there is {there}")
         object.__setattr__(self, "family", fitting[0].family)
         object.__setattr__(self, "load", fitting[0].load)

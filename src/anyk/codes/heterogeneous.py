@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 from anyk.checks import typed
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, Policy, check_workers, usual_load, whole
 from anyk.codes.decoders import SetDecoder
-from anyk.codes.made import fixed_property
+from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 from anyk.specs import show
 
@@ -45,7 +49,7 @@ class HeterogeneousCode(MatrixCode):
     workers: int
     probability: float | tuple[float, ...] = 0.1
     load: int | tuple[int, ...] | None = None  # type: ignore[assignment]
-    partitions: int | None = None  # type: ignore[assignment]
+    partitions: int = LEFT_OUT
     relearn: int = 20
     learned: tuple[float, ...] | None = field(default=None, init=False)  # what the coefficients are for, if not that
     approximate = True
@@ -53,7 +57,7 @@ class HeterogeneousCode(MatrixCode):
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
-        m = n if self.partitions is None else whole("partitions", self.partitions)
+        m = n if self.partitions is LEFT_OUT else whole("partitions", self.partitions)
         if m < 1:
             raise BadInput(f"partitions must be at least 1, got {m}")
         object.__setattr__(self, "partitions", m)
@@ -103,8 +107,9 @@ class HeterogeneousCode(MatrixCode):
     @fixed_property
     def allocation(self) -> tuple[tuple[int, ...], ...]:
         """The workers that hold each partition; from the probabilities given, whatever is learned later."""
-        m, odds, budgets = int(self.partitions or 0), self._odds, np.array(self.budgets)
-        total, holders = np.zeros(m), [[] for _ in range(m)]  # type: ignore[var-annotated]
+        m, odds, budgets = self.partitions, self._odds, np.array(self.budgets)
+        total = np.zeros(m)
+        holders: list[list[int]] = [[] for _ in range(m)]
         order = np.argsort(-odds, kind="stable")
         left = int(budgets[order][odds[order] > 0].sum())
         for i in order.tolist():
@@ -130,13 +135,13 @@ class HeterogeneousCode(MatrixCode):
         sums = np.array([odds[list(own)].sum() for own in self.allocation])
         return np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0), inverse
 
-    def _matrix(self):  # type: ignore[no-untyped-def]
+    def _matrix(self) -> scipy.sparse.csr_array:
         from scipy.sparse import csr_array
 
         c, inverse = self._coefficients
         at = [(i, j) for j, own in enumerate(self.allocation) for i in own]
         rows, columns = (np.array(part) for part in zip(*at, strict=True))
-        return csr_array((c[columns] * inverse[rows], (rows, columns)), shape=(self.workers, int(self.partitions or 0)))
+        return csr_array((c[columns] * inverse[rows], (rows, columns)), shape=(self.workers, self.partitions))
 
     def relearned(self, missed: Sequence[int], steps: int) -> HeterogeneousCode:
         """The same allocation with coefficients for what has been seen: how often each worker ``missed`` a step."""
@@ -167,7 +172,7 @@ class HeterogeneousCode(MatrixCode):
     @property
     def least_error(self) -> float:
         """What no allocation under these budgets can go below: ``m^2 / sum_i budget_i odds_i``."""
-        return float(int(self.partitions or 0) ** 2 / (np.array(self.budgets) @ self._odds))
+        return float(self.partitions**2 / (np.array(self.budgets) @ self._odds))
 
 
 def _exchanged(holders: list[list[int]], odds: Floats) -> list[list[int]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
 from math import isfinite
 from numbers import Number, Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+LEFT_OUT: Any = None  # stands for a parameter that is computed when it is left out; afterwards it is a fact of the code
+
+
 def frozen(value: T) -> T:
     """``value`` with its arrays read-only; those of sparse matrices and inside tuples, too."""
     if isinstance(value, np.ndarray):
@@ -31,8 +34,9 @@ def frozen(value: T) -> T:
         for part in value:
             frozen(part)
     elif hasattr(value, "indptr"):
-        value.sum_duplicates()  # type: ignore[attr-defined]  # SciPy would do it in place when it is next asked for a sum
-        frozen((value.data, value.indices, value.indptr))  # type: ignore[attr-defined]
+        matrix: Any = value
+        matrix.sum_duplicates()  # SciPy would do it in place when it is next asked for a sum
+        frozen((matrix.data, matrix.indices, matrix.indptr))
     return value
 
 
@@ -70,7 +74,7 @@ class Checked(ABCMeta):
     @property
     def __signature__(cls) -> inspect.Signature:
         """That of the constructor, which the method below would hide from help, and from specs."""
-        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+        parameters = list(inspect.signature(cast(Any, cls).__init__).parameters.values())[1:]
         return inspect.Signature(parameters)
 
     def __call__(cls, *args: Any, **keys: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
-from anyk.codes.made import fixed_property
+from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.codes.repetition import FractionalRepetition
 from anyk.errors import BadInput
 
@@ -36,7 +36,7 @@ class PartialStragglers(Code):
 
     workers: int
     stragglers: int = 1
-    load: int | None = None  # type: ignore[assignment]
+    load: int = LEFT_OUT
     inner: Literal["frc", "cyclic"] = "frc"
     messages = 2
 
@@ -44,7 +44,7 @@ class PartialStragglers(Code):
         s = check_stragglers(self.stragglers, check_workers(self.workers))
         if self.inner not in ("frc", "cyclic"):
             raise BadInput(f"inner of 'partial' must be frc or cyclic, got {self.inner!r}")
-        w = 2 * (s + 1) if self.load is None else self.load
+        w = 2 * (s + 1) if self.load is LEFT_OUT else self.load
         if w <= s + 1:
             raise BadInput(
                 f"partial:load={w} leaves no private part with stragglers={s}; load must be at least {s + 2}, "
@@ -65,7 +65,7 @@ class PartialStragglers(Code):
 
     @property
     def _share(self) -> int:
-        return int(self.load or 0)
+        return self.load
 
     @property
     def _private(self) -> int:

@@ -44,16 +44,8 @@ class KroneckerCode(MatrixCode):
                 raise BadInput(f"{name} of KroneckerCode must be a code, as in Uncoded(3), got {code!r}")
             if code.messages > 1 or code.blocks > 1:
                 raise BadInput(f"kronecker takes codes whose workers send one whole message; '{code.spec}' is not one")
-
-    @property
-    def approximate(self) -> bool:  # type: ignore[override]
-        """Whether one of the factors is."""
-        return self.left.approximate or self.right.approximate
-
-    @property
-    def workers(self) -> int:  # type: ignore[override]
-        """n1 n2."""
-        return self.left.replies * self.right.replies
+        object.__setattr__(self, "workers", self.left.replies * self.right.replies)
+        object.__setattr__(self, "approximate", self.left.approximate or self.right.approximate)
 
     @property
     def spec(self) -> str:

@@ -23,7 +23,7 @@ from anyk.codes.base import (
     usual_load,
 )
 from anyk.codes.cyclic import CyclicRepetition
-from anyk.codes.made import fixed_property
+from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.codes.regular import RandomBiregularCode
 from anyk.codes.repetition import FractionalRepetition, Uncoded
 from anyk.errors import BadInput
@@ -237,16 +237,17 @@ class ChunkOrderCode(ProgressCode):
     """
 
     workers: int
-    load: int | None = None  # type: ignore[assignment]
+    load: int = LEFT_OUT
     placement: Literal["cyclic", "random"] = "cyclic"
     seed: int = 0
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
-        load = usual_load(n) if self.load is None else check_load("progress", self.load, n)
+        load = usual_load(n) if self.load is LEFT_OUT else check_load("progress", self.load, n)
         if self.placement not in ("cyclic", "random"):
             raise BadInput(f"placement of 'progress' must be cyclic or random, got {self.placement!r}")
         object.__setattr__(self, "load", load)
+        object.__setattr__(self, "messages", load)  # as a code, each finished partition is a reply of its own
 
     @property
     def spec(self) -> str:
@@ -262,12 +263,12 @@ class ChunkOrderCode(ProgressCode):
     @property
     def tolerates(self) -> int:
         """Every partition has ``load`` holders: one less may be missing."""
-        return int(self.load or 1) - 1
+        return self.load - 1
 
     @fixed_property
     def orders(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`ProgressCode.orders`."""
-        n, load = self.workers, int(self.load or 1)
+        n, load = self.workers, self.load
         if self.placement == "cyclic":
             return tuple(tuple((i + step) % n for step in range(load)) for i in range(n))
         from scipy.sparse.csgraph import maximum_bipartite_matching
@@ -283,16 +284,11 @@ class ChunkOrderCode(ProgressCode):
     @property
     def most_in_vain(self) -> int:
         """The largest Q_j: so many partitions can be finished before the sum is certain, less one."""
-        n, load = self.workers, int(self.load or 1)
+        n, load = self.workers, self.load
         position = np.zeros(n, dtype=np.int64)
         for order in self.orders:
             position[list(order)] += np.arange(load)
         return int((n - load) * load + position.max())
-
-    @property
-    def messages(self) -> int:  # type: ignore[override]
-        """As a code, each finished partition is a reply of its own."""
-        return int(self.load or 1)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:

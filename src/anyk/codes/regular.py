@@ -10,7 +10,7 @@ import numpy as np
 from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load, whole
-from anyk.codes.made import fixed_property
+from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
 
@@ -72,7 +72,7 @@ class ExpanderCode(BiregularCode):
     """
 
     workers: int
-    load: int | None = None  # type: ignore[assignment]
+    load: int = LEFT_OUT
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class ExpanderCode(BiregularCode):
         if n < 3:
             raise BadInput(f"expander needs at least 3 workers, got {n}; use frc")
         load = self.load
-        if load is None:
+        if load is LEFT_OUT:
             load = min(usual_load(n), n - 1)
             load += n * load % 2 or (load == 2 and n % 2 == 0)
         # a ring of even length is bipartite: its second eigenvalue is as large as the first
@@ -99,7 +99,7 @@ class ExpanderCode(BiregularCode):
         return f"expander:load={self.load}" + (f",seed={self.seed}" if self.seed else "")
 
     def _matrix(self) -> scipy.sparse.csr_array:
-        n, d = self.workers, int(self.load or 0)
+        n, d = self.workers, self.load
         best: tuple[float, Any] | None = None
         for draw in range(20):
             matrix = adjacency(edges_of_regular(n, d, seed=self.seed, draw=draw), n)
@@ -132,18 +132,18 @@ class RandomBiregularCode(BiregularCode):
     """
 
     workers: int
-    load: int | None = None  # type: ignore[assignment]
-    partitions: int | None = None  # type: ignore[assignment]
+    load: int = LEFT_OUT
+    partitions: int = LEFT_OUT
     seed: int = 0
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
-        m = n if self.partitions is None else self.partitions
+        m = n if self.partitions is LEFT_OUT else self.partitions
         if m < 1:
             raise BadInput(f"partitions must be at least 1, got {m}")
         good = [w for w in range(1, m + 1) if n * w % m == 0 and n * w >= m]
         load = self.load
-        if load is None:
+        if load is LEFT_OUT:
             load = min(good, key=lambda w: abs(w - usual_load(n)))
         if check_load("biregular", load, m) not in good:
             near = sorted(good, key=lambda w: abs(w - load))[:2]
@@ -161,7 +161,7 @@ class RandomBiregularCode(BiregularCode):
         return f"biregular:load={self.load}{own}" + (f",seed={self.seed}" if self.seed else "")
 
     def _matrix(self) -> scipy.sparse.csr_array:
-        n, m, w = self.workers, int(self.partitions or 0), int(self.load or 0)
+        n, m, w = self.workers, self.partitions, self.load
         random = keyed.generator(self.seed, "biregular", n, m, w)
         if 2 * w <= m:
             return incidence(_biregular(n, m, w, random).tolist(), m)

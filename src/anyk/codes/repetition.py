@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, Selection, check_stragglers, check_workers
-from anyk.codes.made import fixed_property
+from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 
 
@@ -214,22 +214,22 @@ class FractionalRepetition(RepetitionCode):
     """
 
     workers: int
-    load: int | None = None  # type: ignore[assignment]  # a parameter here, a fact in the base class; equal after init
+    load: int = LEFT_OUT
     stragglers: int | None = None
-    partitions: int | None = None  # type: ignore[assignment]
+    partitions: int = LEFT_OUT
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
-        m = n if self.partitions is None else self.partitions
+        m = n if self.partitions is LEFT_OUT else self.partitions
         if m < 1:
             raise BadInput(f"partitions must be at least 1, got {m}")
-        if self.load is not None and self.stragglers is not None:
+        if self.load is not LEFT_OUT and self.stragglers is not None:
             raise BadInput("frc takes load=… or stragglers=…, not both; stragglers=s is load=s+1 where s+1 divides")
         if self.stragglers is not None:
             groups = min(n // (check_stragglers(self.stragglers, n) + 1), m)
         else:
             good = [c for c in range(1, m + 1) if m % c == 0 and m // c <= n]
-            load = self.load if self.load is not None else max((c for c in good if c <= 3), default=good[0])
+            load = self.load if self.load is not LEFT_OUT else max((c for c in good if c <= 3), default=good[0])
             if load not in good:
                 near = sorted(sorted(good, key=lambda c: abs(c - load))[:2])
                 other = f", or stragglers={load - 1}" if 1 <= load <= n else ""

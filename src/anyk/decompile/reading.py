@@ -560,10 +560,11 @@ def _called(jaxpr: Any, place: int) -> str:
 
 def _fold(primitive: str, atoms: list[Atom], made: list[Value]) -> Constant | None:
     """The result, if it is a matter of numbers alone."""
-    if len(made) != 1 or made[0].shape or not atoms or not all(isinstance(a, Constant) for a in atoms):
+    constants = [a for a in atoms if isinstance(a, Constant)]
+    if len(made) != 1 or made[0].shape or not atoms or len(constants) < len(atoms):
         return None
     kind = np.dtype(made[0].dtype).kind if made[0].dtype in _PLAIN else ""
-    values = [a.value for a in atoms]  # type: ignore[union-attr]
+    values = [a.value for a in constants]
     with np.errstate(all="ignore"):
         if primitive == "convert_element_type" and kind and atoms[0].dtype in _PLAIN:
             from_kind = np.dtype(atoms[0].dtype).kind

@@ -17,6 +17,7 @@ from anyk.errors import BadInput
 from anyk.tables import (
     Limit,
     Table,
+    absent,
     existing_file,
     is_number,
     is_row_number,
@@ -148,7 +149,8 @@ def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
         other = columns[numbers.index(None)]
         raise BadInput(f"'{shown(file)}' has {_called(table, other)} beside those of workers; remove it")
     if all(numbers):
-        order = sorted(columns, key=lambda i: int(_NUMBERED.fullmatch(bare[i]).group(1)))  # type: ignore[union-attr]
+        number = {i: int(found.group(1)) for i, found in zip(columns, numbers, strict=True) if found}
+        order = sorted(columns, key=number.__getitem__)
         if order != columns:
             remarks.append("columns in the order of the workers' numbers")
             columns = order
@@ -203,7 +205,7 @@ def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int
     for i, values in zip(places, (rounds, workers, seconds), strict=True):
         if values.dtype.kind != "f" and i != places[1]:
             raise BadInput(f"{_called(table, i)} of '{shown(file)}' holds text; it must hold numbers")
-        if (~np.isfinite(values) if values.dtype.kind == "f" else values == None).any():  # noqa: E711  (of each value)
+        if absent(values).any():
             raise BadInput(f"{_called(table, i)} of '{shown(file)}' has rows without a finite value")
     all_rounds, row = np.unique(rounds, return_inverse=True)
     all_workers, column = np.unique(_by_number(workers), return_inverse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol, cast
 
 from anyk.checks import check, typed
 from anyk.errors import BadInput
@@ -119,8 +119,7 @@ def learning_rate(lr: float | str | Schedule) -> Schedule:
         lr = number_in(lr)
         return registry.build(lr) if isinstance(lr, str) else ConstantRate(lr)
     if callable(getattr(lr, "at", None)):
-        schedule: Any = lr  # a type checker does not tell a schedule from a number here
-        return schedule  # type: ignore[no-any-return]
+        return cast(Schedule, lr)  # a type checker does not tell a schedule from a number here
     return ConstantRate(check(lr, float, "lr"))
 
 

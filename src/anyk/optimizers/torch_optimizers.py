@@ -59,7 +59,7 @@ class TorchOptimizer(Optimizer):
         if method == MADE:
             raise BadInput("this optimiser was made in Python; give it: optimizer=…, to anyk.resume or anyk.replay")
         try:
-            import torch  # noqa: F401
+            import_module("torch")
         except ImportError:
             raise MissingPackage("PyTorch", "torch", "an optimiser of torch") from None
         super().__init__(lr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from anyk.errors import BadInput
 from anyk.named import function_named
@@ -32,4 +32,4 @@ def from_function(name: str) -> Problem:
     if missing:
         raise BadInput(f"'{name}' gave {type(problem).__name__}, which is not a problem: it has no {missing[0]}")
     problem.recipe = lambda: {"problem": whole}
-    return problem  # type: ignore[no-any-return]
+    return cast(Problem, problem)

@@ -37,7 +37,7 @@ class ManyPartitions:
             compare = getattr(part, "compare_replicas", None)
             if compare is not None:
                 compare()
-                self.tolerance = max(self.tolerance, part.tolerance)  # type: ignore[attr-defined]
+                self.tolerance = max(self.tolerance, getattr(part, "tolerance", 0.0))
 
     def support(self, partition: int) -> Index | None:
         """The common one; all coordinates where they differ."""

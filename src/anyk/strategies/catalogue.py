@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from anyk import codes, specs
 from anyk.checks import check, typed
+from anyk.codes.made import LEFT_OUT
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.adapting import AdaptingSteps
@@ -54,8 +55,8 @@ def _k_sync(workers: int, *, k: int | None = None, batch: int = 0, cancel: Cance
 def _approximate(
     workers: int,
     *,
-    load: int | None = None,
-    partitions: int | None = None,
+    load: int = LEFT_OUT,
+    partitions: int = LEFT_OUT,
     wait: str | None = None,
     scaling: Scaling | None = None,
     cancel: CancelMode = "preempt",

@@ -228,7 +228,7 @@ class DecentralisedSGD(Neighbours):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.mixing  # noqa: B018  # refused here, not in the first round
+        _ = self.mixing  # refused here, not in the first round
 
     @cached_property
     def spec(self) -> str:
@@ -265,7 +265,7 @@ class MatchaSGD(Neighbours):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.plan  # noqa: B018  # refused here, not in the first round
+        _ = self.plan  # refused here, not in the first round
 
     @cached_property
     def spec(self) -> str:

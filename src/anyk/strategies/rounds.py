@@ -135,7 +135,7 @@ class Rounds(Strategy):
             raise BadInput(f"'{code.spec}' supports only its own decoder; leave out decoder")
         if self.method == METHODS["exact"] and rule.approximate:
             raise BadInput(f"decoder=exact takes no approximation, and wait={rule} may; leave out one of them")
-        self._scaled  # noqa: B018  # what cannot be scaled is refused here, not in the first step
+        _ = self._scaled  # what cannot be scaled is refused here, not in the first step
 
     # ------------------------------------------------------------------------------------------- settings
 

@@ -57,13 +57,19 @@ class Waiting(Protocol):
 class Wait:
     """A rule; ``a | b`` ends the round when either says so, ``a & b`` when both do."""
 
-    approximate = True  # may end a round without the exact sum
+    @property
+    def approximate(self) -> bool:
+        """Whether it may end a round without the exact sum."""
+        return True
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it looks at a round's ``recent``: seconds to each reply of the rounds before."""
+        return False
 
     def enough(self, waiting: Waiting) -> bool:
         """Whether the round may end."""
         raise NotImplementedError("a wait rule says when there is enough")
-
-    remembers = False  # whether it looks at a round's ``recent``: seconds to each reply of the rounds before
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
         """Seconds after the start of this round at which the rule wants to be asked again."""
@@ -244,12 +250,12 @@ class AnyOf(Wait):
         object.__setattr__(self, "rules", rules)
 
     @property
-    def approximate(self) -> bool:  # type: ignore[override]  # a class variable of single rules
+    def approximate(self) -> bool:
         """Whether one of them is."""
         return any(rule.approximate for rule in self.rules)
 
     @property
-    def remembers(self) -> bool:  # type: ignore[override]  # a class variable of single rules
+    def remembers(self) -> bool:
         """Whether one of them does."""
         return any(rule.remembers for rule in self.rules)
 
@@ -286,7 +292,7 @@ class AllOf(AnyOf):
     """Until all of the rules are met."""
 
     @property
-    def approximate(self) -> bool:  # type: ignore[override]  # a class variable of single rules
+    def approximate(self) -> bool:
         """Whether all of them are."""
         return all(rule.approximate for rule in self.rules)
 

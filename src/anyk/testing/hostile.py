@@ -487,9 +487,10 @@ class _World:
             self.present.discard(worker)
             self.lives[worker] += 1
             task = self.task_of.get(worker)
-            for index in self.tasks[task].open() if task is not None else ():
-                self.tasks[task].status[index] = "lost"  # type: ignore[index]
-                self.silent[worker].append((task, index))  # type: ignore[arg-type]
+            if task is not None:
+                for index in self.tasks[task].open():
+                    self.tasks[task].status[index] = "lost"
+                    self.silent[worker].append((task, index))
         if kind == "give up":
             self.gone.add(worker)
         return Lost(at, worker, "a hostile schedule", gone=worker in self.gone)

@@ -78,7 +78,7 @@ def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], s
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            arrays = {key: np.array(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118
+            arrays = {key: np.array(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118  # the file itself is no mapping
         text, digest = metadata["state"], metadata["digest"]
         whole = _digest(text, arrays) == digest
         state = json.loads(text)

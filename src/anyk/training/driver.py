@@ -253,8 +253,8 @@ class Driver:
         carry_out = self._carry_out
         for command in commands:
             kind = type(command)
-            if kind is Stop:
-                self.stopped = command  # type: ignore[assignment]
+            if isinstance(command, Stop):
+                self.stopped = command
                 break
             method = carry_out.get(kind)
             if method is None:

@@ -151,7 +151,7 @@ class _Statistics:
         hooks = [norm.register_forward_pre_hook(self._evaluates) for norm in self._norms]
         # of all they are part of, too: what is copied or pickled copies its hooks, which renew, before its parts
         parts = list(module.modules()) if self._norms else []
-        hooks += [part.register_state_dict_pre_hook(self._looks) for part in parts]  # type: ignore[no-untyped-call]
+        hooks += [part.register_state_dict_pre_hook(self._looks) for part in parts]
         self._hooks = hooks
 
     def _evaluates(self, norm: torch.nn.Module, given: Any) -> None:
@@ -274,12 +274,15 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
     if dtype != problem.dtype:
         raise BadInput(f"the module's parameters are {dtype}, the problem's {problem.dtype}; they must be the same")
     norms = [norm.num_features for norm in norms_of(module)]
-    if norms and not hasattr(problem, "module_at"):
+    if not norms:
+        return w
+    module_at = getattr(problem, "module_at", None)
+    if module_at is None:
         raise BadInput(
             f"the module has {len(norms)} batch norms with running statistics, which only a TorchProblem can compute; "
             "use one, or give them track_running_stats=False"
         )
-    if norms and [norm.num_features for norm in norms_of(problem.module_at(w))] != norms:  # type: ignore[attr-defined]
+    if [norm.num_features for norm in norms_of(module_at(w))] != norms:
         raise BadInput("the module's batch norms are not the problem's; make the problem of this module")
     return w
 

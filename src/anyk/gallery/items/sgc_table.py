@@ -1,5 +1,7 @@
 """Sequential gradient codes on a measured trace: total time of 480 jobs of four models."""
 
+from typing import Any
+
 import numpy as np
 
 from anyk.delays import Trace
@@ -30,8 +32,8 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     """Rounds of the trace, drawn in blocks of five, adjusted to the load of the scheme."""
     measured = [trace(lab, load) for load in LOADS]
     slope = SLOPES[case["slope"]] or fit_slope([(t.load_measured or 0.0, t.times) for t in measured])
-    made = strategy(SPECS[case["scheme"]], workers=N)
-    load = getattr(made, "load", None) or made.code.load / N  # type: ignore[attr-defined]
+    made: Any = strategy(SPECS[case["scheme"]], workers=N)
+    load = getattr(made, "load", None) or made.code.load / N
     jobs = lab.size(JOBS, 60)
     blocks = np.random.default_rng(seed).integers(0, 6, size=jobs // 5 + 2)
     rows = (blocks[:, None] * 5 + np.arange(5)).ravel()

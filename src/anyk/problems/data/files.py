@@ -26,6 +26,7 @@ from anyk.problems.data.dataset import (
 from anyk.tables import (
     Limit,
     Table,
+    absent,
     existing_file,
     is_row_number,
     limit,
@@ -296,9 +297,8 @@ def _target_column(names: list[str], file: Path, target: str | None) -> tuple[in
 
 def _complete(column: NDArray[Any], where: str) -> NDArray[Any]:
     """The column itself; BadInput where a value is missing or infinite."""
-    bad = ~np.isfinite(column) if column.dtype.kind == "f" else column == None  # noqa: E711  (of each value)
-    if absent := int(bad.sum()):
-        raise BadInput(f"{where} is missing or not finite in {_rows(absent)}; remove or fill them")
+    if count := int(absent(column).sum()):
+        raise BadInput(f"{where} is missing or not finite in {_rows(count)}; remove or fill them")
     return column
 
 

@@ -10,6 +10,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,7 +249,7 @@ def _table(
     if file is not None:
         return _read_csv(name, wanted, file)
     try:
-        import pandas  # noqa: F401
+        import_module("pandas")
     except ImportError:
         raise MissingPackage("pandas", "data", f"fetching data set '{name}' from OpenML") from None
     from sklearn.datasets import fetch_openml
