@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from anyk.delays import parse
-from anyk.delays.models import mean_of_kth
+from anyk.delays.base import mean_of_kth
 from anyk.errors import BadInput
 
 N = 6

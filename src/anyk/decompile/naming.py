@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from anyk.decompile.reading import Equation, Value, is_jax_file
+from anyk.decompile.equations import Equation, Value
+from anyk.decompile.reading import is_jax_file
 
 _RESERVED = {*keyword.kwlist, *dir(builtins), "np", "jnp", "lax", "jax", "partial", "special", "linalg", "base64", "_"}
 

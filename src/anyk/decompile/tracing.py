@@ -9,9 +9,10 @@ from typing import Any
 
 from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
+from anyk.decompile.literals import short
 from anyk.decompile.naming import Names, Origins
 from anyk.decompile.reading import Reader
-from anyk.decompile.writing import fixed_names, module_of, short
+from anyk.decompile.writing import fixed_names, module_of
 from anyk.errors import BadInput, MissingPackage
 
 _TARGETS = {"jax": "JAX", "numpy": "NumPy"}

@@ -14,25 +14,17 @@ import numpy as np
 
 from anyk.decompile import expressions as ex
 from anyk.decompile import numerics
+from anyk.decompile.equations import Atom, Block, Constant, Equation, Function, Value
 from anyk.decompile.expressions import Expr
+from anyk.decompile.literals import NUMPY_TYPES, nested_numbers, number, short, type_name
 from anyk.decompile.naming import Names, Origins, noun, wishes
-from anyk.decompile.reading import Atom, Block, Constant, Equation, Function, Reader, Value, prune
+from anyk.decompile.reading import Reader
+from anyk.decompile.simplifying import prune
 from anyk.errors import BadInput
 
 FOLDED_DEPTH = 4  # operations in one expression, one within the other
 FOLDED_WIDTH = 56  # characters of an expression that is still folded into another
-_SHORT = {
-    "bool": "bool", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8", "uint16": "u16",
-    "uint32": "u32", "uint64": "u64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
-    "complex64": "c64", "complex128": "c128",
-}  # fmt: skip
-_NUMPY_TYPES = set(_SHORT) - {"bfloat16"}
 _LARGEST = 1_000_000  # numbers of a constant that is written into the text
-
-
-def short(dtype: str, shape: tuple[int, ...]) -> str:
-    """As JAX writes types: ``f32[64,10]``."""
-    return f"{_SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
 
 
 class Module:
@@ -69,9 +61,9 @@ class Module:
 
     def _definition(self, name: str, value: Value, array: np.ndarray[Any, Any]) -> list[str]:
         dtype = "uint32" if value.dtype == "key" else value.dtype
-        kind = f"{self.xp}.{_type_name(dtype)}"
-        if array.size <= 64 and dtype in _NUMPY_TYPES:
-            expr = ex.call(f"{self.xp}.array", ex.literal(_numbers(array, self.xp)), kind)
+        kind = f"{self.xp}.{type_name(dtype)}"
+        if array.size <= 64 and dtype in NUMPY_TYPES:
+            expr = ex.call(f"{self.xp}.array", ex.literal(nested_numbers(array, self.xp)), kind)
         else:
             self.copied.add("unpacked")
             code = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
@@ -93,7 +85,7 @@ class Module:
 
     def check_type(self, dtype: str) -> None:
         """Refuse types that NumPy lacks."""
-        if self.target == "numpy" and dtype not in _NUMPY_TYPES:
+        if self.target == "numpy" and dtype not in NUMPY_TYPES:
             raise BadInput(
                 f"NumPy has no type {dtype}; convert to float32 within the function, or decompile with target='jax'"
             )
@@ -181,44 +173,6 @@ def _copied() -> set[str]:
     return {name for name, value in vars(numerics).items() if inspect.isfunction(value)}
 
 
-def _type_name(dtype: str) -> str:
-    return "bool_" if dtype == "bool" else dtype
-
-
-def _numbers(array: np.ndarray[Any, Any], xp: str) -> Any:
-    if array.ndim:
-        return [_numbers(one, xp) for one in array]
-    return _Number(number(array[()], xp))
-
-
-class _Number:
-    """A number as it is to be written."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def number(value: Any, xp: str) -> str:
-    """A number in as few digits as say which one of its type it is."""
-    kind = getattr(value, "dtype", np.dtype(type(value))).kind
-    if kind == "b":
-        return str(bool(value))
-    if kind in "iu":
-        return str(int(value))
-    if kind == "c":
-        return f"complex({number(value.real, xp)}, {number(value.imag, xp)})"
-    as_float = float(value)
-    if np.isnan(as_float):
-        return f"{xp}.nan"
-    if np.isinf(as_float):
-        return f"{'-' if as_float < 0 else ''}{xp}.inf"
-    text = str(value).replace("e+", "e")
-    return text if any(mark in text for mark in ".en") else f"{text}.0"
-
-
 def wishes_of(block: Block, known: dict[str, list[Value]], origins: Origins) -> None:
     """Set the user's names within a block and the blocks within it."""
     wishes(block.equations, known, origins)
@@ -301,7 +255,7 @@ class Writer:
     def dtype(self, dtype: str) -> str:
         """A type as it is written."""
         self.module.check_type(dtype)
-        return f"{self.xp}.{_type_name(dtype)}"
+        return f"{self.xp}.{type_name(dtype)}"
 
     def copy(self, function: str) -> str:
         """Have a numerical function stand in the text."""

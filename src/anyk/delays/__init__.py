@@ -2,13 +2,13 @@
 
 from typing import Literal
 
+from anyk.delays.base import DelayModel
 from anyk.delays.communication import Communication, Links, Traffic
 from anyk.delays.composed import Mixture, ScipyLaw
 from anyk.delays.fitting import Fit, fit
 from anyk.delays.models import (
     Bimodal,
     Constant,
-    DelayModel,
     Exponential,
     Heterogeneous,
     NoDelay,

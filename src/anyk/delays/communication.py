@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.delays.models import DelayModel
+from anyk.delays.base import DelayModel
 from anyk.delays.stream import DelayStream
 from anyk.errors import BadInput
 from anyk.specs import show

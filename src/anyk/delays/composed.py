@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyk.checks import typed
-from anyk.delays.models import DelayModel, Floats
+from anyk.delays.base import DelayModel, Floats
 from anyk.errors import BadInput
 from anyk.specs import show
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.delays.models import HEAVIEST, Bimodal, DelayModel, Exponential, Pareto, ShiftedExponential
+from anyk.delays.base import DelayModel
+from anyk.delays.models import HEAVIEST, Bimodal, Exponential, Pareto, ShiftedExponential
 from anyk.errors import BadInput
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.delays.models import MOST
+from anyk.delays.base import MOST
 from anyk.errors import BadInput
 from anyk.tables import (
     Limit,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyk.delays.models import DelayModel
+from anyk.delays.base import DelayModel
 
 _BLOCK = 256
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
+from anyk.delays.base import DelayModel
 from anyk.delays.measured import Measured, read_measured
-from anyk.delays.models import DelayModel
 from anyk.errors import BadInput
 from anyk.specs import File, absolute, parse
 from anyk.tables import shown

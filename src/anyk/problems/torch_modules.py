@@ -20,20 +20,18 @@ from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Vector, cut, problem_text
 from anyk.problems.digest import digest_of
 from anyk.problems.sums import check_loss, check_parts, has_entries, telling
+from anyk.problems.torch_data import Arrays, Items, samples_of
 from anyk.problems.torch_partitions import (
-    Arrays,
-    Items,
     Network,
     TorchPartitions,
-    drawing,
     dtype_of,
     even_ends,
     kept_buffers,
     norms_of,
     pieces_of,
-    samples_of,
     trained,
 )
+from anyk.problems.torch_random import drawing
 
 if TYPE_CHECKING:
     import torch

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import random
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,141 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.replicas import ROWS, Trial, model_like
 from anyk.problems.sums import check_loss
+from anyk.problems.torch_data import Arrays, Items, tensor_over
+from anyk.problems.torch_random import cuda_generators, drawing, kept_generators
 
 if TYPE_CHECKING:
     import torch
-
-Rows = slice | Index
-
-
-class _Alias:
-    """A read-only array as one that may be written: torch has no read-only tensors, and warns."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
-        self._array = array
-
-
-def tensor_over(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor on an array's own memory; nobody may write to one that was read-only."""
-    import torch
-
-    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Alias(array)))
-
-
-class Arrays:
-    """Samples as arrays with equal first axis: the module's inputs, then the targets."""
-
-    def __init__(self, arrays: Sequence[Any], name: str, dtype: np.dtype[Any]) -> None:
-        if len(arrays) < 2:
-            raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
-        self.arrays = [_array(array, name, dtype) for array in arrays]
-        if self.arrays[-1].dtype.kind in "iu":
-            self.arrays[-1] = self.arrays[-1].astype(np.int64, copy=False)  # what torch's losses take classes as
-        lengths = [len(array) for array in self.arrays]
-        if len(set(lengths)) > 1:
-            raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
-
-    def __len__(self) -> int:
-        return len(self.arrays[0])
-
-    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> tuple[torch.Tensor, ...]:
-        """Some samples; on the CPU those of a slice lie where the arrays do. Nothing is drawn, so ``key`` is unused."""
-        del key
-        return tuple(tensor_over(array[rows]).to(device) for array in self.arrays)
-
-
-class Items:
-    """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> tuple[torch.Tensor, ...]:
-        """Some samples, as torch's own loader puts them together.
-
-        What an item draws (augmentation) from torch, NumPy's global generator or ``random`` is determined by ``key``
-        and its number: it does not depend on who reads it, nor on what was read before.
-        """
-        import torch
-        from torch.utils.data import default_collate
-
-        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        items = []
-        with _kept_generators([]) as generators:
-            for i in numbers:
-                _seed(generators, keyed.integer(key, "item", i))
-                try:
-                    items.append(self.data[i])
-                except Exception as error:
-                    raise RunFailed(
-                        f"item {i} of the data set cannot be read: {type(error).__name__}: {error}"
-                    ) from error
-        parts = default_collate(items) if isinstance(items[0], (tuple, list)) else ()
-        if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
-            raise BadInput(
-                f"an item of a data set must be a tuple of tensors or numbers, the inputs and then the target, got "
-                f"{_described(items[0])}; wrap the data set in one whose items are such tuples"
-            )
-        return tuple(part.to(device) for part in parts)
-
-
-def _described(item: Any) -> str:
-    """An item of a data set in a few words."""
-    if isinstance(item, (tuple, list)):
-        return f"{type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
-    keys = f" with keys {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
-    return f"{type(item).__name__}{keys}"
-
-
-def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """As NumPy, so that it is sent once to a machine; numbers with a fraction as the parameters have them."""
-    import torch
-
-    if isinstance(array, torch.Tensor):
-        array = array.detach().cpu()
-        array = (array.to(torch.float32) if array.dtype in (torch.bfloat16, torch.float16) else array).numpy()
-    try:
-        array = np.asarray(array)
-    except ValueError:  # rows of different lengths
-        array = np.array(None)
-    if array.ndim == 0 or array.dtype.kind not in "biuf":
-        raise BadInput(
-            f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
-        )
-    if array.dtype.kind == "f":
-        if not np.isfinite(array).all():
-            raise BadInput(f"{name} must hold finite numbers")
-        array = array.astype(dtype, copy=False)
-    return np.ascontiguousarray(array)
-
-
-def samples_of(data: Any, name: str, dtype: np.dtype[Any]) -> Arrays | Items:
-    """A user's data as one of the two kinds; raises :class:`~anyk.errors.BadInput` where it is neither."""
-    import torch
-
-    if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
-        data = data.tensors
-    listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
-    if isinstance(data, tuple) or listed:
-        return Arrays(data, name, dtype)
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(
-        data, (str, dict, np.ndarray, torch.Tensor)
-    ):
-        raise BadInput(
-            f"{name} must be a pair (X, y) of tensors or arrays, or a data set with a length and items by number, got "
-            f"{type(data).__name__}"
-        )
-    if not len(data):
-        raise BadInput(f"{name} is empty")
-    return Items(data)
 
 
 class Network:
@@ -332,7 +204,7 @@ class TorchPartitions:
     def _look_at_loss(self, partition: int, outputs: Any, targets: torch.Tensor) -> None:
         """Refuse a loss that is no sum over this partition's samples; what it draws leaves no trace."""
         assert self._device is not None
-        with _kept_generators(_cuda_generators(self._device)):
+        with kept_generators(cuda_generators(self._device)):
             check_loss(self._network, outputs, targets, f"{len(targets)} samples of partition {partition}")
 
     def _batches(self, partition: int, rows: Index | None, key: int) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -402,61 +274,6 @@ def _key(bits: int, partition: int, rows: Index | None) -> int:
     """The seed of what is drawn at a model with these ``bits``: its digest, which is one pass over it."""
     chosen = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
     return int(keyed.generator(bits, "module", partition, chosen).integers(2**63))
-
-
-@contextmanager
-def drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Draws of torch, NumPy's global generator and ``random`` from a seed.
-
-    Those of everybody else go on as if nothing had been drawn, except in a worker's process, where nobody else draws
-    and putting states back would take longer than a small gradient.
-    """
-    import torch
-
-    more = _cuda_generators(device)
-    if "ANYK_WORKER" in os.environ:
-        _seed([torch.default_generator, *more], seed)
-        yield
-        return
-    with _kept_generators(more) as generators:
-        _seed(generators, seed)
-        yield
-
-
-def _cuda_generators(device: torch.device) -> list[Any]:
-    """The generators that a device draws from, besides the CPU's."""
-    import torch
-
-    return [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
-
-
-_KEEPING = threading.RLock()  # the driver may evaluate in a second thread; states must come back in order
-
-
-@contextmanager
-def _kept_generators(more: Sequence[Any]) -> Iterator[list[Any]]:
-    """Put back the states of all global generators; gives torch's: that of the CPU and ``more``."""
-    import torch
-
-    generators = [torch.default_generator, *more]
-    with _KEEPING:
-        states = [generator.get_state() for generator in generators]
-        numpys, pythons = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
-        try:
-            yield generators
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
-            np.random.set_state(numpys)  # noqa: NPY002
-            random.setstate(pythons)
-
-
-def _seed(generators: Sequence[Any], seed: int) -> None:
-    """Seed torch's generators, NumPy's global one and Python's."""
-    for generator in generators:  # torch.manual_seed does this too, and much that takes longer than a small gradient
-        generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)
 
 
 @contextmanager

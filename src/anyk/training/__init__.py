@@ -11,7 +11,8 @@ from anyk.training.many import train_many
 from anyk.training.racing import Race, is_race, race, resume_race
 from anyk.training.replaying import Replay, replay
 from anyk.training.run import CutOff, Receipt, Run
-from anyk.training.runlog import Evaluation, RunLog
+from anyk.training.runlog import RunLog
+from anyk.training.schema import Evaluation
 from anyk.training.session import session
 from anyk.training.stepping import Step, rounds
 from anyk.training.tracing import save_trace

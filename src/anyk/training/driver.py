@@ -44,7 +44,8 @@ from anyk.training.ledger import Ledger
 from anyk.training.opening import local_of, partitions_of
 from anyk.training.pace import Pace
 from anyk.training.questions import Questions
-from anyk.training.runlog import RunLog, Update
+from anyk.training.runlog import RunLog
+from anyk.training.schema import Update
 from anyk.training.updates import Updates
 from anyk.training.versions import Versions
 

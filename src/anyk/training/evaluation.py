@@ -12,7 +12,7 @@ from anyk.clusters.contract import PINNED
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
-from anyk.training.runlog import Evaluation
+from anyk.training.schema import Evaluation
 
 _POINTS = 256  # versions kept of a slot before every second one is left out
 _AFTER = 0.01  # seconds after a new version, while the driver hands it out, in which not to take the processor from it

@@ -13,7 +13,8 @@ from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Reply, RequestMessage, Timing
 from anyk.training.batches import ARRIVED, CUT, ENDED, OPEN, Batch
-from anyk.training.runlog import Ended, RunLog
+from anyk.training.runlog import RunLog
+from anyk.training.schema import Ended
 from anyk.training.versions import Versions
 
 ENDINGS = ("counted", "late_counted", "discarded", "cancelled", "lost")

@@ -11,14 +11,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
 import sqlite3
-import tempfile
 import time as clock
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -26,109 +24,20 @@ from anyk.errors import BadInput, RunFailed
 from anyk.protocol import (
     Alarm,
     Chunk,
-    DriftMeasured,
     Event,
-    Failed,
     Joined,
     LossEvaluated,
     Lost,
-    MessageProjected,
     NoiseMeasured,
-    Progress,
     Reply,
 )
+from anyk.training.logcopy import INSTEAD, copied
+from anyk.training.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Evaluation, Update
 
 _EVERY = 0.15  # seconds between commits
 _CHUNKS_KNOWN = 20_000
 _LISTS = ("partitions", "coefficients", "mix")  # of a chunk, kept as JSON
 _MOST = 5000  # rows gathered before they are written even earlier
-
-_TABLES = {
-    "events": "seq INTEGER PRIMARY KEY, time REAL, kind TEXT, worker INTEGER, task INTEGER, chunk INTEGER, info TEXT",
-    "works": "id INTEGER PRIMARY KEY, partitions TEXT, coefficients TEXT, slot TEXT, send TEXT, batch INTEGER, "
-    "repeat INTEGER, steps INTEGER, mix TEXT, share REAL, state INTEGER, "
-    "compress TEXT",
-    "chunks": "task INTEGER, chunk INTEGER, worker INTEGER, version INTEGER, work INTEGER, dispatched REAL, "
-    "started REAL, computing REAL, computed REAL, sent REAL, received REAL, cancelled REAL, done INTEGER, due REAL, "
-    "ending TEXT, slot TEXT, step INTEGER, weight REAL, digest INTEGER, seq INTEGER",
-    "updates": "slot TEXT, version INTEGER, time REAL, replies INTEGER, residual REAL, gain REAL, staleness REAL, "
-    "stalest INTEGER, scale REAL, digest INTEGER, seq INTEGER",
-    "evaluations": "slot TEXT, version INTEGER, time REAL, loss REAL, metric REAL",
-    "notes": "time REAL, kind TEXT, text TEXT, seq INTEGER",
-    "summary": "name TEXT, value TEXT, seq INTEGER",
-    "checkpoints": "seq INTEGER, digest TEXT",
-}
-_SEALS = "id INTEGER PRIMARY KEY, upto TEXT, seal TEXT"
-_SCHEMA = {name: f"CREATE TABLE {name} ({columns})" for name, columns in {**_TABLES, "seals": _SEALS}.items()}
-_INSERT = {
-    name: f"INSERT INTO {name} VALUES ({','.join('?' * (columns.count(',') + 1))})" for name, columns in _TABLES.items()
-}
-_DIRECT = 10  # attempts to copy a log that is being written
-_START = "Start"  # the event with which a run begins: who is there
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Reply,
-        Progress,
-        Failed,
-        Lost,
-        Joined,
-        Alarm,
-        MessageProjected,
-        LossEvaluated,
-        DriftMeasured,
-        NoiseMeasured,
-    )
-}
-
-
-class Ended(NamedTuple):
-    """A chunk that has ended; ``weight`` is JSON where there is one for each block. Times are in seconds."""
-
-    task: int
-    chunk: int
-    worker: int
-    version: int
-    work: int
-    dispatched: float
-    started: float | None
-    computing: float | None
-    computed: float | None
-    sent: float | None
-    received: float | None
-    cancelled: float | None
-    done: int | None
-    due: float | None
-    ending: str
-    slot: str
-    step: int | None
-    weight: float | str | None
-    digest: int | None
-
-
-class Update(NamedTuple):
-    """A new version of a slot."""
-
-    slot: str
-    version: int
-    time: float
-    replies: int
-    residual: float
-    gain: float
-    staleness: float
-    stalest: int
-    scale: float
-    digest: int
-
-
-class Evaluation(NamedTuple):
-    """What a version is worth; ``time`` is when it was made, not when it was looked at."""
-
-    slot: str
-    version: int
-    time: float
-    loss: float
-    metric: float | None
 
 
 class RunLog:
@@ -139,10 +48,10 @@ class RunLog:
         self.seq = 0  # events so far
         self._works: dict[Chunk, int] = {}
         self._by_identity: dict[int, tuple[int, Chunk]] = {}
-        self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _TABLES}
+        self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
         self._waiting = 0
         self._last = clock.monotonic()
-        self._upto = [0] * len(_TABLES)  # rows of each table that are sealed
+        self._upto = [0] * len(TABLES)  # rows of each table that are sealed
         self.seal = ""
         self.lost = False  # whether rows in the write-ahead file could not be read
         self._db = db or self._create(path)
@@ -157,7 +66,7 @@ class RunLog:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=NORMAL")
             known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            for name, create in _SCHEMA.items():
+            for name, create in SCHEMA.items():
                 if name not in known:
                     db.execute(create)
         except sqlite3.Error as error:
@@ -177,7 +86,7 @@ class RunLog:
         """
         if not path.is_file():
             raise BadInput(f"the run folder '{path.parent}' has no {path.name}")
-        db, lost = _copied(path)
+        db, lost = copied(path)
         log = cls(path, db=db)
         log.lost = lost
         try:
@@ -216,7 +125,7 @@ class RunLog:
             if why is None and self.lost and not prefix:
                 why = LOST
             if why is not None:
-                raise BadInput(f"the log '{self.path}' is damaged ({why}); {_INSTEAD}")
+                raise BadInput(f"the log '{self.path}' is damaged ({why}); {INSTEAD}")
 
     def check_file(self) -> str | None:
         """What is wrong with the SQLite file and its tables; None if nothing is."""
@@ -227,11 +136,11 @@ class RunLog:
             return str(error)
         if said != ["ok"]:
             return " ".join(said[0].split())
-        return None if tables == _SCHEMA else "its tables are not those of a run log"
+        return None if tables == SCHEMA else "its tables are not those of a run log"
 
     def check_seals(self) -> str | None:
         """Which rows are not as they were sealed; None if all are."""
-        upto, seal = [0] * len(_TABLES), ""
+        upto, seal = [0] * len(TABLES), ""
         try:
             for number, (after, written) in enumerate(self._db.execute("SELECT upto, seal FROM seals ORDER BY id"), 1):
                 numbers = json.loads(after)
@@ -248,7 +157,7 @@ class RunLog:
         """The numbers of the last rows, and the seal, of the rows behind ``upto``, not beyond ``end``."""
         digest = hashlib.blake2b(seal.encode(), digest_size=16)
         new = upto[:]
-        for place, name in enumerate(_TABLES):
+        for place, name in enumerate(TABLES):
             last = None if end is None else end[place]
             if last == upto[place]:
                 continue
@@ -270,7 +179,7 @@ class RunLog:
 
     def __len__(self) -> int:
         """Rows written, of all tables."""
-        return sum(int(self.rows(f"SELECT count(*) FROM {name}")[0][0]) for name in _TABLES)
+        return sum(int(self.rows(f"SELECT count(*) FROM {name}")[0][0]) for name in TABLES)
 
     def __bool__(self) -> bool:
         return True
@@ -337,7 +246,7 @@ class RunLog:
     def start(self, time: float, present: Sequence[int], rounds: int) -> None:
         """When the strategy was started, and who was there; not an event that it is told."""
         self.seq += 1
-        self._rows["events"].append((self.seq, time, _START, None, None, None, json.dumps([list(present), rounds])))
+        self._rows["events"].append((self.seq, time, START, None, None, None, json.dumps([list(present), rounds])))
         self._waiting += 1
 
     def checkpoint(self, digest: str) -> None:
@@ -367,7 +276,7 @@ class RunLog:
             self._db.execute("BEGIN")
             for name, rows in self._rows.items():
                 if rows:
-                    self._db.executemany(_INSERT[name], rows)
+                    self._db.executemany(INSERT[name], rows)
             if self.path is not None:
                 self._seal_rows()
             self._db.execute("COMMIT")
@@ -417,7 +326,7 @@ class RunLog:
                 "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)"
             )
             found = self._db.execute("SELECT id, upto FROM seals WHERE seal = ?", (seal,)).fetchone()
-            number, upto = (0, [0] * len(_TABLES)) if found is None else (found[0], json.loads(found[1]))
+            number, upto = (0, [0] * len(TABLES)) if found is None else (found[0], json.loads(found[1]))
             self._db.execute("DELETE FROM seals WHERE id > ?", (number,))
             self._upto, self.seal = upto, seal if number else ""
             if self.path is not None:
@@ -455,7 +364,7 @@ class RunLog:
 
     def events(self, kinds: Sequence[str] = ()) -> Iterator[Event]:
         """The events (of some kinds), in the order in which the strategy was told."""
-        which = f"kind IN ({','.join('?' * len(kinds))})" if kinds else f"kind != '{_START}'"
+        which = f"kind IN ({','.join('?' * len(kinds))})" if kinds else f"kind != '{START}'"
         for time, kind, worker, task, chunk, info in self.rows(
             f"SELECT time, kind, worker, task, chunk, info FROM events WHERE {which} ORDER BY seq", tuple(kinds)
         ):
@@ -463,102 +372,24 @@ class RunLog:
             if kind == "Reply":
                 yield Reply(time, worker, task, chunk)
             elif kind in ("Alarm", "LossEvaluated", "NoiseMeasured"):
-                yield _KINDS[kind](time, *rest)
+                yield KINDS[kind](time, *rest)
             elif kind in ("Lost", "Joined"):
-                yield _KINDS[kind](time, worker, *rest)
+                yield KINDS[kind](time, worker, *rest)
             else:
-                yield _KINDS[kind](time, worker, task, chunk, *rest)
+                yield KINDS[kind](time, worker, task, chunk, *rest)
 
     def started(self) -> tuple[float, tuple[int, ...]]:
         """When the strategy was started, in seconds on the run's clock, and which workers were there."""
-        for time, info in self.rows("SELECT time, info FROM events WHERE kind = ?", (_START,)):
+        for time, info in self.rows("SELECT time, info FROM events WHERE kind = ?", (START,)):
             return float(time), tuple(json.loads(info)[0])
         raise BadInput(f"the log '{self.path}' does not say when its run started; the run ended before it")
 
 
 LOST = "rows in its write-ahead file cannot be read"
 _LAST = 2**63 - 1  # SQLite's last row number
-_INSTEAD = "the model may still be whole: start a new run from this one, anyk train --from"
 
 
 def _from_bytes(data: bytes, path: Path | None) -> RunLog:
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     db.deserialize(data)
     return RunLog(path, db=db)
-
-
-def _copied(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """A connection to a copy of a log and its write-ahead file, and whether rows of that file could not be read.
-
-    The copy is gone when the connection is closed.
-    """
-    ahead = path.with_name(f"{path.name}-wal")
-    db: sqlite3.Connection | None = None
-    lost = False
-    try:
-        with path.open("rb") as file:
-            if file.read(16) != b"SQLite format 3\0":
-                raise BadInput(f"the log '{path}' is damaged: it is not an SQLite file")
-        with tempfile.TemporaryDirectory(prefix="anyk-log-") as folder:
-            copy = Path(folder) / path.name
-            for _ in range(_DIRECT):  # until nobody has moved rows from one file to the other meanwhile
-                before = _stand(path, ahead)
-                shutil.copyfile(path, copy)
-                copy.with_name(ahead.name).unlink(missing_ok=True)
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(ahead, copy.with_name(ahead.name))
-                if _stand(path, ahead) == before:
-                    break
-            db = sqlite3.connect(copy, isolation_level=None, check_same_thread=False)
-            db.execute("PRAGMA trusted_schema=OFF")
-            frames = _frames(copy.with_name(ahead.name))
-            taken = max(0, db.execute("PRAGMA wal_checkpoint").fetchone()[1])
-            lost = frames is None or frames > taken
-            db.execute("PRAGMA journal_mode=DELETE").fetchall()
-            db.execute("SELECT count(*) FROM sqlite_master").fetchall()
-            db.execute("PRAGMA query_only=ON")
-    except sqlite3.Error as error:
-        if db is not None:
-            db.close()
-        raise BadInput(f"the log '{path}' is damaged ({error}); {_INSTEAD}") from None
-    except OSError as error:
-        if db is not None:
-            db.close()
-        raise BadInput(f"the log '{path}' cannot be copied to be read ({error.strerror})") from None
-    return db, lost
-
-
-def _frames(ahead: Path) -> int | None:
-    """Pages that a write-ahead file says were committed, whatever SQLite can read; None where its start is damaged.
-
-    SQLite passes over pages whose checksum is wrong, and over all that come after. Each has the two salts of the
-    file's header; a file that is begun anew has new ones, and older pages behind.
-    """
-    if not ahead.is_file():
-        return 0
-    committed = 0
-    with ahead.open("rb") as file:
-        head = file.read(32)
-        size = int.from_bytes(head[8:12], "big")
-        if len(head) < 32:
-            return 0
-        if head[:3] != b"\x37\x7f\x06" or not 512 <= size <= 65536:
-            return None
-        number = 0
-        while len(page := file.read(24)) == 24:
-            number += 1
-            if page[8:16] == head[16:24] and any(page[4:8]):
-                committed = number
-            elif number == 1 and (page[8:12] == head[16:20]) != (page[12:16] == head[20:24]):
-                return None
-            file.seek(size, 1)
-    return committed
-
-
-def _stand(path: Path, ahead: Path) -> tuple[object, ...]:
-    """What changes when SQLite moves rows from the write-ahead file to the log, or begins that file anew."""
-    found = path.stat()
-    head = b""
-    with contextlib.suppress(FileNotFoundError), ahead.open("rb") as file:
-        head = file.read(32)
-    return found.st_mtime_ns, found.st_size, head

@@ -11,7 +11,7 @@ from typing import Any
 from anyk.checks import typed
 from anyk.clusters.injection import InFlight
 from anyk.clusters.virtual.entries import COMPUTED, Entry
-from anyk.delays.models import MOST
+from anyk.delays.base import MOST
 from anyk.errors import BadInput
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyk.decompile.equations import Equation
 from anyk.decompile.naming import Origins
 from anyk.decompile.primitives import (
     control,
@@ -14,7 +15,6 @@ from anyk.decompile.primitives import (
     shapes,
 )
 from anyk.decompile.primitives.table import Rule, table
-from anyk.decompile.reading import Equation
 from anyk.errors import BadInput
 
 

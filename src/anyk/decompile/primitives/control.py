@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anyk.decompile import expressions as ex
+from anyk.decompile.equations import Atom, Block, Equation, Value
 from anyk.decompile.expressions import Expr
+from anyk.decompile.literals import short
 from anyk.decompile.naming import noun
 from anyk.decompile.primitives.table import row, rows
-from anyk.decompile.reading import Atom, Block, Equation, Value
-from anyk.decompile.writing import Writer, short
+from anyk.decompile.writing import Writer
 
 
 @rows("call")

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from anyk.decompile import expressions as ex
+from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.reductions import _combination, _precision
 from anyk.decompile.primitives.table import Rule, extreme, plain, row
-from anyk.decompile.reading import Equation
 from anyk.decompile.writing import Writer
 
 

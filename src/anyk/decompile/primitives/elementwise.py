@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anyk.decompile import expressions as ex
+from anyk.decompile.equations import Constant, Equation
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.table import (
     Rule,
@@ -17,7 +18,6 @@ from anyk.decompile.primitives.table import (
     row,
     rows,
 )
-from anyk.decompile.reading import Constant, Equation
 from anyk.decompile.writing import Writer
 
 for _name, _operator in {

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from anyk.decompile import expressions as ex
+from anyk.decompile.equations import Atom, Constant, Equation, Value
 from anyk.decompile.expressions import Expr
+from anyk.decompile.literals import number, short
 from anyk.decompile.primitives.table import plain, row
-from anyk.decompile.reading import Atom, Constant, Equation, Value
-from anyk.decompile.writing import Writer, number, short
+from anyk.decompile.writing import Writer
 
 
 def _starts(w: Writer, atoms: Sequence[Atom]) -> Expr:

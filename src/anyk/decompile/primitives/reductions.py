@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from anyk.decompile import expressions as ex
+from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.table import Rule, axes, extreme, plain, row, rows
-from anyk.decompile.reading import Equation
 from anyk.decompile.writing import Writer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

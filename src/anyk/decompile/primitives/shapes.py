@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anyk.decompile import expressions as ex
+from anyk.decompile.equations import Atom, Constant, Equation, Value
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.table import lax, plain, row, rows
-from anyk.decompile.reading import Atom, Constant, Equation, Value
 from anyk.decompile.writing import Writer
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from anyk.decompile import expressions as ex
+from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.reading import Equation
 from anyk.decompile.writing import Writer
 
 # a rule gives the expression of an equation's output (of a tuple, if there are several), or writes statements itself

@@ -1,0 +1,104 @@
+"""The tables of a run log, and their rows as types."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from anyk.protocol import (
+    Alarm,
+    DriftMeasured,
+    Failed,
+    Joined,
+    LossEvaluated,
+    Lost,
+    MessageProjected,
+    NoiseMeasured,
+    Progress,
+    Reply,
+)
+
+TABLES = {
+    "events": "seq INTEGER PRIMARY KEY, time REAL, kind TEXT, worker INTEGER, task INTEGER, chunk INTEGER, info TEXT",
+    "works": "id INTEGER PRIMARY KEY, partitions TEXT, coefficients TEXT, slot TEXT, send TEXT, batch INTEGER, "
+    "repeat INTEGER, steps INTEGER, mix TEXT, share REAL, state INTEGER, "
+    "compress TEXT",
+    "chunks": "task INTEGER, chunk INTEGER, worker INTEGER, version INTEGER, work INTEGER, dispatched REAL, "
+    "started REAL, computing REAL, computed REAL, sent REAL, received REAL, cancelled REAL, done INTEGER, due REAL, "
+    "ending TEXT, slot TEXT, step INTEGER, weight REAL, digest INTEGER, seq INTEGER",
+    "updates": "slot TEXT, version INTEGER, time REAL, replies INTEGER, residual REAL, gain REAL, staleness REAL, "
+    "stalest INTEGER, scale REAL, digest INTEGER, seq INTEGER",
+    "evaluations": "slot TEXT, version INTEGER, time REAL, loss REAL, metric REAL",
+    "notes": "time REAL, kind TEXT, text TEXT, seq INTEGER",
+    "summary": "name TEXT, value TEXT, seq INTEGER",
+    "checkpoints": "seq INTEGER, digest TEXT",
+}
+SEALS = "id INTEGER PRIMARY KEY, upto TEXT, seal TEXT"
+SCHEMA = {name: f"CREATE TABLE {name} ({columns})" for name, columns in {**TABLES, "seals": SEALS}.items()}
+INSERT = {
+    name: f"INSERT INTO {name} VALUES ({','.join('?' * (columns.count(',') + 1))})" for name, columns in TABLES.items()
+}
+START = "Start"  # the event with which a run begins: who is there
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Reply,
+        Progress,
+        Failed,
+        Lost,
+        Joined,
+        Alarm,
+        MessageProjected,
+        LossEvaluated,
+        DriftMeasured,
+        NoiseMeasured,
+    )
+}
+
+
+class Ended(NamedTuple):
+    """A chunk that has ended; ``weight`` is JSON where there is one for each block. Times are in seconds."""
+
+    task: int
+    chunk: int
+    worker: int
+    version: int
+    work: int
+    dispatched: float
+    started: float | None
+    computing: float | None
+    computed: float | None
+    sent: float | None
+    received: float | None
+    cancelled: float | None
+    done: int | None
+    due: float | None
+    ending: str
+    slot: str
+    step: int | None
+    weight: float | str | None
+    digest: int | None
+
+
+class Update(NamedTuple):
+    """A new version of a slot."""
+
+    slot: str
+    version: int
+    time: float
+    replies: int
+    residual: float
+    gain: float
+    staleness: float
+    stalest: int
+    scale: float
+    digest: int
+
+
+class Evaluation(NamedTuple):
+    """What a version is worth; ``time`` is when it was made, not when it was looked at."""
+
+    slot: str
+    version: int
+    time: float
+    loss: float
+    metric: float | None
