@@ -31,7 +31,8 @@ from anyk.protocol import (
     Stop,
 )
 from anyk.testing import check_strategy
-from anyk.testing.hostile import Broken, hostile
+from anyk.testing.hostile import hostile
+from anyk.testing.world import Broken
 from anyk.testing.soak import STRATEGIES
 from anyk.training import Driver, session
 

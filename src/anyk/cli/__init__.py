@@ -68,6 +68,6 @@ def main() -> None:
 
 
 # they add their commands to the group above
-from anyk.cli import clusters, codes, decompile, graphs, lists, reproduce, runs, traces  # noqa: E402
+from anyk.cli import clusters, codes, decompile, graphs, lists, races, reproduce, runs, traces  # noqa: E402
 
-__all__ = ["clusters", "codes", "decompile", "graphs", "lists", "main", "reproduce", "runs", "traces"]
+__all__ = ["clusters", "codes", "decompile", "graphs", "lists", "main", "races", "reproduce", "runs", "traces"]

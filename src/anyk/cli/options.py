@@ -299,3 +299,13 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
     if given.get("probe") is not None:
         used["strategy"] = "what the probe finds"
     return used | {name: text for name, text in left_out.items() if given.get(name) is None}
+
+
+curve_option = click.option(
+    "--curve", type=click.Choice(["metric", "loss"]), default="metric", show_default=True,
+    help="What the picture shows against seconds.",
+)  # fmt: skip
+models_option = click.option(
+    "--models", type=int, default=1, show_default=True,
+    help="Models trained at once, in turn (of two-layer networks each with a start of its own).",
+)  # fmt: skip

@@ -115,3 +115,16 @@ def write_json(value: Any, file: str | None) -> None:
         Path(file).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"the file '{file}' cannot be written ({error.strerror})") from None
+
+
+def warn(text: str) -> None:
+    """Tell the user beside the results, on standard error."""
+    click.echo(f"anyk: {text}", err=True)
+
+
+def exit_interrupted(folder: str | Path) -> None:
+    """Say how to go on, and exit as after Ctrl-C; without a run or race in the folder, let Python do that."""
+    if not any((Path(folder) / name).is_file() for name in ("run.toml", "race.toml")):
+        raise KeyboardInterrupt
+    click.echo(f"anyk: interrupted; go on with: anyk resume {folder}", err=True)
+    sys.exit(130)

@@ -1,0 +1,211 @@
+"""The command that races strategies, and what is told of races."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from anyk.cli import main
+from anyk.cli.options import (
+    common,
+    curve_option,
+    join_cluster,
+    make_optimizer,
+    make_problem,
+    models_option,
+    new_folder,
+    picture_option,
+    show_settings,
+    tell_delays,
+)
+from anyk.cli.output import check_file, check_picture, exit_interrupted, people, say, warn, write_json
+from anyk.errors import BadInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from anyk.training import Race
+
+# what `anyk race` does when told nothing: long enough to see, short enough to wait for
+_RACE = {"delays": "exp:mean=0.2", "target": 0.93, "seconds": 40.0}
+
+
+def variant(problem: Any, number: int) -> Any:
+    """The same problem with a start of its own, where it has a random one; the data is shared."""
+    from anyk.problems import TwoLayerNetwork
+    from anyk.specs import parse
+
+    if not isinstance(problem, TwoLayerNetwork):
+        return problem
+    recipe = problem.recipe() or {}
+    name, values = parse(str(recipe["model"]))
+    seed = problem.seed + number
+    keys = ",".join(f"{key}={value}" for key, value in (values | {"seed": str(seed)}).items())
+    return TwoLayerNetwork(
+        problem.X, problem.y, hidden=problem.hidden, seed=seed, l2=problem.l2, X_test=problem.X_test,
+        y_test=problem.y_test, recipe=recipe | {"model": f"{name}:{keys}"},
+    )  # fmt: skip
+
+
+@main.command()
+@click.option("--strategy", "strategies", multiple=True, metavar="SPEC",
+              help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
+              "async:lr_scale=0.05]")  # fmt: skip
+@models_option
+@picture_option("Picture of the race; race.png in the race's folder if left out.")
+@curve_option
+@common
+@click.pass_context
+def race(
+    ctx: click.Context, /, strategies: tuple[str, ...], models: int, picture: str | None, curve: Any, **given: Any
+) -> None:
+    """Train with several strategies, one after another, on the same data with the same stragglers.
+
+    With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
+    held-out digits are classified correctly. Speed-ups are over 'uncoded' (else over the first strategy): by the time
+    to the target; without one, by the time to the lowest loss that both reached; with several models, by seconds a job.
+
+    \b
+    anyk show runs/race-1              the table again; --picture draws it again
+    anyk resume runs/race-1            what is left of an interrupted race
+    anyk resume runs/race-1 --add SPEC     adds a strategy
+    """
+    from click.core import ParameterSource
+
+    from anyk.training.racing import charged, racers
+
+    chosen = strategies or racers(given["workers"], models)
+    told = {"steps", "seconds", "target", "delays", "data", "problem"} & {
+        name for name in given if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
+    }
+    if not told:
+        given.update(_RACE)
+        ctx.params.update(_RACE)
+    if given["settings"]:
+        ctx.params["strategies"] = chosen
+        show_settings(ctx)
+        return
+    from anyk.reports import Progress
+    from anyk.training import race as run_race
+
+    if models < 1:
+        raise BadInput(f"models must be at least 1, got {models}")
+    folder = Path(given["out"]) if given["out"] else new_folder("race")
+    check_picture(picture, folder=folder)
+    check_file(given["json_file"], "file", folder=folder)
+    console = people(given["json_file"])
+    problem = make_problem(given)
+    tell_delays(given["delays"], given["workers"])
+    optimizer = make_optimizer(problem, given)
+    asked = given["cluster"]
+    if not told:
+        given["cluster"] = charged(asked, problem, workers=given["workers"])
+    head = [
+        f"{given['problem'] or given['data'] + ', ' + given['model']}: {problem.samples:,} rows, "
+        f"{problem.dimension:,} parameters; "
+        f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}"
+    ]
+    if given["cluster"] != asked:
+        head.append(f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
+    try:
+        with Progress(console, quiet=given["quiet"]) as progress:
+            result = run_race(
+                problem if models == 1 else [problem, *(variant(problem, i) for i in range(1, models))],
+                chosen,
+                workers=given["workers"],
+                cluster=given["cluster"],
+                delays=given["delays"],
+                communication=given["communication"],
+                seed=given["seed"],
+                optimizer=optimizer,
+                steps=given["steps"],
+                seconds=given["seconds"],
+                target=given["target"],
+                out=folder,
+                watch=progress,
+                before=_saying(console, given["quiet"], head),
+            )
+    except KeyboardInterrupt:
+        _race_interrupted(console, folder)
+    tell_race(console, result, Path(picture) if picture else folder / "race.png", curve)
+    write_json(result.report(), given["json_file"])
+    _exit_if_failed(result)
+
+
+def _saying(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable[[str], None]:
+    """Says which strategy begins; before the first, when all that was asked for is known to be possible, the head."""
+    unsaid = list(head)
+
+    def tell(spec: str) -> None:
+        say(console, *unsaid, *([] if quiet else [f"· {spec}"]))
+        unsaid.clear()
+
+    return tell
+
+
+def _race_interrupted(console: Console, folder: Path) -> None:
+    """What there is so far, and how to go on."""
+    from anyk.reports import race_table
+    from anyk.training import Race, is_race
+
+    if is_race(folder):
+        so_far = Race.open(folder)
+        if so_far.runs:
+            say(console, race_table(so_far.runs))
+        so_far.close()
+    exit_interrupted(folder)
+
+
+def tell_race(console: Console, result: Race, picture: Path | None, curve: Any) -> None:
+    """Table, remarks and picture; without matplotlib, how to get one."""
+    from anyk.errors import MissingPackage
+    from anyk.reports import plot, race_notes, race_table
+
+    if not result.runs:
+        say(console, "nothing has begun")
+        return
+    say(console, race_table(result.runs), *race_notes(result.runs))
+    for spec, why in result.failures.items():
+        say(console, f"{spec} failed: {why}")
+    if picture is None:
+        return
+    try:
+        plot(result.runs, picture, of=curve)
+    except MissingPackage as error:
+        say(console, f"no picture: {error}")
+    else:
+        say(console, f"picture: {picture}")
+
+
+def _exit_if_failed(result: Race) -> None:
+    if result.failures:
+        sys.exit(1)
+
+
+def resume_the_race(
+    console: Console, folder: str, problem: str | None, trust: bool, add: Sequence[str], quiet: bool,
+    json_file: str | None, limits: dict[str, Any],
+) -> None:  # fmt: skip
+    """Run what is left of a race, and tell of all of it."""
+    from anyk.problems import from_function
+    from anyk.reports import Progress
+    from anyk.training import resume_race
+    from anyk.training.racing import read_race
+
+    join_cluster(read_race(Path(folder))["cluster"])
+    made = None if problem is None else from_function(problem)
+    before = _saying(console, quiet)
+    try:
+        with Progress(console, quiet=quiet) as progress:
+            result = resume_race(
+                folder, problem=made, trust=trust, add=add, watch=progress, before=before, tell=warn, **limits
+            )
+    except KeyboardInterrupt:
+        _race_interrupted(console, Path(folder))
+    tell_race(console, result, Path(folder) / "race.png", "metric")
+    write_json(result.report(), json_file)
+    _exit_if_failed(result)

@@ -1,0 +1,329 @@
+"""The world of a hostile schedule: what was dispatched and became of it; each command is checked against it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anyk import keyed
+from anyk.protocol import (
+    Cancel,
+    Chunk,
+    Combine,
+    Command,
+    Dispatch,
+    DriftMeasured,
+    EvaluateLoss,
+    Event,
+    Fleet,
+    LossEvaluated,
+    MeasureDrift,
+    MeasureNoise,
+    Mix,
+    NoiseMeasured,
+    Note,
+    ProjectMessage,
+    RequestMessage,
+    SetAlarm,
+    Stop,
+    Strategy,
+    Task,
+)
+
+Place = tuple[int, int]  # task and chunk of a message
+
+
+class Broken(AssertionError):
+    """A strategy has broken a rule; ``kind`` names the rule, or the exception that it raised."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(slots=True)
+class Given:
+    """A task that was dispatched, with the status of its chunks: open, arrived, used, cancelled, failed or lost."""
+
+    worker: int
+    chunks: list[Chunk]
+    status: list[str]
+    progress: list[int]
+    versions: dict[str, int]
+    life: int  # how often its worker had died before
+    asked: set[int] = field(default_factory=set)
+
+    def open(self) -> list[int]:
+        """The chunks that may still give a message."""
+        return [index for index, status in enumerate(self.status) if status == "open"]
+
+
+class World:
+    """The knowledge of a driver and a cluster, against which each command of a strategy is checked."""
+
+    def __init__(self, strategy: Strategy, fleet: Fleet, seed: int) -> None:
+        layout = strategy.layout
+        self.workers, self.partitions, self.slots = layout.workers, layout.partitions, layout.slots
+        self.assignment = [frozenset(held) for held in layout.assignment]
+        self.blocks, self.trained = layout.blocks, layout.trained
+        self.shares: Sequence[int] = layout.shares or (1,) * self.partitions
+        self.exact = strategy.exact
+        self.seed = seed
+        self.now = fleet.time
+        self.present, self.gone = set(fleet.present), set[int]()
+        self.versions = dict.fromkeys(layout.slots, 0)
+        self.tasks: dict[int, Given] = {}
+        self.task_of: dict[int, int] = {}  # the newest task of each worker
+        self.next = 0
+        self.alarms: dict[str, float] = {}
+        self.measures: deque[Place] = deque()
+        self.questions: deque[Event] = deque()  # answers that the driver gives at once
+        self.asked = 0
+        self.stopped: Stop | None = None
+        self.failures = 0
+        self.inside: dict[Place, list[tuple[Place, float]]] = {}  # messages that were added to another
+        self.silent: dict[int, list[Place]] = {worker: [] for worker in range(self.workers)}  # ended without a message
+        self.lives = [0] * self.workers
+        self.states: list[set[int]] = [set() for _ in range(self.workers)]  # tasks whose optimiser states workers have
+        # what this schedule's losses are like
+        self.noise = keyed.generator(seed, "hostile answers")
+        self.loss = math.nan if self.noise.random() < 0.2 else 10.0
+
+    @property
+    def step(self) -> int:
+        """Versions of the model that has the fewest."""
+        return min(self.versions[slot] for slot in self.trained)
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def obey(self, commands: Sequence[Command]) -> None:
+        """Carry out commands; raises :class:`Broken` at the first that breaks a rule."""
+        for command in commands:
+            if isinstance(command, Dispatch):
+                self._dispatch(command)
+            elif isinstance(command, Cancel):
+                self._cancel(command)
+            elif isinstance(command, RequestMessage):
+                self._collect(command)
+            elif isinstance(command, Combine):
+                self._combine(command)
+            elif isinstance(command, Mix):
+                self._mix(command)
+            elif isinstance(command, SetAlarm):
+                self._alarm(command)
+            elif isinstance(command, ProjectMessage):
+                self._arrived((command.task, command.chunk), "measured")
+                self.measures.append((command.task, command.chunk))
+            elif isinstance(command, Stop):
+                self._stop(command)
+                return
+            elif isinstance(command, (EvaluateLoss, MeasureDrift, MeasureNoise)):
+                self._ask(command)
+            elif not isinstance(command, Note):
+                raise Broken("command", f"{command!r} is not a command")
+
+    def _dispatch(self, command: Dispatch) -> None:
+        workers, chunks = list(command.workers), list(command.chunks)
+        if len(workers) != len(chunks):
+            raise Broken("dispatch", f"{len(workers)} workers are given {len(chunks)} tasks")
+        for task, (worker, work) in enumerate(zip(workers, chunks, strict=True), command.task):
+            if task in self.tasks:
+                raise Broken("reused", f"task {task} was dispatched twice")
+            if task < self.next:
+                raise Broken("reused", f"task {task} was dispatched after task {self.next - 1}; numbers go upwards")
+            if worker not in self.present:
+                raise Broken("absent", f"task {task} was dispatched to worker {worker}, which is not present")
+            before = self.task_of.get(worker)
+            if before is not None and self.tasks[before].open():
+                raise Broken("busy", f"worker {worker} was given task {task} while it is busy with task {before}")
+            self._check_task(worker, task, work)
+            self.next = task + 1
+            self.task_of[worker] = task
+            self.tasks[task] = Given(
+                worker, list(work), ["open"] * len(work), [0] * len(work), dict(self.versions), self.lives[worker]
+            )
+
+    def _check_task(self, worker: int, task: int, work: Task) -> None:
+        if not work:
+            raise Broken("dispatch", f"task {task} has no chunks")
+        for chunk in work:
+            if chunk.slot not in self.versions:
+                raise Broken("dispatch", f"task {task} is about '{chunk.slot}', which is not one of {self.slots}")
+            if not self.assignment[worker].issuperset(chunk.partitions):
+                raise Broken("dispatch", f"task {task} asks worker {worker} for partitions that it does not hold")
+            if len(chunk.coefficients) != len(chunk.partitions) * self.blocks:
+                raise Broken("dispatch", f"task {task} has {len(chunk.coefficients)} coefficients")
+            for _, other, index, _ in chunk.mix:
+                self._arrived((other, index), f"read by task {task}")
+            if chunk.mix:
+                self._whole(f"task {task} begins at", [*(weight for *_, weight in chunk.mix), chunk.share])
+            before = self.tasks.get(chunk.state)
+            if chunk.state != -1 and (before is None or before.worker != worker):
+                raise Broken("state", f"task {task} goes on from the state of task {chunk.state}, another worker's")
+            if before is not None and before.life == self.lives[worker] and chunk.state not in self.states[worker]:
+                raise Broken("state", f"task {task} goes on from the state of task {chunk.state}, which may be gone")
+
+    def _cancel(self, command: Cancel) -> None:
+        for task in command.tasks:
+            given = self.tasks.get(task)
+            if given is None:
+                raise Broken("cancel", f"task {task} was cancelled and never dispatched")
+            for index, status in enumerate(given.status):
+                if status == "open":
+                    self.silent[given.worker].append((task, index))
+                    self.keeps(given, task, index, certain=False)
+                if status in ("open", "arrived"):
+                    given.status[index] = "cancelled"
+
+    def _collect(self, command: RequestMessage) -> None:
+        worker, task, index = command.worker, command.task, command.chunk
+        given = self.tasks.get(task)
+        if given is None or given.worker != worker or given.status[index] != "open":
+            raise Broken("collect", f"a message of task {task} is asked for, which worker {worker} is not busy with")
+        chunk = given.chunks[index]
+        if chunk.send != "request" or index in given.asked:
+            raise Broken("collect", f"the message of task {task} is asked for, and it is sent by itself or asked twice")
+        if not set(chunk.partitions[: given.progress[index]]).issuperset(command.partitions):
+            raise Broken("collect", f"worker {worker} is asked for partitions that it has not finished")
+        for place in command.messages:
+            self._arrived(place, f"added to the message of task {task}")
+        given.asked.add(index)
+        given.chunks[index] = chunk._replace(partitions=command.partitions, coefficients=command.coefficients)
+        self.inside[task, index] = list(zip(command.messages, command.weights, strict=True))
+
+    def _combine(self, command: Combine) -> None:
+        slot = self._known(command.slot)
+        if not command.messages:
+            raise Broken("combine", "a step without messages")
+        numbers = [
+            *np.ravel(command.weights),
+            command.scale,
+            command.residual or 0.0,
+            command.gain,
+            command.compensation,
+        ]
+        if not np.isfinite(numbers).all():
+            raise Broken("combine", f"a step with numbers that are not finite: {command}")
+        used = self._use(command.messages, command.weights)
+        for (task, index), _ in used:
+            chunk = self.tasks[task].chunks[index]
+            if chunk.steps or chunk.slot != slot:
+                raise Broken("combine", f"a step of '{slot}' uses task {task}, which is not a gradient of it")
+        self._check_sum(command, used)
+        self.versions[slot] += 1
+
+    def _check_sum(self, command: Combine, used: list[tuple[Place, Any]]) -> None:
+        """The coefficients dispatched and the weights give the residual that the step claims."""
+        stated = command.residual
+        if stated is None and not self.exact:
+            return
+        b, m = self.blocks, self.partitions
+        total = np.zeros((b, m * b))
+        counted = 0
+        for (task, index), weight in used:
+            chunk = self.tasks[task].chunks[index]
+            columns = [j * b + u for j in chunk.partitions for u in range(b)]
+            for u, a in enumerate(np.atleast_1d(weight)):
+                np.add.at(total[u], columns, a * np.asarray(chunk.coefficients))
+            counted += sum(self.shares[j] for j in chunk.partitions)
+        if command.divisor == "counted":
+            total *= sum(self.shares) / counted
+        residual = float(np.linalg.norm(total - np.tile(np.eye(b), (1, m)))) / math.sqrt(m * b)
+        if stated is not None and abs(residual - stated) > 1e-6 * max(1.0, command.gain):
+            raise Broken("residual", f"a step claims a residual of {stated:.6g}, and it is {residual:.6g}")
+        if self.exact and residual > 1e-6 * max(1.0, command.gain):
+            raise Broken("residual", f"a step has a residual of {residual:.6g}; 'wait' allows no approximation")
+
+    def _mix(self, command: Mix) -> None:
+        slot = self._known(command.slot)
+        for place, _ in self._use(command.messages, command.weights):
+            if not self.tasks[place[0]].chunks[place[1]].steps:
+                raise Broken("mix", f"task {place[0]} is a gradient, and models are averaged")
+        moved = [] if command.relative else list(command.weights)
+        self._whole(f"'{slot}' is averaged", [*moved, command.share, *(weight for _, weight in command.others)])
+        for other, _ in command.others:
+            self._known(other)
+        self.versions[slot] += 1
+
+    def _use(self, messages: Sequence[Place], weights: Sequence[Any]) -> list[tuple[Place, Any]]:
+        """Mark messages as used, with those inside them; returns all, each with the weight it comes to."""
+        used: list[tuple[Place, Any]] = list(zip(messages, weights, strict=True))
+        for place, weight in used:  # grows while it is walked through
+            self._arrived(place, "used")
+            self.tasks[place[0]].status[place[1]] = "used"
+            used.extend((other, weight * share) for other, share in self.inside.pop(place, ()))
+        return used
+
+    def _arrived(self, place: Place, what: str) -> None:
+        task, index = place
+        given = self.tasks.get(task)
+        status = "never dispatched" if given is None else given.status[index]
+        if status != "arrived":
+            why = {"open": "before it came", "used": "though it was used before", "cancelled": "after its cancellation"}
+            said = why.get(status, f"though it was {status}")
+            raise Broken("message", f"the message of task {task}, chunk {index}, is {what} {said}")
+
+    def _known(self, slot: str) -> str:
+        if slot not in self.versions:
+            raise Broken("slot", f"'{slot}' is not one of {self.slots}")
+        return slot
+
+    @staticmethod
+    def _whole(what: str, weights: Iterable[float]) -> None:
+        total = math.fsum(weights)
+        if not abs(total - 1.0) <= 1e-9:
+            raise Broken("mix", f"{what} with weights that add up to {total:.9g}, not 1")
+
+    def _alarm(self, command: SetAlarm) -> None:
+        if command.time is None:
+            self.alarms.pop(command.name, None)
+        elif math.isfinite(command.time):
+            self.alarms[command.name] = command.time
+        else:
+            raise Broken("alarm", f"an alarm is set for {command.time}")
+
+    def _stop(self, command: Stop) -> None:
+        self.stopped = command
+        if command.failed and not self.gone and not self.failures:
+            raise Broken("stop", f"it stopped though no worker was given up and nothing failed: {command.reason}")
+
+    def _ask(self, command: EvaluateLoss | MeasureDrift | MeasureNoise) -> None:
+        """Answer what the driver answers itself, right after the commands."""
+        random = self.noise
+        self.asked += 1
+        if isinstance(command, EvaluateLoss):
+            self.loss *= float(random.uniform(0.5, 1.1))
+            slot = self._known(command.slot)
+            self.questions.append(LossEvaluated(self.now, slot, self.versions[slot], self.loss, 1.0))
+        elif isinstance(command, MeasureDrift):
+            self._arrived((command.task, command.chunk), "compared")
+            value = float(random.choice([0.0, random.exponential()]))
+            self.questions.append(DriftMeasured(self.now, command.worker, command.task, command.chunk, value))
+        else:
+            for place in command.messages:
+                self._arrived(place, "compared")
+            mean = float(random.exponential())
+            self.questions.append(
+                NoiseMeasured(self.now, len(command.messages), mean * float(random.uniform(1.0, 3.0)), mean)
+            )
+
+    def keeps(self, given: Given, task: int, index: int, *, certain: bool) -> None:
+        """Which optimiser states a worker has for certain, after a chunk that leaves one."""
+        chunk = given.chunks[index]
+        if chunk.steps or chunk.compress:
+            left = {task, chunk.state}
+            self.states[given.worker] = left if certain else self.states[given.worker] & left
+
+    def status(self, place: Place) -> str:
+        """What has become of a chunk."""
+        return self.tasks[place[0]].status[place[1]]
+
+    def held(self) -> list[Place]:
+        """Chunks that have not ended."""
+        places = [(task, index) for task, given in self.tasks.items() for index in range(len(given.status))]
+        return [place for place in places if self.status(place) in ("open", "arrived")]
