@@ -508,7 +508,7 @@ def test_settings_are_what_will_be_used(tmp_path, monkeypatch):
     assert (values["steps"], values["seconds"], values["out"]) == ("100", "no limit", "runs/train-1")
     assert values["optimizer"].startswith("nesterov") and float(values["l2"]) == pytest.approx(1 / 1437, rel=1e-5)
     smoothness = anyk.problems.from_data("digits").smoothness()
-    assert float(values["lr"]) == pytest.approx(1 / smoothness, rel=1e-3)
+    assert float(values["lr"]) == pytest.approx(1 / smoothness, rel=5e-3)  # three digits are stored
     done = run("train", *SMALL, "--strategy", "k-sync", "--steps", "2")
     assert "k-sync:k=3" in done.output and anyk.Run.open("runs/train-1").config["strategy"] == "k-sync:k=3"
 

@@ -273,8 +273,8 @@ def test_k_batch_sync_of_all_is_not_synchronous() -> None:
 @pytest.mark.parametrize(("spec", "mean"), [("async", 7.0), ("k-async:k=3", 5 / 3), ("k-batch-async:k=3", 7 / 3)])
 def test_mean_staleness_under_any_law(delays: str, spec: str, mean: float) -> None:
     """(P - K) / K and (P - 1) / K: conservation, so the mean over a long run is off by at most the warm-up's share."""
-    run = trained(spec, steps=1500, delays=delays)
-    assert np.mean(run.history["staleness"][1:]) == pytest.approx(mean, abs=P * mean / 1500 * 3)
+    run = trained(spec, steps=400, delays=delays)
+    assert np.mean(run.history["staleness"][1:]) == pytest.approx(mean, abs=P * mean / 400 * 3)
 
 
 def test_stale_gradients_count_less() -> None:
