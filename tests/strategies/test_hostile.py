@@ -32,8 +32,8 @@ from anyk.protocol import (
 )
 from anyk.testing import check_strategy
 from anyk.testing.hostile import hostile
-from anyk.testing.world import Broken
 from anyk.testing.soak import STRATEGIES
+from anyk.testing.world import Broken
 from anyk.training import Driver, session
 
 SEEDS = 24
