@@ -33,7 +33,7 @@ from anyk.training.session import session
 
 STEPS, EVERY, SEEDS = 60, 10, (0, 1, 2)
 SPECS = [
-    *(entry.name for entry in codes if entry.build.__module__.startswith("anyk.")),
+    *(entry.name for entry in codes if entry.build.__module__.startswith("anyk.") and entry.name != "matrix"),
     *("agc:load=3", "agc:load=2,scaling=marginal,wait=3", "nested:kind=cyclic", "progress:placement=random,wait=20%"),
     *("draco:kind=cyclic", "tree:children=2,stragglers=0", "bgc:decoder=one-step", "biregular:decoder=algorithmic"),
     *("hetero:relearn=5", "frc:stragglers=2,cancel=discard", "cyclic:stragglers=2,batch=3", "frc:load=2,models=3"),

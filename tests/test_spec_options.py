@@ -39,7 +39,14 @@ NEEDED: dict[str, dict[str, Any]] = {  # good values of what has no default, and
     "pareto": {"minimum": 1.0, "alpha": 2.0},
     "scipy": {"law": "gamma", "args": (2.0,)},
 }
-ELSEWHERE = ("trace", "file", "torch", "optax", "mpi")  # these need a file, seconds to import, or open MPI for good
+ELSEWHERE = (
+    "trace",
+    "file",
+    "matrix",
+    "torch",
+    "optax",
+    "mpi",
+)  # these need a file, seconds to import, or open MPI for good
 STRINGS = {  # good values of keys that take text
     "wait": ["5", "0.5s", "all"], "outer": ["adam", "gd"], "inner": ["adam", "cyclic"], "graph": ["complete", "ring"],
     "of": ["k-sync", "sync"], "by": ["half", "sign"], "left": ["uncoded", "cyclic"], "right": ["uncoded", "cyclic"],

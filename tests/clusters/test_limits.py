@@ -42,7 +42,7 @@ def test_no_strategy_is_left_out() -> None:
     names = {
         entry.name for known in (strategies, codes) for entry in known if entry.build.__module__.startswith("anyk.")
     }
-    assert names <= {spec.partition(":")[0] for spec in STRATEGIES}
+    assert names - {"matrix"} <= {spec.partition(":")[0] for spec in STRATEGIES}
 
 
 @pytest.mark.parametrize("spec", ["matcha:graph=ring,tau=2", "dpsgd:graph=ring"])

@@ -51,7 +51,7 @@ def test_every_strategy_and_code_is_in_the_net():
     covered = {spec.partition(":")[0] for spec, _ in STRATEGIES}
     entries = [*strategies.registry, *codes.registry]
     named = {entry.name for entry in entries if entry.build.__module__.startswith("anyk.")}
-    assert covered == named | {"agc"}
+    assert covered == named - {"matrix"} | {"agc"}  # a matrix needs its file: tests/codes/test_files.py
 
 
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)

@@ -98,7 +98,8 @@ def ring(path, turn=0.25):
     np.savetxt(path, matrix, delimiter=",")
 
 
-NAMING = ["dpsgd:graph=(file:w.csv)", "dpsgd:graph=file:w.csv,tau=2", "matcha:graph=(file:file=w.csv),budget=0.5"]
+NAMING = ["dpsgd:graph=(file:w.csv)", "dpsgd:graph=file:w.csv,tau=2", "matcha:graph=(file:file=w.csv),budget=0.5",
+          "matrix:file=w.csv,wait=3"]  # fmt: skip
 
 
 @pytest.mark.parametrize("made", [str, lambda spec: anyk.strategies.strategy(spec, workers=4)], ids=["spec", "object"])

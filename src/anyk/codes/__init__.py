@@ -26,6 +26,7 @@ from anyk.codes.decoders import (
 )
 from anyk.codes.designs import BlockDesignCode, designs_for
 from anyk.codes.edges import EdgeCode
+from anyk.codes.files import FileCode
 from anyk.codes.heterogeneous import HeterogeneousCode
 from anyk.codes.mds import CyclicMDS
 from anyk.codes.partial import PartialStragglers
@@ -118,6 +119,7 @@ def _kronecker(
 
 
 register("hetero")(HeterogeneousCode)
+register("matrix")(FileCode)
 
 
 def code(spec: str | Code, *, workers: int) -> Code:
@@ -153,6 +155,7 @@ __all__ = [
     "EdgeCode",
     "Exact",
     "ExpanderCode",
+    "FileCode",
     "FractionalRepetition",
     "HeterogeneousCode",
     "KroneckerCode",

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput
 from anyk.graphs.regular import edges_of_regular
+from anyk.matrices import read_matrix
 from anyk.specs import File, Registry, absolute, with_files
-from anyk.tables import existing_file, limit, read_csv, read_npy, shown
+from anyk.tables import shown
 
 Matrix = NDArray[np.float64]
 Weights = Literal["metropolis", "best"]
@@ -225,19 +226,11 @@ def _one_peer(workers: int) -> Mixing:
 
 @register("file")
 def _file(workers: int, *, file: File) -> Mixing:
-    """A mixing matrix from a CSV or .npy file, n x n; W[i, j] is the weight of i in j's next model."""
-    path = Path(file).expanduser()
-    existing_file(path, "matrix file")
-    if path.suffix == ".npy":
-        raw = read_npy(path, limit(path))
-    else:
-        columns = read_csv(path, limit(path), header=False).columns
-        raw = np.column_stack(columns)
-    if raw.dtype.kind not in "biuf":
-        raise BadInput(f"'{shown(path)}' cannot be read as a matrix: it holds {raw.dtype}, not numbers")
-    matrix = raw.astype(np.float64)
-    if matrix.shape != (workers, workers):
-        raise BadInput(f"the matrix in '{shown(path)}' must be {workers} x {workers}, got shape {matrix.shape}")
+    """A mixing matrix from a .csv, .npy or .npz file, n x n; W[i, j] is the weight of i in j's next model."""
+    raw, path = read_matrix(file), Path(file).expanduser()
+    if raw.shape != (workers, workers):
+        raise BadInput(f"the matrix in '{shown(path)}' must be {workers} x {workers}, got shape {raw.shape}")
+    matrix = raw if isinstance(raw, np.ndarray) else raw.toarray()
     for axis, what in ((0, "columns"), (1, "rows")):
         off = float(np.abs(matrix.sum(axis=axis) - 1.0).max())
         if not off <= 1e-6:

@@ -127,10 +127,11 @@ def survey(
 ) -> list[Facts | Missing]:
     """All codes for so many workers, each with its usual parameters; with ``stragglers``, built for that many.
 
-    ``tell`` hears the name of each when it is done.
+    A code that needs more than that (``matrix`` its file) is :class:`Missing`. ``tell`` hears the name of each when it
+    is done.
 
     >>> [type(row).__name__ for row in survey(8, stragglers=1)].count("Missing")
-    1
+    2
     """
     check_workers(workers)
     if stragglers is not None and not 0 <= stragglers < workers:
@@ -138,7 +139,7 @@ def survey(
     rows: list[Facts | Missing] = []
     for entry in codes.registry:
         try:
-            code = entry.build(workers=workers, **_asked(entry, stragglers))
+            code = codes.registry.build_parsed(entry.name, entry.name, _asked(entry, stragglers), workers=workers)
             rows.append(facts(code, stragglers=stragglers, seed=seed))
         except BadInput as error:
             rows.append(Missing(entry.name, str(error)))
@@ -147,10 +148,10 @@ def survey(
     return rows
 
 
-def _asked(entry: Entry[Code], stragglers: int | None) -> dict[str, int]:
+def _asked(entry: Entry[Code], stragglers: int | None) -> dict[str, str]:
     if stragglers is None or "stragglers" not in entry.parameters():
         return {}
-    return {"stragglers": stragglers}
+    return {"stragglers": str(stragglers)}
 
 
 def compare_codes(
