@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import anyk
+from anyk.cli import main
 
 ROOT = Path(__file__).parents[1]
 EXTRA = {"click", "rich", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "cloudpickle", "safetensors", "torch",
@@ -73,9 +75,9 @@ def test_the_docs_commands_are_understood(line, tmp_path):
     command = (
         words[1:3] if words[1] in groups and words[2:3] and words[2] in ("show", "compare", "check") else words[1:2]
     )
-    help_text = subprocess.run(
-        [sys.executable, "-m", "anyk", *command, "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    shown = CliRunner().invoke(main, [*command, "--help"])
+    assert shown.exit_code == 0, shown.output
+    help_text = shown.output
     for word in words[2:]:
         if word.startswith("--"):
             assert word.partition("=")[0] in help_text, f"{word} is no option of {words[1]}"

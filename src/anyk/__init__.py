@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         optimizers,
         planning,
         problems,
+        recording,
         reports,
         strategies,
         testing,
@@ -29,17 +30,18 @@ if TYPE_CHECKING:
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
-    from anyk.planning import train_tuned
+    from anyk.planning import explain, train_tuned
     from anyk.strategies import strategy
     from anyk.training import Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
     "clusters", "codes", "compression", "decompile", "delays", "graphs", "optimizers", "planning", "problems",
-    "reports", "strategies", "testing", "training",
+    "recording", "reports", "strategies", "testing", "training",
 )  # fmt: skip
 _NAMES = {
     "cluster": "clusters",
+    "explain": "planning",
     "code": "codes",
     "BadInput": "errors",
     "NotDecodable": "errors",
@@ -84,11 +86,13 @@ __all__ = [
     "compression",
     "decompile",
     "delays",
+    "explain",
     "graphs",
     "optimizers",
     "planning",
     "problems",
     "race",
+    "recording",
     "replay",
     "reports",
     "resume",

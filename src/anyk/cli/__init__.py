@@ -56,6 +56,7 @@ def main() -> None:
     anyk race                    train with four strategies under the same stragglers, and compare
     anyk train --strategy SPEC   train with one strategy
     anyk codes                   compare gradient codes; see also codes show, codes compare
+    anyk explain SOURCE          explain what slow workers cost in a measured fleet; see also record
     anyk trace show FILE         describe measured delays; see also trace record, and tune
     anyk reproduce               reproduce figures of papers and check their claims
     anyk graphs                  list graphs for averaging among neighbours; see also graphs show
@@ -68,6 +69,18 @@ def main() -> None:
 
 
 # they add their commands to the group above
-from anyk.cli import clusters, codes, decompile, graphs, lists, races, reproduce, runs, traces  # noqa: E402
+from anyk.cli import clusters, codes, decompile, fleets, graphs, lists, races, reproduce, runs, traces  # noqa: E402
 
-__all__ = ["clusters", "codes", "decompile", "graphs", "lists", "main", "races", "reproduce", "runs", "traces"]
+__all__ = [
+    "clusters",
+    "codes",
+    "decompile",
+    "fleets",
+    "graphs",
+    "lists",
+    "main",
+    "races",
+    "reproduce",
+    "runs",
+    "traces",
+]

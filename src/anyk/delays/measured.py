@@ -31,7 +31,7 @@ from anyk.tables import (
 
 Floats = NDArray[np.float64]
 _ROUND = ("round", "step", "iteration", "iter", "version", "epoch")
-_WORKER = ("worker", "rank", "node", "machine", "host", "worker id", "worker_id")
+_WORKER = ("worker", "rank", "node", "machine", "host", "worker id", "worker_id", "client", "executor")
 _SECONDS = ("", "seconds", "duration", "delay", "time", "elapsed", "latency", "value")
 _INDEX = (*_ROUND, "index", "unnamed: 0", "row", "#", "t", "id")
 _NUMBERED = re.compile(r"(?:worker|rank|node|machine|w)?[ _\-.]*(\d+)")
@@ -78,16 +78,20 @@ def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None =
     times = found.times
     if times.ndim != 2 or not times.size:
         raise BadInput(f"the trace '{shown(file)}' must be a table of rounds x workers, got shape {times.shape}")
-    remarks = list(found.remarks)
-    scale = scale if unit is None else _SCALE[unit]
-    if scale != 1.0:
-        remarks.append(f"read as {'milliseconds' if scale == 1e-3 else 'microseconds'}")
-        times = times * scale
-    elif unit is None and np.median(times) >= _LONG:
-        remarks.append("read as seconds (if these are milliseconds, give unit=ms)")
+    times, said = in_seconds(times, unit, scale)
     if not ((times >= 0) & (times <= MOST)).all():
         raise BadInput(f"the trace '{shown(file)}' must hold seconds from 0 to {MOST:g}")
-    return replace(found, times=times, remarks=tuple(remarks))
+    return replace(found, times=times, remarks=(*found.remarks, *said))
+
+
+def in_seconds(times: Floats, unit: str | None, scale: float) -> tuple[Floats, tuple[str, ...]]:
+    """Times in seconds, and what to say of that: ``unit`` is s, ms or us, else one of them is ``scale`` seconds."""
+    scale = scale if unit is None else _SCALE[unit]
+    if scale != 1.0:
+        return times * scale, (f"read as {'milliseconds' if scale == 1e-3 else 'microseconds'}",)
+    if unit is None and np.nanmedian(times) >= _LONG:
+        return times, ("read as seconds (if these are milliseconds, give unit=ms)",)
+    return times, ()
 
 
 def _from_npz(file: Path, allowed: Limit) -> Measured:
@@ -121,7 +125,7 @@ def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
     names = [name.strip().lower() for name in table.names] if table.header else [""] * len(table.names)
     if not table.rows:
         raise BadInput(f"the trace '{shown(file)}' must be a table of rounds x workers, got a header only")
-    places = _long_columns(names)
+    places = long_columns(names)
     if places is not None:
         return _from_long(file, table, names, places)
     bare = [unit_in(name)[0] for name in names]
@@ -188,7 +192,7 @@ def _refuse_other_shapes(file: Path, table: Table, columns: Sequence[int]) -> No
             )
 
 
-def _long_columns(names: Sequence[str]) -> tuple[int, int, int] | None:
+def long_columns(names: Sequence[str]) -> tuple[int, int, int] | None:
     """Where the columns round, worker and seconds of a long table are."""
     found = []
     for wanted in (_ROUND, _WORKER):
@@ -208,7 +212,7 @@ def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int
         if absent(values).any():
             raise BadInput(f"{_called(table, i)} of '{shown(file)}' has rows without a finite value")
     all_rounds, row = np.unique(rounds, return_inverse=True)
-    all_workers, column = np.unique(_by_number(workers), return_inverse=True)
+    all_workers, column = np.unique(by_number(workers), return_inverse=True)
     place = row.reshape(-1) * len(all_workers) + column.reshape(-1)
     found, counts = np.unique(place, return_counts=True)
     wrong = found[counts > 1][:1].tolist()
@@ -218,7 +222,7 @@ def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int
         r, w = divmod(wrong[0], len(all_workers))
         often = f"is there {counts[found == wrong[0]][0]} times" if wrong[0] in found else "is missing"
         raise BadInput(
-            f"round {all_rounds[r]:g} of worker {shown(_plain(all_workers[w]))} {often} in '{shown(file)}'; a long "
+            f"round {all_rounds[r]:g} of worker {shown(plain_name(all_workers[w]))} {often} in '{shown(file)}'; a long "
             "table has one row for each round and worker"
         )
     times = seconds[np.argsort(place)].reshape(len(all_rounds), len(all_workers))
@@ -228,7 +232,7 @@ def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int
     return Measured(times, remarks=remarks), unit_in(names[places[2]])[1] or 1.0
 
 
-def _by_number(workers: NDArray[np.generic]) -> NDArray[np.generic]:
+def by_number(workers: NDArray[np.generic]) -> NDArray[np.generic]:
     """Workers' names as numbers where they are such (worker 2 stands before worker 10)."""
     if workers.dtype.kind == "f":
         return workers
@@ -236,7 +240,8 @@ def _by_number(workers: NDArray[np.generic]) -> NDArray[np.generic]:
     return np.array([float(match.group(1)) for match in found if match]) if all(found) else workers
 
 
-def _plain(value: object) -> str:
+def plain_name(value: object) -> str:
+    """A worker's name as text, whole numbers without a point."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

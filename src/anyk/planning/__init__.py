@@ -14,6 +14,7 @@ from anyk.planning.bounds import (
     stationary_error,
 )
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
+from anyk.planning.explaining import Explanation, WorkerCost, explain
 from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
 from anyk.planning.simulation import Measured, simulate, simulated_pace
 from anyk.planning.times import pace
@@ -28,6 +29,9 @@ __all__ = [
     "fit_slope",
     "tune",
     "Curve",
+    "Explanation",
+    "WorkerCost",
+    "explain",
     "Facts",
     "Measured",
     "Pace",

@@ -194,11 +194,15 @@ def mean_times(log: RunLog) -> tuple[float, float]:
     return computing or 0.0, held or 0.0
 
 
-def task_times(log: RunLog) -> list[TaskTime]:
-    """Every task that did not end with its worker, in the order of dispatch."""
+def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
+    """Every task that did not end with its worker, in the order of dispatch.
+
+    ``due``: of a task that was cut off, take the time at which it would have ended, where the cluster knows.
+    """
+    end = "c.received, c.due" if due else "c.received"
     rows = log.rows(
-        "SELECT c.dispatched, c.worker, max(coalesce(c.received, c.due, c.cancelled)), "
-        "min(c.received IS NOT NULL OR c.due IS NOT NULL), group_concat(w.partitions, ';') "
+        f"SELECT c.dispatched, c.worker, max(coalesce({end}, c.cancelled)), "
+        f"min(coalesce({end}, NULL) IS NOT NULL), group_concat(w.partitions, ';') "
         "FROM chunks c JOIN works w ON w.id = c.work WHERE c.ending != 'lost' GROUP BY c.dispatched, c.worker, c.task "
         "ORDER BY c.dispatched, c.task"
     )

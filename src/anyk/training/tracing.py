@@ -15,12 +15,13 @@ from anyk.training.rows import task_times
 from anyk.training.run import Run
 
 
-def measured(run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
+def measured(run: Run, *, due: bool = True) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
     """How long tasks took in a run: seconds (rounds x workers), which of them are censored, and the load.
 
     From a task's dispatch to its last message, or, of who was cut off, to what is known of it at least. A row for
     every time at which all workers were given a task and not all of them cut off, as when a run ends; the load is the
-    mean share of the data of a task. Raises :class:`~anyk.errors.BadInput` where there is none.
+    mean share of the data of a task. ``due``: where a cluster knows when a task that was cut off would have ended, that
+    counts as measured; no real fleet knows. Raises :class:`~anyk.errors.BadInput` where there is none.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -34,7 +35,7 @@ def measured(run: Run) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
     shares: Sequence[int] = strategy.layout.shares or [1] * strategy.layout.partitions
     table: dict[tuple[float, int], dict[int, tuple[float, bool, int]]] = {}
     given: Counter[tuple[float, int]] = Counter()  # rounds that take no time begin at the same one
-    for dispatched, worker, end, known, partitions in task_times(run.log):
+    for dispatched, worker, end, known, partitions in task_times(run.log, due=due):
         if end is not None:
             covered = sum(shares[j] for j in partitions)
             row = table.setdefault((dispatched, given[dispatched, worker]), {})

@@ -1,0 +1,161 @@
+"""Statistics of a table of times: what rounds cost, who pays it, and whether that is more than chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+SHUFFLES = 199
+STRAGGLER = 1.5  # times its round's median
+_ENOUGH = 10  # rounds of which workers are said to be slow together
+
+
+def lower_median(times: ArrayLike) -> Floats:
+    """The lower median of each row, of those values that are known (not nan); shape (rows,).
+
+    >>> lower_median([[1.0, 2.0, 3.0, 9.0], [5.0, np.nan, 4.0, np.nan]]).tolist()
+    [2.0, 4.0]
+    """
+    ordered = np.sort(np.asarray(times, dtype=np.float64), axis=1)
+    known = np.isfinite(ordered).sum(axis=1)
+    return np.asarray(ordered[np.arange(len(ordered)), np.maximum(known - 1, 0) // 2])
+
+
+def shares(times: ArrayLike) -> Floats:
+    """Each worker's Shapley share of each round's excess over its lower median; seconds, the shape of ``times``.
+
+    The excess of a set of workers is that of its slowest, as in the airport game (Littlechild and Owen 1973): with
+    excesses sorted, the r-th of n adds ``(c_r - c_{r-1}) / (n - r + 1)`` to itself and to all slower ones. Rows add up
+    to ``max - median``. Where a time is nan, the share is 0.
+
+    >>> shares([[1.0, 1.0, 3.0, 4.0]]).tolist()
+    [[0.0, 0.0, 1.0, 2.0]]
+    """
+    table = np.asarray(times, dtype=np.float64)
+    order = np.argsort(table, axis=1)  # nan last
+    ordered = np.take_along_axis(table, order, axis=1)
+    known = np.isfinite(ordered)
+    excess = np.where(known, np.maximum(ordered - lower_median(table)[:, None], 0.0), 0.0)
+    steps = np.diff(excess, axis=1, prepend=0.0)
+    behind = known.sum(axis=1)[:, None] - np.arange(table.shape[1])
+    part = np.where(known, np.cumsum(steps / np.maximum(behind, 1), axis=1), 0.0)
+    found = np.zeros_like(table)
+    np.put_along_axis(found, order, part, axis=1)
+    return found
+
+
+def stands_out(costs: Floats, generator: np.random.Generator) -> Flags:
+    """Which workers' total costs exceed the 95 % quantile of the largest, if who pays is shuffled within rounds."""
+    largest = [generator.permuted(costs, axis=1).sum(axis=0).max() for _ in range(SHUFFLES)]
+    return np.asarray(costs.sum(axis=0) > np.sort(largest)[int(0.95 * SHUFFLES)] * (1 + 1e-12))
+
+
+def exceeds(
+    table: NDArray[np.generic], statistic: Callable[[NDArray[np.generic]], float], generator: np.random.Generator
+) -> bool:
+    """Whether a statistic of rounds in their order exceeds the 95 % quantile of itself if rounds are shuffled."""
+    shuffled = [statistic(generator.permutation(table)) for _ in range(SHUFFLES)]
+    return bool(statistic(table) > np.sort(shuffled)[int(0.95 * SHUFFLES)] + 1e-12)
+
+
+def late(times: Floats) -> Flags:
+    """Who straggles: takes more than :data:`STRAGGLER` times the median of its round."""
+    return np.asarray(np.nan_to_num(times) > STRAGGLER * lower_median(times)[:, None])
+
+
+def mean_burst(straggling: NDArray[np.generic]) -> float:
+    """Mean number of rounds that a worker straggles at a stretch; 0 if nobody does."""
+    flags = np.asarray(straggling, dtype=bool)
+    begins = flags & ~np.vstack([np.zeros(flags.shape[1], bool), flags[:-1]])
+    return float(flags.sum() / max(1, begins.sum()))
+
+
+def gilbert_elliott(straggling: Flags) -> tuple[float, float]:
+    """Chances a round that a worker begins to straggle, and that one that straggles stops; nan where never seen."""
+    before, after = straggling[:-1], straggling[1:]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        begin = np.divide((~before & after).sum(), (~before).sum())
+        stop = np.divide((before & ~after).sum(), before.sum())
+    return float(begin), float(stop)
+
+
+def drift(times: NDArray[np.generic]) -> float:
+    """The last quarter's median round over the first quarter's, by rounds' lower medians."""
+    medians = lower_median(times)
+    quarter = max(1, len(medians) // 4)
+    first, last = float(np.median(medians[:quarter])), float(np.median(medians[-quarter:]))
+    return last / first if first > 0 else 1.0
+
+
+def heaviness(times: Floats) -> float:
+    """Hill's estimate of the tail exponent from the slowest 5 % of all times; infinite where they are equal."""
+    values = np.sort(times[np.isfinite(times) & (times > 0)])
+    upper = values[-max(2, len(values) // 20) :]
+    spread = float(np.log(upper / upper[0]).mean()) if len(upper) else 0.0
+    return 1.0 / spread if spread > 0 else float("inf")
+
+
+def autocorrelation(times: Floats, lags: int = 10) -> list[float]:
+    """Correlation of a worker's times with those so many rounds later, over all workers; from lag 1 on."""
+    centred = np.nan_to_num(times - np.nanmean(times, axis=0))
+    power = float((centred**2).sum())
+    most = min(lags, len(times) - 2)
+    return [float((centred[lag:] * centred[:-lag]).sum() / power) if power else 0.0 for lag in range(1, most + 1)]
+
+
+def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int], float]]:
+    """Workers that are slow in the same rounds, more than chance would have it, with their mean correlation.
+
+    Correlations are those of ``log(time / round's median)``; groups come from average linkage, cut at 0.5 or where
+    the largest correlation of two workers lies in 95 % of shuffles of each worker's rounds, whichever is more.
+    """
+    rounds, workers = times.shape
+    if rounds < _ENOUGH or workers < 3 or not np.isfinite(times).all():
+        return []
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    with np.errstate(divide="ignore"):
+        ratio = np.log(np.maximum(times, 1e-12) / np.maximum(lower_median(times), 1e-12)[:, None])
+    ratio = ratio - ratio.mean(axis=0)
+    size = np.linalg.norm(ratio, axis=0)
+    ratio = ratio / np.where(size > 1e-9, size, np.inf)
+    upper = np.triu_indices(workers, 1)
+    chance = []
+    for _ in range(39):
+        mixed = generator.permuted(ratio, axis=0)
+        chance.append(float((mixed.T @ mixed)[upper].max()))
+    least = max(0.5, float(np.sort(chance)[int(0.95 * len(chance))]))
+    correlation = np.clip(ratio.T @ ratio, -1.0, 1.0)
+    np.fill_diagonal(correlation, 1.0)
+    labels = fcluster(linkage(squareform(1.0 - correlation, checks=False), "average"), 1.0 - least, "distance")
+    found = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        if 2 <= len(members) < workers:
+            inner = correlation[np.ix_(members, members)]
+            mean = (inner.sum() - len(members)) / (len(members) * (len(members) - 1))
+            found.append((members.tolist(), float(mean)))
+    return sorted(found, key=lambda group: -len(group[0]))
+
+
+def slow_kind(times: Floats) -> tuple[list[int], float] | None:
+    """Where half the workers or more are of a slow kind, they and how many times slower; else None.
+
+    The largest gap between the workers' medians, in logarithms, tells the kinds apart, if it is at least 1.3.
+    """
+    medians = np.nanmedian(times, axis=0)
+    order = np.argsort(medians, kind="stable")
+    ordered = np.maximum(medians[order], 1e-12)
+    if len(ordered) < 2:
+        return None
+    gaps = np.diff(np.log(ordered))
+    at = int(gaps.argmax())
+    slow = order[at + 1 :]
+    if gaps[at] < np.log(1.3) or 2 * len(slow) < len(order):
+        return None
+    return sorted(slow.tolist()), float(np.median(ordered[at + 1 :]) / np.median(ordered[: at + 1]))
