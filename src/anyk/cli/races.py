@@ -56,23 +56,28 @@ def variant(problem: Any, number: int) -> Any:
               help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
               "async:lr_scale=0.05]")  # fmt: skip
 @models_option
+@click.option("--seeds", type=int, default=1, show_default=True,
+              help="How often each strategy trains: with --seed, --seed + 1, …, the same for all.")  # fmt: skip
 @picture_option("Picture of the race; race.png in the race's folder if left out.")
 @curve_option
 @common
 @click.pass_context
 def race(
-    ctx: click.Context, /, strategies: tuple[str, ...], models: int, picture: str | None, curve: Any, **given: Any
-) -> None:
+    ctx: click.Context, /, strategies: tuple[str, ...], models: int, seeds: int, picture: str | None, curve: Any,
+    **given: Any,
+) -> None:  # fmt: skip
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
     held-out digits are classified correctly. Speed-ups are over 'uncoded' (else over the first strategy): by the time
     to the target; without one, by the time to the lowest loss that both reached; with several models, by seconds a job.
+    With several seeds: medians, least and largest values, and speed-ups over the run of 'uncoded' with the same seed.
 
     \b
     anyk show runs/race-1              the table again; --picture draws it again
     anyk resume runs/race-1            what is left of an interrupted race
     anyk resume runs/race-1 --add SPEC     adds a strategy
+    anyk resume runs/race-1 --seeds 5      trains with further seeds
     """
     from click.core import ParameterSource
 
@@ -94,6 +99,8 @@ def race(
 
     if models < 1:
         raise BadInput(f"models must be at least 1, got {models}")
+    if seeds < 1:
+        raise BadInput(f"seeds must be at least 1, got {seeds}")
     folder = Path(given["out"]) if given["out"] else new_folder("race")
     check_picture(picture, folder=folder)
     check_file(given["json_file"], "file", folder=folder)
@@ -108,6 +115,8 @@ def race(
         f"{given['problem'] or given['data'] + ', ' + given['model']}: {problem.samples:,} rows, "
         f"{problem.dimension:,} parameters; "
         f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}"
+        + f", {seeds} seeds"
+        * (seeds > 1)
     ]
     if given["cluster"] != asked:
         head.append(f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
@@ -121,6 +130,7 @@ def race(
                 delays=given["delays"],
                 communication=given["communication"],
                 seed=given["seed"],
+                seeds=seeds,
                 optimizer=optimizer,
                 steps=given["steps"],
                 seconds=given["seconds"],
@@ -137,11 +147,11 @@ def race(
 
 
 def _saying(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable[[str], None]:
-    """Says which strategy begins; before the first, when all that was asked for is known to be possible, the head."""
+    """Says which run begins; before the first, when all that was asked for is known to be possible, the head."""
     unsaid = list(head)
 
-    def tell(spec: str) -> None:
-        say(console, *unsaid, *([] if quiet else [f"· {spec}"]))
+    def tell(title: str) -> None:
+        say(console, *unsaid, *([] if quiet else [f"· {title}"]))
         unsaid.clear()
 
     return tell
@@ -169,8 +179,8 @@ def tell_race(console: Console, result: Race, picture: Path | None, curve: Any) 
         say(console, "nothing has begun")
         return
     say(console, race_table(result.runs), *race_notes(result.runs))
-    for spec, why in result.failures.items():
-        say(console, f"{spec} failed: {why}")
+    for title, why in result.failures.items():
+        say(console, f"{title} failed: {why}")
     if picture is None:
         return
     try:
@@ -187,14 +197,14 @@ def _exit_if_failed(result: Race) -> None:
 
 
 def resume_the_race(
-    console: Console, folder: str, problem: str | None, trust: bool, add: Sequence[str], quiet: bool,
-    json_file: str | None, limits: dict[str, Any],
+    console: Console, folder: str, problem: str | None, trust: bool, add: Sequence[str], seeds: int | None,
+    quiet: bool, json_file: str | None, limits: dict[str, Any],
 ) -> None:  # fmt: skip
     """Run what is left of a race, and tell of all of it."""
     from anyk.problems import from_function
     from anyk.reports import Progress
     from anyk.training import resume_race
-    from anyk.training.racing import read_race
+    from anyk.training.racefolder import read_race
 
     join_cluster(read_race(Path(folder))["cluster"])
     made = None if problem is None else from_function(problem)
@@ -202,8 +212,9 @@ def resume_the_race(
     try:
         with Progress(console, quiet=quiet) as progress:
             result = resume_race(
-                folder, problem=made, trust=trust, add=add, watch=progress, before=before, tell=warn, **limits
-            )
+                folder, problem=made, trust=trust, add=add, seeds=seeds, watch=progress, before=before, tell=warn,
+                **limits,
+            )  # fmt: skip
     except KeyboardInterrupt:
         _race_interrupted(console, Path(folder))
     tell_race(console, result, Path(folder) / "race.png", "metric")

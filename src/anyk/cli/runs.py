@@ -176,12 +176,13 @@ _trust = click.option(
 @_problem_again
 @_trust
 @click.option("--add", multiple=True, metavar="SPEC", help="Of a race: a further strategy; may be repeated.")
+@click.option("--seeds", type=int, help="Of a race: how many seeds all strategies are to have run with.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @json_option
 @plugin_option
 def resume(
     run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
-    add: tuple[str, ...], quiet: bool, json_file: str | None,
+    add: tuple[str, ...], seeds: int | None, quiet: bool, json_file: str | None,
 ) -> None:  # fmt: skip
     """Resume a run that was interrupted, killed, failed or reached its limit, or the rest of a race."""
     from anyk.problems import from_function
@@ -193,10 +194,12 @@ def resume(
     console = people(json_file)
     if is_race(run):
         limits = {"steps": steps, "seconds": seconds, "target": target}
-        resume_the_race(console, run, problem, trust, add, quiet, json_file, limits)
+        resume_the_race(console, run, problem, trust, add, seeds, quiet, json_file, limits)
         return
     if add:
         raise BadInput(f"'{run}' is a single run; --add is for the folder of a race")
+    if seeds is not None:
+        raise BadInput(f"'{run}' is a single run; --seeds is for the folder of a race")
     join_cluster(read_config(Path(run))["cluster"])
     made = None if problem is None else from_function(problem)
     try:
@@ -211,7 +214,7 @@ def resume(
     write_json(done.report(), json_file)
 
 
-_SHOWN = ("cluster", "workers", "delays", "communication", "seed", "optimizer", "lr", *_LIMITS)
+_SHOWN = ("cluster", "workers", "delays", "communication", "seed", "seeds", "optimizer", "lr", *_LIMITS)
 
 
 @main.command()
@@ -232,7 +235,7 @@ def show(run: str, step: int | None, picture: str | None, curve: Any, json_file:
         found_race = Race.open(run)
         _say_setup(console, dict(found_race.config) or (found_race.runs[0].config if found_race.runs else {}))
         if found_race.waiting or found_race.unfinished:
-            left = [str(one.config["strategy"]) for one in found_race.unfinished] + list(found_race.waiting)
+            left = [*map(found_race.title, found_race.unfinished), *found_race.waiting]
             say(console, f"not finished: {', '.join(left)}; go on with: anyk resume {run}")
         tell_race(console, found_race, None if picture is None else Path(picture), curve)
         write_json(found_race.report(), json_file)

@@ -15,6 +15,7 @@ from anyk.reports.columns import shortened
 from anyk.strategies import strategy as build_strategy
 from anyk.training.comparing import compare
 from anyk.training.run import Run
+from anyk.training.seeds import Spread, compare_seeds, grouped, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,20 +56,22 @@ def plot(
 ) -> Figure:
     """Draw metric (or loss: asked for, or without held-out data) against the seconds at which each version was made.
 
-    One line a run, labelled where it reached the target or ended. Seconds are on a logarithmic axis where runs took
-    very different times. ``path`` saves the picture; its ending chooses the kind. Raises
-    :class:`~anyk.errors.MissingPackage` without matplotlib.
+    One line a run, labelled where it reached the target or ended. Where strategies ran with several seeds, one line a
+    strategy, the median, in a band from the least to the largest; a run that has ended counts with its last value.
+    Seconds are on a logarithmic axis where runs took very different times. ``path`` saves the picture; its ending
+    chooses the kind. Raises :class:`~anyk.errors.MissingPackage` without matplotlib.
     """
-    chosen = [runs] if isinstance(runs, Run) else list(runs)
-    if not chosen:
+    groups = grouped([runs] if isinstance(runs, Run) else runs)
+    if not groups:
         raise BadInput("there is no run to draw")
+    chosen = [group[0] for group in groups]
     rows = len(chosen) if len(chosen) <= _LABELS else 0
     height = _HEIGHT + _ROW * rows  # inches
     figure, axes = new_figure((8.6, height + _AROUND), "drawing a picture")
-    metric = next((run.metric_name for run in chosen if run.metric), None)
+    metric = next((run.metric_name for group in groups for run in group if run.metric), None)
     name = metric if metric and of == "metric" else "loss"
     falls = name in ("mse", "loss")
-    curves = [_curve(run, name, of) for run in chosen]
+    curves = [_curve(group, name, of) for group in groups]
     ends = [curve.end for curve in curves if curve.end > 0.0]
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
     target = chosen[0].config.get("target") if of == "metric" else None
@@ -76,6 +79,9 @@ def plot(
         shown = curve.times > 0.0 if wide else curve.times >= 0.0
         few = shown.sum() < _FEW
         axes.plot(curve.times[shown], curve.values[shown], color=colour, lw=2.0, marker="o" if few else None, ms=3)
+        if curve.band is not None:
+            low, high = curve.band
+            axes.fill_between(curve.times[shown], low[shown], high[shown], color=colour, alpha=0.18, lw=0)
     axes.set_xscale("log" if wide else "linear")
     axes.set_yscale("log" if falls else "linear")
     if not wide:
@@ -88,7 +94,7 @@ def plot(
         )  # fmt: skip
     texts = []
     if rows:
-        texts = _label(axes, chosen, curves, name, falls, target, _ROW / height)
+        texts = _label(axes, groups, curves, name, falls, target, _ROW / height)
     else:
         for run, line in zip(chosen, axes.lines, strict=False):
             line.set_label(str(run.config["strategy"]))
@@ -100,7 +106,7 @@ def plot(
     if wide:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_title(_title(chosen, name, target) + "\n" * 2, fontsize=13, fontweight="bold", loc="left")
-    below = axes.text(0.0, 1.015, _subtitle(chosen), transform=axes.transAxes, fontsize=9, color="0.35")
+    below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color="0.35")
     below.set_in_layout(False)  # the title has left room for it; long names are not to squeeze the curves
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
@@ -110,27 +116,42 @@ def plot(
 
 
 class _Curve(NamedTuple):
-    """Times and values of the versions evaluated, and the point to label: the target reached, or the last."""
+    """Times and values of the versions evaluated, and the point to label: the target reached, or the last.
+
+    Of several seeds: medians at all their times, and the ``band`` from least to largest.
+    """
 
     times: NDArray[np.float64]
     values: NDArray[np.float64]
     end: float
     height: float
-    reached: bool = False
+    reached: Spread | None = None
+    band: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
 
-def _curve(run: Run, name: str, of: str) -> _Curve:
+def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
+    lines = [line for run in group if (line := _line(run, name))[0].size]
+    if not lines:
+        return _Curve(np.empty(0), np.empty(0), 0.0, float("nan"))
+    band = None
+    times, values = lines[0]
+    if len(lines) > 1:
+        times = np.unique(np.concatenate([own for own, _ in lines]))
+        each = np.array([np.interp(times, *line) for line in lines])  # after its end: the last value
+        values, band = np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
+    at = len(times) - 1
+    reached = spread(run.time_to_target for run in group)
+    if of == "metric" and reached.median is not None:
+        at = min(int(np.searchsorted(times, reached.median)), at)
+    return _Curve(times, values, float(times[at]), float(values[at]), reached if of == "metric" else None, band)
+
+
+def _line(run: Run, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times and values of the versions evaluated."""
     history = run.history
     column = history.get(name, np.full(len(history["seconds"]), np.nan))  # a run that failed may have no metric
     good = np.isfinite(column)
-    times, values = history["seconds"][good], column[good]
-    if not times.size:
-        return _Curve(times, values, 0.0, float("nan"))
-    at = len(times) - 1
-    reached = run.time_to_target is not None and of == "metric"
-    if reached:
-        at = min(int(np.searchsorted(times, run.time_to_target or 0.0)), at)
-    return _Curve(times, values, float(times[at]), float(values[at]), reached)
+    return history["seconds"][good], column[good]
 
 
 def _colours() -> Iterator[str]:
@@ -138,8 +159,9 @@ def _colours() -> Iterator[str]:
 
 
 def _label(
-    axes: Any, runs: Sequence[Run], curves: Sequence[_Curve], name: str, falls: bool, target: float | None, each: float
-) -> list[Any]:
+    axes: Any, groups: Sequence[Sequence[Run]], curves: Sequence[_Curve], name: str, falls: bool, target: float | None,
+    each: float,
+) -> list[Any]:  # fmt: skip
     """A line from where each curve ends to its name, in rows above the curves (below those that fall).
 
     ``each``: the part of the height that a row takes.
@@ -161,12 +183,12 @@ def _label(
         high = low + (ceiling - low) / (1.0 - space)
     axes.set_ylim(low, high)
     texts = []
-    found = compare(runs) if len(runs) > 1 else None
+    faster = _faster(groups)
     left, right = axes.get_xlim()
     wide = axes.get_xscale() == "log"
     both = ("data", "axes fraction")
     for row, i in enumerate(order):
-        run, curve, colour = runs[i], curves[i], COLOURS[i % len(COLOURS)]
+        run, curve, colour = groups[i][0], curves[i], COLOURS[i % len(COLOURS)]
         at = 1.0 - each * (row + 0.45)
         at = 1.0 - at if falls else at
         place = np.log(curve.end / left) / np.log(right / left) if wide else (curve.end - left) / (right - left)
@@ -176,10 +198,8 @@ def _label(
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
         )  # fmt: skip
         axes.plot(curve.end, curve.height, "o", ms=8, mfc="white", mec=colour, mew=2, zorder=4)
-        head = f"{shortened(str(run.config['strategy']), _LONG // 2)}   {_result(curve, name, target)}"
-        if found is not None and found.over != run.config["strategy"] and found.speed_ups[i].times is not None:
-            bound = "more than " if found.speed_ups[i].at_least else ""
-            head += f", {bound}{found.speed_ups[i].times:.1f} times as fast{' a job' * (found.by == 'job')}"
+        head = f"{shortened(str(run.config['strategy']), _LONG // 2)}   {_result(groups[i], curve, name, target)}"
+        head += faster[i]
         text = {"xycoords": both, "textcoords": "offset points", "ha": side, "zorder": 5}
         shift = 5 if side == "left" else -5
         back = {"boxstyle": "square,pad=0.12", "fc": "white", "ec": "none"}
@@ -204,10 +224,34 @@ def _keep_inside(figure: Figure, axes: Any, texts: Sequence[Any]) -> None:
         text.set_position((x + out * 72 / figure.dpi, y))
 
 
-def _result(curve: _Curve, name: str, target: float | None) -> str:
-    """Where a run came to, and when."""
-    reached = target is not None and curve.reached
-    return f"{curve.end:.3g} s" if reached else f"{name} {curve.height:.3g} after {curve.end:.3g} s"
+def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """By how much each is faster than the reference, for its label; over several seeds with the range."""
+    found = compare_seeds([run for group in groups for run in group])
+    texts = []
+    for one in found.strategies:
+        if one.strategy == found.over or one.speed_up is None or one.speed_up.median is None:
+            texts.append("")
+            continue
+        middle, least, most = one.speed_up
+        span = f" ({least:.1f} to {most:.1f})" if len(one.runs) > 1 and least is not None else ""
+        bound = "more than " if one.at_least else ""
+        texts.append(f", {bound}{middle:.1f} times as fast{span}{' a job' * (found.by == 'job')}")
+    return texts
+
+
+def _result(group: Sequence[Run], curve: _Curve, name: str, target: float | None) -> str:
+    """Where a strategy came to, and when."""
+    took = curve.reached or Spread(None, None, None)
+    if target is None or took.least is None:
+        return f"{name} {curve.height:.3g} after {curve.end:.3g} s"
+    if len(group) == 1:
+        return f"{curve.end:.3g} s"
+    if took.most is not None:
+        return f"{took.median:.3g} s ({took.least:.3g} to {took.most:.3g})"
+    with_seeds = f"target reached with {sum(run.time_to_target is not None for run in group)} of {len(group)} seeds"
+    if took.median is None:
+        return f"{name} {curve.height:.3g} after {curve.end:.3g} s, {with_seeds}"
+    return f"{took.median:.3g} s, {with_seeds}"
 
 
 def _title(runs: Sequence[Run], name: str, target: float | None) -> str:
@@ -218,8 +262,9 @@ def _title(runs: Sequence[Run], name: str, target: float | None) -> str:
     return f"{what[0].upper()}{what[1:]}, with the same stragglers for all"
 
 
-def _subtitle(runs: Sequence[Run]) -> str:
-    config = runs[0].config
+def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
+    config = groups[0][0].config
+    seeds = sorted({int(run.config["seed"]) for group in groups for run in group})
     made = config.get("problem") or {}
     data = ", ".join(
         str(part) for part in (made.get("data"), Path(made.get("problem", "")).name, made.get("model")) if part
@@ -230,14 +275,15 @@ def _subtitle(runs: Sequence[Run]) -> str:
     parts = [data] * bool(data) + [
         f"{config.get('workers')} workers ({cluster})",
         held_up,
-        f"seed {config.get('seed')}",
+        f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}",
     ]
     setting = shortened("; ".join(parts), _LONG)
-    if len(runs) == 1:
-        return setting + "\n"
-    over, by, _ = compare(runs)
+    bands = "lines: medians over the seeds, bands: least to largest" if len(seeds) > 1 else ""
+    if len(groups) == 1:
+        return f"{setting}\n{bands}"
+    over, by, _ = compare([group[0] for group in groups])
     how = {"target": "to the target", "loss": "to the lowest loss that both reached", "job": "by seconds a job"}[by]
-    return setting + f"\nspeed compared with {over}, {how}"
+    return f"{setting}\nspeed compared with {over}, {how}{'; ' * bool(bands)}{bands}"
 
 
 def purpose(run: Run) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from anyk.planning import Candidate
@@ -12,6 +13,7 @@ from anyk.training.comparing import compare
 from anyk.training.floor import SHOWN_FROM
 from anyk.training.limits import LIMIT
 from anyk.training.run import Run
+from anyk.training.seeds import SeedsComparison, Spread, compare_seeds, grouped
 
 FREE = 0.05  # of a task's delay: computing that takes less does not show
 _WIDEST = 16  # characters of the reference's spec in a title
@@ -37,7 +39,12 @@ def ratio_to_floor(run: Run) -> float | None:
 
 
 def race_table(runs: Sequence[Run]) -> Columns:
-    """One row a strategy; with several, how many times sooner each came equally far (:func:`anyk.training.compare`)."""
+    """One row a strategy; with several, how many times sooner each came equally far (:func:`anyk.training.compare`).
+
+    Three rows where strategies ran with several seeds: median, least and largest.
+    """
+    if max(map(len, grouped(runs))) > 1:
+        return _seeds_table(compare_seeds(runs))
     found = compare(runs) if len(runs) > 1 else None
     target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
     several = any(run.models_trained > 1 for run in runs)
@@ -62,18 +69,59 @@ def race_table(runs: Sequence[Run]) -> Columns:
         if found is not None:
             speed_up = found.speed_ups[i]
             row += [number(speed_up.at)] * (found.by == "loss")
-            least = "> " * speed_up.at_least
-            row += ["–" if speed_up.times is None else f"{least}{speed_up.times:.1f}x"]
+            row += [_times(speed_up.times, at_least=speed_up.at_least)]
         rows.append(row)
     return Columns(titles, rows)
+
+
+def _seeds_table(found: SeedsComparison) -> Columns:
+    """Three rows a strategy: the median over the seeds, the least and the largest."""
+    runs = [run for one in found.strategies for run in one.runs]
+    target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
+    several = any(run.models_trained > 1 for run in runs)
+    metric = next((run.metric_name for run in runs if run.metric), "metric")
+    titles = ["strategy,\nmedian", "seeds", "steps", "seconds", *["seconds\na job"] * several, "loss", metric]
+    titles += [] if target is None else [f"s to\n{target:g}", "reached"]
+    titles += [f"speed-up\nvs {shortened(found.over, _WIDEST)}"] * (len(found.strategies) > 1)
+    rows = []
+    for one in found.strategies:
+        columns = [(str(len(one.runs)), "", ""), _three(one.spread(lambda run: run.steps), "{:g}".format)]
+        columns += [_three(one.spread(lambda run: run.seconds), seconds)]
+        columns += [_three(one.spread(lambda run: run.seconds_a_job), seconds)] * several
+        columns += [_three(one.spread(lambda run: run.loss), number), _three(one.metric, number)]
+        if target is not None:
+            columns += [_three(one.spread(lambda run: run.time_to_target), seconds)]
+            columns += [(f"{one.reached} of {len(one.runs)}", "", "")]
+        if len(found.strategies) > 1:
+            columns += [_three(one.speed_up or Spread(None, None, None), partial(_times, at_least=one.at_least))]
+        rows += [list(row) for row in zip((one.strategy, "  least", "  largest"), *columns, strict=True)]
+    return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
+
+
+def _three(values: Spread, form: Callable[[float | None], str]) -> tuple[str, str, str]:
+    return form(values.median), form(values.least), form(values.most)
+
+
+def _times(value: float | None, at_least: bool = False) -> str:
+    return "–" if value is None else f"{'> ' * at_least}{value:.1f}x"
 
 
 def race_notes(runs: Sequence[Run]) -> list[str]:
     """What a reader of the table should know: targets missed at a limit, jobs that differ, load that is free."""
     lines = []
-    for run in runs:
-        target, steps = run.config.get("target"), run.config.get("steps")
-        if target is not None and run.time_to_target is None and steps is not None and run.steps >= steps:
+    for group in grouped(runs):
+        run, target = group[0], group[0].config.get("target")
+        missed = [one for one in group if one.time_to_target is None]
+        if target is None or not missed:
+            continue
+        steps = missed[0].config.get("steps")
+        if len(group) > 1:
+            seeds = ", ".join(str(one.config["seed"]) for one in missed)
+            lines.append(
+                f"{run.config['strategy']} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
+                f"not with {seeds}; these count as later than all others"
+            )
+        elif steps is not None and run.steps >= steps:
             assumed = steps == run.begun + LIMIT and run.config.get("seconds") is None
             lines.append(
                 f"{run.config['strategy']} did not reach {target:g} in {steps:,} steps"

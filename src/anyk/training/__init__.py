@@ -8,11 +8,13 @@ from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.ledger import Counts
 from anyk.training.many import train_many
-from anyk.training.racing import Race, is_race, race, resume_race
+from anyk.training.racefolder import is_race
+from anyk.training.racing import Race, race, resume_race
 from anyk.training.replaying import Replay, replay
 from anyk.training.run import CutOff, Receipt, Run
 from anyk.training.runlog import RunLog
 from anyk.training.schema import Evaluation
+from anyk.training.seeds import OverSeeds, SeedsComparison, Spread, compare_seeds, grouped, spread
 from anyk.training.session import session
 from anyk.training.stepping import Step, rounds
 from anyk.training.tracing import save_trace
@@ -26,16 +28,21 @@ __all__ = [
     "Driver",
     "Evaluation",
     "Evaluator",
+    "OverSeeds",
     "Race",
     "Receipt",
     "Replay",
     "Run",
     "RunLog",
+    "SeedsComparison",
     "SpeedUp",
+    "Spread",
     "Step",
     "Verification",
     "compare",
+    "compare_seeds",
     "floor_seconds",
+    "grouped",
     "is_race",
     "race",
     "replay",
@@ -44,6 +51,7 @@ __all__ = [
     "rounds",
     "save_trace",
     "session",
+    "spread",
     "train",
     "train_many",
     "usual_optimizer",

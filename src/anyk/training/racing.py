@@ -1,17 +1,14 @@
-"""A race: several strategies on the same problem, with the same stragglers, one after another."""
+"""A race: several strategies on the same problem, with the same stragglers, one after another; over seeds if asked."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Self
-
-import msgspec
+from typing import Any, Self
 
 from anyk import html
 from anyk.checks import typed
@@ -30,54 +27,27 @@ from anyk.specs import with_keys
 from anyk.strategies import settled
 from anyk.strategies import strategy as build_strategy
 from anyk.training.api import resume, train
-from anyk.training.comparing import compare
-from anyk.training.config import Digests, read_sealed, write_sealed
+from anyk.training.config import write_sealed
 from anyk.training.defaults import usual_optimizer
 from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, files_of
 from anyk.training.folder import check_plain, new_folder
 from anyk.training.limits import check_address, check_limits, check_rows
 from anyk.training.progress import Watch, showing
+from anyk.training.racefolder import FORMAT, NAME, entries, is_race, named, read_race, run_folders, seeds_of, titled
 from anyk.training.run import Run, setup
+from anyk.training.seeds import compare_seeds, grouped
 
-NAME = "race.toml"
-FORMAT = 1
 _LIMITS = ("steps", "seconds", "target")
 _TRIES = 9
 Before = Callable[[str], None]
 
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
-_Folder = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9=-][A-Za-z0-9.=-]*$")]
-
-
-class RaceConfig(msgspec.Struct, frozen=True):
-    """The keys of ``race.toml`` and their types; ``runs``: the folder of each strategy, a name in the race's folder."""
-
-    format: int
-    digest: str  # of everything else in the file
-    workers: _Count
-    models: _Count
-    cluster: str
-    delays: str
-    communication: str
-    seed: int
-    optimizer: str
-    lr: str
-    runs: dict[str, _Folder]
-    anyk: str = ""
-    steps: _Count | None = None
-    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    target: float | None = None
-    problem: dict[str, Any] | None = None
-    digests: Digests = Digests()
-
-
 @dataclass(frozen=True, repr=False)
 class Race:
-    """The runs of a race, in the order they were given.
+    """The runs of a race, in the order they were given; with several seeds, all of the first, then of the second, ….
 
-    ``path``: its folder (None: it was kept in memory). ``waiting``: strategies that have not begun. ``config``: how it
-    was set up, as in ``race.toml``. The runs' logs are open until the race is closed, as by ``with``.
+    ``path``: its folder (None: it was kept in memory). ``waiting``: titles of runs that have not begun. ``config``: how
+    it was set up, as in ``race.toml``. The runs' logs are open until the race is closed, as by ``with``.
     """
 
     runs: tuple[Run, ...]
@@ -96,15 +66,16 @@ class Race:
         if not is_race(folder):
             raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME} and no run folders")
         if not (folder / NAME).is_file():
-            runs = [Run.open(one) for one in _run_folders(folder)]
+            runs = [Run.open(one) for one in run_folders(folder)]
             return cls(tuple(sorted(runs, key=lambda run: (run.begun, str(run.path)))), folder)
         config = read_race(folder)
-        begun = {spec: folder / name for spec, name in config["runs"].items() if (folder / name).is_dir()}
-        waiting = tuple(spec for spec in config["runs"] if spec not in begun)
-        return cls(tuple(Run.open(one) for one in begun.values()), folder, waiting, config)
+        planned = list(entries(config))
+        begun = [entry for entry in planned if (folder / entry.folder).is_dir()]
+        waiting = tuple(entry.title for entry in planned if entry not in begun)
+        return cls(tuple(Run.open(folder / entry.folder) for entry in begun), folder, waiting, config)
 
     def __repr__(self) -> str:
-        names = ", ".join([*(str(run.config.get("strategy")) for run in self.runs), *self.waiting])
+        names = ", ".join([*map(self.title, self.runs), *self.waiting])
         return f"<Race {names}: {len(self.runs)} of {len(self.runs) + len(self.waiting)} runs>"
 
     def __enter__(self) -> Self:
@@ -116,13 +87,22 @@ class Race:
     def _repr_html_(self) -> str:
         """For notebooks: a row for each run, and their losses against seconds."""
         rows = [
-            (run.config.get("strategy"), run.steps, f"{run.seconds:.4g}", run.loss and f"{run.loss:.4g}",
+            (self.title(run), run.steps, f"{run.seconds:.4g}", run.loss and f"{run.loss:.4g}",
              run.metric and f"{run.metric['value']:.4g}")
             for run in self.runs
         ]  # fmt: skip
-        lines = {str(run.config.get("strategy")): (run.history["seconds"], run.history["loss"]) for run in self.runs}
+        lines = {self.title(run): (run.history["seconds"], run.history["loss"]) for run in self.runs}
         metric = self.runs[0].metric_name if self.runs else "metric"
         return html.table(["strategy", "steps", "seconds", "loss", metric], rows) + html.curves(lines, "loss")
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds each strategy runs with."""
+        return seeds_of(self.config) if self.config else max(map(len, grouped(self.runs)), default=1)
+
+    def title(self, run: Run) -> str:
+        """What a run is called among the others: its strategy and, if there are several seeds, its seed."""
+        return titled(str(run.config.get("strategy")), int(run.config.get("seed", 0)), self.seeds)
 
     @property
     def unfinished(self) -> tuple[Run, ...]:
@@ -131,17 +111,23 @@ class Race:
 
     @property
     def failures(self) -> dict[str, str]:
-        """By strategy, why a run could not go on."""
-        last = {str(run.config["strategy"]): (run.notes or [{}])[-1] for run in self.runs}
-        return {spec: str(note["text"]) for spec, note in last.items() if note.get("kind") == "failed"}
+        """By title, why a run could not go on."""
+        last = {self.title(run): (run.notes or [{}])[-1] for run in self.runs}
+        return {title: str(note["text"]) for title, note in last.items() if note.get("kind") == "failed"}
 
     def report(self) -> dict[str, Any]:
-        """Set-up and results, in the shape that ``--json`` writes."""
+        """Set-up and results, in the shape that ``--json`` writes; with several seeds also of each strategy."""
+        config = self.runs[0].config if self.runs else dict(self.config)
+        top = setup(config) | {"seed": self.config.get("seed", config.get("seed")), "seeds": self.seeds}
         if not self.runs:
-            return setup(dict(self.config)) | {"speed_up_over": None, "speed_up_by": None, "runs": []}
-        found = compare(self.runs)
-        lines = [run.result() | {"speed_up": one.times} for run, one in zip(self.runs, found.speed_ups, strict=True)]
-        return setup(self.runs[0].config) | {"speed_up_over": found.over, "speed_up_by": found.by, "runs": lines}
+            return top | {"speed_up_over": None, "speed_up_by": None, "runs": []}
+        found = compare_seeds(self.runs)
+        lines = [
+            run.result() | {"seed": run.config.get("seed"), "speed_up": one and one.times}
+            for run, one in zip(self.runs, found.speed_ups, strict=True)
+        ]
+        top |= {"speed_up_over": found.over, "speed_up_by": found.by, "runs": lines}
+        return top | {"strategies": [one.result() for one in found.strategies]} if self.seeds > 1 else top
 
     def close(self) -> None:
         """Close the logs of all runs."""
@@ -158,6 +144,7 @@ def race(
     cluster: str = "processes",
     delays: str | DelayModel = "none",
     seed: int = 0,
+    seeds: int = 1,
     communication: str | DelayModel | Communication = "none",
     optimizer: Optimizer | str | None = None,
     steps: int | None = None,
@@ -170,10 +157,14 @@ def race(
 ) -> Race:
     """Train with each of ``strategies`` (specs) on its own cluster with the same delays and seed.
 
+    With ``seeds`` each trains so often, with ``seed``, ``seed + 1``, …, by which delays, mini-batches and what is sent
+    of a vector are drawn (:func:`anyk.training.compare_seeds`).
+
     Of several problems every strategy trains a model each, at once. ``out`` is a folder that gets ``race.toml`` and one
     run folder for each; :func:`resume_race` goes on with it, and a run that fails there does not end the race
     (:attr:`Race.failures`). Every strategy ends at the first of ``steps``, ``seconds`` and ``target`` that it
-    reaches. ``before`` is called with each spec in turn; ``watch`` and ``progress`` are as for :func:`train`.
+    reaches. ``before`` is called with the title of each run (:meth:`Race.title`) before it begins; ``watch`` and
+    ``progress`` are as for :func:`train`.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work and, without ``out``,
     :class:`~anyk.errors.RunFailed` when a run cannot go on.
@@ -187,12 +178,14 @@ def race(
     """
     if not strategies:
         raise BadInput("a race needs at least one strategy")
+    if seeds < 1:
+        raise BadInput(f"seeds must be at least 1, got {seeds}")
     for one in problem if isinstance(problem, Sequence) else [problem]:
         ensure_problem(one)
     trained: Problem = ManyProblems(problem) if isinstance(problem, Sequence) else problem
     models = len(problem) if isinstance(problem, Sequence) else 1
     specs = [_with_models(spec, models, workers) for spec in strategies]  # all must be good before the first runs
-    named = _named(specs, {})
+    named_runs = named(specs, {})
     law = parse(delays)
     first = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
     optimizer = usual_optimizer(trained, optimizer)
@@ -202,11 +195,13 @@ def race(
         check_rows(trained, build_strategy(spec, workers=workers))
     if out is None:
         runs = []
-        for spec in specs:
+        for entry in entries({"runs": named_runs, "seed": seed, "seeds": seeds}):
             if before is not None:
-                before(spec)
-            fleet = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
-            runs.append(train(trained, spec, fleet, optimizer=optimizer, **limits, watch=watch, progress=progress))
+                before(entry.title)
+            fleet = build_cluster(cluster, workers=workers, delays=law, seed=entry.seed, communication=communication)
+            runs.append(
+                train(trained, entry.strategy, fleet, optimizer=optimizer, **limits, watch=watch, progress=progress)
+            )
         return Race(tuple(runs))
     folder = Path(out)
     config: dict[str, Any] = {
@@ -218,13 +213,14 @@ def race(
         "delays": settled_law(law.spec),
         "communication": first.communication.spec,
         "seed": seed,
+        "seeds": seeds,
         "optimizer": optimizer.spec,
         "lr": optimizer.rate.spec,
         **limits,
         "problem": trained.recipe(),
-        "runs": named,
+        "runs": named_runs,
     }
-    config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named)})
+    config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named_runs)})
     new_folder(folder, known=NAME)
     write_sealed(folder / NAME, config)
     with showing(progress, watch) as watching:
@@ -235,6 +231,7 @@ def resume_race(
     path: str | Path,
     *,
     add: Sequence[str] = (),
+    seeds: int | None = None,
     problem: Problem | None = None,
     optimizer: Optimizer | None = None,
     steps: int | None = None,
@@ -247,8 +244,8 @@ def resume_race(
 ) -> Race:
     """Go on with what is left of a race: runs interrupted or failed, and strategies that have not begun.
 
-    ``add``: further strategies, on the same terms. With new limits every run goes on to them. Otherwise, and in what
-    it trusts, as :func:`anyk.resume`.
+    ``add``: further strategies, on the same terms; ``seeds``: with how many seeds all are to have run. With new limits
+    every run goes on to them. Otherwise, and in what it trusts, as :func:`anyk.resume`.
     """
     folder = Path(path)
     config = read_race(folder)
@@ -258,6 +255,9 @@ def resume_race(
     if new:
         config |= limits
     of = f"the race '{folder}'"
+    if seeds is not None and seeds < seeds_of(config):
+        raise BadInput(f"{of} has {seeds_of(config)} seeds, which cannot become {seeds}; give a larger number")
+    config["seeds"] = seeds or seeds_of(config)
     check_named(config, of)
     with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
         for spec in config["runs"]:
@@ -280,7 +280,7 @@ def resume_race(
     for spec in specs:
         if spec in config["runs"]:
             raise BadInput(f"'{spec}' is in the race already")
-    config["runs"] |= _named(specs, config["runs"])
+    config["runs"] |= named(specs, config["runs"])
     config["digests"] = config["digests"] | {"files": files_of(config["runs"]) | config["digests"].get("files", {})}
     write_sealed(folder / NAME, config)
     return _run(
@@ -303,8 +303,8 @@ def _run(
 ) -> Race:
     """Each run that has something left to do; with ``limits``, new ones, each run."""
     runs = []
-    for spec, name in config["runs"].items():
-        place = folder / name
+    for entry in entries(config):
+        place = folder / entry.folder
         if resumed and place.is_dir():
             run = Run.open(place)
             if _finished(run) and not limits:
@@ -312,7 +312,7 @@ def _run(
                 continue
             run.close()
         if before is not None:
-            before(spec)
+            before(entry.title)
         try:
             if resumed and place.is_dir():
                 run = resume(place, problem=problem, optimizer=optimizer, trust=trust, watch=watch, tell=tell, **limits)
@@ -321,11 +321,11 @@ def _run(
                     config["cluster"],
                     workers=config["workers"],
                     delays=law,
-                    seed=config["seed"],
+                    seed=entry.seed,
                     communication=config["communication"],
                 )
                 asked: dict[str, Any] = {name: config.get(name) for name in _LIMITS}
-                run = train(problem, spec, fleet, optimizer=optimizer, out=place, watch=watch, **asked)
+                run = train(problem, entry.strategy, fleet, optimizer=optimizer, out=place, watch=watch, **asked)
         except RunFailed:
             if not (place / "log.sqlite").is_file():
                 raise
@@ -386,19 +386,6 @@ def charged(cluster: str, problem: Problem, *, workers: int) -> str:
     return with_keys(cluster, {"partition": float(f"{median(taken):.2g}"), "cores": workers})
 
 
-# ------------------------------------------------------------------------------------------------ the folder
-
-
-def is_race(path: str | Path) -> bool:
-    """Whether a folder is a race's, or holds run folders without being one."""
-    folder = Path(path)
-    return (folder / NAME).is_file() or (not (folder / "run.toml").exists() and bool(_run_folders(folder)))
-
-
-def _run_folders(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if (one / "run.toml").is_file()) if folder.is_dir() else []
-
-
 def _with_models(spec: str, models: int, workers: int) -> str:
     """A strategy's spec for so many models; raises where it does not exist for so many workers and models."""
     build_strategy(spec, workers=workers)
@@ -418,25 +405,3 @@ def _with_models(spec: str, models: int, workers: int) -> str:
             "code can, and gc, sr-sgc and m-sgc"
         )
     return asked
-
-
-def _named(strategies: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    """The folder of each strategy."""
-    names: dict[str, str] = {}
-    for spec in strategies:
-        if spec in names:
-            raise BadInput(f"'{spec}' is in the race twice")
-        name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec).strip("-.") or "run"
-        taken = {*names.values(), *known.values()}
-        names[spec] = name if name not in taken else f"{name}-{len(taken)}"
-    return names
-
-
-def read_race(folder: Path) -> dict[str, Any]:
-    """The configuration of a race, checked: it may be anybody's."""
-    file = folder / NAME
-    if not file.is_file():
-        runs = _run_folders(folder)
-        hint = f"; its runs go on one by one: anyk resume {runs[-1]}" if runs else ""
-        raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME}{hint}")
-    return read_sealed(file, RaceConfig, f"the race '{folder}'", FORMAT)

@@ -13,7 +13,7 @@ from anyk.errors import BadInput
 from anyk.named import sha256_of
 from anyk.problems import data_digest, from_recipe, sources
 from anyk.specs import parse as split
-from anyk.training import beginning, checkpoints, config, racing, rows
+from anyk.training import beginning, checkpoints, config, racefolder, rows
 from anyk.training.digests import file_digest, traces_of
 from anyk.training.ledger import ENDINGS
 from anyk.training.runlog import LOST, RunLog
@@ -71,7 +71,7 @@ def verify(path: str | Path) -> Verification:
     (True, 'configuration  ok: run.toml, format 1')
     """
     folder = Path(path)
-    if (folder / racing.NAME).is_file():
+    if (folder / racefolder.NAME).is_file():
         return Verification(folder, tuple(_of_race(folder)))
     if not any((folder / name).is_file() for name in (config.NAME, _LOG, checkpoints.NAME)):
         raise BadInput(f"'{folder}' is not a run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
@@ -81,12 +81,13 @@ def verify(path: str | Path) -> Verification:
 def _of_race(folder: Path) -> Iterator[Check]:
     """Those of every run that has begun."""
     try:
-        race = racing.read_race(folder)
+        race = racefolder.read_race(folder)
     except BadInput as error:
         yield Check("race", False, str(error))
         return
-    begun = [name for name in race["runs"].values() if (folder / name).is_dir()]
-    yield Check("race", True, f"{racing.NAME}, {len(begun)} of {len(race['runs'])} runs begun")
+    planned = [entry.folder for entry in racefolder.entries(race)]
+    begun = [name for name in planned if (folder / name).is_dir()]
+    yield Check("race", True, f"{racefolder.NAME}, {len(begun)} of {len(planned)} runs begun")
     for name in begun:
         for check in _checks(folder / name):
             yield check._replace(text=f"{name}: {check.text}")
