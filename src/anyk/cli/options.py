@@ -163,9 +163,11 @@ def common(command: Command) -> Command:
         click.option("--data", default="digits", show_default=True, metavar="SPEC", help="Data set; see 'anyk data'."),
         click.option("--data-file", metavar="PATH", help="Local file for the data set."),
         click.option("--problem", metavar="FILE.py:FUNCTION", help="Your function that returns the problem (or "
-                     "module:function), in place of --data, --model and --l2."),
+                     "module:function), in place of --data, --model, --split and --l2."),
         click.option("--model", default="linear", show_default=True, metavar="SPEC",
                      help="linear (what suits the data) or two-layer:hidden=32."),
+        click.option("--split", metavar="SPEC", help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly "
+                     "by label; default: as they come."),
         click.option("--l2", type=float, help="L2 regularisation; default: 1 / training rows."),
         click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
         click.option("--delays", metavar="SPEC", default="none", show_default=True,
@@ -203,9 +205,12 @@ def make_problem(given: dict[str, Any]) -> Problem:
 
     if given["problem"] is None:
         tell = partial(click.echo, err=True)
-        return from_data(given["data"], file=given["data_file"], l2=given["l2"], model=given["model"], progress=tell)
+        return from_data(
+            given["data"], file=given["data_file"], l2=given["l2"], model=given["model"], split=given["split"],
+            progress=tell,
+        )  # fmt: skip
     source = click.get_current_context().get_parameter_source
-    for name in ("data", "data_file", "model", "l2"):
+    for name in ("data", "data_file", "model", "split", "l2"):
         if source(name) != ParameterSource.DEFAULT:
             raise BadInput(f"--problem brings its own data and model; leave --{name.replace('_', '-')} out")
     return from_function(given["problem"])

@@ -47,7 +47,7 @@ def variant(problem: Any, number: int) -> Any:
     keys = ",".join(f"{key}={value}" for key, value in (values | {"seed": str(seed)}).items())
     return TwoLayerNetwork(
         problem.X, problem.y, hidden=problem.hidden, seed=seed, l2=problem.l2, X_test=problem.X_test,
-        y_test=problem.y_test, recipe=recipe | {"model": f"{name}:{keys}"},
+        y_test=problem.y_test, split=problem.uneven, recipe=recipe | {"model": f"{name}:{keys}"},
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from anyk.problems.linear import (
 )
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
+from anyk.problems.splits import Dirichlet, splits
 from anyk.problems.torch_modules import TorchProblem
 from anyk.problems.torch_partitions import TorchPartitions
 from anyk.specs import Registry, absolute
@@ -63,13 +64,15 @@ def from_data(
     file: str | Path | None = None,
     l2: float | None = None,
     model: str = "linear",
+    split: str | None = None,
     progress: Callable[[str], None] | None = tell,
 ) -> LinearProblem:
     """A model of a data set, by default the linear one that suits it: logistic, softmax or least-squares regression.
 
     ``data`` is a source's spec (``anyk data`` lists them), ``file`` a local file for it, ``l2`` the regulariser,
-    1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. How a file was understood is
-    printed to standard error, or told to ``progress``; None says nothing. Raises
+    1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. ``split``: how training rows are
+    spread over partitions, ``dirichlet:alpha=0.3`` unevenly by label (:class:`Dirichlet`), else as they come. How a
+    file was understood is printed to standard error, or told to ``progress``; None says nothing. Raises
     :class:`~anyk.errors.BadInput` when the data is not usable.
 
     >>> from_data("synthetic:rows=100,features=5").metric
@@ -83,6 +86,8 @@ def from_data(
         recipe["l2"] = float(l2)
     if model != "linear":
         recipe["model"] = model
+    if split is not None:
+        recipe["split"] = split
     return models.build(model, data=made)(
         made.X_train,
         made.y_train,
@@ -90,6 +95,7 @@ def from_data(
         y_test=made.y_test,
         l2=1.0 / made.X_train.shape[0] if l2 is None else l2,
         recipe=recipe,
+        split=split,
     )
 
 
@@ -99,20 +105,24 @@ def from_recipe(recipe: dict[str, Any]) -> Problem:
         return ManyProblems([from_recipe(one) for one in recipe["many"]])
     if set(recipe) == {"problem"}:
         return from_function(recipe["problem"])
-    unknown = set(recipe) - {"data", "file", "l2", "model"}
+    unknown = set(recipe) - {"data", "file", "l2", "model", "split"}
     if unknown or "data" not in recipe:
-        raise BadInput(f"a problem's recipe has problem, or data and perhaps file, l2 and model, got {sorted(recipe)}")
+        raise BadInput(
+            f"a problem's recipe has problem, or data and perhaps file, l2, model and split, got {sorted(recipe)}"
+        )
     return from_data(
         recipe["data"],
         file=recipe.get("file"),
         l2=recipe.get("l2"),
         model=recipe.get("model", "linear"),
+        split=recipe.get("split"),
         progress=None,
     )
 
 
 __all__ = [
     "Dataset",
+    "Dirichlet",
     "JaxPartitions",
     "JaxProblem",
     "LeastSquares",
@@ -135,4 +145,5 @@ __all__ = [
     "models",
     "problem_of",
     "sources",
+    "splits",
 ]

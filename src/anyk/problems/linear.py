@@ -15,6 +15,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut, problem_text
 from anyk.problems.digest import digest_of
+from anyk.problems.splits import Dirichlet, checked
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -134,10 +135,12 @@ def softmax_slope(scores: Vector, y: Vector) -> Vector:
 class LinearProblem:
     """What the three linear problems share; see :class:`~anyk.problems.base.Problem`.
 
-    ``intercept``: a last column of ones is added, whose weights the regulariser spares.
+    ``intercept``: a last column of ones is added, whose weights the regulariser spares. ``split``: how rows are spread
+    over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec), if not as they come.
     """
 
     kind: ClassVar[str] = ""
+    labelled: ClassVar[bool] = True
     _curvature: ClassVar[float] = 1.0
     metric: str
     better: Literal["higher", "lower"]
@@ -152,8 +155,10 @@ class LinearProblem:
         y_test: ArrayLike | None = None,
         recipe: dict[str, Any] | None = None,
         intercept: bool = False,
+        split: Dirichlet | str | None = None,
     ) -> None:
         self.intercept = intercept
+        self.uneven = checked(split, None if self.labelled else "regression has numbers to predict")
         self.X = self._columns(_design(X, "X"))
         self.y = self._labels(np.asarray(y), self.X.shape[0], "y")
         if (X_test is None) != (y_test is None):
@@ -202,7 +207,14 @@ class LinearProblem:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         free = self.l2 if self.intercept else 0.0
-        return LinearPartitions(self.kind, self.outputs, self.X, self.y, ends, free)
+        return LinearPartitions(self.kind, self.outputs, *self._rows(ends), ends, free)
+
+    def _rows(self, ends: NDArray[np.int64]) -> tuple[Any, Floats]:
+        """The training rows and their targets in the order of the partitions that end there."""
+        if self.uneven is None:
+            return self.X, self.y
+        order = self.uneven.order(self.y, ends)
+        return self.X[order], self.y[order]
 
     def initial(self) -> Vector:
         """Zeros."""
@@ -225,7 +237,8 @@ class LinearProblem:
 
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`."""
-        return digest_of(self.X, self.y, self.X_test, self.y_test)
+        uneven = () if self.uneven is None else (np.array(self.uneven.spec),)
+        return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven)
 
     def smoothness(self) -> float:
         """L, the largest curvature the objective can have: gradient steps with learning rate 1 / L never overshoot.
@@ -295,6 +308,7 @@ class LeastSquares(LinearProblem):
     """Least squares: loss ``(x.w - y)^2 / 2``; metric MSE (mean squared error, without the half)."""
 
     kind = "least-squares"
+    labelled = False
     metric = "mse"
     better = "lower"
 

@@ -14,6 +14,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.linear import SoftmaxRegression, softmax_slope
+from anyk.problems.splits import Dirichlet
 
 
 class TwoLayerPartitions:
@@ -94,10 +95,11 @@ class TwoLayerNetwork(SoftmaxRegression):
         X_test: Any = None,
         y_test: ArrayLike | None = None,
         recipe: dict[str, Any] | None = None,
+        split: Dirichlet | str | None = None,
     ) -> None:
         if hidden < 1:
             raise BadInput(f"hidden must be at least 1 unit, got {hidden}")
-        super().__init__(X, y, l2=l2, X_test=X_test, y_test=y_test, recipe=recipe)
+        super().__init__(X, y, l2=l2, X_test=X_test, y_test=y_test, recipe=recipe, split=split)
         self.hidden, self.seed = hidden, seed
         self.dimension = dimension(*self._shape)
 
@@ -110,7 +112,7 @@ class TwoLayerNetwork(SoftmaxRegression):
     ) -> TwoLayerPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
-        return TwoLayerPartitions(self.X, self.y, ends, self.hidden, self.outputs)
+        return TwoLayerPartitions(*self._rows(ends), ends, self.hidden, self.outputs)
 
     def initial(self) -> Vector:
         """Small random weights, the same for the same seed; zeros would make all hidden units alike."""
