@@ -126,20 +126,35 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
 @click.option("--stragglers", type=int, help="Largest number of stragglers; default: half the workers.")
 @click.option("--decoder", default="own", show_default=True, metavar="NAME",
               help="own, least-squares, one-step or algorithmic.")  # fmt: skip
-@click.option("--sets", type=int, default=200, show_default=True, help="Random straggler sets for each point.")
+@click.option("--draws", type=int, default=1, show_default=True,
+              help="Average over so many draws of codes that are random: their seed and those behind it.")  # fmt: skip
+@click.option("--sets", type=int, default=200, show_default=True,
+              help="Random straggler sets for each point, shared out among the draws.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the straggler sets.")
 @picture_option("Draw residual against stragglers.")
 @json_option
 @plugin_option
 def compare(
-    specs: tuple[str, ...], workers: int, stragglers: int | None, decoder: str, sets: int, seed: int,
+    specs: tuple[str, ...], workers: int, stragglers: int | None, decoder: str, draws: int, sets: int, seed: int,
     picture: str | None, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Compare the residual of codes against the number of stragglers, random and chosen to hurt."""
+    """Compare the residual of codes against the number of stragglers, random and chosen to hurt.
+
+    One draw of a random code may be a lucky one: with --draws 100 its residual is the mean of 100 draws (root mean
+    square), with a standard error. Stragglers chosen to hurt are searched for the first 10 draws, each by itself.
+    """
     from anyk.planning import compare_codes
+    from anyk.planning.codes import straggler_counts
     from anyk.reports import curves_table, plot_codes
 
-    curves = compare_codes(specs, workers=workers, decoder=decoder, most=stragglers, sets=sets, seed=seed)
+    length = len(specs) * len(straggler_counts(workers, stragglers))
+    with click.progressbar(
+        length=length, label="comparing codes", file=sys.stderr, item_show_func=lambda spec: spec or ""
+    ) as bar:
+        curves = compare_codes(
+            specs, workers=workers, decoder=decoder, most=stragglers, draws=draws, sets=sets, seed=seed,
+            tell=lambda spec: bar.update(1, spec),
+        )  # fmt: skip
     _print(curves_table(curves), json_file=json_file)
     if picture is not None:
         plot_codes(curves, picture)
@@ -147,7 +162,7 @@ def compare(
     columns = ("stragglers", "random", "spread", "adversarial", "expected", "bound")
     write_json(
         [
-            {"spec": curve.code.spec}
+            {"spec": curve.code.spec, "draws": curve.draws}
             | {name: [None if value != value else value for value in getattr(curve, name).tolist()] for name in columns}
             for curve in curves
         ],

@@ -13,10 +13,12 @@ from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import check_workers
 from anyk.codes.decoders import Floats, Indices, method
 from anyk.errors import BadInput
-from anyk.specs import Entry
+from anyk.specs import Entry, parse, show
 
 _SETS = 200  # random straggler sets that an average is taken over
 _LARGE = 160_000  # replies x partitions beyond which it is a fifth of these
+_POINTS = 25  # numbers of stragglers that codes are compared at
+ATTACKED = 10  # draws of a random code for which the worst stragglers are searched
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Curve:
 
     All of shape (points,): ``random`` (root of the mean squared residual) with ``spread`` (standard error of the mean
     square, carried over), ``adversarial`` (found by search: a lower bound), ``expected`` and ``bound`` (closed forms;
-    NaN where there is none; ``bound`` is from above).
+    NaN where there is none; ``bound`` is from above). With several ``draws`` of a random code, of which ``code`` is the
+    first, squares are means over them and ``spread`` is of these; ``adversarial`` and ``bound`` over the first 10.
     """
 
     code: Code
@@ -63,6 +66,7 @@ class Curve:
     adversarial: Floats
     expected: Floats
     bound: Floats
+    draws: int = 1
 
 
 def _random_sets(code: Code, stragglers: int, count: int, seed: int) -> list[Indices]:
@@ -154,48 +158,97 @@ def _asked(entry: Entry[Code], stragglers: int | None) -> dict[str, str]:
     return {"stragglers": str(stragglers)}
 
 
+def draws_of(spec: str, *, workers: int, draws: int) -> list[Code]:
+    """A code and, if it is random, those of the seeds behind its own, ``draws`` in all; else only the code.
+
+    >>> [len(draws_of(spec, workers=12, draws=5)) for spec in ("bgc:load=3", "frc:load=3", "progress:load=3")]
+    [5, 1, 1]
+    """
+    first = codes.code(spec, workers=workers)
+    name, values = parse(spec)
+    if draws == 1 or "seed" not in codes.registry.entries[name].parameters():
+        return [first]
+    seed = int(values.get("seed", "0"))
+    further = [codes.code(show(name, values | {"seed": str(seed + draw)}), workers=workers) for draw in range(1, draws)]
+    same = first.encoding.shape == further[0].encoding.shape and not (first.encoding != further[0].encoding).nnz
+    return [first] if same else [first, *further]
+
+
+def straggler_counts(workers: int, most: int | None = None) -> Indices:
+    """Numbers of stragglers at which codes are compared: 0 to ``most`` (half the workers), at most 25."""
+    top = workers // 2 if most is None else most
+    if not 0 <= top < workers:
+        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {top}")
+    return np.unique(np.linspace(0, top, min(top + 1, _POINTS)).round().astype(np.int64))
+
+
 def compare_codes(
     specs: Sequence[str],
     *,
     workers: int,
     decoder: str = "own",
     most: int | None = None,
+    draws: int = 1,
     sets: int = _SETS,
     seed: int = 0,
+    tell: Callable[[str], None] | None = None,
 ) -> list[Curve]:
     """Residual against the number of stragglers, for several codes, random and adversarial.
 
     ``decoder``: own, least-squares, one-step or algorithmic. ``most``: stragglers up to which is looked (half the
-    workers, if left out), at up to 25 points.
+    workers, if left out), at up to 25 points. ``draws``: of codes that are drawn at random, with the seeds behind that
+    of the spec; the straggler ``sets`` of a point are shared out among them, at least one each. ``tell`` hears the spec
+    whenever a point is done.
 
     >>> curve = compare_codes(["frc:load=3"], workers=30, most=6)[0]
     >>> curve.stragglers.tolist(), (30 * curve.adversarial**2).round(9).tolist()
     ([0, 1, 2, 3, 4, 5, 6], [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 6.0])
     """
-    top = workers // 2 if most is None else most
-    if not 0 <= top < workers:
-        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {top}")
-    points = np.unique(np.linspace(0, top, min(top + 1, 25)).round().astype(np.int64))
-    how = method(decoder)
+    for name, count in (("draws", draws), ("sets", sets)):
+        if count < 1:
+            raise BadInput(f"{name} must be at least 1, got {count}")
+    points = straggler_counts(workers, most)
     curves = []
     for spec in specs:
-        code = codes.code(spec, workers=workers)
+        drawn = draws_of(spec, workers=workers, draws=draws)
         columns: dict[str, list[float]] = {
             name: [] for name in ("random", "spread", "adversarial", "expected", "bound")
         }
         for f in points.tolist():
-            squares = np.array([
-                code.decode(replies, decoder=how).residual ** 2 for replies in _random_sets(code, f, sets, seed)
-            ])  # fmt: skip
-            mean = float(squares.mean())
-            columns["random"].append(mean**0.5)
-            error = float(squares.std()) / len(squares) ** 0.5
-            columns["spread"].append(error / (2.0 * mean**0.5) if mean > 0 else 0.0)
-            found = worst_stragglers(code, f, decoder=how)[1].residual
-            columns["adversarial"].append(max(found, float(squares.max()) ** 0.5))
-            expected = _expected(code, f, decoder)
-            columns["expected"].append(np.nan if expected is None else max(0.0, expected / code.partitions) ** 0.5)
-            bound = code.worst_error(f) if decoder == "own" and code.messages == 1 else None
-            columns["bound"].append(np.nan if bound is None else (bound[0] / code.partitions) ** 0.5)
-        curves.append(Curve(code, points, **{name: np.array(values) for name, values in columns.items()}))
+            for name, value in _point(drawn, f, decoder=decoder, sets=sets, seed=seed).items():
+                columns[name].append(value)
+            if tell is not None:
+                tell(spec)
+        arrays = {name: np.array(values) for name, values in columns.items()}
+        curves.append(Curve(drawn[0], points, **arrays, draws=len(drawn)))
     return curves
+
+
+def _point(drawn: Sequence[Code], stragglers: int, *, decoder: str, sets: int, seed: int) -> dict[str, float]:
+    """The columns of a :class:`Curve` for one number of stragglers."""
+    how, m = method(decoder), drawn[0].partitions
+    each = -(-sets // len(drawn))
+    random = _random_sets(drawn[0], stragglers, each * len(drawn), seed)
+    squares = np.array([
+        [code.decode(replies, decoder=how).residual ** 2 for replies in random[at * each : (at + 1) * each]]
+        for at, code in enumerate(drawn)
+    ])  # fmt: skip
+    alike = squares.mean(axis=1) if len(drawn) > 1 else squares[0]
+    mean, error = float(alike.mean()), float(alike.std()) / len(alike) ** 0.5
+    attacked = drawn[:ATTACKED]
+    found = [worst_stragglers(code, stragglers, decoder=how)[1].residual ** 2 for code in attacked]
+    expected = [_expected(code, stragglers, decoder) for code in drawn]
+    bounds = [code.worst_error(stragglers) if decoder == "own" and code.messages == 1 else None for code in attacked]
+    return {
+        "random": mean**0.5,
+        "spread": error / (2.0 * mean**0.5) if mean > 0 else 0.0,
+        "adversarial": float(np.mean(np.maximum(found, squares[:ATTACKED].max(axis=1)))) ** 0.5,
+        "expected": _root([None if one is None else one / m for one in expected]),
+        "bound": _root([None if one is None else one[0] / m for one in bounds]),
+    }
+
+
+def _root(squares: Sequence[float | None]) -> float:
+    """Root of the mean; NaN where one is not known."""
+    known = [square for square in squares if square is not None]
+    return max(0.0, float(np.mean(known))) ** 0.5 if len(known) == len(squares) else np.nan

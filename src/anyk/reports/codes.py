@@ -12,7 +12,7 @@ import numpy as np
 from anyk.codes import Code
 from anyk.errors import BadInput
 from anyk.planning import Curve, Facts
-from anyk.planning.codes import Missing
+from anyk.planning.codes import ATTACKED, Missing
 from anyk.reports.columns import Columns
 from anyk.reports.plots import COLOURS, new_figure, save
 from anyk.reports.prose import plain
@@ -157,12 +157,20 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
 
 
 def curves_table(curves: Sequence[Curve]) -> Columns:
-    """Residuals at a few numbers of stragglers: random, then found by search."""
+    """Residuals at a few numbers of stragglers: random, then found by search; of several draws, how many."""
     points = curves[0].stragglers
     chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), 7)).round().astype(int))
     rows = []
+    several = any(curve.draws > 1 for curve in curves)
     for curve in curves:
-        rows.append([curve.code.spec, *(_residual(float(curve.random[at])) for at in chosen)])
-        rows.append(["  chosen to hurt", *(_residual(float(curve.adversarial[at])) for at in chosen)])
-    titles = ["residual with\nstragglers:", *(str(points[at]) for at in chosen)]
-    return Columns(titles, rows, dim=range(1, len(rows), 2))
+        lines = [(curve.code.spec, _draws(curve.draws), curve.random)]
+        lines += [("  standard error", "", curve.spread)] * several
+        lines += [("  chosen to hurt", _draws(min(curve.draws, ATTACKED)), curve.adversarial)]
+        for name, draws, values in lines:
+            rows.append([name, *[draws] * several, *(_residual(float(values[at])) for at in chosen)])
+    titles = ["residual with\nstragglers:", *[""] * several, *(str(points[at]) for at in chosen)]
+    return Columns(titles, rows, dim=[i for i, row in enumerate(rows) if row[0].startswith("  ")])
+
+
+def _draws(count: int) -> str:
+    return f"{count} draw{'s' * (count > 1)}"
