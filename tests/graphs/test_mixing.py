@@ -158,8 +158,8 @@ def test_values_33_to_35() -> None:
      ("dpsgd:graph=ring,barrier=global", 8, 2.7178571), ("dpsgd:graph=ring,barrier=global", 16, 3.3807290)],
 )  # fmt: skip
 def test_value_47_rounds_with_local_and_global_barriers(spec: str, workers: int, golden: float) -> None:
-    found = simulated_pace(strategy(spec, workers=workers), parse("exp:mean=1"), updates=4000, seed=2)
-    assert found.seconds == pytest.approx(golden, rel=0.02)
+    found = simulated_pace(strategy(spec, workers=workers), parse("exp:mean=1"), updates=2000, seed=2)
+    assert found.seconds == pytest.approx(golden, rel=0.03)
 
 
 def test_local_barriers_are_the_max_plus_recursion() -> None:

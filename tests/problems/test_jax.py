@@ -71,7 +71,7 @@ def test_a_step_of_every_exact_code_is_one_of_the_whole_batch(spec):
         assert w - run.model == pytest.approx(whole, abs=1e-4 if spec.startswith("mds") else 5e-6)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(partitions=st.integers(1, 5), batch=st.integers(1, 6), version=st.integers(0, 5), mean=st.booleans())
 def test_mini_batches_are_drawn_by_key_and_scaled(partitions, batch, version, mean):
     problem, params, data = made(samples=12, **({} if mean else {"loss": sum_loss, "reduction": "sum"}))
