@@ -27,7 +27,7 @@ from anyk.codes import registry as codes
 from anyk.delays import parse
 from anyk.errors import RunFailed
 from anyk.problems.many import ManyProblems
-from anyk.protocol import Failed, Lost, Note, Reply, Running, Stop
+from anyk.protocol import Combine, Failed, Lost, Note, Reply, Running, Stop
 from anyk.training.driver import Driver
 from anyk.training.session import session
 
@@ -89,7 +89,7 @@ class Watched(Running):
 
     def _told(self, event: list[Any], commands: Sequence[Any]) -> Sequence[Any]:
         given = [
-            [type(command).__name__, *([command.failed] if isinstance(command, Stop) else map(plain, command))]
+            [type(command).__name__, *([command.failed] if isinstance(command, Stop) else map(plain, _fields(command)))]
             for command in commands
             if not isinstance(command, Note)
         ]
@@ -97,6 +97,11 @@ class Watched(Running):
             line[0] = NAMES.get(line[0], line[0])
         self.lines.append([event, given])
         return commands
+
+
+def _fields(command: Any) -> Sequence[Any]:
+    """Those of a command, without one that commands had not when logs were written."""
+    return command[:-1] if isinstance(command, Combine) and not command.keep else command
 
 
 def plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ SPECS = [
     "fedbuff:tau=3,k=2", "dpsgd:tau=2", "matcha:graph=ring", "easgd", "ad-psgd", "gc:stragglers=1",
     "sr-sgc:B=1,W=2,lambda=2,models=2", "m-sgc:B=1,W=2,lambda=2,models=3", "fedavg:tau=2,clients=3", "slowmo:tau=3",
     "diloco:tau=3", "compressed:of=sync,by=qsgd", "agc:load=2,wait=3", "frc:load=2,wait=3mad", "uncoded:wait=4|0.1s",
-    "partial", "tree", "nested", "progress", "draco:byzantine=1",
+    "partial", "tree", "nested", "progress", "draco:byzantine=1", "agc:load=2,wait=3,snapshot=4",
 ]  # fmt: skip
 
 
@@ -45,6 +45,7 @@ def test_simulated_runs_replay(kind, limit):
     [
         ("adacomm:tau=4,interval=0.05", {"steps": 9}),  # goes by the time since it was started
         ("frc:load=2,wait=3mad", {"steps": 12}),
+        ("agc:load=2,wait=3,snapshot=4", {"steps": 12}),  # whose workers' messages are used again and again
         ("ad-psgd", {"seconds": 0.4}),  # whose models have taken unequally many steps at the end
         ("m-sgc:B=1,W=2,lambda=2,models=3", {"seconds": 0.4}),
     ],

@@ -250,6 +250,7 @@ SPECS = [
     "cyclic:stragglers=2",
     "frc:load=2,cancel=discard",
     "frc:stragglers=2,wait=0.3s|4",
+    "agc:load=2,wait=3,snapshot=4",
 ]
 SETTINGS = [
     {},
@@ -276,7 +277,8 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, spec, sett
         assert resumed.seconds == whole.seconds
         used = "SELECT step, task, chunk, worker, weight, received FROM chunks WHERE step NOT NULL ORDER BY 1, 2, 3"
         assert resumed.log.rows(used) == whole.log.rows(used)
-        assert resumed.log.rows("SELECT * FROM events") == whole.log.rows("SELECT * FROM events")
+        for table in ("events", "reuses"):
+            assert resumed.log.rows(f"SELECT * FROM {table}") == whole.log.rows(f"SELECT * FROM {table}")
         assert np.array_equal(resumed.history["loss"], whole.history["loss"])
         assert resumed.log.rows("SELECT task, chunk FROM chunks GROUP BY 1, 2 HAVING count(*) > 1") == []
         resumed.close()

@@ -108,7 +108,7 @@ def test_a_log_that_is_shorter_than_its_checkpoint_is_found(tmp_path):
         "UPDATE updates SET digest = digest + 1 WHERE version = 2",
         "DELETE FROM chunks WHERE task = 3",
         "INSERT INTO notes VALUES (0.0, 'note', 'nobody wrote this', 1)",
-        "UPDATE seals SET upto = '[0,0,0,0,0,0,0,0]' WHERE id = 1",
+        "UPDATE seals SET upto = '[0,0,0,0,0,0,0,0,0]' WHERE id = 1",
         "DELETE FROM seals",
         "CREATE TRIGGER more AFTER INSERT ON events BEGIN DELETE FROM updates; END",
     ],

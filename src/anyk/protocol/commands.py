@@ -23,7 +23,7 @@ class Dispatch(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Have done with ``tasks``: messages not yet used are dropped, work not finished is cut off.
+    """Have done with ``tasks``: messages not yet used, or kept, are dropped, work not finished is cut off.
 
     ``preempt``: the worker stops between two partitions or inside an injected delay. ``discard``: it finishes, and
     the result is dropped.
@@ -72,7 +72,8 @@ class Combine(NamedTuple):
     samples that the messages cover. ``scale`` multiplies the learning rate. ``residual`` and ``gain`` of the decode
     are for the receipt. With ``all``, a residual that is not that of the coefficients dispatched ends the run, and
     None has it worked out. ``compensation``: a message g (a mean over its samples) that was computed on an older model
-    counts as ``g + compensation * g * g * (w - w_old)``, elementwise.
+    counts as ``g + compensation * g * g * (w - w_old)``, elementwise. ``keep``: those of the messages that stay, and
+    may be used again, until their tasks are cancelled.
     """
 
     slot: str
@@ -83,6 +84,7 @@ class Combine(NamedTuple):
     residual: float | None = None
     gain: float = 1.0
     compensation: float = 0.0
+    keep: Sequence[tuple[int, int]] = ()
 
 
 class Mix(NamedTuple):

@@ -62,11 +62,14 @@ def _approximate(
     cancel: CancelMode = "preempt",
     decoder: str = "own",
     batch: int = 0,
+    snapshot: int = 0,
 ) -> Strategy:
     """ErasureHead's approximate gradient coding: frc stopped early (one reply more than groups, by default)."""
     code = codes.FractionalRepetition(workers, load=load, partitions=partitions)
     early = wait or min(code.groups + 1, workers)
-    return Rounds(code, wait=early, scaling=scaling, cancel=cancel, decoder=decoder, batch=batch)
+    return Rounds(
+        code, wait=early, scaling=scaling, cancel=cancel, decoder=decoder, batch=batch, snapshot=snapshot
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------- the K family
@@ -322,7 +325,9 @@ def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") ->
 # ------------------------------------------------------------------------------------------- specs
 
 # the keys that a code's spec gains as a strategy
-_KEYS = {"wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int, "models": int}
+_KEYS = {
+    "wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int, "models": int, "snapshot": int,
+}  # fmt: skip
 
 
 def rounds(code: codes.Code, **keys: Any) -> Strategy:

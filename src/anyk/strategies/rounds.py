@@ -45,6 +45,7 @@ from anyk.strategies.adapting import AdaptingSteps
 from anyk.strategies.crew import Crew
 from anyk.strategies.pace import uncoded_pace
 from anyk.strategies.scaling import Scaling, scaling_of
+from anyk.strategies.snapshots import at_snapshot, check_snapshot, corrected
 from anyk.strategies.state import RoundState, Seen
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
 from anyk.strategies.work import LocalSteps
@@ -81,6 +82,10 @@ class Rounds(Strategy):
     ``batch``: of each partition a mini-batch of so many samples stands for all (0: all); replicas draw the same.
     ``models``: so many models are trained at once, one after another in turn, a round each.
 
+    ``snapshot``: of every so many rounds the first waits until its sum is exact, and steps of the others are corrected
+    by its messages (:func:`~anyk.strategies.snapshots.corrected`; 0: never), which the driver holds, one a group. For
+    repetition codes.
+
     ``work``: local steps in place of gradients (periodic averaging, of an uncoded sum only); ``adapt``: a rule that
     adapts their number.
 
@@ -106,6 +111,7 @@ class Rounds(Strategy):
     decoder: str | Method = "own"
     batch: int = 0
     models: int = 1
+    snapshot: int = 0
     work: LocalSteps | None = None
     adapt: AdaptingSteps | None = None
 
@@ -135,6 +141,10 @@ class Rounds(Strategy):
             raise BadInput(f"'{code.spec}' supports only its own decoder; leave out decoder")
         if self.method == METHODS["exact"] and rule.approximate:
             raise BadInput(f"decoder=exact takes no approximation, and wait={rule} may; leave out one of them")
+        if self.snapshot:
+            check_snapshot(self.snapshot, code, rule)
+            if self.work is not None or self.models > 1 or self.batch or not own:
+                raise BadInput("snapshot has been tested with wait, scaling and cancel only; leave out the rest")
         _ = self._scaled  # what cannot be scaled is refused here, not in the first step
 
     # ------------------------------------------------------------------------------------------- settings
@@ -175,9 +185,15 @@ class Rounds(Strategy):
     @cached_property
     def _count(self) -> int | None:
         """The common rules, kept where they are fast: so many replies, or (more than there are) until decodable."""
+        if self.snapshot:
+            return None
         if isinstance(self.rule, Count):
             return self.rule.number
         return self.code.replies + 1 if isinstance(self.rule, Decodable) else None
+
+    def _enough_of(self, s: RoundState) -> Wait:
+        """When this round ends."""
+        return Decodable() if at_snapshot(s, self.snapshot) else self.enough
 
     @cached_property
     def _default_scaling(self) -> Scaling:
@@ -222,6 +238,7 @@ class Rounds(Strategy):
         parts += [f"decoder={name}" for name in names]
         parts += [f"batch={self.batch}"] * (self.batch > 0)
         parts += [f"models={self.models}"] * (self.models > 1)
+        parts += [f"snapshot={self.snapshot}"] * (self.snapshot > 0)
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
         return with_keys(self.code.spec, parts)
 
@@ -234,7 +251,8 @@ class Rounds(Strategy):
         each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
         if wait is not None:
             first = f"the first {wait} of {n} replies" if wait.isdigit() else f"enough replies (wait={wait})"
-            return f"approximate gradient from {first}{each}"
+            now_and_then = f", corrected by an exact one every {self.snapshot} rounds" if self.snapshot else ""
+            return f"approximate gradient from {first}{each}{now_and_then}"
         if code.tolerates == 0 and not code.approximate:
             return f"exact gradient; waits for all {n} workers{each}"
         if code.approximate:
@@ -247,6 +265,8 @@ class Rounds(Strategy):
             raise BadInput(f"'{self.spec}' compares messages to find Byzantine workers; compressed ones it cannot")
         if self.code.blocks > 1:
             raise BadInput(f"the messages of '{self.spec}' are a fraction of the vector already; not compressed")
+        if self.snapshot:
+            raise BadInput(f"'{self.spec}' uses messages again, which '{by.spec}' would blur; leave out snapshot")
         if self.work is not None and self.work.keep:
             raise BadInput(f"'{self.spec}' keeps the inner optimiser's state; with '{by.spec}' leave out keep")
         if by.promise == "contractive" and not self.code.own_messages:
@@ -324,7 +344,7 @@ class Rounds(Strategy):
             again = [] if busy else self._dispatch(s, (event.worker,))
             if again:
                 return again
-        elif isinstance(event, Alarm) and self.enough.enough(Seen(s, self.code.messages)):
+        elif isinstance(event, Alarm) and self._enough_of(s).enough(Seen(s, self.code.messages)):
             return self._step(s)
         return self._waited(s)
 
@@ -338,7 +358,7 @@ class Rounds(Strategy):
             s.arrivals.append(s.now - s.began)
         count = self._count
         if s.decoder.add(reply) or (
-            len(task_of) >= count if count else self.enough.enough(Seen(s, self.code.messages))
+            len(task_of) >= count if count else self._enough_of(s).enough(Seen(s, self.code.messages))
         ):
             return self._step(s)
         return () if s.open else self._waited(s)
@@ -404,7 +424,7 @@ class Rounds(Strategy):
             if what != s.told:
                 s.told = what
                 commands.append(Note(f"wait={self.rule} {what}"))
-        for number, seconds in enumerate(self.enough.deadlines(seen)):
+        for number, seconds in enumerate(self._enough_of(s).deadlines(seen)):
             commands.append(SetAlarm(f"wait {number}", s.now + seconds))
         return commands
 
@@ -416,7 +436,10 @@ class Rounds(Strategy):
         else:
             used = [(task_of[reply], reply % messages) for reply in decoding.replies]
         combine: Command
-        if self.work is None:
+        done: Sequence[int] = range(s.first, s.crew.next)
+        if self.snapshot:
+            combine, done = corrected(s, self.code, decoding, self.snapshot)
+        elif self.work is None:
             slot = self.slots[s.version % self.models]
             combine = Combine(slot, used, decoding.weights, "all", 1.0, decoding.residual, decoding.gain)
         else:
@@ -432,7 +455,7 @@ class Rounds(Strategy):
                 s.learned = list(s.missed)
                 self._use_code(s, policy.relearned(s.missed, s.version))
         held = [] if self.adapt is None else self.adapt.before_round(s)
-        return [combine, Cancel(range(s.first, s.crew.next), self.cancel), *(held or self._begin(s))]
+        return [combine, Cancel(done, self.cancel), *(held or self._begin(s))]
 
     def _adapted(self, s: RoundState, event: LossEvaluated) -> list[Command]:
         assert self.adapt is not None
@@ -515,6 +538,8 @@ class Rounds(Strategy):
             whole = self.work.clients is None and str(self.rule) == "decodable" and not self.work.speeds
             seconds = delays.longest_sum(self.work.tau, self.code.workers) if whole else None
             return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
+        if self.snapshot:
+            return Pace(None, None, "no closed form with snapshots; simulate")
         if self.code.own_messages:
             return uncoded_pace(self.code, self.enough, self.method, delays, in_vain=self.cancel == "discard")
         if self.cancel == "discard":

@@ -27,6 +27,7 @@ class RoundState:
     arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
     recent: tuple[float, ...] = ()  # the same of the last rounds, where the wait rule looks at them
     told: str = ""  # what the log has been told of an adapting deadline
+    held: dict[int, int] = field(default_factory=dict)  # of each group, the task whose message of the snapshot is held
     missed: list[int] = field(default_factory=list)  # how often each worker was not in when a step was taken
     learned: list[int] = field(default_factory=list)  # the same when the code last learned of it
     work: Any = part()  # of local steps

@@ -29,6 +29,7 @@ STRATEGIES: tuple[tuple[str, int], ...] = (
     ("frc:load=2,wait=4,scaling=marginal", 6),
     ("frc:load=2,wait=3,scaling=none", 6),
     ("agc:load=2", 6),
+    ("agc:load=2,wait=4,snapshot=3", 6),
     ("cyclic:stragglers=2", 6),
     ("cyclic:stragglers=1,decoder=least-squares,wait=3", 5),
     ("cyclic:stragglers=1,decoder=one-step,wait=3", 5),

@@ -48,7 +48,7 @@ class Broken(AssertionError):
 
 @dataclass(slots=True)
 class Given:
-    """A task that was dispatched, with the status of its chunks: open, arrived, used, cancelled, failed or lost."""
+    """A task that was dispatched; its chunks are each open, arrived, kept, used, cancelled, failed or lost."""
 
     worker: int
     chunks: list[Chunk]
@@ -177,7 +177,7 @@ class World:
                 if status == "open":
                     self.silent[given.worker].append((task, index))
                     self.keeps(given, task, index, certain=False)
-                if status in ("open", "arrived"):
+                if status in ("open", "arrived", "kept"):
                     given.status[index] = "cancelled"
 
     def _collect(self, command: RequestMessage) -> None:
@@ -209,7 +209,9 @@ class World:
         ]
         if not np.isfinite(numbers).all():
             raise Broken("combine", f"a step with numbers that are not finite: {command}")
-        used = self._use(command.messages, command.weights)
+        if not set(command.messages).issuperset(command.keep):
+            raise Broken("keep", f"a step keeps messages that it does not use: {command.keep}")
+        used = self._use(command.messages, command.weights, command.keep)
         for (task, index), _ in used:
             chunk = self.tasks[task].chunks[index]
             if chunk.steps or chunk.slot != slot:
@@ -250,12 +252,15 @@ class World:
             self._known(other)
         self.versions[slot] += 1
 
-    def _use(self, messages: Sequence[Place], weights: Sequence[Any]) -> list[tuple[Place, Any]]:
-        """Mark messages as used, with those inside them; returns all, each with the weight it comes to."""
+    def _use(
+        self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place] = ()
+    ) -> list[tuple[Place, Any]]:
+        """Mark messages as used or kept, with those inside them; returns all, each with the weight it comes to."""
         used: list[tuple[Place, Any]] = list(zip(messages, weights, strict=True))
         for place, weight in used:  # grows while it is walked through
             self._arrived(place, "used")
-            self.tasks[place[0]].status[place[1]] = "used"
+            stays = place in keep or self.status(place) == "kept"
+            self.tasks[place[0]].status[place[1]] = "kept" if stays else "used"
             used.extend((other, weight * share) for other, share in self.inside.pop(place, ()))
         return used
 
@@ -263,7 +268,7 @@ class World:
         task, index = place
         given = self.tasks.get(task)
         status = "never dispatched" if given is None else given.status[index]
-        if status != "arrived":
+        if status not in ("arrived", "kept"):
             why = {"open": "before it came", "used": "though it was used before", "cancelled": "after its cancellation"}
             said = why.get(status, f"though it was {status}")
             raise Broken("message", f"the message of task {task}, chunk {index}, is {what} {said}")

@@ -7,15 +7,16 @@ from typing import Any
 
 from anyk.protocol import Chunk, Task, Timing
 
-OPEN, ARRIVED, ENDED, CUT = range(4)  # what has become of a chunk; CUT: cancelled, and its end not known yet
+# what has become of a chunk; CUT: cancelled, and its end not known yet; KEPT: counted, and its message still there
+OPEN, ARRIVED, ENDED, CUT, KEPT = range(5)
 
 
 class Batch:
     """Tasks dispatched together: one record for all, so that a round of many workers costs little more than of few.
 
     ``status`` has ``width`` places for each task's chunks; places without a chunk count as ended. ``left``: chunks that
-    may still be used. Those that have been cancelled may not, whenever their workers say so: a batch is done with, and
-    its model version given back, without waiting for workers that say nothing.
+    may still be used, or used again. Those that have been cancelled may not, whenever their workers say so: a batch is
+    done with, and its model version given back, without waiting for workers that say nothing.
     """
 
     __slots__ = (
@@ -80,7 +81,7 @@ class Batch:
         """Read back what JSON made of one."""
         first, workers, chunks, versions, at, status, timing, cancelled = plain
         batch = cls(first, workers, [tuple(map(Chunk.from_plain, task)) for task in chunks], versions, at)
-        batch.status, batch.left = bytearray(status), sum(s in (OPEN, ARRIVED) for s in status)
+        batch.status, batch.left = bytearray(status), sum(s in (OPEN, ARRIVED, KEPT) for s in status)
         batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
         batch.cancelled = cancelled
         return batch

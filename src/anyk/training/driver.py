@@ -315,7 +315,7 @@ class Driver:
                 residual, gain, scale = full.residual or 0.0, full.gain, full.scale
             self.log.update(
                 Update(
-                    slot, version + 1, self.time, len(full.messages), residual, gain, used.staleness, used.stalest,
+                    slot, version + 1, self.time, used.replies, residual, gain, used.staleness, used.stalest,
                     scale, bits,
                 )
             )  # fmt: skip

@@ -12,9 +12,9 @@ from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Reply, RequestMessage, Timing
-from anyk.training.batches import ARRIVED, CUT, ENDED, OPEN, Batch
+from anyk.training.batches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch
 from anyk.training.runlog import RunLog
-from anyk.training.schema import Ended
+from anyk.training.schema import Ended, Reuse
 from anyk.training.versions import Versions
 
 ENDINGS = ("counted", "late_counted", "discarded", "cancelled", "lost")
@@ -60,14 +60,15 @@ class Counts:
 
 
 class Used(NamedTuple):
-    """The messages of a step: of how many workers, and how stale."""
+    """The messages of a step: how many that none had used before, of how many workers, and how stale all are."""
 
+    replies: int
     workers: int
     staleness: float  # mean
     stalest: int
 
 
-_UNSEEN = Used(0, 0.0, 0)  # where neither log nor models are kept, nobody looks
+_UNSEEN = Used(0, 0, 0.0, 0)  # where neither log nor models are kept, nobody looks
 
 
 class Ledger:
@@ -265,6 +266,8 @@ class Ledger:
             status = batch.status[place]
             if status == ARRIVED:
                 self._end(batch, place, "discarded")
+            elif status == KEPT:
+                self._let_go(batch, place)
             elif status == OPEN:
                 if later:
                     cut = True
@@ -296,8 +299,9 @@ class Ledger:
         slot = command.slot
         for key in command.messages if self.gathered else ():
             self.gathered.pop(key, None)
-        oldest = total = 0
+        oldest = total = replies = 0
         used: set[int] = set()
+        keep = set(command.keep) if isinstance(command, Combine) and command.keep else ()
         given, counts = self._given, self.counts
         quick = self._log is None and not self._computes
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
@@ -308,9 +312,15 @@ class Ledger:
                 total += staleness
                 if staleness > oldest:
                     oldest = staleness
+            if batch.status[place] == KEPT:
+                if self._log is not None:
+                    self._log.reuse(Reuse(slot, version + 1, task, chunk, _plain(weight)))
+                continue
+            replies += 1
+            kept = (task, chunk) in keep
             if quick:
-                batch.status[place] = ENDED
-                batch.left -= 1
+                batch.status[place] = KEPT if kept else ENDED
+                batch.left -= not kept
                 if staleness:
                     counts.late_counted += 1
                 else:
@@ -319,16 +329,18 @@ class Ledger:
                     self._close(batch)
             else:
                 used.add(batch.workers[task - batch.first])
-                plain = weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
-                self._end(batch, place, "late_counted" if staleness else "counted", version + 1, plain, slot)
-        return _UNSEEN if quick else Used(len(used), total / max(len(command.messages), 1), oldest)
+                ending = "late_counted" if staleness else "counted"
+                self._end(batch, place, ending, version + 1, _plain(weight), slot, kept=kept)
+        return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest)
 
     def settle(self, now: float) -> None:
         """The run is over: what is still open is cancelled."""
         for batch in dict.fromkeys(self._given.values()):
             batch.cancelled = now
             for place, status in enumerate(batch.status):
-                if status != ENDED:
+                if status == KEPT:
+                    self._let_go(batch, place)
+                elif status != ENDED:
                     self._end(batch, place, "discarded" if status == ARRIVED else "cancelled")
             self._close(batch)
         for task in list(self._cut):
@@ -345,14 +357,18 @@ class Ledger:
         done: int | None = None,
         due: float | None = None,
         arrived: bool = False,
+        kept: bool = False,
     ) -> None:
-        """Close a chunk here and in the log, and give back what it held; ``arrived``: its message came late."""
+        """Close a chunk here and in the log, and give back what it held, unless that is ``kept``.
+
+        ``arrived``: its message came late.
+        """
         width = batch.width
         self.counts.end(ending)
         status = batch.status[place]
         held = status == ARRIVED
-        batch.status[place] = ENDED
-        if status != CUT:
+        batch.status[place] = KEPT if kept else ENDED
+        if status != CUT and not kept:
             batch.left -= 1
         item, index = divmod(place, width) if width > 1 else (place, 0)
         log = self._log
@@ -369,7 +385,17 @@ class Ledger:
                     slot or chunk.slot, step, weight, digest,
                 )
             )  # fmt: skip
-        if held and self._computes:
+        if held and self._computes and not kept:
+            self._cluster.free(batch.first + item, index)
+        if not batch.left:
+            self._close(batch)
+
+    def _let_go(self, batch: Batch, place: int) -> None:
+        """A message that was counted and kept is needed no more."""
+        batch.status[place] = ENDED
+        batch.left -= 1
+        if self._computes:
+            item, index = divmod(place, batch.width)
             self._cluster.free(batch.first + item, index)
         if not batch.left:
             self._close(batch)
@@ -408,7 +434,7 @@ class Ledger:
                 version = batch.versions[slot]
                 vectors[f"model/{slot}/{version}"] = self._cluster.model(slot, version)
             for place, status in enumerate(batch.status):
-                if status == ARRIVED:
+                if status in (ARRIVED, KEPT):
                     task, chunk = batch.first + place // batch.width, place % batch.width
                     vectors[f"message/{task}/{chunk}"] = self._cluster.message(task, chunk)
         return vectors
@@ -444,3 +470,8 @@ class Ledger:
                 self._cluster.hold(batch.workers[item], task, chunk, ids, value)
         chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
         return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}
+
+
+def _plain(weight: Any) -> float | str:
+    """A weight for the log."""
+    return weight if isinstance(weight, (int, float)) else json.dumps(list(weight))

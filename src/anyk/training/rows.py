@@ -93,7 +93,8 @@ def decisions(log: RunLog) -> list[Decision]:
     """The messages that steps used, by step, task and chunk."""
     rows = log.rows(
         "SELECT step, task, chunk, worker, version, weight FROM chunks WHERE step IS NOT NULL "
-        "ORDER BY step, task, chunk"
+        "UNION ALL SELECT r.version, r.task, r.chunk, c.worker, c.version, r.weight FROM reuses r "
+        "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk ORDER BY 1, 2, 3"
     )
     return [Decision(*row) for row in rows]
 
@@ -164,11 +165,12 @@ def time_before(log: RunLog, slot: str, version: int) -> float:
 def used(log: RunLog, slot: str, version: int) -> list[UsedChunk]:
     """The chunks whose messages a version used, by worker."""
     rows = log.rows(
-        "SELECT worker, task, weight, ? - 1 - version, work FROM chunks WHERE slot = ? AND step = ? "
-        "ORDER BY worker, task, chunk",
-        (version, slot, version),
+        "SELECT worker, task, chunk, weight, ?1 - 1 - version, work FROM chunks WHERE slot = ?2 AND step = ?1 "
+        "UNION ALL SELECT c.worker, r.task, r.chunk, r.weight, ?1 - 1 - c.version, c.work FROM reuses r "
+        "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk WHERE r.slot = ?2 AND r.version = ?1 ORDER BY 1, 2, 3",
+        (version, slot),
     )
-    return [UsedChunk(*row) for row in rows]
+    return [UsedChunk(worker, task, *rest) for worker, task, _, *rest in rows]
 
 
 def cancelled(log: RunLog, after: float, until: float, version: int) -> list[LateChunk]:

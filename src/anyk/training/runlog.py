@@ -32,7 +32,7 @@ from anyk.protocol import (
     Reply,
 )
 from anyk.training.logcopy import INSTEAD, copied
-from anyk.training.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Evaluation, Update
+from anyk.training.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Evaluation, Reuse, Update
 
 _EVERY = 0.15  # seconds between commits
 _CHUNKS_KNOWN = 20_000
@@ -234,6 +234,11 @@ class RunLog:
         self._rows["chunks"].append((*row, self.seq))
         self._waiting += 1
 
+    def reuse(self, row: Reuse) -> None:
+        """One message that was kept, used again."""
+        self._rows["reuses"].append((*row, self.seq))
+        self._waiting += 1
+
     def update(self, row: Update) -> None:
         """One new version of a slot."""
         self._rows["updates"].append((*row, self.seq))
@@ -319,7 +324,7 @@ class RunLog:
         """Forget everything after event ``seq``, when the log had ``seal``: a resumed run goes on from there."""
         try:
             self._db.execute("BEGIN")
-            for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints"):
+            for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints", "reuses"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             self._db.execute(
                 "DELETE FROM evaluations WHERE version > "

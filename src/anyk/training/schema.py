@@ -31,6 +31,7 @@ TABLES = {
     "notes": "time REAL, kind TEXT, text TEXT, seq INTEGER",
     "summary": "name TEXT, value TEXT, seq INTEGER",
     "checkpoints": "seq INTEGER, digest TEXT",
+    "reuses": "slot TEXT, version INTEGER, task INTEGER, chunk INTEGER, weight REAL, seq INTEGER",
 }
 SEALS = "id INTEGER PRIMARY KEY, upto TEXT, seal TEXT"
 SCHEMA = {name: f"CREATE TABLE {name} ({columns})" for name, columns in {**TABLES, "seals": SEALS}.items()}
@@ -92,6 +93,16 @@ class Update(NamedTuple):
     stalest: int
     scale: float
     digest: int
+
+
+class Reuse(NamedTuple):
+    """A message that had been counted in a version before, and was used again for this one."""
+
+    slot: str
+    version: int
+    task: int
+    chunk: int
+    weight: float | str
 
 
 class Evaluation(NamedTuple):
