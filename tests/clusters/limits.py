@@ -19,7 +19,7 @@ import numpy as np
 
 import anyk
 from anyk.testing.clusters import check_bounds
-from anyk.training.ledger import ENDINGS
+from anyk.training.counts import ENDINGS
 
 SIZES = (6, 8, 30)
 FAULTS = ("frozen", "another frozen", "killed", "all killed", "helper killed")

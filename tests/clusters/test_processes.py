@@ -137,7 +137,7 @@ def test_a_stopped_worker_is_left_behind():
     by_step = dict(run.log.rows("SELECT step, sum(worker = 0) FROM chunks WHERE step IS NOT NULL GROUP BY step"))
     assert sum(by_step[step] for step in range(8, 25)) == 0
     assert by_step[run.steps] == 1
-    assert run.ledger["dispatched"] == sum(run.ledger[k] for k in anyk.training.ledger.ENDINGS)
+    assert run.ledger["dispatched"] == sum(run.ledger[k] for k in anyk.training.counts.ENDINGS)
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("nan", "NaN"), ("inf", "Inf")])

@@ -100,7 +100,7 @@ def test_a_run_is_what_its_formula_says() -> None:
     assert np.allclose(run.model, w, rtol=1e-12)
     staleness = run.history["staleness"]
     assert (staleness[1::every] == 0.0).all() and np.nanmax(staleness) < every
-    assert run.ledger["dispatched"] == sum(run.ledger[e] for e in anyk.training.ledger.ENDINGS)
+    assert run.ledger["dispatched"] == sum(run.ledger[e] for e in anyk.training.counts.ENDINGS)
 
 
 def test_no_noise_floor() -> None:

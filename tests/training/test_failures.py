@@ -9,7 +9,7 @@ import anyk
 from anyk.clusters import Processes, Simulated
 from anyk.delays import Constant
 from anyk.testing import Squares
-from anyk.training.ledger import ENDINGS
+from anyk.training.counts import ENDINGS
 
 
 class Once:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import anyk
 from anyk.clusters import Compute, Outage, Simulated
 from anyk.testing import Squares
+from anyk.training.counts import ENDINGS
 from anyk.training.evaluation import Evaluator
-from anyk.training.ledger import ENDINGS
 from anyk.training.tracing import measured
 
 EXP = anyk.delays.Exponential(0.5)

@@ -2,11 +2,11 @@
 
 from anyk.training.api import resume, train
 from anyk.training.comparing import Comparison, SpeedUp, compare
+from anyk.training.counts import Counts
 from anyk.training.defaults import usual_optimizer, usual_rule
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
-from anyk.training.ledger import Counts
 from anyk.training.many import train_many
 from anyk.training.racefolder import is_race
 from anyk.training.racing import Race, race, resume_race

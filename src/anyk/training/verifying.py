@@ -14,8 +14,8 @@ from anyk.named import sha256_of
 from anyk.problems import data_digest, from_recipe, sources
 from anyk.specs import parse as split
 from anyk.training import beginning, checkpoints, config, racefolder, rows
+from anyk.training.counts import ENDINGS
 from anyk.training.digests import file_digest, traces_of
-from anyk.training.ledger import ENDINGS
 from anyk.training.runlog import LOST, RunLog
 
 _LOG = "log.sqlite"

@@ -1,0 +1,53 @@
+"""How many chunks of a run ended in which way, and what a step used."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+ENDINGS = ("counted", "late_counted", "discarded", "cancelled", "lost")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Chunks by how they ended.
+
+    ``counted``: used in the step for the version they were computed on; ``late_counted``: in a later step (staleness
+    above 0); ``discarded``: the message came and was not used; ``cancelled``: cut off before it came; ``lost``: its
+    worker died or gave no usable message. ``open`` are still under way.
+    """
+
+    dispatched: int = 0
+    counted: int = 0
+    late_counted: int = 0
+    discarded: int = 0
+    cancelled: int = 0
+    lost: int = 0
+    unusable: int = 0  # of the lost: messages that were not finite, too short, or errors
+
+    def end(self, ending: str) -> None:
+        """One chunk has ended in one of :data:`ENDINGS`."""
+        setattr(self, ending, getattr(self, ending) + 1)
+
+    @property
+    def ended(self) -> int:
+        """How many have ended."""
+        return self.counted + self.late_counted + self.discarded + self.cancelled + self.lost
+
+    @property
+    def open(self) -> int:
+        """How many have not."""
+        return self.dispatched - self.ended
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+
+class Used(NamedTuple):
+    """The messages of a step: how many that none had used before, of how many workers, and how stale all are."""
+
+    replies: int
+    workers: int
+    staleness: float  # mean
+    stalest: int
