@@ -73,7 +73,9 @@ def test_the_docs_commands_are_understood(line, tmp_path):
     words = line.partition("#")[0].split()
     groups = {"codes", "strategies", "graphs", "cluster"}
     command = (
-        words[1:3] if words[1] in groups and words[2:3] and words[2] in ("show", "compare", "check") else words[1:2]
+        words[1:3]
+        if words[1] in groups and words[2:3] and words[2] in ("show", "compare", "threshold", "check")
+        else words[1:2]
     )
     shown = CliRunner().invoke(main, [*command, "--help"])
     assert shown.exit_code == 0, shown.output

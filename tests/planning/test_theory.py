@@ -146,17 +146,19 @@ def test_what_an_adversary_needs_to_know() -> None:
 
 def test_thresholds() -> None:
     """Value of the gallery: an error of 0.1 takes 14 of 31 under PG(2, 5) and 6 under FRC of the same load."""
-    assert adversarial_threshold(anyk.code("bibd", workers=31), 0.1) == 14
-    assert adversarial_threshold(anyk.code("frc:stragglers=5", workers=31), 0.1) == 6
-    assert adversarial_threshold(anyk.code("uncoded", workers=10), 0.1) == 1
-    assert adversarial_threshold(anyk.code("frc:load=5", workers=5), 0.5) is None
+    for spec, workers, error, known in (
+        ("bibd", 31, 0.1, 14), ("frc:stragglers=5", 31, 0.1, 6), ("uncoded", 10, 0.1, 1), ("frc:load=5", 5, 0.5, None),
+    ):  # fmt: skip
+        found = adversarial_threshold(anyk.code(spec, workers=workers), error)
+        assert (found.stragglers, found.found) == (known, "exact")
     small = anyk.code("cyclic:stragglers=2", workers=7)
     for error in (0.05, 0.2, 0.5):
         exhaustive = next(
             (f for f in range(7) for lost in combinations(range(7), f)
              if small.decode([i for i in range(7) if i not in lost]).residual ** 2 >= error - 1e-12), None,
         )  # fmt: skip
-        assert adversarial_threshold(small, error) == exhaustive
+        found = adversarial_threshold(small, error)
+        assert (found.stragglers, found.found) == (exhaustive, "exact")
     with pytest.raises(BadInput, match="must be above 0 and at most 1, got 0"):
         adversarial_threshold(small, 0.0)
     with pytest.raises(BadInput, match="knows must be code, overlaps or nothing, got 'all'"):

@@ -11,6 +11,7 @@ from anyk.cli import main
 from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import people, say, text_width, write_json
 
+KNOWLEDGE = ("code", "overlaps", "nothing")
 workers_option = click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n.")
 
 
@@ -38,6 +39,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     \b
     anyk codes show SPEC --workers 12           one code: its matrix, who holds what, the theory
     anyk codes compare SPEC SPEC --workers 30   residual against stragglers, random and adversarial
+    anyk codes threshold SPEC --workers 30      how many stragglers it takes to do harm
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -168,3 +170,55 @@ def compare(
         ],
         json_file,
     )
+
+
+@codes.command()
+@click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
+@workers_option
+@click.option("--error", type=float, default=0.1, show_default=True,
+              help="Error per partition (residual squared) that the stragglers are to cause, up to 1.")  # fmt: skip
+@click.option("--knows", type=click.Choice(KNOWLEDGE), multiple=True, default=KNOWLEDGE, show_default=True,
+              help="What the one who chooses them knows; may be repeated.")  # fmt: skip
+@click.option("--decoder", default="own", show_default=True, metavar="NAME",
+              help="own, least-squares, one-step or algorithmic.")  # fmt: skip
+@click.option("--sets", type=int, default=101, show_default=True, help="Random orders for one who knows nothing.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random orders.")
+@json_option
+@plugin_option
+def threshold(
+    specs: tuple[str, ...], workers: int, error: float, knows: tuple[Any, ...], decoder: str, sets: int, seed: int,
+    json_file: str | None,
+) -> None:  # fmt: skip
+    """Find how many stragglers it takes to push the error of codes to a limit.
+
+    They are chosen by someone who knows the code (its matrix), only its overlaps (how many partitions any two workers
+    share: its shape, whatever workers and partitions are called), or nothing (the median over random orders). A number
+    with ≤ is an upper bound, found by a greedy search; one without is exact.
+    """
+    from anyk.codes import code as build
+    from anyk.planning import adversarial_threshold
+    from anyk.reports import thresholds_table
+
+    asked = [(code.spec, code, each) for code in (build(spec, workers=workers) for spec in specs) for each in knows]
+    found: dict[str, dict[str, Any]] = {}
+    with click.progressbar(
+        asked, label="looking for stragglers", file=sys.stderr, item_show_func=lambda one: one[0] if one else ""
+    ) as bar:
+        for spec, code, each in bar:
+            found.setdefault(spec, {})[each] = adversarial_threshold(
+                code, error, knows=each, decoder=decoder, sets=sets, seed=seed
+            )
+    notes = ["≤: found by a greedy search; fewer may do"] * any(
+        one.found == "search" for row in found.values() for one in row.values()
+    )
+    notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)
+    head = f"{workers} workers: stragglers that it takes for an error per partition of {error:g}"
+    _print(head, thresholds_table(found), *notes, json_file=json_file)
+    write_json(
+        [
+            {"spec": spec, "workers": workers, "error": error, "knows": each, "stragglers": one.stragglers,
+             "found": one.found, "lost": list(one.lost), "error_reached": one.error}
+            for spec, row in found.items() for each, one in row.items()
+        ],
+        json_file,
+    )  # fmt: skip

@@ -21,10 +21,15 @@ _DENSE = 4_000_000  # replies x partitions up to which one decomposition serves 
 _DIGITS = 9  # residuals that are the same to so many are a tie
 
 
-def _is_optimal(code: Code, how: Method) -> bool:
+def is_optimal(code: Code, how: Method) -> bool:
     """Whether the weights found are the least-squares ones, or as good."""
     own = type(code)._solve is Code._solve or isinstance(code, (EdgeCode, KroneckerCode, TreeCode))
     return code.messages == code.blocks == 1 and (isinstance(how, LeastSquares) or (own and isinstance(how, Own)))
+
+
+def is_exhaustive(code: Code, stragglers: int) -> bool:
+    """Whether :func:`worst_stragglers` looks at all sets of so many."""
+    return comb(code.workers, stragglers) <= _EXHAUSTIVE
 
 
 def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "own") -> tuple[tuple[int, ...], Decoding]:
@@ -50,11 +55,11 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
     nobody = np.empty(0, dtype=np.int64)
     if not stragglers:
         return (), without(nobody)
-    if comb(n, stragglers) <= _EXHAUSTIVE:
+    if is_exhaustive(code, stragglers):
         sets = (np.array(chosen, dtype=np.int64) for chosen in combinations(range(n), stragglers))
         best = max(((lost, without(lost)) for lost in sets), key=lambda found: found[1].residual)
         return tuple(best[0].tolist()), best[1]
-    removal = code.removal if _is_optimal(code, how) and code.replies * code.partitions <= _DENSE else None
+    removal = code.removal if is_optimal(code, how) and code.replies * code.partitions <= _DENSE else None
     held = incidence(code.assignment, code.partitions)
     overlap = held @ held.T
     best_lost, best_found = nobody, without(nobody)

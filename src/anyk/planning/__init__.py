@@ -1,7 +1,7 @@
 """Planning: what codes and fleets are worth before anything is trained."""
 
 from anyk.planning import erasurehead
-from anyk.planning.adversaries import adversarial_threshold, chosen_stragglers
+from anyk.planning.adversaries import Threshold, adversarial_threshold, chosen_stragglers
 from anyk.planning.bounds import (
     async_factor,
     best_k,
@@ -35,6 +35,7 @@ __all__ = [
     "Facts",
     "Measured",
     "Pace",
+    "Threshold",
     "adversarial_threshold",
     "async_factor",
     "best_k",

@@ -8,17 +8,20 @@ One that knows ``nothing`` draws at random.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from anyk import keyed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import incidence
-from anyk.codes.decoders import Decoding, Method, method
+from anyk.codes.decoders import Decoding, Method, Own, method
+from anyk.codes.search import is_exhaustive, is_optimal
 from anyk.errors import BadInput
 
 Knowledge = Literal["code", "overlaps", "nothing"]
+SETS = 101  # random orders of the workers, by default
+_ROUNDING = 1e-12
 
 
 def chosen_stragglers(
@@ -72,27 +75,83 @@ def _community(code: Code, size: int) -> np.ndarray[tuple[int], np.dtype[np.int6
     return best
 
 
+class Threshold(NamedTuple):
+    """How many stragglers it takes: ``stragglers`` (None: no number does), with ``lost`` as an example, and ``error``.
+
+    ``found``: "exact" (fewer do not do), "search" (an upper bound: a better search may need fewer) or "random" (the
+    median over random orders of the workers; ``lost`` is empty).
+    """
+
+    stragglers: int | None
+    found: Literal["exact", "search", "random"]
+    lost: tuple[int, ...] = ()
+    error: float | None = None
+
+
 def adversarial_threshold(
-    code: Code, error: float, *, knows: Knowledge = "code", decoder: str | Method = "own", seed: int = 0
-) -> int | None:
+    code: Code,
+    error: float,
+    *,
+    knows: Knowledge = "code",
+    decoder: str | Method = "own",
+    sets: int = SETS,
+    seed: int = 0,
+) -> Threshold:
     """The least number of chosen stragglers that pushes the error per partition, residual^2, to ``error`` or more.
 
-    None where even all workers but one missing do not. For an adversary that searches it is an upper bound: a better
-    search may need fewer.
+    One that knows nothing loses workers in a random order, of which there are ``sets``: the number is their median.
+    For one that knows the code the number is exact if all sets of fewer were tried (up to 2,000 of a size) or a closed
+    form bounds their error.
 
     >>> import anyk
     >>> adversarial_threshold(anyk.code("frc:load=3", workers=9), 0.3)
-    3
+    Threshold(stragglers=3, found='exact', lost=(0, 1, 2), error=0.3333333333333333)
     """
     if not 0.0 < error <= 1.0:
         raise BadInput(f"the error per partition must be above 0 and at most 1, got {error:g}")
-    found = None
-    low, high = 0, code.workers
+    if sets < 1:
+        raise BadInput(f"sets must be at least 1, got {sets}")
+    best = Threshold(None, "random" if knows == "nothing" else "search")
+    low, high = -1, code.workers
     while high - low > 1:  # errors grow with the number of stragglers
         middle = (low + high) // 2
-        _, decoding = chosen_stragglers(code, middle, knows=knows, decoder=decoder, seed=seed)
-        if decoding.residual**2 >= error - 1e-12:
-            found = high = middle
+        lost: tuple[int, ...] = ()
+        if knows == "nothing":
+            reached = _median_error(code, middle, method(decoder), sets, seed)
+        else:
+            lost, decoding = chosen_stragglers(code, middle, knows=knows, decoder=decoder)
+            reached = decoding.residual**2
+        if reached >= error - _ROUNDING:
+            best, high = best._replace(stragglers=middle, lost=lost, error=reached), middle
         else:
             low = middle
-    return found
+    if knows == "code" and _none_do(code, low, error, method(decoder)):
+        return best._replace(found="exact")
+    return best
+
+
+def _median_error(code: Code, stragglers: int, how: Method, sets: int, seed: int) -> float:
+    """Residual^2 without the first so many workers of random orders: what at least half of them reach."""
+    n, c = code.workers, code.messages
+    squares = []
+    for order in range(sets):
+        here = np.sort(keyed.generator(seed, "adversary-orders", n, order).permutation(n)[stragglers:])
+        squares.append(code.decode((here[:, None] * c + np.arange(c)).ravel(), decoder=how).residual ** 2)
+    return sorted(squares, reverse=True)[(sets - 1) // 2]
+
+
+def _none_do(code: Code, most: int, error: float, how: Method) -> bool:
+    """Whether it is certain that no set of up to so many stragglers reaches the error."""
+    if most < 0:
+        return True
+    known = isinstance(how, Own) and code.messages == 1
+    monotone = is_optimal(code, how)  # losing more never helps such a decoder, so that it need not be asked for fewer
+    for stragglers in [most] if monotone else range(most, -1, -1):
+        bound = code.worst_error(stragglers) if known else None
+        if bound is not None and bound[0] / code.partitions < error - _ROUNDING:
+            continue
+        if not is_exhaustive(code, stragglers):
+            return False
+        if worst_stragglers(code, stragglers, decoder=how)[1].residual ** 2 >= error - _ROUNDING:
+            return False
+    return True

@@ -9,6 +9,7 @@ from anyk.reports.codes import (
     plot_code,
     plot_codes,
     theory_text,
+    thresholds_table,
 )
 from anyk.reports.columns import Columns
 from anyk.reports.plots import plot
@@ -33,4 +34,5 @@ __all__ = [
     "ratio_to_floor",
     "speed_table",
     "theory_text",
+    "thresholds_table",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.codes import Code
 from anyk.errors import BadInput
-from anyk.planning import Curve, Facts
+from anyk.planning import Curve, Facts, Threshold
 from anyk.planning.codes import ATTACKED, Missing
 from anyk.reports.columns import Columns
 from anyk.reports.plots import COLOURS, new_figure, save
@@ -174,3 +174,16 @@ def curves_table(curves: Sequence[Curve]) -> Columns:
 
 def _draws(count: int) -> str:
     return f"{count} draw{'s' * (count > 1)}"
+
+
+def thresholds_table(found: Mapping[str, Mapping[str, Threshold]]) -> Columns:
+    """By code and what the adversary knows, how many stragglers it takes; upper bounds are marked."""
+    titles = ["chosen by one\nwho knows:", *(f"{knows}" for knows in next(iter(found.values())))]
+    rows = [[spec, *(_threshold(one) for one in row.values())] for spec, row in found.items()]
+    return Columns(titles, rows)
+
+
+def _threshold(found: Threshold) -> str:
+    if found.stragglers is None:
+        return "none do"
+    return f"{'≤ ' * (found.found == 'search')}{found.stragglers}"

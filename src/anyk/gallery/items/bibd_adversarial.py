@@ -24,7 +24,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
 
 def threshold(lab: Lab, case: Case, seed: int) -> Found:
     """How many chosen stragglers it takes to push the error per partition so far."""
-    found = adversarial_threshold(code(CODES[case["code"]], workers=N), case["error"])
+    found = adversarial_threshold(code(CODES[case["code"]], workers=N), case["error"]).stragglers
     return {"threshold": float(N if found is None else found)}
 
 
