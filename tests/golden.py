@@ -32,6 +32,9 @@ from anyk.training.driver import Driver
 from anyk.training.session import session
 
 STEPS, EVERY, SEEDS = 60, 10, (0, 1, 2)
+FORMER = {  # specs that decide as another did when a log was written
+    "gc:stragglers=1,end=cutoff": "gc:stragglers=1", "gc:stragglers=2,end=cutoff,models=2": "gc:stragglers=2,models=2",
+}  # fmt: skip
 SPECS = [
     *(entry.name for entry in codes if entry.build.__module__.startswith("anyk.") and entry.name != "matrix"),
     *("agc:load=3", "agc:load=2,scaling=marginal,wait=3", "nested:kind=cyclic", "progress:placement=random,wait=20%"),
@@ -44,7 +47,7 @@ SPECS = [
     *("adasync:base=k-sync,rule=noise,interval=0.5,batch=4", "adasync:base=k-batch-sync,rule=delays,interval=0.5"),
     *("gradual:base=k-batch-async,every=5", "pasgd:tau=3", "pasgd:tau=3,wait=4,batch=2", "fedavg:tau=3,clients=4"),
     *("slowmo:tau=3", "diloco:tau=3", "adacomm:tau=8,interval=2", "fedbuff:tau=3,k=3", "dpsgd:graph=ring,tau=2"),
-    *("matcha:graph=ring,tau=2", "easgd:tau=2", "ad-psgd", "gc:stragglers=1", "gc:stragglers=2,models=2"),
+    *("matcha:graph=ring,tau=2", "easgd:tau=2", "ad-psgd", *FORMER),
     *("sr-sgc:B=2,W=3,lambda=3", "m-sgc:B=1,W=2,lambda=2", "m-sgc:B=2,W=3,lambda=1,late=keep"),
     *("compressed:of=(frc:load=2),by=(qsgd:levels=4)", "compressed:of=(pasgd:tau=3),by=(top-k:share=0.5)"),
 ]
@@ -116,7 +119,7 @@ def plain(value: Any) -> Any:
 def decisions(spec: str, seed: int, *, restored: bool) -> Iterator[str]:
     """The lines of one run."""
     n = 7 if spec.startswith("bibd") else 6
-    random = keyed.generator(seed, "golden", spec)
+    random = keyed.generator(seed, "golden", FORMER.get(spec, spec))
     outages = []
     for _ in range(3):
         time = float(random.exponential(1.5))
@@ -136,7 +139,7 @@ def decisions(spec: str, seed: int, *, restored: bool) -> Iterator[str]:
             driver.run()
         except RunFailed:
             watched.lines.append(["failed"])
-    yield json.dumps(["run", spec, seed, driver.step])
+    yield json.dumps(["run", FORMER.get(spec, spec), seed, driver.step])
     yield from map(json.dumps, watched.lines)
 
 
@@ -154,7 +157,7 @@ def written(spec: str) -> str:
 def main(what: str, folder: str) -> None:
     different = 0
     for spec in SPECS:
-        file = Path(folder) / (spec.replace("/", "-") + ".jsonl")
+        file = Path(folder) / (FORMER.get(spec, spec).replace("/", "-") + ".jsonl")
         text = written(spec)
         if what == "write":
             file.parent.mkdir(parents=True, exist_ok=True)

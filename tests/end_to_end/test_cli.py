@@ -399,7 +399,7 @@ def test_traces_are_shown_recorded_and_planned_with(tmp_path):
     tuned = run("tune", *files, "--models", "4", "--json", str(tmp_path / "best.json"))
     assert tuned.exit_code == 0, tuned.output
     best = json.loads((tmp_path / "best.json").read_text())
-    assert {one["spec"].partition(":")[0] for one in best} == {"uncoded", "gc", "sr-sgc", "m-sgc"}
+    assert {one["spec"].partition(":")[0] for one in best} == {"uncoded", "frc", "gc", "sr-sgc", "m-sgc"}
     trained = run("train", "--models", "4", "--strategy", best[0]["spec"].replace("uncoded", "gc:stragglers=0"), *SMALL[:2], "--workers", "8",
                   "--cluster", "simulated", "--delays", f"trace:{tmp_path / 't0.0.npz'},by=round", "--steps", "3", "--quiet",
                   "--out", str(tmp_path / "run"))  # fmt: skip

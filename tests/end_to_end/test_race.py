@@ -257,7 +257,7 @@ def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):
     shown = run("show", str(tmp_path / "t"))
     assert shown.exit_code == 0, shown.output
     names = [line.split()[0] for line in shown.output.splitlines() if "    " in line]
-    assert names.index("uncoded:models=2") < names.index("gc:stragglers=1,mu=1e+09,models=2")
+    assert names.index("uncoded:models=2") < names.index("gc:stragglers=1,end=cutoff,mu=1e+09,models=2")
     assert (
         f"its runs go on one by one: anyk resume {tmp_path / 't' / 'run'}" in run("resume", str(tmp_path / "t")).output
     )

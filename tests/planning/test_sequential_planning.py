@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from anyk.errors import BadInput
 from anyk.planning import TraceGrid, fit_slope, simulate, tune
 from anyk.planning.sequential import Candidate
+from anyk.strategies import strategy
+from anyk.strategies.sequential import End
 
 DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SLOPE = 1.1217530061354162
@@ -39,7 +41,7 @@ def spec_of(case: dict[str, Any]) -> str:
     if values:
         values.append(f"mu={case['mu']}")
     if case["scheme"] == "GC":
-        values.append("strict=true")
+        values += ["strict=true", "end=cutoff"]
     return NAMES[case["scheme"]] + (":" if values else "") + ",".join(values)
 
 
@@ -58,7 +60,7 @@ def quick(grid: TraceGrid, case: dict[str, Any]) -> Candidate:
     if case["scheme"] == "NoCoding":
         return grid.uncoded()
     if case["scheme"] == "GC":
-        return grid.gradient_coding(*case["params"], strict=True)
+        return grid.gradient_coding(*case["params"], strict=True, end="cutoff")
     return (grid.selective if case["scheme"] == "SRSGC" else grid.multiplexed)(*case["params"])
 
 
@@ -81,19 +83,28 @@ def test_the_oracle_through_the_quick_form() -> None:
     st.integers(0, 9),
     st.integers(0, 10_000),
     st.sampled_from([0.2, 1.0]),
+    st.sampled_from([0.7, 20.0]),
+    st.sampled_from(["cutoff", "decodable"]),
+    st.sampled_from(["auto", "frc"]),
 )
-def test_the_quick_form_is_the_strategies(n: int, B: int, x: int, lam: int, seed: int, mu: float) -> None:
-    """On random delays, load-adjusted, every scheme: the same seconds and waits as the strategies themselves."""
-    jobs, slope, load = 8, 0.7, 0.1
+def test_the_quick_form_is_the_strategies(
+    n: int, B: int, x: int, lam: int, seed: int, mu: float, slope: float, end: End, inner: str
+) -> None:
+    """On random delays, load-adjusted (some to nothing), every scheme: seconds and waits as the strategies' own."""
+    jobs, load = 8, 0.1
     rng = np.random.default_rng(seed)
     table = 0.5 + rng.exponential(size=(40, n)) * rng.integers(0, 2, (40, n))
     grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)
     W, lam = x * B + 1, min(lam, n)
-    candidates = [grid.uncoded(), grid.gradient_coding(min(lam, n - 1)), grid.multiplexed(B, W, lam)]
+    s = min(lam, n - 1)
+    candidates = [grid.uncoded(), grid.repetition(s), grid.gradient_coding(s, end=end, inner=inner)]
+    candidates.append(grid.multiplexed(B, W, lam, end=end, inner="auto" if lam == n else inner))
     if -(-B * lam // (W - 1 + B)) < n:
-        candidates.append(grid.selective(B, W, lam))
+        candidates.append(grid.selective(B, W, lam, end=end, inner=inner))
     for found in candidates:
-        durations, waits = simulate(found.spec, table + (found.load - load) * slope, jobs=jobs)
+        made: Any = strategy(found.spec, workers=n)
+        assert found.load == pytest.approx(getattr(made, "load", None) or made.code.load / n), found.spec
+        durations, waits = simulate(made, np.maximum(1e-6, table + (found.load - load) * slope), jobs=jobs)
         assert found.waits == waits and found.seconds == pytest.approx(durations.sum(), abs=1e-9), found.spec
 
 
@@ -109,15 +120,21 @@ def test_a_burst_at_the_very_beginning() -> None:
 def test_the_grid_is_the_authors_and_tune_takes_the_best() -> None:
     table = np.random.default_rng(3).exponential(size=(30, 16)) + 0.5
     grid = TraceGrid(table, load=0.0, slope=1.0, jobs=20)
-    every = list(grid.grid(3))
+    every = list(grid.grid(3, published=True))
     assert len({one.spec for one in every}) == len(every)
     kinds = {name: [one for one in every if one.spec.partition(":")[0] == name] for name in NAMES.values()}
-    assert len(kinds["gc"]) == 16 and len(kinds["uncoded"]) == 1
+    assert len(kinds["gc"]) == 16 and len(kinds["uncoded"]) == 1 and sum(map(len, kinds.values())) == len(every)
     assert {one.T for one in every} == {0, 1, 2, 3}
-    best = tune(table, models=4, load=0.0, slope=1.0, jobs=20)
-    assert [one.seconds for one in best] == sorted(one.seconds for one in best)
-    for one in best:
-        assert one.seconds == min(other.seconds for other in kinds[one.spec.partition(":")[0]])
+    for published in (True, False):
+        best = tune(table, models=4, load=0.0, slope=1.0, jobs=20, published=published)
+        assert [one.seconds for one in best] == sorted(one.seconds for one in best)
+        every = list(grid.grid(3, published=published))
+        for one in best:
+            same = [other for other in every if other.spec.partition(":")[0] == one.spec.partition(":")[0]]
+            assert one.seconds == min(other.seconds for other in same)
+    assert len({one.spec for one in every}) == len(every) and best[0].spec.startswith("frc")
+    loads = {one.load for one in every if one.spec.startswith("frc")}  # each number of groups that some s gives
+    assert loads == {-(-16 // (16 // (s + 1))) / 16 for s in range(1, 16)}
     assert tune(np.ones((5, 4)), models=2, load=0.25, slope=9.0)[0].spec == "uncoded"  # no stragglers: no coding
 
 

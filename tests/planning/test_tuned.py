@@ -44,7 +44,7 @@ def test_full_gradient_steps_from_the_beginning(cluster: str, delays: str) -> No
     assert found.seconds == sum(run.seconds for run in found.runs)
     assert [run.begun for run in found.runs] == [0, 4, 8] and [run.steps for run in found.runs] == [4, 8, 15]
     assert found.choice is not None
-    assert [spec for spec, _ in heard] == ["uncoded", "gc:stragglers=1,mu=1e+09", found.choice.spec]
+    assert [spec for spec, _ in heard] == ["uncoded", "gc:stragglers=1,end=cutoff,mu=1e+09", found.choice.spec]
     assert [count > 0 for _, count in heard] == [False, False, True]
     for run in found.runs:
         ledger = run.ledger
@@ -85,6 +85,7 @@ def test_one_model_has_no_rounds_to_spare() -> None:
         optimizer=anyk.optimizers.GD(lr=0.5),
     )
     assert {one.T for one in found.candidates} == {0} and {one.spec.partition(":")[0] for one in found.candidates} == {
+        "frc",
         "gc",
         "uncoded",
     }

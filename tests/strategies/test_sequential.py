@@ -41,8 +41,9 @@ GOLDEN = np.array([
         ("m-sgc:B=1,W=3,lambda=4", 2, 0.375, [2, 2, 1, 2, 2, 2], 0),
         ("sr-sgc:B=1,W=2,lambda=2", 1, 0.5, [2, 2, 1, 2, 0], 0),
         ("sr-sgc:B=2,W=3,lambda=3", 2, 0.75, [2, 2, 1, 2, 0, 0], 0),
-        ("gc:stragglers=1", 0, 0.5, [2, 2, 1, 2], 0),
-        ("gc:stragglers=1,strict=true", 0, 0.5, [4, 3, 1, 3], 3),
+        ("gc:stragglers=1,end=cutoff", 0, 0.5, [2, 2, 1, 2], 0),
+        ("gc:stragglers=1,end=cutoff,strict=true", 0, 0.5, [4, 3, 1, 3], 3),
+        ("gc:stragglers=1", 0, 0.5, [1, 1, 1, 1], 0),
     ],
 )
 def test_golden_rounds(spec: str, T: int, load: float, durations: list[float], waits: int) -> None:

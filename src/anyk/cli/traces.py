@@ -93,7 +93,7 @@ def tune(
     files: tuple[str, ...], workers: int | None, models: int, jobs: int | None, slope: float | None, unit: Any,
     max_gb: float | None, mu: float, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Find the best GC, SR-SGC, M-SGC and no coding for measured delays, over all parameters."""
+    """Find the best FRC, GC, SR-SGC, M-SGC and no coding for measured delays, over all parameters."""
     from anyk.delays import Trace
     from anyk.planning import fit_slope
     from anyk.planning import tune as find

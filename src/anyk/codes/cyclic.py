@@ -63,6 +63,11 @@ class CyclicRepetition(Code):
         """See :attr:`Code.tolerates`."""
         return self.stragglers or 0
 
+    @property
+    def load(self) -> int:
+        """s + 1."""
+        return self.tolerates + 1
+
     @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""

@@ -8,14 +8,16 @@ same and only the cut-off moves.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anyk.codes import FractionalRepetition
 from anyk.errors import BadInput
+from anyk.strategies.sequential import End
 
 _WINDOW = 20  # rounds that SR-SGC's straggler model looks back on at most
 _LEAST = 1e-6  # seconds that a load-adjusted delay takes at least
@@ -38,14 +40,15 @@ class Candidate:
 
 
 class TraceGrid:
-    """A trace prepared for replaying schemes, which all wait for all where stragglers do not fit.
+    """A trace prepared for replaying schemes.
 
     ``delays`` (rounds x workers, seconds) were measured at ``load``; ``slope`` in seconds for the whole data; ``mu``:
-    the cut-off of a round is at 1 + mu times its fastest; ``jobs`` to be done.
+    the cut-off of a round is at 1 + mu times its fastest; ``jobs`` to be done. ``end`` and ``inner`` are as in the
+    strategies: with ``cutoff`` rounds wait for all where stragglers do not fit, with ``decodable`` until the rest fits.
 
     >>> grid = TraceGrid([[1, 1, 4], [1, 3, 1], [1, 1, 1]], load=0.0, slope=0.0, jobs=2)
-    >>> grid.multiplexed(1, 2, 1).seconds, grid.uncoded().seconds
-    (6.0, 7.0)
+    >>> grid.multiplexed(1, 2, 1).seconds, grid.uncoded().seconds, grid.repetition(2).seconds
+    (6.0, 7.0, 2.0)
     """
 
     def __init__(self, delays: ArrayLike, *, load: float, slope: float, jobs: int, mu: float = 1.0) -> None:
@@ -59,27 +62,26 @@ class TraceGrid:
             raise BadInput(f"jobs must be 1 to the trace's {len(table)} rounds, got {jobs}")
         self.rounds, self.workers = table.shape
         self.load, self.slope, self.jobs, self.mu = load, slope, jobs, mu
-        self._sorted: list[list[float]] = []
-        self._slower: list[list[int]] = []  # per round: bits of all workers but the k fastest
-        for row in table:
-            order = np.argsort(row, kind="stable")
-            self._sorted.append(row[order].tolist())
-            mask, slower = 0, [0]
-            for worker in order[::-1].tolist():
-                mask |= 1 << worker
-                slower.append(mask)
-            self._slower.append(slower[::-1])
+        self._rows = [_sorted(row) for row in table]
+        self._table = table
 
-    def _round(self, t: int, shift: float) -> tuple[float, float, int]:
-        """Cut-off and end of round t in seconds, and who is late at the cut-off, as bits."""
-        times = self._sorted[t]
-        fastest = times[0] + shift
-        if fastest < _LEAST:  # clipped: some tie at the least
-            clipped = [max(_LEAST, x + shift) for x in times]
-            cut = (1.0 + self.mu) * clipped[0]
-            return cut, clipped[-1], self._slower[t][bisect_right(clipped, cut)]
-        cut = (1.0 + self.mu) * fastest
-        return cut, times[-1] + shift, self._slower[t][bisect_right(times, cut - shift)]
+    # ------------------------------------------------------------------------------------------- rounds
+
+    def _round(self, t: int, shift: float, end: End, model: _Model) -> tuple[float, int, bool]:
+        """Seconds of round t, who straggles in it, and whether those late at the cut-off did not fit."""
+        times, slower = self._rows[t]
+        if times[0] + shift < _LEAST:  # clipped: some tie at the least
+            times, slower = _sorted(np.maximum(_LEAST, self._table[t] + shift))
+            shift = 0.0
+        cut = (1.0 + self.mu) * (times[0] + shift)
+        on_time = bisect_right(times, cut - shift)
+        late = slower[on_time]
+        fitting = not late or model.fits(late)
+        if end == "cutoff":
+            return (min(cut, times[-1] + shift), late, False) if fitting else (times[-1] + shift, 0, True)
+        first, last = (1, on_time) if fitting else (on_time + 1, self.workers)
+        k = first + bisect_left(range(first, last), True, key=lambda k: model.fits(slower[k]))
+        return times[k - 1] + shift, slower[k], not fitting
 
     def _shift(self, load: float) -> float:
         return (load - self.load) * self.slope
@@ -89,108 +91,180 @@ class TraceGrid:
             raise BadInput(f"{self.jobs} jobs of '{spec}' take {self.jobs + delay} rounds, the trace has {self.rounds}")
         return self.jobs + delay
 
+    def _inner(self, stragglers: int, end: End, inner: str) -> tuple[list[int], float]:
+        """The groups of the code within a job as bits, none where they do not count, and its load."""
+        if inner == "frc" or (end == "decodable" and self.workers % (stragglers + 1) == 0):
+            code = FractionalRepetition(self.workers, stragglers=stragglers)
+            return [sum(1 << worker for worker in members) for members in code.members], code.load / self.workers
+        return [], (stragglers + 1) / self.workers
+
+    def _keys(self, end: End, usual: End, inner: str) -> str:
+        mu = f",mu={self.mu:g}" if self.mu != 1.0 else ""
+        return f",end={end}" * (end != usual) + mu + f",inner={inner}" * (inner != "auto")
+
+    # ------------------------------------------------------------------------------------------- schemes
+
     def uncoded(self) -> Candidate:
         """No coding: every round waits for all."""
         shift = self._shift(1.0 / self.workers)
-        seconds = sum(max(_LEAST, self._sorted[t][-1] + shift) for t in range(self.jobs))
+        seconds = sum(max(_LEAST, self._rows[t][0][-1] + shift) for t in range(self.jobs))
         return Candidate("uncoded", 1.0 / self.workers, 0, seconds, self.jobs, self.jobs)
 
-    def gradient_coding(self, s: int, *, strict: bool = False) -> Candidate:
-        """``gc`` with any s stragglers."""
-        load = (s + 1) / self.workers
-        shift, total, waits = self._shift(load), 0.0, 0
-        most = s - strict
-        for t in range(self.jobs):
-            cut, end, late = self._round(t, shift)
-            if late.bit_count() <= most:
-                total += min(cut, end)
-            else:
-                total += end
-                waits += 1
-        return Candidate(f"gc:stragglers={s}{',strict=true' * strict}{self._mu}", load, 0, total, waits, self.jobs)
+    def repetition(self, s: int) -> Candidate:
+        """``frc``: rounds that end when each group of at least s + 1 workers has one reply."""
+        found = self.gradient_coding(s, inner="frc")
+        return replace(found, spec=f"frc:stragglers={s}", waits=self.jobs)
 
-    def multiplexed(self, B: int, W: int, lambda_: int) -> Candidate:
+    def gradient_coding(
+        self, s: int, *, strict: bool = False, end: End = "decodable", inner: str = "auto"
+    ) -> Candidate:
+        """``gc`` with any s stragglers."""
+        groups, load = self._inner(s, end, inner)
+        shift, total, waits = self._shift(load), 0.0, 0
+        model = _Model(s - 1, []) if strict else _Model(s, groups)
+        for t in range(self.jobs):
+            seconds, _, waited = self._round(t, shift, end, model)
+            total += seconds
+            waits += waited
+        spec = f"gc:stragglers={s}{',strict=true' * strict}{self._keys(end, 'decodable', inner)}"
+        return Candidate(spec, load, 0, total, waits, self.jobs)
+
+    def multiplexed(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
         """``m-sgc``."""
         n = self.workers
-        each, parts = (lambda_ + 1, n * (B + (W - 1) * (lambda_ + 1))) if lambda_ < n else (1, n * (W - 1))
-        load = (W - 1 + B) * each / parts
-        spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._mu}"
+        spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
+        if lambda_ < n:
+            groups, coded = self._inner(lambda_, end, inner)
+            own, parts = lambda_ + 1, n * (B + (W - 1) * (lambda_ + 1))
+            load = ((W - 1) * own + B * max(own, round(coded * n))) / parts
+        else:
+            groups, load = [], (W - 1 + B) / (n * (W - 1))
         shift, total, waits = self._shift(load), 0.0, 0
         past: list[int] = []
         for t in range(self._needs(spec, W - 2 + B)):
-            cut, end, late = self._round(t, shift)
-            if late:
-                union = late
-                for mask in past[-(W - 1) :]:
-                    union |= mask
-                again = 0
-                for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
-                    again |= mask
-                if union.bit_count() > lambda_ or again & late:
-                    waits += 1
-                    total += end
-                    past.append(0)
-                    continue
-            total += min(cut, end)
+            model = _Model(lambda_, groups, *_looked_back(past, B, W))
+            seconds, late, waited = self._round(t, shift, end, model)
+            total += seconds
+            waits += waited
             past.append(late)
         return Candidate(spec, load, W - 2 + B, total, waits, self.jobs)
 
-    def selective(self, B: int, W: int, lambda_: int) -> Candidate:
+    def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
         """``sr-sgc``."""
-        n, J = self.workers, self.jobs
-        s = -(-B * lambda_ // (W - 1 + B))
-        load = (s + 1) / n
-        spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._mu}"
+        J, s = self.jobs, -(-B * lambda_ // (W - 1 + B))
+        spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
+        groups, load = self._inner(s, end, inner)
         shift, total, waits = self._shift(load), 0.0, 0
         past: list[int] = []  # stragglers, and 0 for rounds that count for nothing
+        lates: list[int] = []
         missing: list[int] = []
         for t in range(self._needs(spec, B)):
             miss = missing[t - B] if t >= B else 0
-            extra = miss.bit_count() - s
-            if t >= J and extra <= 0:  # the job is done: the round is skipped
-                past.append(0)
-                missing.append(0)
-                continue
-            again = _lowest(miss, extra) if extra > 0 else 0
-            cut, end, late = self._round(t, shift)
-            if late:
-                union = late
-                for mask in past[-(W - 1) :]:
-                    union |= mask
-                before = 0
-                for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
-                    before |= mask
-                if union.bit_count() > lambda_ or before & late:
-                    waits += 1
-                    total += end
-                    late = 0
-                else:
-                    total += min(cut, end)
+            if groups:
+                again = _one_of_each([group for group in groups if not group & ~miss], lates[t - B] if t >= B else 0)
             else:
-                total += min(cut, end)
+                again = _lowest(miss, max(0, miss.bit_count() - s))
+            if t >= J and not again:  # the job is done: the round is skipped
+                late = 0
+            else:
+                if groups:
+                    model = _Model(s, groups, miss & ~again, among=again)
+                else:
+                    model = _Model(lambda_, [], *_looked_back(past, B, W))
+                seconds, late, waited = self._round(t, shift, end, model)
+                total += seconds
+                waits += waited
             past.append(0 if late.bit_count() <= s and not again & ~late else late)
+            lates.append(late)
             missing.append(late | again)
         return Candidate(spec, load, B, total, waits, J)
 
-    @property
-    def _mu(self) -> str:
-        return f",mu={self.mu:g}" if self.mu != 1.0 else ""
+    # ------------------------------------------------------------------------------------------- all of them
 
-    def grid(self, most_delay: int) -> Iterator[Candidate]:
-        """Every scheme whose jobs take at most ``most_delay`` further rounds, with all parameters (W up to 20)."""
+    def grid(self, most_delay: int, *, published: bool = False) -> Iterator[Candidate]:
+        """Every scheme whose jobs take at most ``most_delay`` further rounds, with all parameters (W up to 20).
+
+        ``published``: only as the authors have them, ``end=cutoff`` and stragglers counted by their number, without
+        ``frc``. Otherwise both rules, and groups that count as such, once for each number of groups.
+        """
         yield self.uncoded()
         n, most = self.workers, min(most_delay, self.rounds - self.jobs)
+        ends: tuple[End, ...] = ("cutoff",) if published else ("cutoff", "decodable")
+        sizes = [] if published else sorted({n // groups for groups in range(1, n // 2 + 1)})  # of the smallest group
+        for size in sizes:
+            yield self.repetition(size - 1)
         for s in range(n):
-            yield self.gradient_coding(s)
+            yield self.gradient_coding(s, end=ends[-1])
         for B in range(1, most + 1):
             for W in range(B + 1, min(self.jobs, _WINDOW) + 1, B):
                 for lambda_ in range(1, n + 1):
-                    if -(-B * lambda_ // (W - 1 + B)) < n:
-                        yield self.selective(B, W, lambda_)
+                    s = -(-B * lambda_ // (W - 1 + B))
+                    for end in ends if s < n else ():
+                        if end == "cutoff" or n % (s + 1):  # else groups count: below, once
+                            yield self.selective(B, W, lambda_, end=end)
+            for size in sizes:
+                for end in ends if 2 * (size - 1) <= n else ():
+                    yield self.selective(B, B + 1, 2 * (size - 1), end=end, inner="frc")
         for W in range(2, most + 2):
             for B in range(1, min(W - 1, most + 2 - W) + 1):
                 for lambda_ in range(1, n + 1):
-                    yield self.multiplexed(B, W, lambda_)
+                    for end in ends:
+                        if end == "cutoff" or n % (lambda_ + 1):
+                            yield self.multiplexed(B, W, lambda_, end=end)
+                for size in sizes:
+                    for end in ends:
+                        yield self.multiplexed(B, W, size - 1, end=end, inner="frc")
+
+
+class _Model:
+    """Who may straggle in a round: nobody in ``again``, and, with those in ``union``, no more than a code bears.
+
+    ``groups`` of workers of which one each must be left (none: any ``most`` may be missing). Of those who straggle only
+    the ones ``among`` these matter to it. Sets of workers are the bits of whole numbers.
+    """
+
+    __slots__ = ("again", "among", "groups", "most", "union")
+
+    def __init__(self, most: int, groups: list[int], union: int = 0, again: int = 0, among: int = -1) -> None:
+        self.most, self.groups, self.union, self.again, self.among = most, groups, union, again, among
+
+    def fits(self, late: int) -> bool:
+        """Whether these may straggle."""
+        if late & self.again:
+            return False
+        missing = self.union | (late & self.among)
+        if missing.bit_count() <= self.most:
+            return True
+        return bool(self.groups) and all(group & ~missing for group in self.groups)
+
+
+def _sorted(row: NDArray[np.float64]) -> tuple[list[float], list[int]]:
+    """The times of a round in order, and for each k the bits of all workers but the k fastest."""
+    order = np.argsort(row, kind="stable")
+    mask, slower = 0, [0]
+    for worker in order[::-1].tolist():
+        mask |= 1 << worker
+        slower.append(mask)
+    return row[order].tolist(), slower[::-1]
+
+
+def _looked_back(past: list[int], B: int, W: int) -> tuple[int, int]:
+    """Who straggled in the last W - 1 rounds, and who in those of them that are B or more ago."""
+    union = again = 0
+    for mask in past[-(W - 1) :]:
+        union |= mask
+    for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
+        again |= mask
+    return union, again
+
+
+def _one_of_each(groups: list[int], late: int) -> int:
+    """The lowest worker of each group, if possible of those that were late."""
+    chosen = 0
+    for group in groups:
+        among = group & late or group
+        chosen |= among & -among
+    return chosen
 
 
 def _lowest(mask: int, count: int) -> int:
@@ -202,13 +276,21 @@ def _lowest(mask: int, count: int) -> int:
 
 
 def tune(
-    delays: ArrayLike, *, models: int, load: float, slope: float, jobs: int | None = None, mu: float = 1.0
+    delays: ArrayLike,
+    *,
+    models: int,
+    load: float,
+    slope: float,
+    jobs: int | None = None,
+    mu: float = 1.0,
+    published: bool = False,
 ) -> list[Candidate]:
-    """The best of no coding, GC, SR-SGC and M-SGC on a trace, soonest first.
+    """The best of no coding, FRC, GC, SR-SGC and M-SGC on a trace, soonest first.
 
     ``delays`` (rounds x workers, seconds) at ``load`` (share of the data a worker computed), ``slope`` in seconds for
     the whole data (:func:`fit_slope`). ``models`` trained at once allow jobs models - 1 further rounds. ``jobs``: as
-    many as the trace's rounds leave if left out. Equal seconds: the smaller load first.
+    many as the trace's rounds leave if left out. Equal seconds: the smaller load first. ``published``: see
+    :meth:`TraceGrid.grid`.
 
     >>> best = tune([[1, 1, 4], [1, 3, 1], [1, 1, 5], [1, 1, 1]], models=2, load=0.3, slope=0.1)
     >>> best[0].spec
@@ -221,7 +303,7 @@ def tune(
         jobs = max(1, len(table) - (models - 1))
     grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)
     best: dict[str, Candidate] = {}
-    for candidate in grid.grid(models - 1):
+    for candidate in grid.grid(models - 1, published=published):
         family = candidate.spec.partition(":")[0]
         known = best.get(family)
         if known is None or (candidate.seconds, candidate.load) < (known.seconds, known.load):

@@ -164,7 +164,7 @@ def train_tuned(
     tables: list[tuple[float, NDArray[np.float64]]] = []
     for name, spec, upto in (
         (_UNCODED, "uncoded", half),
-        (_CODED, f"gc:stragglers={stragglers},mu={_PATIENT:g}", 2 * half),
+        (_CODED, f"gc:stragglers={stragglers},end=cutoff,mu={_PATIENT:g}", 2 * half),
     ):
         if before is not None:
             before(spec, ())

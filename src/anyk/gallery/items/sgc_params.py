@@ -20,7 +20,8 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     slope = (
         2.2013 if case["slope"] == "the authors'" else fit_slope([(t.load_measured or 0.0, t.times) for t in measured])
     )
-    found = tune(measured[0].times, models=4, load=measured[0].load_measured or 0.0, slope=slope, jobs=case["jobs"])
+    load, jobs = measured[0].load_measured or 0.0, case["jobs"]
+    found = tune(measured[0].times, models=4, load=load, slope=slope, jobs=jobs, published=True)
     best = next(one for one in found if KINDS.get(one.spec.partition(":")[0]) == case["kind"])
     return {"seconds": best.seconds, "load": best.load}
 

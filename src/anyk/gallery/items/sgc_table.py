@@ -17,7 +17,7 @@ LOADS = ("0.00", "0.25", "0.50", "0.75", "1.00")
 SPECS = {
     "M-SGC": "m-sgc:B=1,W=2,lambda=27,models=4",
     "SR-SGC": "sr-sgc:B=2,W=3,lambda=23,models=4",
-    "GC": "gc:stragglers=15,models=4",
+    "GC": "gc:stragglers=15,end=cutoff,models=4",
     "no coding": "uncoded",
     "FRC until decodable": "frc:load=8",
 }

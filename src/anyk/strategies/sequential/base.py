@@ -6,14 +6,13 @@ import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import nextafter
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.codes import Code, code
+from anyk.codes import Code
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
@@ -34,68 +33,37 @@ from anyk.protocol import (
     Task,
     slot_names,
 )
-from anyk.specs import show
 from anyk.strategies.crew import Crew
+from anyk.strategies.sequential.inner import Flags, Inner
+from anyk.strategies.sequential.state import Place, SequentialState, Work
 
+End = Literal["cutoff", "decodable"]
 Waiting = Literal["all", "minimal", "feasible"]
 Late = Literal["drop", "keep"]
-Flags = NDArray[np.bool_]
-Place = tuple[int, int]  # task and chunk of a message
-Work = list[tuple[int, int]]  # (job, piece) pairs
 _ALARM = "cut-off"
 DEFAULTS: dict[str, Any] = {
-    "mu": 1.0, "wait": "all", "models": None, "jobs": 0, "batch": 0, "inner": "auto", "strict": False,
-    "late": "drop",
+    "end": "cutoff", "mu": 1.0, "models": None, "jobs": 0, "batch": 0, "inner": "auto", "strict": False, "late": "drop",
 }  # fmt: skip
-
-
-@lru_cache(maxsize=64)
-def inner_code(name: str, workers: int, tolerates: int) -> Code:
-    """The code within a job: any ``tolerates`` workers may be missing, each holds one partition more than that."""
-    if name == "auto":
-        name = "frc" if workers % (tolerates + 1) == 0 else "cyclic"
-    made = code(f"{name}:stragglers={tolerates}", workers=workers)
-    if made.tolerates < tolerates or made.partitions != workers or made.messages != 1 or made.blocks != 1:
-        raise BadInput(
-            f"inner={name} has no code of {workers} partitions that tolerates {tolerates} of {workers} workers"
-        )
-    return made
-
-
-@dataclass(slots=True)
-class SequentialState:
-    """A run's rounds: who works on which pieces of which jobs, and who straggled."""
-
-    crew: Crew
-    now: float
-    before: int = 0  # rounds of the run that this one goes on from
-    round: int = 0
-    waits: int = 0  # rounds in which those late at the cut-off did not fit
-    durations: list[float] = field(default_factory=list)  # seconds of each round, where the number of jobs is known
-    began: float = 0.0
-    cut: float = float("inf")  # seconds from a round's beginning to its cut-off, once that is known
-    task: dict[int, int] = field(default_factory=dict)  # worker -> its newest task, of this round or one that goes on
-    worker: dict[int, int] = field(default_factory=dict)  # and back
-    work: dict[int, Work] = field(default_factory=dict)  # task -> (job, piece) of each of its chunks, until used up
-    left: dict[int, set[int]] = field(default_factory=dict)  # task under way -> chunks that have not come
-    behind: set[int] = field(default_factory=set)  # those of them that are of earlier rounds
-    done: list[int] = field(default_factory=list)  # workers that have completed this round, in order
-    waiting: bool = False  # whether the cut-off of this round has passed without fitting
-    late: list[list[int]] = field(default_factory=list)  # stragglers of the last rounds, newest last
-    kept: dict[int, list[int]] = field(default_factory=dict)  # round -> completed tasks that may still be used
-    combined: int = 0  # jobs done, which is in order
-    assigned: list[Work] = field(default_factory=list)  # (job, piece) pairs of this round, by worker
 
 
 @dataclass(frozen=True, repr=False)
 class SequentialRounds(Strategy):
     """The common part of the sequential codes: rounds, the waiting rule, and when a job is done.
 
-    ``models``: M, at least T + 1 (the default). ``mu``: the cut-off of a round is at ``1 + mu`` times its first
-    completion. Where those who are late then do not fit the straggler model, ``wait`` says for whom to wait: ``all``,
-    ``minimal`` (in order of arrival, until the rest fits) or ``feasible`` (whatever the model, until every job could
-    still be done if nobody straggled any more). ``jobs``: how many
-    there are in all, so that the last rounds carry no new ones (0: no end).
+    ``models``: M, at least T + 1 (the default). ``jobs``: how many there are in all, so that the last rounds carry no
+    new ones (0: no end).
+
+    ``end`` says when a round may end: with ``cutoff`` at ``1 + mu`` times its first completion, with ``decodable`` as
+    soon as those who are not done fit the straggler model, and so every job that is due has its sum. Whoever is not
+    done then has straggled, so that an early end leaves less of the model for the rounds that follow.
+
+    Where those late at the cut-off do not fit, ``wait`` says for whom to wait: ``all`` (the default with ``cutoff``),
+    ``minimal`` (in order of arrival, until the rest fits; the default with ``decodable``) or ``feasible`` (whatever the
+    model, until every job could still be done if nobody straggled any more; at any time in place of the model).
+
+    ``inner`` is the code within a job. In the straggler model of ``frc`` groups count as such: any workers may be
+    missing that leave one of each group. With ``auto`` (``frc`` where it fits, else ``cyclic``) they do so with
+    ``end=decodable``, while ``end=cutoff`` goes by the number of workers only, as published.
 
     ``late`` says what becomes of a straggler's task when its round ends. ``drop``: it is cut off, its messages are
     dropped, and the worker takes part in the next round. ``keep``: if a job in it is not done yet, the worker goes on
@@ -112,8 +80,9 @@ class SequentialRounds(Strategy):
 
     workers: int
     _: KW_ONLY
+    end: End = "cutoff"
     mu: float = 1.0
-    wait: Waiting = "all"
+    wait: Waiting | None = None
     inner: str = "auto"
     models: int | None = None
     jobs: int = 0
@@ -147,6 +116,31 @@ class SequentialRounds(Strategy):
     @abstractmethod
     def load(self) -> float:
         """The share of the data that a worker computes in a round."""
+
+    @property
+    @abstractmethod
+    def tolerated(self) -> int:
+        """The workers that may be missing from a sum, whoever they are."""
+
+    @property
+    def waits(self) -> Waiting:
+        """For whom a round waits after its cut-off."""
+        return self.wait or self.usual_wait
+
+    @property
+    def usual_wait(self) -> Waiting:
+        """What ``wait`` is if it is left out."""
+        return "all" if self.end == "cutoff" else "minimal"
+
+    @cached_property
+    def within(self) -> Inner:
+        """The code within a job, and which workers it bears to miss."""
+        return Inner(self.inner, self.workers, self.tolerated, self.inner == "frc" or self.end == "decodable")
+
+    @property
+    def code(self) -> Code:
+        """The code within a job."""
+        return self.within.code
 
     @property
     def trained(self) -> int:
@@ -330,7 +324,7 @@ class SequentialRounds(Strategy):
         """A worker has ended its task of an earlier round: what it gives counts, and it joins the round under way."""
         s.behind.discard(task)
         self._take(s, worker, task)
-        if s.waiting and self._enough(s, self._late_now(s)):  # it may have been what was missing
+        if self._may_end(s) and self._enough(s, self._late_now(s)):  # it may have been what was missing
             return self._end(s, self._late_now(s))
         s.assigned[worker] = self._assign(s, s.round)[worker]  # which need not try again what has come
         return self._dispatch(s, [worker])
@@ -344,10 +338,10 @@ class SequentialRounds(Strategy):
 
     def _look(self, s: SequentialState, *, first: bool = False) -> list[Command]:
         """After a completion or a loss: has the round ended, or can it never?"""
-        if len(s.done) < self.workers and s.left and not s.waiting and not first:
+        if len(s.done) < self.workers and s.left and not self._may_end(s) and not first:
             return []
         late = self._late_now(s)
-        if not late.any() or (s.waiting and self._enough(s, late)):
+        if not late.any() or (self._may_end(s) and self._enough(s, late)):
             return self._end(s, late)
         if first:
             s.cut = (1.0 + self.mu) * (s.now - s.began)
@@ -356,7 +350,7 @@ class SequentialRounds(Strategy):
         if s.left or not s.crew.complete:
             return []
         # nobody is left to wait for: what fits will have to do, whether or not the cut-off has passed
-        if self._feasible(s, late) if self.wait == "feasible" else self._fits(s, late):
+        if self._feasible(s, late) if self.waits == "feasible" else self._fits(s, late):
             return self._end(s, late)
         names = ", ".join(map(str, np.flatnonzero(late)[:10]))
         why = f"round {s.round} of '{self.spec}' cannot end: workers {names} give nothing, which is more than it bears"
@@ -367,11 +361,15 @@ class SequentialRounds(Strategy):
         late[s.done] = False
         return late
 
+    def _may_end(self, s: SequentialState) -> bool:
+        """Whether a round may end without everybody, now that someone is done."""
+        return s.waiting or (self.end == "decodable" and bool(s.done))
+
     def _enough(self, s: SequentialState, late: Flags) -> bool:
         """Whether a round may end with these stragglers."""
-        if self.wait == "feasible":
+        if self.waits == "feasible":
             return self._feasible(s, late)
-        if self.wait == "minimal" or not s.waiting:
+        if self.waits == "minimal" or not s.waiting:
             return self._fits(s, late)
         return False
 
@@ -431,29 +429,3 @@ class SequentialRounds(Strategy):
 
     def _forget_late(self, s: SequentialState, keep: int) -> None:
         del s.late[: max(0, len(s.late) - keep)]
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class ForBursts(SequentialRounds):
-    """Schemes for bursty stragglers: in any W rounds at most lambda workers straggle, each for at most B in a row."""
-
-    B: int
-    W: int
-    lambda_: int
-    late: Late = "drop"  # a setting here, and fixed elsewhere
-
-    def __post_init__(self) -> None:
-        B, W = self.B, self.W
-        if W < 2 or not 1 <= B <= W - 1:
-            raise BadInput(f"B of '{self.name}' must be 1 to W - 1, and W at least 2, got B = {B}, W = {W}")
-        if not 0 <= self.lambda_ <= self.workers:
-            raise BadInput(f"lambda of '{self.name}' must be 0 to {self.workers} workers, got {self.lambda_}")
-        super().__post_init__()
-
-    @cached_property
-    def spec(self) -> str:
-        """The short form."""
-        values: dict[str, Any] = {"B": self.B, "W": self.W, "lambda": self.lambda_, "mu": self.mu}
-        values |= {"wait": self.wait, "late": self.late, "inner": self.inner}
-        values |= {"models": self.trained, "jobs": self.jobs, "batch": self.batch}
-        return show(self.name, values, DEFAULTS | {"models": self.T + 1})

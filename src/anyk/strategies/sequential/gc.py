@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from anyk.checks import typed
-from anyk.codes import Code
 from anyk.errors import BadInput
 from anyk.protocol import Layout
 from anyk.specs import show
-from anyk.strategies.sequential.base import (
-    DEFAULTS,
-    Flags,
-    Place,
-    SequentialRounds,
-    SequentialState,
-    inner_code,
-)
+from anyk.strategies.sequential.base import DEFAULTS, End, SequentialRounds
+from anyk.strategies.sequential.inner import Flags
+from anyk.strategies.sequential.state import Place, SequentialState
 
 
 @dataclass(slots=True)
@@ -43,19 +38,9 @@ class OneCode(SequentialRounds):
         super().__post_init__()
 
     @property
-    @abstractmethod
-    def tolerated(self) -> int:
-        """s, the workers that may be missing from a job."""
-
-    @property
     def load(self) -> float:
         """See :class:`SequentialRounds`."""
-        return (self.tolerated + 1) / self.workers
-
-    @cached_property
-    def code(self) -> Code:
-        """The code within a job."""
-        return inner_code(self.inner, self.workers, self.tolerated)
+        return self.code.load / self.workers
 
     @cached_property
     def layout(self) -> Layout:
@@ -71,7 +56,13 @@ class OneCode(SequentialRounds):
         s.results.setdefault(job, {})[worker] = place
 
     def _job_done(self, s: OneCodeState, job: int) -> bool:
-        return len(s.results.get(job, ())) >= self.workers - self.tolerated
+        return self.within.bears(self._missing(s, job))
+
+    def _missing(self, s: OneCodeState, job: int) -> Flags:
+        """The workers of which there is no result of a job."""
+        missing = np.ones(self.workers, dtype=bool)
+        missing[list(s.results.get(job, ()))] = False
+        return missing
 
     def _job_sum(self, s: OneCodeState, job: int) -> tuple[list[Place], list[float], float, float]:
         results = s.results.pop(job)
@@ -86,8 +77,9 @@ class OneCode(SequentialRounds):
 class GradientCodingRounds(OneCode):
     """Gradient coding round by round, T = 0: what the sequential codes are compared with.
 
-    Any ``stragglers`` workers may be late at the cut-off. ``strict``: only fewer than that, as the code published with
-    the sequential codes has it. ``inner``: frc, cyclic or binary (auto: frc where it fits, else cyclic).
+    Any ``stragglers`` workers may be late. No round depends on the one before, so none gains by waiting: by default one
+    ends when it is decodable. ``strict``: only fewer stragglers than that, counted, as the code published with the
+    sequential codes has it. ``inner``: frc, cyclic or binary (auto: frc where it fits, else cyclic).
 
     >>> GradientCodingRounds(30, stragglers=2).spec
     'gc:stragglers=2'
@@ -97,6 +89,7 @@ class GradientCodingRounds(OneCode):
     T = 0
 
     stragglers: int
+    end: End = "decodable"
     strict: bool = False
 
     @property
@@ -107,18 +100,19 @@ class GradientCodingRounds(OneCode):
     @cached_property
     def spec(self) -> str:
         """The short form."""
-        values: dict[str, Any] = {"stragglers": self.stragglers, "mu": self.mu, "wait": self.wait}
+        values: dict[str, Any] = {"stragglers": self.stragglers, "end": self.end, "mu": self.mu, "wait": self.waits}
         values |= {"strict": self.strict, "inner": self.inner, "models": self.trained, "jobs": self.jobs}
-        return show(self.name, values | {"batch": self.batch}, DEFAULTS | {"models": 1})
+        usual = {"end": "decodable", "wait": self.usual_wait, "models": 1}
+        return show(self.name, values | {"batch": self.batch}, DEFAULTS | usual)
 
     def _assign(self, s: OneCodeState, t: int) -> list[list[tuple[int, int]]]:
         return [[(t, 0)]] * self.workers
 
     def _fits(self, s: OneCodeState, late: Flags) -> bool:
-        return int(late.sum()) < self.stragglers + (not self.strict)
+        return int(late.sum()) < self.stragglers if self.strict else self.within.bears(late)
 
     def _feasible(self, s: OneCodeState, late: Flags) -> bool:
-        return int(late.sum()) <= self.stragglers
+        return self.within.bears(late)
 
     def _end_round(self, s: OneCodeState, late: Flags) -> None:
         self._forget_late(s, 0)

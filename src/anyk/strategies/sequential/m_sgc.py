@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
-from anyk.codes import Code
 from anyk.protocol import Layout
-from anyk.strategies.sequential.base import Flags, ForBursts, Place, SequentialState, inner_code
+from anyk.strategies.sequential.bursts import ForBursts
+from anyk.strategies.sequential.inner import Flags, Inner
+from anyk.strategies.sequential.state import Place, SequentialState
 
 
 @dataclass(slots=True)
@@ -33,6 +35,9 @@ class Multiplexed(ForBursts):
     against lambda stragglers. All pieces cost the same, (lambda + 1) / Q of the data with
     ``Q = n (B + (W - 1) (lambda + 1))``; a worker's load is W - 1 + B pieces. A piece of its own is one
     partition; the partitions of the groups are lambda + 1 times smaller (``shares``).
+
+    Where groups of workers count (``inner=frc``), more than lambda workers may straggle in W rounds, as long as one of
+    each group of workers does not.
 
     >>> round(Multiplexed(256, B=1, W=2, lambda_=27).load, 7)
     0.0075431
@@ -65,12 +70,18 @@ class Multiplexed(ForBursts):
     @property
     def load(self) -> float:
         """See :class:`SequentialRounds`."""
-        return (self.W - 1 + self.B) * self._each / sum(self.shares)
+        own, coded = self._each, self.code.load if self.coded else self._each
+        return ((self.W - 1) * own + self.B * max(own, coded)) / sum(self.shares)
+
+    @property
+    def tolerated(self) -> int:
+        """See :class:`SequentialRounds`."""
+        return self.lambda_
 
     @cached_property
-    def code(self) -> Code:
-        """The code within a group."""
-        return inner_code(self.inner, self.workers, self.lambda_)
+    def within(self) -> Inner:
+        """See :class:`SequentialRounds`."""
+        return super().within if self.coded else Inner(self.inner, self.workers, self.workers, grouped=False)
 
     @cached_property
     def layout(self) -> Layout:
@@ -138,7 +149,13 @@ class Multiplexed(ForBursts):
     def _job_done(self, s: MultiplexedState, job: int) -> bool:
         if job not in s.own or (s.own[job][:, :, 0] < 0).any():
             return False
-        return not self.coded or all(len(group) >= self.workers - self.lambda_ for group in s.groups[job])
+        return not self.coded or all(self.within.bears(self._without(group)) for group in s.groups[job])
+
+    def _without(self, workers: Iterable[int]) -> Flags:
+        """All but these workers."""
+        missing = np.ones(self.workers, dtype=bool)
+        missing[list(workers)] = False
+        return missing
 
     def _job_sum(self, s: MultiplexedState, job: int) -> tuple[list[Place], list[float], float, float]:
         own, groups = s.own.pop(job), s.groups.pop(job)
@@ -159,17 +176,17 @@ class Multiplexed(ForBursts):
         r = s.round
         union = late | self._in(s, range(r + 1 - self.W, r))
         again = self._in(s, range(r + 1 - self.W, r - self.B + 1)) & late
-        return int(union.sum()) <= self.lambda_ and not again.any()
+        return self.within.bears(union) and not again.any()
 
     def _feasible(self, s: MultiplexedState, late: Flags) -> bool:
-        t, n = s.round, self.workers
+        t = s.round
         for m in range(self.T + 1):
             job = t - m
             if job < s.combined or (self.limit and job >= self.limit):
                 continue
             own, groups = self._of(s, job)
             missing: Any = own[:, :, 0] < 0
-            counts = [len(group) for group in groups]
+            absent = [self._without(group) for group in groups]
             for i, work in enumerate(s.assigned):
                 if not late[i]:
                     for other, piece in work:
@@ -177,7 +194,7 @@ class Multiplexed(ForBursts):
                             if piece < self.W - 1:
                                 missing[i, piece] = False
                             else:
-                                counts[piece - (self.W - 1)] += 1
+                                absent[piece - (self.W - 1)][i] = False
             short = missing.sum(axis=1)
             if (short > self.T - m).any():
                 return False
@@ -186,8 +203,7 @@ class Multiplexed(ForBursts):
             begin = max(m + 1, self.W - 1)
             for group in range(self.B if self.coded else 0):
                 slot = self.W - 1 + group
-                coming = int((begin + lost <= slot).sum()) if slot > m else 0
-                if counts[group] + coming < n - self.lambda_:
+                if not self.within.bears(absent[group] & (begin + lost > slot) if slot > m else absent[group]):
                     return False
         return True
 

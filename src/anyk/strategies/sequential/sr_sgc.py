@@ -8,8 +8,9 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.strategies.sequential.base import Flags, ForBursts
+from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
+from anyk.strategies.sequential.inner import Flags
 
 
 @dataclass(slots=True)
@@ -27,6 +28,10 @@ class SelectiveRepetition(ForBursts, OneCode):
     For (``B``, ``W``, ``lambda``)-bursty stragglers, W = x B + 1: one code that tolerates
     ``s = ceil(B lambda / (W - 1 + B))`` for every job, of load (s + 1) / n; T = B. Of the workers that did not return
     job t - B in its round, those beyond s repeat it in round t, in order of their numbers; all others do job t.
+
+    Where groups count (``inner=frc``), one worker repeats it for each group of which nobody returned it: one that was
+    late, and not busy with a repetition. That is enough for any stragglers as long as these are in time B rounds later,
+    and this is then the straggler model: W and lambda only say how large groups are.
 
     >>> SelectiveRepetition(256, B=2, W=3, lambda_=23).tolerated
     12
@@ -54,8 +59,14 @@ class SelectiveRepetition(ForBursts, OneCode):
         """Of the workers that have not returned job t - B those beyond s; a job that is done needs nobody."""
         if t - self.B < s.combined:
             return []
-        miss = [i for i in range(self.workers) if i not in s.results.get(t - self.B, ())]
-        return miss[: max(0, len(miss) - self.tolerated)]
+        miss = self._missing(s, t - self.B)
+        group_of = self.within.group_of
+        if group_of is None:
+            return [int(i) for i in np.flatnonzero(miss)[: max(0, int(miss.sum()) - self.tolerated)]]
+        late = self._in(s, range(t - self.B, t - self.B + 1))
+        unheard = set(group_of.tolist()) - set(group_of[~miss].tolist())
+        first = {int(group_of[i]): int(i) for i in [*np.flatnonzero(~late)[::-1], *np.flatnonzero(late)[::-1]]}
+        return sorted(first[group] for group in unheard)
 
     def _skips(self, s: RepetitionState, t: int) -> bool:
         return bool(self.limit) and t >= self.limit and t - self.B < s.combined
@@ -66,6 +77,8 @@ class SelectiveRepetition(ForBursts, OneCode):
         return [[(t - self.B, 0)] if worker in again else list(fresh) for worker in range(self.workers)]
 
     def _fits(self, s: RepetitionState, late: Flags) -> bool:
+        if self.within.group_of is not None:
+            return self._feasible(s, late)
         r = s.round
         first = r - len(s.all_on)
         counted = [q for q in range(max(0, r + 1 - self.W), r) if q < first or not s.all_on[q - first]]
@@ -80,15 +93,12 @@ class SelectiveRepetition(ForBursts, OneCode):
 
     def _feasible(self, s: RepetitionState, late: Flags) -> bool:
         """The job that ends now is done, and each begun can be, all of its missing results being repeated."""
-        t = s.round
-        for job in range(s.combined, t + 1):
-            if self.limit and job >= self.limit:
-                continue
-            count = len(s.results.get(job, ()))
-            here = sum(not late[i] for i, work in enumerate(s.assigned) if work and work[0][0] == job)
-            if job + self.B <= t and count + here < self.workers - self.tolerated:
-                return False
-        return True
+        due = s.round - self.B
+        if due < s.combined:
+            return True
+        missing = self._missing(s, due)
+        missing[[i for i, work in enumerate(s.assigned) if work and work[0][0] == due and not late[i]]] = False
+        return self.within.bears(missing)
 
     def _end_round(self, s: RepetitionState, late: Flags) -> None:
         again = [i for i, work in enumerate(s.assigned) if work and work[0][0] < s.round]

@@ -1,0 +1,64 @@
+"""The code within a job, and which workers it can do without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.codes import Code, code
+from anyk.codes.repetition import RepetitionCode
+from anyk.errors import BadInput
+
+Flags = NDArray[np.bool_]
+
+
+@lru_cache(maxsize=64)
+def inner_code(name: str, workers: int, tolerates: int) -> Code:
+    """The code within a job: any ``tolerates`` workers may be missing."""
+    if name == "auto":
+        name = "frc" if workers % (tolerates + 1) == 0 else "cyclic"
+    made = code(f"{name}:stragglers={tolerates}", workers=workers)
+    if made.tolerates < tolerates or made.partitions != workers or made.messages != 1 or made.blocks != 1:
+        raise BadInput(
+            f"inner={name} has no code of {workers} partitions that tolerates {tolerates} of {workers} workers"
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A code of ``workers`` partitions within each job, which bears that any ``tolerates`` workers are missing.
+
+    ``grouped``: of a repetition code any workers may be missing that leave one of each group.
+
+    >>> Inner("frc", 4, 1, grouped=True).bears(np.array([True, False, False, True]))
+    True
+    >>> Inner("frc", 4, 1, grouped=False).bears(np.array([True, False, False, True]))
+    False
+    """
+
+    name: str
+    workers: int
+    tolerates: int
+    grouped: bool
+
+    @cached_property
+    def code(self) -> Code:
+        """The code itself."""
+        return inner_code(self.name, self.workers, self.tolerates)
+
+    @cached_property
+    def group_of(self) -> NDArray[np.int64] | None:
+        """The group of each worker, where groups count."""
+        if self.grouped and isinstance(self.code, RepetitionCode):
+            return np.array(self.code.group_of, dtype=np.int64)
+        return None
+
+    def bears(self, missing: Flags) -> bool:
+        """Whether a sum can be had without these workers; shape (workers,)."""
+        if self.group_of is None:
+            return int(missing.sum()) <= self.tolerates
+        return len(np.unique(self.group_of[~missing])) == int(self.group_of[-1]) + 1
