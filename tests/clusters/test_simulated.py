@@ -159,3 +159,30 @@ def test_of_equal_times_nobody_is_always_last(spec: str) -> None:
     run = anyk.train(Squares(4), spec, anyk.clusters.Simulated(4), optimizer=anyk.optimizers.GD(lr=0.01), steps=40)
     heard = [worker for step in range(1, 41) for worker, *_ in run.receipt(step).used]
     assert [heard.count(worker) for worker in range(4)] == [len(heard) // 4] * 4
+
+
+@pytest.mark.parametrize("logged", [False, True], ids=["without a log", "with a log"])
+@pytest.mark.parametrize("spec", ["m-sgc:B=1,W=3,lambda=2", "frc:load=2,wait=3,cancel=discard", "tree:children=2"])
+def test_nothing_is_remembered_of_tasks_that_have_ended(spec, logged):
+    """Also where their worker was lost: unwanted tasks, messages sent and requests are those of tasks in flight."""
+    strategy = anyk.strategy(spec, workers=6)
+    outages = [Outage(0.2 + 0.7 * i, i % 6, 0.6 + 0.7 * i) for i in range(12)]
+    delays = "exp:mean=1,per=load" + ",uninterruptible=true" * logged
+    cluster = Simulated(6, delays=delays, compute=Compute(0.1, 0.0, 0.0, 6), outages=outages, seed=3)
+    problem = Squares(strategy.layout.partitions) if logged else None
+    seen = {"unwanted": 0, "delivered": 0, "requests": 0}
+
+    def look(driver):
+        state = cluster.state()
+        alive = {task for task, _ in state["in_flight"]}
+        of = {name: [entry if name == "unwanted" else entry[0] for entry in state[name]] for name in list(seen)[:2]}
+        of["requests"] = [request.task for request in state["requests"]]
+        for name, tasks in of.items():
+            assert set(tasks) <= alive, name
+            seen[name] += len(tasks)
+
+    driver = Driver(strategy, cluster, problem=problem, optimizer=anyk.optimizers.GD(lr=0.1) if logged else None,
+                    log=anyk.training.RunLog() if logged else None, steps=30, on_event=look)  # fmt: skip
+    with session(driver):
+        driver.run()
+    assert seen[{"m": "delivered", "f": "unwanted", "t": "requests"}[spec[0]]] or (spec[0] == "t" and not logged)

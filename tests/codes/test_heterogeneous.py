@@ -57,6 +57,22 @@ def test_placed_within_budgets_covering_everything_and_never_on_the_dead(code: H
     assert code.expected_error() >= code.least_error * (1 - 1e-9)
 
 
+@settings(deadline=None, max_examples=50)
+@given(fleets())
+def test_the_load_is_the_most_partitions_that_any_worker_computes(code: HeterogeneousCode) -> None:
+    assert code.load == max(map(len, code.assignment))
+    again = anyk.code(code.spec, workers=code.workers)
+    assert again == code and again.budgets == code.budgets
+    assert (code.load, code.budgets) == ((relearned := code.relearned([1] * code.workers, 2)).load, relearned.budgets)
+
+
+def test_budgets_that_differ_make_another_code_though_the_load_is_the_same() -> None:
+    uneven, even = (HeterogeneousCode(4, probability=0.2, load=load) for load in ((1, 1, 2, 3), 3))
+    assert uneven != even and (uneven.load, even.load) == (3, 3)
+    assert (uneven.spec, even.spec) == ("hetero:probability=0.2,load=1/1/2/3", "hetero:probability=0.2,load=3")
+    anyk.testing.check_code(uneven)
+
+
 def test_the_mean_over_all_straggler_sets_is_the_sum_and_its_error_the_formula() -> None:
     code = HeterogeneousCode(7, probability=(0.1, 0.2, 0.3, 0.05, 0.5, 0.9, 1.0), load=4, partitions=6)
     p, B = np.array(code.probabilities), dense(code)

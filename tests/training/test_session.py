@@ -9,7 +9,7 @@ import pytest
 import anyk
 from anyk.clusters import Simulated
 from anyk.errors import BadInput, RunFailed
-from anyk.protocol import Chunk, Combine, Dispatch, Event, Layout, Stop
+from anyk.protocol import Alarm, Cancel, Chunk, Combine, Dispatch, Event, Layout, Reply, SetAlarm, Stop
 from anyk.testing.clusters import Squares, Toy
 from anyk.training import Driver, RunLog, session
 from anyk.training.versions import Versions
@@ -99,3 +99,25 @@ def test_combine_is_not_seen_by_who_watches_auxiliary_models() -> None:
     with session(driver):
         driver.run()
     assert seen == [] and driver.step == 0 and driver.versions["beside"] == 1
+
+
+def test_each_task_of_a_batch_has_its_own_time_of_cancellation() -> None:
+    """Two of three tasks dispatched together are cancelled one after the other, and reply late; the third counts."""
+
+    def begin(toy: Toy) -> Sequence[Any]:
+        tasks = tuple((Chunk((i,), (1.0,)),) for i in range(3))
+        return [Dispatch(0, (0, 1, 2), tasks), SetAlarm("0", 1.0), SetAlarm("1", 2.0)]
+
+    def react(toy: Toy, event: Event) -> Sequence[Any]:
+        if isinstance(event, Alarm):
+            return [Cancel((int(event.name),), "discard")]
+        if isinstance(event, Reply):
+            return [Combine("model", [(event.task, 0)], [1.0], "counted")]
+        return []
+
+    driver = Driver(Toy(3, begin, react), Simulated(3, delays="constant:5"), log=RunLog(), steps=1)
+    with session(driver):
+        driver.run()
+    assert driver.log is not None
+    rows = driver.log.rows("SELECT task, ending, cancelled FROM chunks ORDER BY task")
+    assert rows == [(0, "discarded", 1.0), (1, "discarded", 2.0), (2, "counted", None)]

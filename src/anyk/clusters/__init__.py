@@ -1,4 +1,4 @@
-"""Clusters: who carries it out."""
+"""Clusters: they carry out a strategy's commands."""
 
 from __future__ import annotations
 

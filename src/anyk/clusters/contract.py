@@ -30,8 +30,8 @@ class Cluster(ABC):
 
     ``workers``: n. ``delays``, ``seed``: injected delays, a law or its spec, drawn for the n-th task of a worker from
     (seed, worker, n).
-    ``communication``: how long vectors are under way besides. ``byzantine``: workers that send -100 times
-    what they should, to study codes against them.
+    ``communication``: how long vectors travel in addition. ``byzantine``: workers that send -100 times the right
+    message, to study codes against them.
     ``virtual``: whether time is simulated. Message vectors and model versions live in the cluster: the driver names
     them by (task, chunk) and (slot, version).
     """
@@ -77,7 +77,7 @@ class Cluster(ABC):
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """Start the workers with their partitions; returns who is present.
 
-        ``layout``: what the strategy needs laid out. ``partitions`` is None when only timing is asked (simulated
+        ``layout``: the strategy's set-up. ``partitions`` is None when only timing is asked for (simulated
         clusters). ``local``: how workers take local steps, where they do. The run's clock starts at 0.
         """
 
@@ -161,7 +161,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def give_up(self, worker: int) -> None:
-        """Give a worker up for good: its tasks end without an event, and it causes none any more."""
+        """Give a worker up for good: its tasks end without an event, and it causes no further ones."""
 
     @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:

@@ -37,9 +37,9 @@ class HeterogeneousCode(MatrixCode):
     error than ``m^2 / sum_i budget_i odds_i``.
 
     ``probability``: one for all, or one for each worker. ``load``: how many partitions a worker may hold, one for all
-    or one each; left out, about log n. ``relearn``: in a run, after every so many steps the probabilities are set to
-    ``(1 + missed) / (2 + steps)`` (the mean under a uniform prior) and workers get new coefficients for the data they
-    have; 0 keeps them.
+    or one each, kept as ``budgets`` (the attribute ``load`` is the largest in use); left out, about log n.
+    ``relearn``: in a run, after every so many steps the probabilities are set to ``(1 + missed) / (2 + steps)`` (the
+    mean under a uniform prior) and workers get new coefficients for the data they have; 0 keeps them.
 
     >>> code = HeterogeneousCode(12, probability=0.2, load=3)
     >>> round(code.expected_error(0) or 0, 6)  # m p / (d (1 - p))
@@ -52,6 +52,7 @@ class HeterogeneousCode(MatrixCode):
     partitions: int = LEFT_OUT
     relearn: int = 20
     learned: tuple[float, ...] | None = field(default=None, init=False)  # what the coefficients are for, if not that
+    budgets: tuple[int, ...] = field(init=False)  # the load given, for each worker
     approximate = True
     unbiased = True
 
@@ -64,27 +65,27 @@ class HeterogeneousCode(MatrixCode):
         _check("probability", self.probability, n)
         if not all(0.0 <= p <= 1.0 for p in self.probabilities):
             raise BadInput(f"probability of 'hetero' must lie between 0 and 1, got {self.probability}")
-        budget = min(usual_load(n), m) if self.load is None else self.load
-        _check("load", budget, n)
-        object.__setattr__(self, "_budget", budget)
-        budgets = tuple(whole("load", b) for b in (budget if isinstance(budget, tuple) else (budget,) * n))
+        load = min(usual_load(n), m) if self.load is None else self.load
+        _check("load", load, n)
+        budgets = tuple(whole("load", b) for b in (load if isinstance(load, tuple) else (load,) * n))
         if not all(0 <= b <= m for b in budgets):
             raise BadInput(f"load of 'hetero' must be 0 to {m} partitions, got {self.load}")
-        useful = sum(b for b, p in zip(budgets, self.probabilities, strict=True) if p < 1)
-        if useful < m:
+        useful = [b for b, p in zip(budgets, self.probabilities, strict=True) if p < 1]
+        if sum(useful) < m:
             raise BadInput(
-                f"hetero: {m} partitions do not fit on workers that may hold {useful} in all (those that never reply "
-                "left out); allow more load or use fewer partitions"
+                f"hetero: {m} partitions do not fit on workers that may hold {sum(useful)} in all (those that never "
+                "reply left out); allow more load or use fewer partitions"
             )
         if self.relearn < 0:
             raise BadInput(f"relearn must be at least 0 steps, got {self.relearn}")
-        if self.load is None:
-            object.__setattr__(self, "load", budget)
+        object.__setattr__(self, "budgets", budgets)
+        object.__setattr__(self, "load", max(useful))
 
     @property
     def spec(self) -> str:
         """See :attr:`Code.spec`."""
-        values = {"probability": self.probability, "load": self.__dict__["_budget"], "partitions": self.partitions}
+        load = self.budgets if len(set(self.budgets)) > 1 else self.budgets[0]
+        values = {"probability": self.probability, "load": load, "partitions": self.partitions}
         return show("hetero", values | {"relearn": self.relearn}, {"partitions": self.workers, "relearn": 20})
 
     @property
@@ -92,12 +93,6 @@ class HeterogeneousCode(MatrixCode):
         """The probability given for each worker."""
         p = self.probability
         return p if isinstance(p, tuple) else (float(p),) * self.workers
-
-    @property
-    def budgets(self) -> tuple[int, ...]:
-        """How many partitions each worker may hold."""
-        b = self.__dict__["_budget"]
-        return b if isinstance(b, tuple) else (int(b),) * self.workers
 
     @property
     def _odds(self) -> Floats:
@@ -146,7 +141,7 @@ class HeterogeneousCode(MatrixCode):
     def relearned(self, missed: Sequence[int], steps: int) -> HeterogeneousCode:
         """The same allocation with coefficients for what has been seen: how often each worker ``missed`` a step."""
         learned = tuple((1.0 + count) / (2.0 + steps) for count in missed)
-        code = replace(self, load=self.__dict__["_budget"])
+        code = replace(self, load=self.budgets)
         object.__setattr__(code, "learned", learned)
         return code
 

@@ -16,7 +16,8 @@ class Batch:
 
     ``status`` has ``width`` places for each task's chunks; places without a chunk count as ended. ``left``: chunks that
     may still be used, or used again. Those that have been cancelled may not, whenever their workers say so: a batch is
-    done with, and its model version given back, without waiting for workers that say nothing.
+    done with, and its model version given back, without waiting for workers that say nothing. ``cancelled``: when, by
+    task.
     """
 
     __slots__ = (
@@ -46,7 +47,7 @@ class Batch:
             for i, task in enumerate(chunks):
                 self.status[i * width + len(task) : (i + 1) * width] = bytes([ENDED]) * (width - len(task))
         self.closed = False
-        self.cancelled: float | None = None
+        self.cancelled: dict[int, float] = {}
         self.timing: dict[int, tuple[Timing | None, float]] = {}
 
     def chunk(self, place: int) -> Chunk:
@@ -71,10 +72,8 @@ class Batch:
             if task not in among:
                 start = (task - self.first) * self.width
                 status[start : start + self.width] = [ENDED] * self.width
-        timing = list(self.timing.items())
-        return [
-            self.first, list(self.workers), self.chunks, self.versions, self.at, status, timing, self.cancelled
-        ]  # fmt: skip
+        timing, cancelled = list(self.timing.items()), list(self.cancelled.items())
+        return [self.first, list(self.workers), self.chunks, self.versions, self.at, status, timing, cancelled]
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Batch:
@@ -83,5 +82,5 @@ class Batch:
         batch = cls(first, workers, [tuple(map(Chunk.from_plain, task)) for task in chunks], versions, at)
         batch.status, batch.left = bytearray(status), sum(s in (OPEN, ARRIVED, KEPT) for s in status)
         batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
-        batch.cancelled = cancelled
+        batch.cancelled = dict(cancelled)
         return batch

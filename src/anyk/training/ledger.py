@@ -188,7 +188,7 @@ class Ledger:
         tasks = command.tasks
         for cut in cuts:
             batch = given[cut.task]
-            batch.cancelled = now
+            batch.cancelled[cut.task] = now
             place = (cut.task - batch.first) * batch.width + cut.chunk
             if batch.status[place] == OPEN:
                 self._end(batch, place, "cancelled", done=cut.done, due=cut.due)
@@ -202,13 +202,13 @@ class Ledger:
             whole = isinstance(tasks, range) and tasks[0] == first and len(tasks) >= len(batch.workers)
             mine = range(first, first + len(batch.workers)) if whole else tasks[:1]
             tasks = tasks[len(mine) :]
-            batch.cancelled = now
             if whole and self._log is None and not self._computes and not later:
                 counts.discarded += batch.status.count(ARRIVED)
                 counts.cancelled += batch.status.count(OPEN)
                 batch.left = 0
             else:
                 for task in mine:
+                    batch.cancelled[task] = now
                     self._cancel_task(task, batch, later)
             if whole:
                 self._close(batch)
@@ -290,11 +290,11 @@ class Ledger:
     def settle(self, now: float) -> None:
         """The run is over: what is still open is cancelled."""
         for batch in dict.fromkeys(self._given.values()):
-            batch.cancelled = now
             for place, status in enumerate(batch.status):
                 if status == KEPT:
                     self._let_go(batch, place)
                 elif status != ENDED:
+                    batch.cancelled.setdefault(batch.first + place // batch.width, now)
                     self._end(batch, place, "discarded" if status == ARRIVED else "cancelled")
             self._close(batch)
         for task in list(self._cut):
@@ -335,8 +335,8 @@ class Ledger:
             log.chunk(
                 Ended(
                     batch.first + item, index, batch.workers[item], batch.versions[chunk.slot], log.work(chunk),
-                    batch.at, started, computing, computed, sent, received, batch.cancelled, done, due, ending,
-                    slot or chunk.slot, step, weight, digest,
+                    batch.at, started, computing, computed, sent, received, batch.cancelled.get(batch.first + item),
+                    done, due, ending, slot or chunk.slot, step, weight, digest,
                 )
             )  # fmt: skip
         if held and self._computes and not kept:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.clusters.arrivals import Message
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
     ALIGN,
@@ -19,7 +20,7 @@ from anyk.clusters.processes.memory import (
     model_view,
 )
 from anyk.clusters.remote.handles import Notice
-from anyk.clusters.remote.payload import Message, RemotePayload
+from anyk.clusters.remote.payload import RemotePayload
 from anyk.problems.base import Vector
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
+from anyk.clusters.arrivals import Message
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.ray.connection import knock, loopback, one_line, ray_module
@@ -28,7 +29,6 @@ from anyk.clusters.remote.networked import (
     NetworkedHandle,
     NetworkedPayload,
 )
-from anyk.clusters.remote.payload import Message
 from anyk.clusters.remote.shipping import ship
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.clusters.arrivals import Message
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import InFlight
 from anyk.clusters.local import Local
@@ -22,7 +23,7 @@ from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme, unpack
 from anyk.clusters.remote.comparing import Comparisons
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle, restart_due
-from anyk.clusters.remote.payload import Message, RemotePayload
+from anyk.clusters.remote.payload import RemotePayload
 from anyk.clusters.remote.tasks import Tasks
 from anyk.clusters.remote.worker import COMPARED, FAILED, PROGRESS, REPLY, STOPPED, RunSetup
 from anyk.delays import Communication, DelayModel

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.clusters.arrivals import Message
 from anyk.clusters.messages import Messages
 from anyk.clusters.remote.driver import Remote
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import OrderReader
-from anyk.clusters.remote.payload import Message, RemotePayload
+from anyk.clusters.remote.payload import RemotePayload
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.worker import NO_TASK, READY, REPLY, Orders, RunSetup, Times, Worker
 from anyk.errors import RunFailed

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.messages import Messages
-from anyk.clusters.readers import Readers
+from anyk.clusters.arrivals import Arrivals, Message
 from anyk.clusters.remote.handles import Notice
 from anyk.problems.base import Vector
-from anyk.protocol import Chunk, RequestMessage, Task
+from anyk.protocol import Chunk
 
 
-class Message(NamedTuple):
-    """A message that has arrived."""
-
-    ids: tuple[int, ...]
-    vector: Vector
-    worker: int
-    buffer: Any  # where it lies besides, for other workers to read; None: nowhere
-
-
-class RemotePayload(ABC):
+class RemotePayload(Arrivals, ABC):
     """Models and messages of a run; where they lie, and how workers find them, is a cluster's own."""
-
-    def __init__(self, messages: Messages) -> None:
-        self.messages = messages
-        self.arrived: dict[tuple[int, int], Message] = {}
-        self.readers = Readers(self._drop)
-        self.requests: dict[tuple[int, int], RequestMessage] = {}  # that have not been answered
 
     # ------------------------------------------------------------------------------- what a cluster implements
 
@@ -77,26 +61,6 @@ class RemotePayload(ABC):
         """Nobody needs any more what lies in a buffer."""
 
     # ------------------------------------------------------------------------------- messages
-
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
-        """The weighted sum of messages."""
-        found = [self.arrived[key] for key in messages]
-        return self.messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
-
-    def project(self, task: int, chunk: int, key: int) -> float | None:
-        """The product of a message with the direction of a key; None where it has been freed."""
-        message = self.arrived.get((task, chunk))
-        return None if message is None else self.messages.project(message.ids, message.vector, key)
-
-    def free(self, task: int, chunk: int) -> None:
-        """Drop a message, at once or when no task reads it any more."""
-        self.readers.free(task, chunk)
-
-    def end(self, task: int, chunks: Task) -> None:
-        """A task has ended: it no longer reads the messages it began from, and requests to it will not be answered."""
-        self.readers.end(chunks)
-        if self.requests:
-            self.requests = {key: request for key, request in self.requests.items() if key[0] != task}
 
     def _drop(self, task: int, chunk: int) -> None:
         message = self.arrived.pop((task, chunk), None)

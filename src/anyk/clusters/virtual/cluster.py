@@ -159,7 +159,7 @@ class Simulated(Cluster):
 
     def message(self, task: int, chunk: int) -> Vector:
         """See :meth:`Cluster.message`."""
-        return self._vectors.arrived[task, chunk][1]
+        return self._vectors.arrived[task, chunk].vector
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """See :meth:`Cluster.hold`."""
@@ -254,6 +254,8 @@ class Simulated(Cluster):
                 schedule.now = time
             if not computes and kind < 0 and len(entry[1]) == 1:  # by far the most, and therefore fast
                 del in_flight[task]
+                if schedule.unwanted:
+                    schedule.unwanted.discard(task)
                 yield Reply(schedule.now, worker, task, chunk)
                 continue
             event = self._event(time, task, chunk, kind, InFlight._make(entry))
@@ -270,16 +272,15 @@ class Simulated(Cluster):
                 del schedule.in_flight[task]  # nobody will ask for its message
                 schedule.unwanted.discard(task)
             return None
+        wanted = task not in schedule.unwanted
         ended = schedule.deliver(task, entry)
         if payload is None:
             return Reply(schedule.now, worker, task, chunk)
         why, bits = None, 0
-        if task not in schedule.unwanted:
+        if wanted:
             why, bits = payload.compute(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
-        elif ended:
-            schedule.unwanted.discard(task)
         if ended:
-            payload.end(entry.chunks)
+            payload.end(task, entry.chunks)
         if why is not None:
             return Failed(schedule.now, worker, task, chunk, why)
         timing = Timing(entry.started, entry.started + entry.before, time, time, bits)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.clusters.arrivals import Arrivals, Message
 from anyk.clusters.local import Local, LocalSteps, State, mixed
 from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack, unpack
-from anyk.clusters.readers import Readers
 from anyk.problems.base import Partitions, Vector
-from anyk.protocol import Chunk, Layout, RequestMessage, Task
+from anyk.protocol import Chunk, Layout
 
 
-class Payload:
+class Payload(Arrivals):
     """Computes what workers would send, at the moment when it arrives: what is cancelled costs nothing."""
 
     def __init__(
         self, layout: Layout, partitions: Partitions, local: Local | None, *, seed: int, byzantine: Collection[int]
     ) -> None:
-        self.messages = Messages(partitions, layout.blocks, seed)
-        self.arrived: dict[tuple[int, int], tuple[tuple[int, ...], Vector]] = {}  # partitions and message
-        self.readers = Readers(self._drop)
-        self.requests: dict[tuple[int, int], RequestMessage] = {}  # for messages that add up others
+        super().__init__(Messages(partitions, layout.blocks, seed))
         self._seed, self._byzantine = seed, byzantine
         self._models: dict[tuple[str, int], Vector] = {}
         self._gradients: dict[tuple[str, int], dict[tuple[int, int, int], Vector]] = {}  # that replicas share
@@ -56,34 +51,13 @@ class Payload:
         self._models.pop((slot, version), None)
         self._gradients.pop((slot, version), None)
 
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
-        """The weighted sum of messages."""
-        found = [self.arrived[key] for key in messages]
-        return self.messages.add_up([(ids, m, weight) for (ids, m), weight in zip(found, weights, strict=True)])
-
-    def project(self, task: int, chunk: int, key: int) -> float | None:
-        """The product of a message with the direction of a key; None where it has been freed."""
-        found = self.arrived.get((task, chunk))
-        return None if found is None else self.messages.project(*found, key)
-
-    def free(self, task: int, chunk: int) -> None:
-        """Drop a message, at once or when no task reads it any more."""
-        self.readers.free(task, chunk)
-
-    def end(self, chunks: Task) -> None:
-        """A task has ended, and no longer reads the messages that it began from."""
-        self.readers.end(chunks)
-
-    def _drop(self, task: int, chunk: int) -> None:
-        self.arrived.pop((task, chunk), None)
-
     def forget(self, worker: int) -> None:
         """A worker is lost, and with it what it kept."""
         self._states[worker] = {}
 
     def vectors(self) -> dict[str, Vector]:
         """See :meth:`Cluster.vectors`."""
-        return self.readers.vectors(lambda task, chunk: self.arrived[task, chunk][1]) | {
+        return self.readers.vectors(lambda task, chunk: self.arrived[task, chunk].vector) | {
             f"state/{worker}/{task}/{name}": vector
             for worker, states in enumerate(self._states)
             for task, state in states.items()
@@ -92,8 +66,7 @@ class Payload:
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """Take in a message that had arrived."""
-        del worker
-        self.arrived[task, chunk] = ids, message
+        self.arrived[task, chunk] = Message(ids, message, worker)
 
     def take_back(self, vectors: Mapping[str, Vector]) -> None:
         """Take in what :meth:`vectors` gave."""
@@ -135,7 +108,7 @@ class Payload:
         request = self.requests.pop((task, index), None)
         ids = chunk.partitions
         if request is not None:
-            ids = tuple(dict.fromkeys([*ids, *(j for place in request.messages for j in self.arrived[place][0])]))
+            ids = tuple(dict.fromkeys([*ids, *(j for place in request.messages for j in self.arrived[place].ids)]))
         out = np.empty(messages.length(ids), dtype=w.dtype)
         if request is not None or not ids:
             out[:] = 0.0
@@ -145,13 +118,13 @@ class Payload:
             else:
                 messages.add_message(out, ids, key[:1], known[key], coefficient)
         for place, weight in zip(request.messages, request.weights, strict=True) if request is not None else ():
-            messages.add_message(out, ids, *self.arrived[place], weight)
+            messages.add_message(out, ids, *self.arrived[place][:2], weight)
         return ids, out
 
     def _steps(self, task: int, chunk: Chunk, w: Vector, worker: int) -> Vector:
         """The model after a chunk's local steps; the state they leave is kept for the worker's next task."""
         assert self._local is not None
-        models = [self.arrived[other, index][1] for _, other, index, _ in chunk.mix]
+        models = [self.arrived[other, index].vector for _, other, index, _ in chunk.mix]
         start = mixed(chunk, w, models)
         state = None if chunk.compress else self._states[worker].get(chunk.state)
         model, left = self._local.run(chunk, start, state)
@@ -174,10 +147,11 @@ class Payload:
         if why is not None:
             return why, bits
         if not chunk.compress:
-            self.arrived[task, index] = ids, out
+            self.arrived[task, index] = Message(ids, out, worker)
             return None, bits
         base = self._models[chunk.slot, version]
         payload, left = pack(chunk, version, self._seed, out, base, self._states[worker].get(chunk.state))
         self._keep_state(worker, task, chunk, left)
-        self.arrived[task, index] = ids, unpack(chunk, version, self._seed, payload, out.size, out.dtype, base)
+        unpacked = unpack(chunk, version, self._seed, payload, out.size, out.dtype, base)
+        self.arrived[task, index] = Message(ids, unpacked, worker)
         return None, keyed.digest(payload)

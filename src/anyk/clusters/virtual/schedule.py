@@ -135,6 +135,7 @@ class Schedule:
                 return False
             del self._delivered[task]
         del self.in_flight[task]
+        self.unwanted.discard(task)
         return True
 
     def cancel(self, order: Cancel, cuts: list[Cut] | None) -> None:
@@ -151,7 +152,8 @@ class Schedule:
             pop = in_flight.pop
             for task in order.tasks:
                 pop(task, None)
-            self._delivered.clear() if not in_flight else None
+            for task in order.tasks if self._delivered else ():
+                self._delivered.pop(task, None)
         else:
             for task in order.tasks:
                 entry = in_flight.get(task)
@@ -172,10 +174,7 @@ class Schedule:
             if not preempt and end > now:
                 self.unwanted.add(task)  # it finishes, and its messages, which nobody computes, are dropped
                 return
-        del self.in_flight[task]
-        if self._payload is not None:
-            self._payload.end(entry.chunks)
-        self._delivered.pop(task, None)
+        self._drop(task)
         if cuts is None:
             return
         due = entry.started + entry.before
@@ -189,9 +188,15 @@ class Schedule:
         """A worker is lost, and its tasks have ended."""
         self._free[worker] = 0.0
         for task in [task for task, entry in self.in_flight.items() if entry[0] == worker]:
-            entry = self.in_flight.pop(task)
-            if self._payload is not None:
-                self._payload.end(entry[1])
+            self._drop(task)
+
+    def _drop(self, task: int) -> None:
+        """A task has ended before its last message: nothing more is remembered of it."""
+        entry = self.in_flight.pop(task)
+        self.unwanted.discard(task)
+        self._delivered.pop(task, None)
+        if self._payload is not None:
+            self._payload.end(task, entry[1])
 
     # ------------------------------------------------------------------------------------------- state
 
