@@ -8,6 +8,14 @@ class BadInput(ValueError):
     """
 
 
+class UnknownName(BadInput):
+    """A spec names something that is not registered; ``what`` is its kind and name alone, as in strategy 'x'."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"no {what}; {hint}")
+        self.what = what
+
+
 class NotDecodable(BadInput):
     """The replies at hand do not give the sum that was asked for."""
 

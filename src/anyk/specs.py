@@ -19,7 +19,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, UnknownName
 
 T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -279,7 +279,7 @@ class Registry(Generic[T]):
         known = [*self.entries, *also]
         near = get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-        raise BadInput(f"no {self.kind} '{name}'; {hint}")
+        raise UnknownName(f"{self.kind} '{name}'", hint)
 
     def build(self, text: str, **given: Any) -> T:
         """Build what a spec asks for; ``given`` are the parameters that the caller supplies."""

@@ -1,11 +1,16 @@
 """What a run was made of must be what it is resumed and replayed with."""
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 import anyk
 from anyk.clusters import Simulated
 from anyk.problems import data_digest
+from anyk.specs import File
 from anyk.training.config import read_config
 
 
@@ -165,3 +170,44 @@ def test_names_of_files_that_a_spec_cannot_hold_are_refused(tmp_path, monkeypatc
     spec = anyk.strategies.settled("dpsgd:graph=(file:w.csv),tau=2")
     assert spec == f"dpsgd:graph=(file:file=({tmp_path}/a, b/w.csv)),tau=2"
     assert anyk.strategies.strategy(spec, workers=4).spec == spec
+
+
+def test_files_of_a_plug_ins_law_of_communication_are_found_from_any_folder(tmp_path, monkeypatch):
+    """Alone and as the latency of a link, given as a spec or as a value, in a run and in a race."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(anyk.delays.registry, "entries", dict(anyk.delays.registry.entries))
+
+    @anyk.delays.register("written")
+    @dataclass(frozen=True)
+    class Written(anyk.delays.DelayModel):
+        file: File
+        name: ClassVar[str] = "written"
+
+        def seconds(self, uniforms, worker):
+            return np.full_like(uniforms, float(Path(self.file).read_text()))
+
+    Path("s.txt").write_text("0.25")
+    found = f"written:file={tmp_path}/s.txt"
+    assert anyk.delays.settled("link:latency=0.5,links=serial") == "link:latency=0.5,links=serial"
+    problem = anyk.problems.from_data("synthetic:rows=60,features=3")
+    asked = {"written:s.txt": found, "link:latency=(written:s.txt),bandwidth=1e9": f"link:latency=({found}),bandwidth="}
+    for place, (spec, expected) in enumerate(asked.items()):
+        lines = spec if place else anyk.delays.communication(spec)
+        how = {
+            "workers": 3,
+            "communication": lines,
+            "steps": 2,
+            "optimizer": anyk.optimizers.GD(),
+            "out": f"run{place}",
+        }
+        anyk.train(problem, "uncoded", "simulated", **how).close()
+        assert read_config(tmp_path / f"run{place}")["communication"].startswith(expected)
+        anyk.race(problem, ["uncoded"], cluster="simulated", **how | {"out": f"race{place}"}).close()
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    for place in (0, 1):
+        with (
+            anyk.resume(tmp_path / f"run{place}", steps=4) as run,
+            anyk.resume_race(tmp_path / f"race{place}", steps=4) as race,
+        ):
+            assert run.seconds == race.runs[0].seconds == pytest.approx(1.0, abs=1e-5)

@@ -117,5 +117,6 @@ def test_a_folder_that_may_not_be_looked_into(read_only):
             assert result.exit_code == 2, (command, result.output)
             said = result.output.splitlines()[-1]
             assert said.startswith("anyk: '") and "ermission denied" in said, (command, said)
+            assert "--out" not in command or "cannot be read" not in said, (command, said)
     os.seteuid(os.getuid())
     closed.chmod(0o755)

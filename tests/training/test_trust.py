@@ -309,3 +309,23 @@ def test_a_plug_in_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, fo
             assert refused.exit_code == 2 and f"{changed}' is not the code of the r" in refused.output, refused.output
         assert f"{changed}' is another now" in run("verify", "run").output
         (tmp_path / changed).write_text(was)
+
+
+def test_a_plug_in_that_is_not_given_again_is_named(tmp_path, monkeypatch, forgetful):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plug.py").write_text(PLUGIN)
+    (tmp_path / "numbers_of_mine.py").write_text("K = 2\n")
+    asked = ("--plugin", "plug.py", "--strategy", "mine", "--data", "synthetic:rows=60,features=4", *BASE)
+    for command in ("train", "race"):
+        assert run(command, *asked, "--steps", "3", "--out", command).exit_code == 0
+    forgetful()
+    file = tmp_path / "plug.py"
+    told = f"was made with the plug-in '{file}'; if that is your code, give it again with --plugin {file} (in Python,"
+    for command in (("replay", "train"), ("resume", "train", "--steps", "6"), ("resume", "race", "--add", "uncoded"),
+                    ("trace", "record", "train", "--out", "t.npz")):  # fmt: skip
+        refused = run(*command)
+        of = "the race 'race'" if "race" in command else "the run 'train'"
+        assert refused.exit_code == 2 and refused.output.startswith(f"anyk: no strategy 'mine': {of} {told}"), command
+        assert refused.output.count("\n") == 1
+    assert run("trace", "record", "train", "--out", "t.npz", "--plugin", "plug.py").exit_code == 0
+    assert "no strategy 'mien'; did you mean 'mine'?" in run("resume", "race", "--add", "mien", *asked[:2]).output

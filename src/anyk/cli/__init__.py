@@ -10,7 +10,7 @@ import click
 from anyk.cli.output import drop_output, plain_where_needed
 from anyk.errors import BadInput, RunFailed
 
-NOT_BEGUN = "anyk: interrupted before there was a run to go on with; start it again"
+NOT_BEGUN = "anyk: interrupted before the run began; start it again"
 
 
 class _Group(click.Group):
@@ -24,7 +24,10 @@ class _Group(click.Group):
             click.echo(f"anyk: {error}", err=True)
             ctx.exit(2)
         except PermissionError as error:  # of a folder that may not be looked into; files have sentences of their own
-            click.echo(f"anyk: '{error.filename}' cannot be read (permission denied)", err=True)
+            what = (
+                f"'{error.filename}' is not accessible (permission denied)" if error.filename else "permission denied"
+            )
+            click.echo(f"anyk: {what}", err=True)
             ctx.exit(2)
         except RunFailed as error:
             click.echo(f"anyk: {error}", err=True)
@@ -43,7 +46,7 @@ class _Group(click.Group):
             if error.errno != errno.ENOSPC:
                 raise
             drop_output()
-            click.echo(f"anyk: what there is to say cannot be written ({error.strerror})", err=True)
+            click.echo(f"anyk: the output cannot be written ({error.strerror})", err=True)
             ctx.exit(2)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, picture_option
+from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
 
@@ -66,6 +66,7 @@ def show(
 @click.argument("run")
 @click.option("--out", metavar="FILE.npz", required=True, callback=lambda _, __, file: check_file(file, "trace"),
               help="The trace to write; read it with trace:FILE.npz.")  # fmt: skip
+@plugin_option
 def record(run: str, out: str) -> None:
     """Make a trace of a run's log: seconds from a worker's task to its reply, a row for each version.
 

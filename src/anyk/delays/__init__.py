@@ -1,6 +1,6 @@
 """Delays: how long workers take, as laws or as measured traces."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from anyk.delays.base import DelayModel
 from anyk.delays.communication import Communication, Links, Traffic
@@ -18,8 +18,7 @@ from anyk.delays.models import (
 )
 from anyk.delays.stream import DelayStream
 from anyk.delays.trace import Table, Trace
-from anyk.errors import BadInput
-from anyk.specs import Registry, absolute, read, with_files
+from anyk.specs import Registry, absolute, with_files
 from anyk.specs import parse as split
 
 registry: Registry[DelayModel] = Registry("delay model")
@@ -56,9 +55,21 @@ def parse(spec: str | DelayModel) -> DelayModel:
     return spec if isinstance(spec, DelayModel) else registry.build(spec)
 
 
+_links: Registry[Communication] = Registry("communication")
+
+
+@_links.register("link")
+def _link(
+    *, latency: Annotated[str, registry] = "none", bandwidth: float = 0.0, links: Links = "parallel"
+) -> Communication:
+    """A latency, which is a law or a number of seconds, and bytes over a bandwidth."""
+    constant = latency[:1].isdigit() or latency[:1] == "."
+    return Communication(parse(f"constant:{latency}" if constant else latency), bandwidth, links)
+
+
 def settled(spec: str) -> str:
-    """A law's spec that means the same in any folder: files have absolute paths."""
-    return with_files(spec, absolute, registry)
+    """The spec of a law or of communication that means the same in any folder: files have absolute paths."""
+    return with_files(spec, absolute, registry, _links)
 
 
 def communication(spec: str | DelayModel | Communication) -> Communication:
@@ -75,15 +86,7 @@ def communication(spec: str | DelayModel | Communication) -> Communication:
         return spec
     if isinstance(spec, DelayModel):
         return Communication(spec)
-    name, values = split(spec)
-    if name != "link":
-        return Communication(parse(spec))
-    if not values or not set(values) <= {"latency", "bandwidth", "links"}:
-        raise BadInput(f"'{spec}' should be link:latency=SECONDS,bandwidth=BYTES,links=parallel, or some of these")
-    latency = values.get("latency", "none").strip("()")
-    law = parse(f"constant:{latency}" if latency[:1].isdigit() or latency[:1] == "." else latency)
-    bandwidth = read(values.get("bandwidth", "0"), float, f"bandwidth in '{spec}'")
-    return Communication(law, bandwidth, read(values.get("links", "parallel"), Links, f"links in '{spec}'"))
+    return _links.build(spec) if split(spec)[0] in _links else Communication(parse(spec))
 
 
 __all__ = [

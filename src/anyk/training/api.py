@@ -30,7 +30,7 @@ from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
 from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
-from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of
+from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, with_plugins
 from anyk.training.folder import empty, empty_if_it_fails, locked, new_folder
 from anyk.training.launch import Beside, Launch
 from anyk.training.limits import (
@@ -75,19 +75,19 @@ def train(
     A run whose only limit is a target ends after 10,000 steps in any case, one without a limit after 100. On a virtual
     clock a run without a limit of steps fails where its seconds would take more than 1,000,000 of them.
 
-    ``strategy`` may be a spec or a code. With ``cluster`` as a spec go ``workers`` (if left out, the strategy's, or
-    30), ``delays``, ``seed`` and ``communication``. ``optimizer`` may be a spec, with learning rate 1 / smoothness of
-    the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
+    ``strategy`` may be a spec or a code. If ``cluster`` is a spec, it takes ``workers`` (if left out, the strategy's,
+    or 30), ``delays``, ``seed`` and ``communication``. ``optimizer`` may be a spec, with learning rate 1 / smoothness
+    of the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
     the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds. Loss and metric are
     evaluated off the clock, for every ``evaluate_every``-th version (default: for a few hundred of them).
-    ``watch`` is called after every step; ``progress`` shows how the run stands, on standard error. On Ctrl-C the run is
-    saved and ``KeyboardInterrupt`` raised.
+    ``watch`` is called after every step; ``progress`` shows the state of the run on standard error. On Ctrl-C the run
+    is saved and ``KeyboardInterrupt`` raised.
 
     ``begin``: a run, or its folder, where this one begins, with any other strategy and cluster. Models, states of the
     optimiser (the same; its learning rate may be another) and version numbers are taken over, so that learning rates,
-    mini-batches and ``steps``, counted from the earlier run's beginning, go on; delays are drawn behind those it drew.
-    What it had under way is not taken over, and the clock, to which ``seconds`` belongs, begins at 0. The new folder
-    needs the other no more.
+    mini-batches and ``steps``, counted from the earlier run's beginning, continue, as do the draws of delays. Work that
+    it had under way is not taken over, and the clock, by which ``seconds`` are counted, starts at 0. The new folder
+    does not depend on the other.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work and :class:`~anyk.errors.RunFailed` when a run cannot
     go on; its folder can then be resumed.
@@ -189,8 +189,8 @@ def resume(
     ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
     it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
 
-    ``tell`` is called with what the user should know: that an older checkpoint had to be used (without ``tell``, a
-    ``RuntimeWarning``), or that nothing was left to do.
+    ``tell`` is called with a sentence for the user where an older checkpoint had to be used (without ``tell``, this is
+    a ``RuntimeWarning``) or nothing was left to do.
 
     A run folder may be anybody's: no code that it names is run (a problem's function, an optimiser of another package
     than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
@@ -202,7 +202,11 @@ def resume(
     check_named(config, f"the run '{folder}'")
     code = config["digests"].get("code", {})
     limits = {"steps": steps, "seconds": seconds, "target": target}
-    with names_in_folder(folder, code, trust=trust), showing(progress, watch) as watching:
+    with (
+        names_in_folder(folder, code, trust=trust),
+        with_plugins(config, f"the run '{folder}'"),
+        showing(progress, watch) as watching,
+    ):
         beside = Beside(evaluate_every, checkpoint_every, watching, tell)
         return _resume(folder, config, limits, problem, optimizer, beside, trust=trust)
 
@@ -278,7 +282,7 @@ def _described(
         "workers": cluster.workers,
         "partitions": strategy.layout.partitions,
         "delays": settled_law(cluster.delays.spec),
-        "communication": cluster.communication.spec,
+        "communication": settled_law(cluster.communication.spec),
         "seed": cluster.seed,
         "optimizer": optimizer.spec,
         "lr": optimizer.rate.spec,

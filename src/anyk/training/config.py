@@ -31,12 +31,14 @@ class Digests(msgspec.Struct, frozen=True):
     ``data``: of the problem's arrays, None where it has none to look at. ``traces``: of measured delays, by file.
     ``files``: SHA-256 of files that strategies name (a matrix), by path. ``code``: SHA-256, by name, of the files and
     modules that the configuration names, of plug-ins, and of what such files import from their own folder.
+    ``plugins``: those of them that are plug-ins, by path.
     """
 
     data: str | None = None
     traces: dict[str, str] = {}
     files: dict[str, str] = {}
     code: dict[str, str] = {}
+    plugins: list[str] = []
 
 
 class RunConfig(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What is used where nobody says: the same in Python as on the command line."""
+"""Defaults, the same in Python as on the command line."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from anyk.clusters import Cluster
 from anyk.delays import Trace
-from anyk.errors import BadInput
+from anyk.errors import BadInput, UnknownName
 from anyk.named import admit, beside, plugins, sha256_of
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
@@ -33,8 +34,28 @@ def digests_of(problem: Problem, cluster: Cluster, config: Mapping[str, Any]) ->
         **({} if data is None else {"data": data}),
         "traces": dict(traces_of(cluster.delays)) | dict(traces_of(cluster.communication)),
         "code": {where: digest for where, digest in code.items() if digest is not None},
+        "plugins": list(map(str, plugins())),
         "files": files_of(config.get("runs") or [config["strategy"]]),
     }
+
+
+@contextmanager
+def with_plugins(config: Mapping[str, Any], of: str) -> Iterator[None]:
+    """Where a name is not known inside, tell which plug-ins of a run or race have not been given again."""
+    try:
+        yield
+    except UnknownName as error:
+        recorded = config.get("digests", {}).get("plugins", [])
+        missing = [file for file in recorded if Path(file) not in plugins()]
+        if not missing:
+            raise
+        files = ", ".join(f"'{file}'" for file in missing)
+        options = " ".join(f"--plugin {file}" for file in missing)
+        them = "them" if len(missing) > 1 else "it"
+        raise BadInput(
+            f"no {error.what}: {of} was made with the plug-in{'s' * (len(missing) > 1)} {files}; if that is your code, "
+            f"give {them} again with {options} (in Python, import what registers the name)"
+        ) from None
 
 
 def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:

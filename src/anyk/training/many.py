@@ -1,4 +1,4 @@
-"""Several models at once: what a fleet does while one model waits, another is stepped."""
+"""Several models at once: while one model waits for stragglers, the fleet works on another."""
 
 from __future__ import annotations
 

@@ -29,7 +29,15 @@ from anyk.strategies import strategy as build_strategy
 from anyk.training.api import resume, train
 from anyk.training.config import write_sealed
 from anyk.training.defaults import usual_optimizer
-from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, files_of
+from anyk.training.digests import (
+    admit_strategy,
+    check_named,
+    check_problem,
+    check_traces,
+    digests_of,
+    files_of,
+    with_plugins,
+)
 from anyk.training.folder import check_plain, new_folder
 from anyk.training.limits import check_address, check_limits, check_rows
 from anyk.training.progress import Watch, showing
@@ -211,7 +219,7 @@ def race(
         "models": models,
         "cluster": cluster,
         "delays": settled_law(law.spec),
-        "communication": first.communication.spec,
+        "communication": settled_law(first.communication.spec),
         "seed": seed,
         "seeds": seeds,
         "optimizer": optimizer.spec,
@@ -244,8 +252,8 @@ def resume_race(
 ) -> Race:
     """Go on with what is left of a race: runs interrupted or failed, and strategies that have not begun.
 
-    ``add``: further strategies, on the same terms; ``seeds``: with how many seeds all are to have run. With new limits
-    every run goes on to them. Otherwise, and in what it trusts, as :func:`anyk.resume`.
+    ``add``: further strategies, on the same terms; ``seeds``: the number of seeds that all are to have run. With new
+    limits every run goes on to them. All else, ``trust`` included, is as in :func:`anyk.resume`.
     """
     folder = Path(path)
     config = read_race(folder)
@@ -272,9 +280,12 @@ def resume_race(
         optimizer = optimizer or build_optimizer(config["optimizer"], lr=config["lr"])
     check_problem(config, problem, of)
     check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"))
-    fleet = build_cluster(
-        config["cluster"], workers=config["workers"], delays=config["delays"], communication=config["communication"]
-    )
+    with with_plugins(config, of):
+        for spec in config["runs"]:
+            build_strategy(spec, workers=config["workers"])
+        fleet = build_cluster(
+            config["cluster"], workers=config["workers"], delays=config["delays"], communication=config["communication"]
+        )
     check_traces(config, fleet, of)
     specs = [_with_models(spec, config["models"], config["workers"]) for spec in add]
     for spec in specs:
@@ -347,9 +358,9 @@ def _finished(run: Run) -> bool:
 
 
 def racers(workers: int, models: int = 1) -> tuple[str, ...]:
-    """What races where nobody says: waiting for all, an exact code, an approximate one, and not waiting at all.
+    """The strategies of a race that names none: waiting for all, an exact code, an approximate one, and ``async``.
 
-    Without the last where several models are trained, which rounds can and ``async`` cannot.
+    Where several models are trained ``async``, which trains one only, is left out.
 
     >>> racers(30)
     ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:lr_scale=0.05')

@@ -21,7 +21,7 @@ from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMess
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 from anyk.training import rows
-from anyk.training.digests import admit_strategy, check_named, check_problem
+from anyk.training.digests import admit_strategy, check_named, check_problem, with_plugins
 from anyk.training.driver import Driver
 from anyk.training.limits import plan
 from anyk.training.run import Run
@@ -106,7 +106,8 @@ def replay(
     """Replay a run's decisions and, with ``compute``, its model.
 
     ``problem`` and ``optimizer`` are needed to compute where the run's were made in Python. A run whose strategy has no
-    spec cannot be replayed from its folder alone. ``trust`` and what the problem must be as for :func:`anyk.resume`.
+    spec cannot be replayed from its folder alone. ``trust`` and the demands on the problem are those of
+    :func:`anyk.resume`.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -116,7 +117,8 @@ def replay(
     """
     run = run if isinstance(run, Run) else Run.open(run)
     code = run.config.get("digests", {}).get("code", {})
-    with names_in_folder(run.path, code, trust=trust) if run.path is not None else nullcontext():
+    named = nullcontext() if run.path is None else names_in_folder(run.path, code, trust=trust)
+    with named, with_plugins(run.config, f"the run '{run.path}'"):
         return _replay(run, problem, optimizer, compute)
 
 

@@ -106,7 +106,7 @@ class Reuse(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a version is worth; ``time`` is when it was made, not when it was looked at."""
+    """Loss and metric of a version; ``time`` is when it was made, not when it was evaluated."""
 
     slot: str
     version: int

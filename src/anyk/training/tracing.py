@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.strategies import strategy as build_strategy
+from anyk.training.digests import with_plugins
 from anyk.training.rows import task_times
 from anyk.training.run import Run
 
@@ -31,7 +32,8 @@ def measured(run: Run, *, due: bool = True) -> tuple[NDArray[np.float64], NDArra
     ([[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]], 0.333)
     """
     workers = int(run.config["workers"])
-    strategy = build_strategy(run.config["strategy"], workers=workers)
+    with with_plugins(run.config, f"the run '{run.path}'"):
+        strategy = build_strategy(run.config["strategy"], workers=workers)
     shares: Sequence[int] = strategy.layout.shares or [1] * strategy.layout.partitions
     table: dict[tuple[float, int], dict[int, tuple[float, bool, int]]] = {}
     given: Counter[tuple[float, int]] = Counter()  # rounds that take no time begin at the same one

@@ -54,7 +54,7 @@ class Verification:
 
 
 def verify(path: str | Path) -> Verification:
-    """Whether a run folder is as it was written, and what it was made of still there.
+    """Check that a run folder is as it was written, and that its data and code are still the same.
 
     The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the ledger),
     the checkpoints (their digests, and whether the log knows them), code, traces and data. Nothing that the folder
