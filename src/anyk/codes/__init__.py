@@ -1,4 +1,4 @@
-"""Codes: who computes what, and how the answers of any k workers give the sum back."""
+"""Codes: encoding matrices, and decoders that recover the sum from the replies of any k workers."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ _REMEMBERED = 256  # straggler patterns whose weights are kept
 class Policy:
     """Duties of a code's rounds besides waiting and decoding.
 
-    ``rounds``: those that run it, if not the usual ones. ``projected``: each reply is projected when it comes, and its
-    number given to the decoder before it counts. ``relearned(missed, steps)``: another code for the rounds to come, of
-    how often each worker was missing in so many steps; asked for after ``every`` so many.
+    ``rounds``: the kind of rounds that run it. ``projected``: each reply is projected when it arrives, and the decoder
+    gets the number before the reply counts. ``relearned(missed, steps)``: the code for the rounds to come, given how
+    often each worker was missing in that many steps; called after every ``every`` steps.
     """
 
     rounds: Literal["coded", "progress", "tree"] = "coded"
@@ -63,7 +63,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.relearned is not None and self.every < 1:
-            raise BadInput(f"a code that is relearned says after how many steps, at least 1, got every={self.every}")
+            raise BadInput(f"every, the steps after which a code is relearned, must be at least 1, got {self.every}")
 
 
 class Code(ReadOnly, metaclass=Checked):
@@ -77,7 +77,7 @@ class Code(ReadOnly, metaclass=Checked):
     coefficients and weights come in that many sets. ``own_messages``: each reply is of a worker's own
     partition, which nobody else holds.
 
-    A code of a class outside anyk is looked at when it is made: :class:`~anyk.errors.BadInput` names the row that holds
+    A code of a class outside anyk is checked when it is made: :class:`~anyk.errors.BadInput` names the row that holds
     a partition that does not exist, or holds it twice, or has a coefficient that is not finite.
     """
 
@@ -169,7 +169,7 @@ class Code(ReadOnly, metaclass=Checked):
         return sum(len(held) for held in self.assignment) / self.partitions
 
     def expected_coefficients(self, replies: int) -> Floats:
-        """What a partition's coefficient in the decoded sum is on average over random sets of ``replies`` workers.
+        """Mean coefficient of each partition in the decoded sum, over random sets of ``replies`` workers.
 
         Shape (partitions,). Used for ``scaling=marginal``; only codes with a closed form have it.
         """
@@ -344,7 +344,7 @@ def usual_load(workers: int) -> int:
 
 
 def check_load(name: str, load: int, most: int) -> int:
-    """``load`` between 1 and ``most``, or one sentence of complaint."""
+    """``load``; raises :class:`~anyk.errors.BadInput` unless it is between 1 and ``most``."""
     if not 1 <= whole("load", load) <= most:
         raise BadInput(f"{name}:load={load} does not exist for {most} partitions; load must be 1 to {most}")
     return int(load)
@@ -362,7 +362,7 @@ def incidence(assignment: Sequence[Sequence[int]], partitions: int, value: float
 
 
 def check_stragglers(stragglers: int, workers: int) -> int:
-    """``stragglers`` between 0 and ``workers - 1``, or one sentence of complaint."""
+    """``stragglers``; raises :class:`~anyk.errors.BadInput` unless it is between 0 and ``workers - 1``."""
     if not 0 <= whole("stragglers", stragglers) < workers:
         raise BadInput(
             f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}; "

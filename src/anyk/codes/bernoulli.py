@@ -1,4 +1,4 @@
-"""Random sparse codes: who holds what is thrown, entry by entry."""
+"""Random sparse codes: each entry of the encoding matrix is drawn independently."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class _RandomCode(MatrixCode):
 class BernoulliCode(_RandomCode):
     """Bernoulli gradient code (BGC): each worker holds each partition with the same probability, load / m.
 
-    Hard to attack for whom does not know the draw; with random stragglers fractional repetition is better (Charles,
+    Hard to attack without knowledge of the draw; with random stragglers fractional repetition is better (Charles,
     Papailiopoulos and Ellenberg 2017). One-step decoding has mean error ``m (m - d) / (r d)`` over draws. A partition
-    that nobody would hold is given to one random worker (this changes the law slightly: ``m (1 - d/m)^n`` are to be
-    expected).
+    that nobody would hold is given to one random worker (this changes the law slightly: about ``m (1 - d/m)^n``
+    partitions are affected).
 
     ``expected_load`` is the expected number of partitions a worker holds (d; s in the paper; ``load`` in a spec); left
     out about log n.
@@ -120,8 +120,8 @@ class BernoulliCode(_RandomCode):
 class RegularisedBernoulliCode(BernoulliCode):
     """Regularised Bernoulli code (rBGC): as ``bgc``, but nobody holds more than twice the expected load.
 
-    Of a worker with more, a random choice of 2 load partitions stays (Charles, Papailiopoulos and Ellenberg 2017). So
-    the slowest worker has a bounded amount of work.
+    A worker that has drawn more keeps a random choice of 2 load of them (Charles, Papailiopoulos and Ellenberg 2017),
+    so even the slowest worker has a bounded amount of work.
 
     >>> bool(max(map(len, RegularisedBernoulliCode(100, expected_load=3).assignment)) <= 6)
     True
@@ -152,8 +152,8 @@ class StochasticBlockCode(_RandomCode):
     random, so that an adversary does not know the communities.
 
     ``expected_load`` (``load`` in a spec) is the number of partitions a worker holds on average, ``d = block inside +
-    (m - block) outside``; of it and ``outside`` one follows from the other. Left out, it is about log n, ``block`` the
-    same and ``inside`` 0.8.
+    (m - block) outside``; give it or ``outside``, as each determines the other. Left out, it is about log n, ``block``
+    the same and ``inside`` 0.8.
 
     >>> code = StochasticBlockCode(100, block=10, inside=0.8, outside=0.02)
     >>> round(code.expected_load, 9), round(code.drawn_error(70), 3)

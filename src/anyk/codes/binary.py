@@ -20,9 +20,9 @@ class BinaryCode(Code):
     """The numerically stable binary code: coefficients and weights are 0 and 1, so nothing is ever rounded.
 
     Worker i is in class ``i mod (s + 1)``, and each class cuts all partitions among its members as evenly as
-    possible. Any s stragglers touch at most s classes, so one is complete and its sum is the sum (Charalambides,
-    Mahdavifar and Hero 2020). Where s + 1 divides n it is fractional repetition with its stronger decoder. With more
-    stragglers the least-squares weights are often still exact.
+    possible. Any s stragglers touch at most s classes, so at least one class is complete, and its replies add up to the
+    sum (Charalambides, Mahdavifar and Hero 2020). Where s + 1 divides n it is fractional repetition with its stronger
+    decoder. With more stragglers the least-squares weights are often still exact.
 
     ``stragglers`` left out is a tenth of the workers, at least 1.
 

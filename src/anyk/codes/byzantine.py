@@ -1,4 +1,4 @@
-"""Codes against Byzantine workers, whose replies may be anything, found out by comparing numbers, not vectors."""
+"""Codes against Byzantine workers, whose replies may be anything; they are detected by comparing single numbers."""
 
 from __future__ import annotations
 
@@ -49,18 +49,19 @@ class _Replicas(RepetitionCode):
 class DracoCode(Code):
     """DRACO: the exact sum although ``byzantine`` workers reply whatever they like and ``stragglers`` do not reply.
 
-    Each reply is projected on one random vector; the numbers say who lies (with probability 1, for lies that do not
-    know the vector: one that matters would have to be orthogonal to it), and the sum is decoded from the others (Chen,
-    Wang, Charles and Papailiopoulos 2018). The vector is a keyed draw, so that runs replay: who knows the key can lie
-    unseen. With t Byzantine workers and f stragglers every partition has ``2 t + f + 1`` holders, the least possible.
+    Each reply is projected on one random vector; these numbers reveal the liars (with probability 1 if they do not
+    know the vector: a lie that matters would have to be orthogonal to it), and the sum is decoded from the others
+    (Chen, Wang, Charles and Papailiopoulos 2018). The vector is a keyed draw, so that runs can be replayed; an
+    adversary that knows the key can lie undetected. With t Byzantine workers and f stragglers every partition has
+    ``2 t + f + 1`` holders, the least possible.
 
-    ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group has spoken when t + 1 replies agree, since
+    ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group is decided when t + 1 replies agree, since
     one of those is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f; the projections of honest
     replies are a code word, the syndromes of what came are a sum of exponentials, and its frequencies (found by Prony's
     method) name the Byzantine workers. For up to 40 workers, 5 of them Byzantine, and float64 replies; lies of the size
-    of rounding (1e-6 of the largest reply) may be laid at another's door, which harms the sum as little as they do.
+    of rounding (1e-6 of the largest reply) may be blamed on another worker, which harms the sum as little as they do.
 
-    Replicas must compute alike to 1e-9. A reply that is not finite is set aside before, as a straggler.
+    Replicas must agree to 1e-9. A reply that is not finite is set aside beforehand, like a straggler's.
 
     >>> code = DracoCode(9, byzantine=1)
     >>> code.load, code.tolerates, locate(code, range(9), [3.0] * 3 + [1.0, 7.0, 1.0] + [2.0] * 3)

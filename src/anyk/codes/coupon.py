@@ -19,10 +19,10 @@ from anyk.errors import BadInput
 class BatchedCoupons(RepetitionCode):
     """Batched coupon collector (BCC): each worker takes one of ``batches`` batches of the data at random.
 
-    The step is taken when every batch has been heard of: fractional repetition with random group sizes and no
+    The step is taken when every batch has arrived: fractional repetition with random group sizes and no
     coordination (Li, Mousavi Kalan, Avestimehr and Soltanolkotabi 2018). Of many workers about ``b H_b`` replies are
-    needed. With probability ``sum_i (-1)^(i+1) C(b, i) (1 - i/b)^n`` somebody's pick would leave a batch to nobody:
-    here one worker of the largest group then takes it.
+    needed. With probability ``sum_i (-1)^(i+1) C(b, i) (1 - i/b)^n`` some batch would be picked by nobody: here one
+    worker of the largest group then takes it.
 
     Left out, ``batches`` is the largest b with ``b H_b`` at most three quarters of the workers. The data has as many
     partitions as workers.

@@ -269,7 +269,7 @@ class SetDecoder(Decoder):
 
 
 class CountingDecoder(SetDecoder):
-    """Any n - s replies suffice, and with fewer luck is not tried; what is solved then is checked.
+    """Any n - s replies suffice; fewer are not tried, even where they might do. The solution is checked.
 
     In rounding arithmetic "suffice" may fail for unlucky sets; then one more reply is waited for.
     """

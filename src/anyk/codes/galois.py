@@ -38,7 +38,7 @@ class Field:
 
     @property
     def squares(self) -> frozenset[int]:
-        """The squares but 0."""
+        """The squares except 0."""
         return frozenset(np.diagonal(self.times)[1:].tolist())
 
     def minus(self, a: int) -> int:

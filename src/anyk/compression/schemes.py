@@ -43,8 +43,8 @@ def _padded(size: int) -> int:
 class Compressor(ABC):
     """One way to make vectors smaller.
 
-    ``promise`` is what it holds (see the module), ``feedback`` whether what it leaves out is to be kept and added to
-    the next message.
+    ``promise`` is the property that it guarantees (see the module); with ``feedback``, what it leaves out is kept and
+    added to the next message.
     """
 
     name: ClassVar[str] = ""
@@ -194,7 +194,10 @@ class TopK(Compressor):
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share <= 0.5:
-            raise BadInput(f"share of 'top-k' must be above 0 and at most 0.5 (places cost, too), got {self.share:g}")
+            raise BadInput(
+                "share of 'top-k' must be above 0 and at most 0.5 (positions are sent as well as values), "
+                f"got {self.share:g}"
+            )
 
     def size(self, length: int, itemsize: int) -> int:
         """See :meth:`Compressor.size`."""

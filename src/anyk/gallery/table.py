@@ -26,11 +26,11 @@ class Row:
     curves: dict[str, list[tuple[Floats, Floats]]] = field(default_factory=dict)
 
     def mean(self, name: str) -> float:
-        """Over the seeds; NaN where a seed has none."""
+        """Mean over the seeds; NaN where a seed has none."""
         return float(np.mean(self.numbers[name]))
 
     def spread(self, name: str) -> tuple[float, float]:
-        """Least and largest of the seeds."""
+        """The least and the largest value over the seeds."""
         return float(np.min(self.numbers[name])), float(np.max(self.numbers[name]))
 
     def at(self, name: str, x: float) -> float:

@@ -1,4 +1,4 @@
-"""Planning: what codes and fleets are worth before anything is trained."""
+"""Planning: the speed and error of codes, strategies and fleets, before anything is trained."""
 
 from anyk.planning import erasurehead
 from anyk.planning.adversaries import Threshold, adversarial_threshold, chosen_stragglers

@@ -1,4 +1,4 @@
-"""Codes side by side: what each costs, what it tolerates, and how far off it is when stragglers are left out."""
+"""Codes side by side: their cost, their tolerance, and their error when stragglers are left out."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _expected(code: Code, stragglers: int, decoder: str) -> float | None:
 
 
 def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed: int = 0) -> Facts:
-    """What a code is worth with so many stragglers (a tenth of the workers if left out).
+    """Error, gain and decoding time of a code with so many stragglers (a tenth of the workers if left out).
 
     >>> import anyk
     >>> found = facts(anyk.code("frc:load=3", workers=30), stragglers=3)
@@ -131,8 +131,8 @@ def survey(
 ) -> list[Facts | Missing]:
     """All codes for so many workers, each with its usual parameters; with ``stragglers``, built for that many.
 
-    A code that needs more than that (``matrix`` its file) is :class:`Missing`. ``tell`` hears the name of each when it
-    is done.
+    A code that needs further arguments (``matrix`` its file) is :class:`Missing`. ``tell`` is called with the name of
+    each when it is done.
 
     >>> [type(row).__name__ for row in survey(8, stragglers=1)].count("Missing")
     2
@@ -195,10 +195,10 @@ def compare_codes(
 ) -> list[Curve]:
     """Residual against the number of stragglers, for several codes, random and adversarial.
 
-    ``decoder``: own, least-squares, one-step or algorithmic. ``most``: stragglers up to which is looked (half the
-    workers, if left out), at up to 25 points. ``draws``: of codes that are drawn at random, with the seeds behind that
-    of the spec; the straggler ``sets`` of a point are shared out among them, at least one each. ``tell`` hears the spec
-    whenever a point is done.
+    ``decoder``: own, least-squares, one-step or algorithmic. ``most``: the largest number of stragglers (half the
+    workers, if left out); up to 25 numbers are tried. ``draws``: of codes that are drawn at random, with the seeds
+    after that of the spec; the straggler ``sets`` of a point are shared out among them, at least one each. ``tell`` is
+    called with the spec whenever a point is done.
 
     >>> curve = compare_codes(["frc:load=3"], workers=30, most=6)[0]
     >>> curve.stragglers.tolist(), (30 * curve.adversarial**2).round(9).tolist()

@@ -36,8 +36,8 @@ def simulated_pace(
 ) -> Measured:
     """Seconds of an update, by running a fresh ``strategy`` for so many updates on the virtual clock.
 
-    What depends on losses stays as it begins. Bytes are not known without a problem: of ``communication`` only the
-    latency counts.
+    Settings that adapt to the loss keep their initial values. Bytes are not known without a problem: of
+    ``communication`` only the latency counts.
 
     >>> import anyk
     >>> found = simulated_pace(anyk.strategy("dpsgd", workers=3), anyk.delays.Constant(2.0), updates=40)

@@ -53,7 +53,7 @@ class Tuned:
 
     @property
     def seconds(self) -> float:
-        """Of all runs together."""
+        """Seconds of all runs together."""
         return sum(run.seconds for run in self.runs)
 
     @property

@@ -1,4 +1,4 @@
-"""Problems: what a gradient is, and where its data comes from."""
+"""Problems: objectives, with their data and gradients."""
 
 from __future__ import annotations
 

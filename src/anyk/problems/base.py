@@ -1,4 +1,4 @@
-"""What a problem is: an objective, its data in partitions, and the partial gradients that workers compute.
+"""The parts of a problem: an objective, its data in partitions, and the partial gradients that workers compute.
 
 The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2``. Workers send sums over their samples, without the
 regulariser; the driver divides by N and adds the regulariser once a step. So a learning rate means the same under

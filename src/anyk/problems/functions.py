@@ -1,4 +1,4 @@
-"""Problems that a function of the user's makes, named as ``file.py:function`` or ``module:function``."""
+"""Problems made by a user's function, which is named as ``file.py:function`` or ``module:function``."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Dispatch(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Have done with ``tasks``: messages not yet used, or kept, are dropped, work not finished is cut off.
+    """End ``tasks``: messages not yet used, or kept, are dropped, work not finished is cut off.
 
     ``preempt``: the worker stops between two partitions or inside an injected delay. ``discard``: it finishes, and
     the result is dropped.

@@ -87,7 +87,7 @@ class Fleet(NamedTuple):
 
 
 class Strategy(ABC):
-    """When is there enough, what is combined, what happens to the rest, who gets what next.
+    """The decisions of a run: when to step, which messages to combine, what to cancel and what to dispatch next.
 
     A strategy is a value: its settings, which never change. What changes in a run is a *state*, a dataclass (best with
     ``slots=True``) of the class :attr:`State` that :meth:`start` makes and :meth:`on` changes in place. Of a state's
@@ -164,12 +164,15 @@ class Strategy(ABC):
     def pace(self, delays: DelayLaw) -> Pace:
         """Expected seconds of an update and mean staleness under a delay law; by default not known."""
         del delays
-        return Pace(None, 0.0, "no closed form; simulate")
+        return Pace(None, None, "no closed form is known")
 
     def check_compressor(self, by: Compressor) -> None:
         """Raise :class:`~anyk.errors.BadInput` where messages must not be compressed by this; by default always."""
         del by
-        raise BadInput(f"'{self.spec}' does not compose with compressed messages: its check_compressor does not say so")
+        raise BadInput(
+            f"'{self.spec}' does not compose with compressed messages; a strategy of your own allows them by "
+            "overriding check_compressor"
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.spec}, {self.layout.workers} workers>"

@@ -48,7 +48,7 @@ def _residual(value: float) -> str:
 
 
 def code_facts(code: Code) -> list[tuple[str, str]]:
-    """What there is to say of a code, as (word, value)."""
+    """Facts about a code, as (word, value)."""
     promised = (
         f"any {code.tolerates} straggler{'s' * (code.tolerates > 1)}"
         if code.tolerates
@@ -87,7 +87,7 @@ def holders_text(code: Code) -> str:
 
 
 def theory_text(thing: object, width: int = 100) -> str:
-    """What the documentation of a code or strategy says of how it works and where it comes from."""
+    """The documentation of a code or strategy, as text: how it works and where it comes from."""
     return plain(inspect.getdoc(type(thing)) or "", width)
 
 

@@ -66,8 +66,8 @@ class AdaptingSteps:
     """AdaComm's rule: the number of local steps falls with the loss (Wang and Joshi 2019).
 
     At the first averaging after every ``interval`` seconds the objective is looked at and ``tau`` set by
-    :func:`adapted_tau`: first averaging seldom is best, for speed, and later often, for accuracy. ``gamma`` is the
-    factor where that asks for no fewer steps and the loss has stalled: it is above ``guard`` times what it was an
+    :func:`adapted_tau`: it is best to average seldom at first, for speed, and often later, for accuracy. ``gamma`` is
+    the factor where that asks for no fewer steps and the loss has stalled: it is above ``guard`` times what it was an
     interval ago. ``guard=0`` is the published rule, which counts every loss as stalled. ``loss_floor`` is the least
     value that the objective can have, ``least`` that of ``tau``. Each change is a note in the run's log.
 

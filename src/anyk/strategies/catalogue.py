@@ -192,7 +192,7 @@ def fedbuff(
     bound: float | None = None,
     outer: str | None = None,
 ) -> KFamily:
-    """FedBuff (Nguyen et al. 2022): K-batch-async whose workers send what ``tau`` local steps have changed.
+    """FedBuff (Nguyen et al. 2022): K-batch-async whose workers send the change made by ``tau`` local steps.
 
     The model moves by ``rate`` times the mean of the ``k`` changes that come first, each weighted by its staleness s,
     ``(1 + s)^-1/2`` by default; their workers go on from the newest version and nobody waits. ``k=1`` is FedAsync-like

@@ -1,4 +1,4 @@
-"""Smaller messages for any strategy that can do with them."""
+"""Smaller messages for any strategy that allows them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Compressed(Strategy):
     """A strategy whose messages are compressed by a compressor (``anyk compression`` lists them).
 
     It decides as the strategy inside does. Local work is compressed as the change from the version it began at. With
-    error feedback a worker adds what its last message left out to the next; of a message that arrived and was dropped
-    it is told with its next task, and goes on from what the one before had left out. Raises
+    error feedback a worker adds to each message what the last one left out; if a message arrived and was dropped, the
+    worker learns of it with its next task, and continues from what the message before had left out. Raises
     :class:`~anyk.errors.BadInput` where the two do not compose:
 
     - linear compressors (``random-k``) compose exactly with everything below, every code included, where messages cover

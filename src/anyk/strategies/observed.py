@@ -1,4 +1,4 @@
-"""How long tasks have taken, as a strategy sees it: also of those that were cut off, and what that says of the k-th."""
+"""Durations of tasks as a strategy sees them, those cut off included, and the order statistics that follow."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Durations:
 
     @property
     def all(self) -> int:
-        """How many there are, with those that were cut off."""
+        """The number of durations, including those of tasks that were cut off."""
         return len(self.seen)
 
     def law(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

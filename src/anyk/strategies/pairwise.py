@@ -42,7 +42,7 @@ class PairState:
 @typed
 @dataclass(frozen=True, repr=False)
 class PairwiseGossip(Strategy):
-    """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): nobody waits; who has taken its steps averages with one random other.
+    """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): after its steps a node averages with a random other; none waits.
 
     Node i, done with ``tau`` local steps from its model, takes the mean of its own and node j's newest models, j drawn
     by (``seed``, how many times before), which becomes node j's; its own becomes that plus what its steps have changed.

@@ -207,7 +207,7 @@ class GilbertElliott(StragglerModel):
 
     @property
     def share(self) -> float:
-        """Of rounds in which a worker straggles."""
+        """The share of rounds in which a worker straggles."""
         return self.fail / (self.fail + self.recover)
 
     @property
@@ -217,7 +217,7 @@ class GilbertElliott(StragglerModel):
 
     @property
     def correlation(self) -> float:
-        """Between one round and the next."""
+        """The correlation between one round and the next."""
         return 1.0 - self.fail - self.recover
 
     def _allows(self, pattern: Pattern, row: int) -> bool:

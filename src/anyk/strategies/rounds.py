@@ -89,8 +89,9 @@ class Rounds(Strategy):
     ``work``: local steps in place of gradients (periodic averaging, of an uncoded sum only); ``adapt``: a rule that
     adapts their number.
 
-    What a code needs besides it says itself (:meth:`~anyk.codes.Code.policy`): replies under a code against Byzantine
-    workers are projected when they come and count then; a code that learns gives out new coefficients now and then.
+    A code states its further needs itself (:meth:`~anyk.codes.Code.policy`): replies under a code against Byzantine
+    workers are projected when they arrive, and count only then; a code that learns hands out new coefficients now and
+    then.
 
     A worker that joins in mid-round is given the round's work at once; one whose reply is unusable is set aside for
     the round. When nobody is left to wait for, it is asked again, twice; then the step is taken with what there is
