@@ -220,18 +220,21 @@ _SHOWN = ("cluster", "workers", "delays", "communication", "seed", "seeds", "opt
 @main.command()
 @click.argument("run")
 @click.option("--step", type=int, help="Show the receipt of this step.")
-@picture_option("Draw the metric against seconds.")
+@click.option("--staleness", is_flag=True, help="Show how stale the messages were that it used.")
+@picture_option("Draw the metric against seconds or, with --staleness, its histogram.")
 @curve_option
 @json_option
-def show(run: str, step: int | None, picture: str | None, curve: Any, json_file: str | None) -> None:
-    """Show a run (settings, result, how its chunks ended, the receipt of a step) or a race."""
-    from anyk.reports import plot, race_notes, race_table
+def show(run: str, step: int | None, staleness: bool, picture: str | None, curve: Any, json_file: str | None) -> None:
+    """Show a run (settings, result, how its chunks ended, the receipt of a step, staleness) or a race."""
+    from anyk.reports import plot, plot_staleness, race_notes, race_table
     from anyk.training import Race, Run, is_race
 
     console = people(json_file)
     if is_race(run):
         if step is not None:
             raise BadInput(f"'{run}' is the folder of a race; --step is for one of its runs")
+        if staleness:
+            raise BadInput(f"'{run}' is the folder of a race; --staleness is for one of its runs")
         found_race = Race.open(run)
         _say_setup(console, dict(found_race.config) or (found_race.runs[0].config if found_race.runs else {}))
         if found_race.waiting or found_race.unfinished:
@@ -241,9 +244,12 @@ def show(run: str, step: int | None, picture: str | None, curve: Any, json_file:
         write_json(found_race.report(), json_file)
         return
     found = Run.open(run)
+    report = found.report()
     if step is not None:
         _show_receipt(console, found, step)
-    else:
+    if staleness:
+        report |= _show_staleness(console, found)
+    if step is None and not staleness:
         say(console, f"{'strategy':<13} {_expanded(found)}")
         _say_setup(console, found.config)
         say(console, race_table([found]), *race_notes([found]))
@@ -254,9 +260,12 @@ def show(run: str, step: int | None, picture: str | None, curve: Any, json_file:
         for note in found.notes:
             say(console, f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
     if picture is not None:
-        plot(found, picture, of=curve)
+        if staleness:
+            plot_staleness(found, picture)
+        else:
+            plot(found, picture, of=curve)
         say(console, f"picture: {picture}")
-    write_json(found.report(), json_file)
+    write_json(report, json_file)
 
 
 def _say_setup(console: Console, config: Mapping[str, Any]) -> None:
@@ -293,6 +302,20 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
         say(console, f"  {cut}")
     if receipt.rest:
         say(console, f"still at work, or away: workers {_listed(receipt.rest)}")
+
+
+def _show_staleness(console: Console, run: Run) -> dict[str, Any]:
+    """Table and mean; returned for JSON."""
+    from anyk.reports import mean_staleness, staleness_table
+
+    counts = run.staleness()
+    mean = mean_staleness(counts)
+    if mean is None:
+        say(console, "no messages were used yet")
+    else:
+        say(console, staleness_table(counts), f"mean staleness {mean:.4g} versions")
+    plain = [{"staleness": value, "messages": count} for value, count in counts.items()]
+    return {"staleness": plain, "mean_staleness": mean}
 
 
 def _listed(workers: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from anyk.reports.codes import (
 )
 from anyk.reports.columns import Columns
 from anyk.reports.plots import plot
+from anyk.reports.staleness import mean_staleness, plot_staleness, staleness_table
 from anyk.reports.tables import candidates_note, candidates_table, race_notes, race_table, ratio_to_floor, speed_table
 from anyk.training.progress import Progress
 
@@ -26,13 +27,16 @@ __all__ = [
     "curves_table",
     "holders_text",
     "matrix_text",
+    "mean_staleness",
     "plot",
     "plot_code",
     "plot_codes",
+    "plot_staleness",
     "race_notes",
     "race_table",
     "ratio_to_floor",
     "speed_table",
+    "staleness_table",
     "theory_text",
     "thresholds_table",
 ]

@@ -173,6 +173,19 @@ def used(log: RunLog, slot: str, version: int) -> list[UsedChunk]:
     return [UsedChunk(worker, task, *rest) for worker, task, _, *rest in rows]
 
 
+def staleness(log: RunLog) -> dict[str, dict[int, int]]:
+    """By slot, how many messages of which staleness its versions used."""
+    rows = log.rows(
+        "SELECT slot, stale, count(*) FROM (SELECT slot, step - 1 - version AS stale FROM chunks WHERE step > 0 "
+        "UNION ALL SELECT r.slot, r.version - 1 - c.version FROM reuses r JOIN chunks c "
+        "ON c.task = r.task AND c.chunk = r.chunk) GROUP BY slot, stale ORDER BY slot, stale"
+    )
+    found: dict[str, dict[int, int]] = {}
+    for slot, stale, count in rows:
+        found.setdefault(slot, {})[stale] = count
+    return found
+
+
 def cancelled(log: RunLog, after: float, until: float, version: int) -> list[LateChunk]:
     """The chunks on a version before this one that were cancelled between two times, by worker."""
     rows = log.rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -342,6 +343,26 @@ class Run:
             tuple(sorted(spare)),
             tuple(sorted(rest)),
         )
+
+    def staleness(self, slot: str | None = None) -> dict[int, int]:
+        """How many of the messages used had which staleness, of one model or of all that were trained.
+
+        Raises :class:`~anyk.errors.BadInput` for a model that the run has not trained.
+
+        >>> import anyk
+        >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+        >>> run = anyk.train(problem, "async", "simulated", workers=3, delays="constant:1", steps=30)
+        >>> run.staleness()  # in turn, once each has had one
+        {0: 1, 1: 1, 2: 28}
+        """
+        known = self._versions
+        if slot is not None and slot not in known:
+            raise BadInput(f"the run has trained no model '{slot}'; it has {', '.join(known) or 'none'}")
+        total: Counter[int] = Counter()
+        for each, counts in rows.staleness(self.log).items():
+            if each in known if slot is None else each == slot:
+                total.update(counts)
+        return dict(sorted(total.items()))
 
     @cached_property
     def cost(self) -> Cost:
