@@ -73,6 +73,35 @@ def test_the_error_is_that_of_the_plain_decoding_on_differences(scaling: str) ->
     assert np.isclose(np.mean(squares), expected, rtol=1e-12)
 
 
+def test_it_converges_whoever_is_late() -> None:
+    """The bound that docs/codes/agc.md derives, on quadratics, where in each round the worst group is silent."""
+    groups, every, d = 40, 6, 3
+    roots = RANDOM.standard_normal((groups, d, d)) * 0.3 + 2.0 * np.eye(d)
+    curvatures = roots @ roots.transpose(0, 2, 1)
+    centres = RANDOM.standard_normal((groups, d))
+    mean = curvatures.mean(axis=0)
+    best = np.linalg.solve(mean, np.einsum("uij,uj->i", curvatures, centres) / groups)
+    mu, beta = np.linalg.eigvalsh(mean)[[0, -1]]
+    kappa = np.sqrt((np.linalg.eigvalsh(curvatures)[:, -1] ** 2).sum()) / groups  # one is silent: |a - 1| = 1
+    assert kappa < mu / 2
+    rate = 1.0 / beta
+    r = 1.0 - rate * (mu - kappa)
+    factor = r**every + (1.0 - r**every) * kappa / (mu - kappa)
+
+    def sums(w: np.ndarray) -> np.ndarray:
+        return np.einsum("uij,uj->ui", curvatures, w - centres)
+
+    w = best + RANDOM.standard_normal(d)
+    for _ in range(5):
+        v, before = w, np.linalg.norm(w - best)
+        for _ in range(every):
+            change = sums(w) - sums(v)
+            all_but_one = sums(v).sum(axis=0) + change.sum(axis=0) - change
+            after = w - rate * all_but_one / groups
+            w = after[np.linalg.norm(after - best, axis=1).argmax()]
+        assert np.linalg.norm(w - best) <= factor * before < before
+
+
 def test_a_run_is_what_its_formula_says() -> None:
     """An independent computation from the log's decisions alone, with gradients from NumPy."""
     n, every, steps, lr = 6, 4, 14, 0.2
