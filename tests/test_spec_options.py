@@ -48,7 +48,7 @@ ELSEWHERE = (
     "mpi",
 )  # these need a file, seconds to import, or open MPI for good
 STRINGS = {  # good values of keys that take text
-    "wait": ["5", "0.5s", "all"], "outer": ["adam", "gd"], "inner": ["adam", "cyclic"], "graph": ["complete", "ring"],
+    "wait": ["5", "0.5s", "all"], "outer": ["adam", "gd"], "inner": ["adam", "cyclic"], "graph": ["complete", "ring"], "matrix": ["complete", "ring"],
     "of": ["k-sync", "sync"], "by": ["half", "sign"], "left": ["uncoded", "cyclic"], "right": ["uncoded", "cyclic"],
     "address": ["auto"], "nodes": ["a", "b"], "law": ["norm"], "of_": ["gd"], "schedule": ["constant:lr=1"], "late": ["drop"], "decoder": ["one-step"],
 }  # fmt: skip

@@ -427,7 +427,7 @@ def test_they_survive_outages(spec: str) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ["pasgd:tau=3,keep=true,batch=4", "dpsgd:graph=ring,tau=2,batch=4", "easgd:tau=2", "ad-psgd", "slowmo:tau=2",
+    ["pasgd:tau=3,keep=true,batch=4", "dpsgd:graph=ring,tau=2,batch=4", "easgd:tau=2", "ad-psgd:batch=3", "slowmo:tau=2",
      "compressed:of=(k-sync:k=3),by=(top-k:share=0.3)"],
 )  # fmt: skip
 def test_a_killed_run_goes_on_to_the_same_bits(spec: str, tmp_path: Any) -> None:

@@ -94,6 +94,7 @@ class Mix(NamedTuple):
     added. ``others``: other slots' newest versions, with weights, that are added, too. ``by_samples``: weights are
     multiplied by the samples that a message covers, and add up to what they did before. ``outer``: an optimiser's spec
     and learning rate; it then steps by the difference, as if that were a gradient, to the point that it makes of it.
+    ``keep``: as of :class:`Combine`.
     """
 
     slot: str
@@ -105,6 +106,7 @@ class Mix(NamedTuple):
     by_samples: bool = False
     outer: tuple[str, float] | None = None
     number: int = 0  # local steps before it, by which learning rates go
+    keep: Sequence[tuple[int, int]] = ()
 
 
 class SetAlarm(NamedTuple):

@@ -15,6 +15,7 @@ from anyk.strategies.catalogue import (
     strategy,
 )
 from anyk.strategies.compressed import Compressed
+from anyk.strategies.cooperative import CooperativeSGD
 from anyk.strategies.crew import Crew
 from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD
 from anyk.strategies.growth import AdaSync, Gradual, Growth, adapted_k, k_for_delays, k_for_noise
@@ -59,6 +60,7 @@ __all__ = [
     "Arbitrary",
     "Bursty",
     "Compressed",
+    "CooperativeSGD",
     "Count",
     "Crew",
     "Deadline",

@@ -13,6 +13,7 @@ from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.adapting import AdaptingSteps
 from anyk.strategies.compressed import Compressed
+from anyk.strategies.cooperative import CooperativeSGD
 from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, MatchaSGD
 from anyk.strategies.growth import AdaSync, Gradual, Rule
 from anyk.strategies.kfamily import Base, KFamily, Kind, Stale
@@ -310,6 +311,7 @@ def _diloco(
 register("dpsgd")(DecentralisedSGD)
 register("matcha")(MatchaSGD)
 register("easgd")(ElasticSGD)
+register("coop")(CooperativeSGD)
 register("ad-psgd")(PairwiseGossip)
 register("gc")(GradientCodingRounds)
 register("sr-sgc")(SelectiveRepetition)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -36,7 +36,7 @@ from anyk.strategies.work import check_steps
 
 Barrier = Literal["local", "global"]
 Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-_DEFAULTS: dict[str, Any] = {"tau": 1, "batch": 0, "barrier": "local", "seed": 0}
+DEFAULTS: dict[str, Any] = {"tau": 1, "batch": 0, "barrier": "local", "seed": 0}
 
 
 @dataclass(slots=True)
@@ -96,9 +96,15 @@ class Gossip(Strategy):
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
         """The models, with weights, and the share of the run's model that a node begins round k at."""
 
-    def mixed(self, messages: Sequence[tuple[int, int]]) -> Mix:
-        """The run's next model, of the nodes' models."""
-        return Mix("model", messages, [1.0 / len(messages)] * len(messages))
+    def drawn_to(self, node: int) -> str:
+        """The slot of which :meth:`beginning` gives the share: by default the run's model."""
+        del node
+        return "model"
+
+    def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
+        """What makes the run's next model of the nodes' models; ``ended``: by node, the task that ended its round."""
+        messages = [(task, 0) for task in ended.values()]
+        return [Mix("model", messages, [1.0 / len(messages)] * len(messages))]
 
     # ------------------------------------------------------------------------------------------- events
 
@@ -155,7 +161,7 @@ class Gossip(Strategy):
             ended = s.ended.get(s.version, {})
             if not ended or any(i not in ended and i not in s.crew.gone for i in range(self.workers)):
                 return commands
-            commands.append(self.mixed([(task, 0) for _, task in sorted(ended.items())]))
+            commands.extend(self.mixed(dict(sorted(ended.items()))))
             s.version += 1
             s.ended.pop(s.version - 1)
 
@@ -171,8 +177,10 @@ class Gossip(Strategy):
             anew = k == 0 or node in s.anew
             s.anew.discard(node)
             mix, share = ((), 1.0) if anew else self.beginning(s, node, k)
+            slot = "model" if anew else self.drawn_to(node)
+            first_step = k * self.tau
             tasks.append((
-                Chunk((node,), (1.0,), batch=self.batch, repeat=k * self.tau, steps=self.tau, mix=mix, share=share),
+                Chunk((node,), (1.0,), slot, batch=self.batch, repeat=first_step, steps=self.tau, mix=mix, share=share),
             ))  # fmt: skip
         return Dispatch(first, tuple(nodes), tasks)
 
@@ -234,7 +242,7 @@ class DecentralisedSGD(Neighbours):
     def spec(self) -> str:
         """The short form."""
         values: dict[str, Any] = {"graph": bracketed(self.mixing.spec), "tau": self.tau, "batch": self.batch}
-        return show("dpsgd", values | {"barrier": self.barrier}, _DEFAULTS)
+        return show("dpsgd", values | {"barrier": self.barrier}, DEFAULTS)
 
     def weights(self, s: GossipState, k: int) -> Weights:
         """See :class:`Neighbours`."""
@@ -272,7 +280,7 @@ class MatchaSGD(Neighbours):
         """The short form."""
         values: dict[str, Any] = {"graph": bracketed(settled(self.graph)), "budget": self.budget, "tau": self.tau}
         values |= {"batch": self.batch, "barrier": self.barrier, "seed": self.seed}
-        return show("matcha", values, _DEFAULTS)
+        return show("matcha", values, DEFAULTS)
 
     def weights(self, s: GossipState, k: int) -> Weights:
         """See :class:`Neighbours`."""
@@ -315,7 +323,7 @@ class ElasticSGD(Gossip):
     @cached_property
     def spec(self) -> str:
         """The short form."""
-        return show("easgd", {"alpha": self.pull, "tau": self.tau, "batch": self.batch}, _DEFAULTS)
+        return show("easgd", {"alpha": self.pull, "tau": self.tau, "batch": self.batch}, DEFAULTS)
 
     def may_begin(self, s: GossipState, node: int) -> bool:
         """See :class:`Gossip`: when the centre is that of the round before, neither older nor newer."""
@@ -325,7 +333,7 @@ class ElasticSGD(Gossip):
         """See :class:`Gossip`."""
         return ((node, s.ended[k - 1][node], 0, 1.0 - self.pull),), self.pull
 
-    def mixed(self, messages: Sequence[tuple[int, int]]) -> Mix:
+    def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
         """See :class:`Gossip`: the centre."""
-        share = 1.0 - self.pull * len(messages)
-        return Mix("model", messages, [self.pull] * len(messages), share=share)
+        messages = [(task, 0) for task in ended.values()]
+        return [Mix("model", messages, [self.pull] * len(messages), share=1.0 - self.pull * len(messages))]

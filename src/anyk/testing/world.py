@@ -209,9 +209,7 @@ class World:
         ]
         if not np.isfinite(numbers).all():
             raise Broken("combine", f"a step with numbers that are not finite: {command}")
-        if not set(command.messages).issuperset(command.keep):
-            raise Broken("keep", f"a step keeps messages that it does not use: {command.keep}")
-        used = self._use(command.messages, command.weights, command.keep)
+        used = self._use(command.messages, command.weights, self._kept(command))
         for (task, index), _ in used:
             chunk = self.tasks[task].chunks[index]
             if chunk.steps or chunk.slot != slot:
@@ -243,7 +241,7 @@ class World:
 
     def _mix(self, command: Mix) -> None:
         slot = self._known(command.slot)
-        for place, _ in self._use(command.messages, command.weights):
+        for place, _ in self._use(command.messages, command.weights, self._kept(command)):
             if not self.tasks[place[0]].chunks[place[1]].steps:
                 raise Broken("mix", f"task {place[0]} is a gradient, and models are averaged")
         moved = [] if command.relative else list(command.weights)
@@ -251,6 +249,12 @@ class World:
         for other, _ in command.others:
             self._known(other)
         self.versions[slot] += 1
+
+    @staticmethod
+    def _kept(command: Combine | Mix) -> Sequence[Place]:
+        if not set(command.messages).issuperset(command.keep):
+            raise Broken("keep", f"a step keeps messages that it does not use: {command.keep}")
+        return command.keep
 
     def _use(
         self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place] = ()

@@ -255,7 +255,7 @@ class Ledger:
             self.gathered.pop(key, None)
         oldest = total = replies = 0
         used: set[int] = set()
-        keep = set(command.keep) if isinstance(command, Combine) and command.keep else ()
+        keep = set(command.keep) if command.keep else ()
         given, counts = self._given, self.counts
         quick = self._log is None and not self._computes
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):

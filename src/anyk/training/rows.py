@@ -116,10 +116,10 @@ def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
     return {slot: version for slot, version in rows if slot not in without}
 
 
-def first_slot(log: RunLog) -> str:
+def first_slot(log: RunLog, without: Collection[str] = ()) -> str:
     """The first slot, by name, of those with a version."""
-    rows = log.rows("SELECT slot FROM updates UNION SELECT slot FROM evaluations ORDER BY 1 LIMIT 1")
-    return str(rows[0][0]) if rows else "model"
+    rows = log.rows("SELECT slot FROM updates UNION SELECT slot FROM evaluations ORDER BY 1")
+    return next((str(slot) for (slot,) in rows if slot not in without), "model")
 
 
 def stalest(log: RunLog) -> int:

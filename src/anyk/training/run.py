@@ -156,8 +156,12 @@ class Run:
     @property
     def _versions(self) -> dict[str, int]:
         """The newest version of each model that was trained."""
-        beside = self.config.get("auxiliary") or []
-        return rows.newest(self.log, without=beside)
+        return rows.newest(self.log, without=self._auxiliary)
+
+    @property
+    def _auxiliary(self) -> tuple[str, ...]:
+        """The slots that were not trained for their own sake."""
+        return tuple(self.config.get("auxiliary") or ())
 
     @property
     def models_trained(self) -> int:
@@ -208,9 +212,7 @@ class Run:
             saved = None if self.path is None else checkpoints.newest(self.path, self.log)
             if saved is None:
                 raise BadInput(f"'{self.path}' has no checkpoint yet to continue from; resume it")
-            self._standing = Beginning.of_saved(
-                saved.state, saved.vectors, auxiliary=tuple(self.config.get("auxiliary", ()))
-            )
+            self._standing = Beginning.of_saved(saved.state, saved.vectors, auxiliary=self._auxiliary)
         return self._standing
 
     @property
@@ -246,7 +248,7 @@ class Run:
     @property
     def model(self) -> Vector:
         """The final model (of the first slot)."""
-        return next(iter(self.models.values()))
+        return self.models[self.slot]
 
     @cached_property
     def models(self) -> dict[str, Vector]:
@@ -287,8 +289,8 @@ class Run:
 
     @property
     def slot(self) -> str:
-        """The first slot."""
-        return rows.first_slot(self.log)
+        """The first slot that was trained for its own sake."""
+        return rows.first_slot(self.log, without=self._auxiliary)
 
     @property
     def metric_name(self) -> str:
