@@ -36,7 +36,7 @@ from anyk.protocol import (
 )
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
-from anyk.training.batches import ARRIVED
+from anyk.training.batches import ARRIVED, KEPT
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
 from anyk.training.session import session
@@ -460,7 +460,8 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     messages: Counter[int] = Counter()
     for task, batch in driver.ledger._given.items():
         start = (task - batch.first) * batch.width
-        messages[batch.workers[task - batch.first]] += batch.status[start : start + batch.width].count(ARRIVED)
+        statuses = batch.status[start : start + batch.width]
+        messages[batch.workers[task - batch.first]] += sum(status in (ARRIVED, KEPT) for status in statuses)
     kept = {
         "versions": max(versions.values(), default=0),
         "messages": max(messages.values(), default=0),
