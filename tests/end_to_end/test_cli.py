@@ -39,11 +39,12 @@ def test_a_race_ends_with_table_picture_and_json(tmp_path):
         assert word in result.output
     assert (tmp_path / "race" / "race.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "r.json").read_text())
-    assert list(report) == ["data", "workers", "delays", "cluster", "seed", "speed_up_over", "speed_up_by", "runs"]
+    assert list(report) == ["data", "workers", "delays", "cluster", "seed", "seeds", "speed_up_over", "speed_up_by",
+                            "runs"]  # fmt: skip
     assert report["workers"] == 6
     for line in report["runs"]:
         assert list(line) == ["strategy", "steps", "models", "jobs", "seconds", "floor_seconds", "loss", "metric",
-                              "best", "time_to_target", "replies_used", "run", "speed_up"]  # fmt: skip
+                              "best", "time_to_target", "replies_used", "run", "seed", "speed_up"]  # fmt: skip
         assert line["steps"] == 15
         assert line["seconds"] == line["floor_seconds"]
         assert line["metric"]["name"] == "auc"
