@@ -16,7 +16,7 @@ from anyk.planning.bounds import (
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
 from anyk.planning.explaining import Explanation, WorkerCost, explain
 from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
-from anyk.planning.simulation import Measured, simulate, simulated_pace
+from anyk.planning.simulation import Measured, computed_load, simulate, simulated_pace
 from anyk.planning.times import pace
 from anyk.planning.tuned import Tuned, train_tuned
 from anyk.protocol import Pace
@@ -41,6 +41,7 @@ __all__ = [
     "best_k",
     "best_tau",
     "chosen_stragglers",
+    "computed_load",
     "compare_codes",
     "erasurehead",
     "error_after",

@@ -13,6 +13,8 @@ from anyk.errors import BadInput
 from anyk.protocol import Strategy
 from anyk.strategies import strategy as build_strategy
 from anyk.training.driver import Driver
+from anyk.training.rows import works
+from anyk.training.runlog import RunLog
 from anyk.training.session import session
 
 _BATCHES = 20
@@ -54,6 +56,44 @@ def simulated_pace(
     waits = np.diff(times)
     batches = waits[: len(waits) // _BATCHES * _BATCHES].reshape(_BATCHES, -1).mean(axis=1)
     return Measured(float(waits.mean()), float(batches.std(ddof=1) / _BATCHES**0.5))
+
+
+def computed_load(
+    strategy: Strategy,
+    delays: DelayModel,
+    *,
+    communication: Communication | None = None,
+    updates: int = 200,
+    seed: int = 0,
+) -> float:
+    """The share of the data that a worker really computes in an update, on average, on the virtual clock.
+
+    A code's ``load`` is computed by a worker that is never cut off. This counts each partial gradient that is finished
+    when its worker is told to stop, used or not; the one it is on then does not count. So it is at most the load, and
+    much less with codes that end in mid-step, ``nested`` and ``progress``. It tells something where delays go by
+    partitions (``per=load``). Raises :class:`~anyk.errors.BadInput` where workers take local steps.
+
+    >>> import anyk
+    >>> law = anyk.delays.parse("bimodal:fast=1,slow=5,probability=0.1,per=load")
+    >>> round(computed_load(anyk.strategy("nested:stragglers=3", workers=8), law) * 8, 2)  # partitions, of up to 4
+    1.53
+    """
+    layout = strategy.layout
+    if layout.inner is not None:
+        raise BadInput(f"workers of '{strategy.spec}' take local steps, which are no share of the data")
+    cluster = Simulated(layout.workers, delays=delays, seed=seed, communication=communication)
+    log = RunLog()
+    driver = Driver(strategy, cluster, log=log, steps=-(-updates // len(layout.slots)))
+    with session(driver):
+        driver.run()
+    held = {number: work.partitions for number, work in works(log).items()}
+    sizes = layout.shares or (1,) * layout.partitions
+    total = 0.0
+    for number, done, count in log.rows("SELECT work, done, count(*) FROM chunks WHERE done > 0 GROUP BY work, done"):
+        known = held[number][:done]
+        total += count * (sum(sizes[j] for j in known) + (done - len(known)))  # it may have been asked for less
+    made = log.rows("SELECT count(*) FROM updates")[0][0]
+    return total / (sum(sizes) * layout.workers * int(made))
 
 
 def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple[NDArray[np.float64], int]:

@@ -25,6 +25,7 @@ class Batch:
         "cancelled",
         "chunks",
         "closed",
+        "done",
         "first",
         "left",
         "status",
@@ -49,6 +50,7 @@ class Batch:
         self.closed = False
         self.cancelled: dict[int, float] = {}
         self.timing: dict[int, tuple[Timing | None, float]] = {}
+        self.done: dict[int, int] = {}  # partitions that workers have reported as finished
 
     def chunk(self, place: int) -> Chunk:
         """The chunk of a place."""

@@ -30,6 +30,7 @@ from anyk.protocol import (
     Mix,
     NoiseMeasured,
     Note,
+    Progress,
     ProjectMessage,
     Reply,
     RequestMessage,
@@ -167,6 +168,8 @@ class Driver:
             elif isinstance(event, Cut):
                 self.ledger.cut(event)
                 continue
+            elif isinstance(event, Progress):
+                self.ledger.progress(event)
             elif isinstance(event, Alarm) and event.name == _LIMIT:
                 break
             elif isinstance(event, Failed):

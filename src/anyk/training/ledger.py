@@ -10,7 +10,7 @@ from typing import Any
 from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector
-from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Reply, RequestMessage, Timing
+from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
 from anyk.training.batches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch
 from anyk.training.counts import Counts, Used
 from anyk.training.runlog import RunLog
@@ -110,6 +110,12 @@ class Ledger:
         if self._log is not None:
             batch.timing[place] = (event.timing, event.time)
         return True
+
+    def progress(self, event: Progress) -> None:
+        """A worker has finished so many partitions of a chunk that is sent on request."""
+        batch = self._given.get(event.task)
+        if batch is not None:
+            batch.done[(event.task - batch.first) * batch.width + event.chunk] = event.done
 
     def _late(self, event: Reply) -> None:
         """A message of a cancelled task came all the same."""
@@ -332,6 +338,9 @@ class Ledger:
             started, computing, computed, sent, digest = timing or _NO_TIMES
             if held or arrived:
                 done = len(chunk.partitions)
+            reported = batch.done.pop(place, 0)  # it may have been asked for less
+            if reported:
+                done = max(done or 0, reported)
             log.chunk(
                 Ended(
                     batch.first + item, index, batch.workers[item], batch.versions[chunk.slot], log.work(chunk),

@@ -100,12 +100,16 @@ class Schedule:
         time = started + before
         for index, chunk in enumerate(chunks):
             if chunk.send == "request":  # computing is counted, but does not queue for a core
-                cost = each + (self._compute.partition if self._compute is not None else 0.0)
+                cost = self._cost(self.in_flight[task], chunk.send)
                 for done in range(1, len(chunk.partitions) + 1):
                     heappush(self.heap, (time + done * cost, task, worker, index, done))
             time += each * len(chunk.partitions)
             if chunk.send == "done":
                 heappush(self.heap, (time, task, worker, index, DUE))
+
+    def _cost(self, entry: InFlight, send: str) -> float:
+        """Seconds of a partition, as far as they do not depend on who else computes."""
+        return entry.each + (self._compute.partition if self._compute is not None and send == "request" else 0.0)
 
     def request(self, order: RequestMessage) -> bool:
         """Note what a chunk's message is to be made of; False when its task has ended."""
@@ -180,7 +184,8 @@ class Schedule:
         due = entry.started + entry.before
         for index, chunk in enumerate(entry.chunks):
             size = len(chunk.partitions)
-            done = min(size, max(0, int((now - due) / entry.each))) if entry.each else 0
+            cost = self._cost(entry, chunk.send)
+            done = min(size, max(0, int((now - due) / cost))) if cost else size * (now >= due)
             due += entry.each * size
             cuts.append(Cut(now, entry.worker, task, index, done, due))
 
