@@ -126,7 +126,7 @@ def test_where_nobody_says_python_and_command_line_use_the_same(tmp_path):
         ((problem, "uncoded", "simulated"), {"workers": "4"}, "workers must be a whole number or None, got '4'"),
         ((problem, "uncoded", "simulated"), {"seed": "x"}, "seed must be a whole number or None, got 'x'"),
         ((problem, "uncoded", "simulated"), {"steps": True}, "steps must be a whole number or None, got True"),
-        ((problem, "uncoded", "simulated"), {"target": 0.9}, "a target is a value of the metric, auc, which takes held-out data (X_test and y_test); without, give steps or seconds"),
+        ((problem, "uncoded", "simulated"), {"target": 0.9}, "a target is a value of the metric, auc, which needs held-out data (X_test and y_test); without them, give steps or seconds"),
         ((problem, "uncoded", "simulated"), {"evaluate_every": -1}, "evaluate_every must be at least 1 step, got -1"),
         ((problem, "uncoded", "simulated"), {"optimizer": 0.1}, "optimizer must be an Optimizer, a string or None, got 0.1"),
         ((problem, "uncoded", "simulated"), {"delays": 1.0}, "delays must be a DelayModel, a string or None, got 1.0"),

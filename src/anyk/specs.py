@@ -300,7 +300,7 @@ class Registry(Generic[T]):
                     raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
             key += "_" * iskeyword(key)  # a parameter cannot be called lambda
             if key in given and further is not None:
-                raise BadInput(f"{key} of {self.kind} '{name}' is given beside its spec, not in it, got '{text}'")
+                raise BadInput(f"{key} of {self.kind} '{name}' is an argument of its own, not a key, got '{text}'")
             if key not in parameters and further is not None:
                 arguments[key] = read(value, further, f"{key} in '{text}'")
                 continue

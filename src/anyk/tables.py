@@ -438,7 +438,7 @@ def _read_array(where: str, binary: Any, size: int, allowed: Limit, taken: int) 
     version = np.lib.format.read_magic(binary)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
-        raise BadInput(f"{where} is of npy format {version[0]}.{version[1]}; 1.0 and 2.0 are read")
+        raise BadInput(f"{where} is of npy format {version[0]}.{version[1]}; only 1.0 and 2.0 can be read")
     shape, fortran, dtype = read(binary)
     if dtype.hasobject:
         raise BadInput(

@@ -345,7 +345,7 @@ def test_the_command_writes_gradients_to_files(folder):
     (["my_energy:number"], "has no function 'number'"),
     (["nowhere:f"], "'nowhere' cannot be imported"),
     (["nowhere.py:f"], "no file 'nowhere.py'"),
-    (["my_energy:energy", "--args", "f32[3,4],float"], "argument types are like f32"),
+    (["my_energy:energy", "--args", "f32[3,4],float"], "argument types should look like f32"),
     (["my_energy:energy", "--args", "f32[3,4],f32[5]"], "cannot trace 'energy'"),
     (["my_energy:energy", "--args", "f32[3,4],f32[4]", "-o", "no/grad.py"], "cannot be written"),
 ])  # fmt: skip

@@ -135,7 +135,7 @@ def test_codes_are_compared_in_numbers_and_a_picture(tmp_path):
 
 def test_a_strategy_is_explained():
     shown = run("strategies", "show", "k-sync:k=4", "--workers", "8", "--delays", "exp:mean=1")
-    for part in ("k-sync:k=4, that is uncoded:wait=4", "0.634524 s", "mean of the 4-th of 8 delays", "0 versions"):
+    for part in ("k-sync:k=4, that is uncoded:wait=4", "0.634524 s", "mean of the 4th of 8 delays", "0 versions"):
         assert part in shown.output
     plain = json.loads(run("strategies", "show", "async", "--workers", "8", "--json", "-").stdout)
     assert (plain["seconds"], plain["staleness"]) == (0.125, 7.0)

@@ -67,6 +67,7 @@ def main() -> None:
     anyk strategies | delays | data | compression    list what is available
 
     A SPEC is name:key=value,key=value, as in frc:load=3 or exp:mean=0.5.
+
     Exit codes: 0 done, 1 the run failed (resume it), 2 bad input, 130 interrupted (resume it).
     """
 

@@ -129,7 +129,7 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
 @click.option("--decoder", default="own", show_default=True, metavar="NAME",
               help="own, least-squares, one-step or algorithmic.")  # fmt: skip
 @click.option("--draws", type=int, default=1, show_default=True,
-              help="Average over so many draws of codes that are random: their seed and those behind it.")  # fmt: skip
+              help="Average over so many draws of random codes, with their seed and those that follow.")  # fmt: skip
 @click.option("--sets", type=int, default=200, show_default=True,
               help="Random straggler sets for each point, shared out among the draws.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the straggler sets.")
@@ -140,10 +140,10 @@ def compare(
     specs: tuple[str, ...], workers: int, stragglers: int | None, decoder: str, draws: int, sets: int, seed: int,
     picture: str | None, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Compare the residual of codes against the number of stragglers, random and chosen to hurt.
+    """Compare the residuals of codes as the number of stragglers grows, for random and for chosen stragglers.
 
     One draw of a random code may be a lucky one: with --draws 100 its residual is the mean of 100 draws (root mean
-    square), with a standard error. Stragglers chosen to hurt are searched for the first 10 draws, each by itself.
+    square), with a standard error. The most harmful stragglers are searched for in each of the first 10 draws.
     """
     from anyk.planning import compare_codes
     from anyk.planning.codes import straggler_counts
@@ -178,7 +178,7 @@ def compare(
 @click.option("--error", type=float, default=0.1, show_default=True,
               help="Error per partition (residual squared) that the stragglers are to cause, up to 1.")  # fmt: skip
 @click.option("--knows", type=click.Choice(KNOWLEDGE), multiple=True, default=KNOWLEDGE, show_default=True,
-              help="What the one who chooses them knows; may be repeated.")  # fmt: skip
+              help="Knowledge of whoever chooses the stragglers; may be repeated.")  # fmt: skip
 @click.option("--decoder", default="own", show_default=True, metavar="NAME",
               help="own, least-squares, one-step or algorithmic.")  # fmt: skip
 @click.option("--sets", type=int, default=101, show_default=True, help="Random orders for one who knows nothing.")
@@ -189,7 +189,7 @@ def threshold(
     specs: tuple[str, ...], workers: int, error: float, knows: tuple[Any, ...], decoder: str, sets: int, seed: int,
     json_file: str | None,
 ) -> None:  # fmt: skip
-    """Find how many stragglers it takes to push the error of codes to a limit.
+    """Find the least number of stragglers that pushes the error of a code to a limit.
 
     They are chosen by someone who knows the code (its matrix), only its overlaps (how many partitions any two workers
     share: its shape, whatever workers and partitions are called), or nothing (the median over random orders). A number

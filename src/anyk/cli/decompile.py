@@ -63,7 +63,10 @@ def _examples(text: str) -> list[Any]:
     while place < len(text):
         match = _ARGUMENT.match(text, place)
         if match is None or match[1] not in _TYPES:
-            raise BadInput(f"argument types are like f32[64,10],i32[5],f32[], with {', '.join(_TYPES)}; got '{text}'")
+            raise BadInput(
+                f"argument types should look like f32[64,10],i32[5],f32[], got '{text}'; "
+                f"known types: {', '.join(_TYPES)}"
+            )
         dtype = _TYPES[match[1]]
         if dtype in ("int64", "uint64", "float64", "complex128"):
             jax.config.update("jax_enable_x64", True)

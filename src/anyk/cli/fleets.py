@@ -24,6 +24,7 @@ _max_gb = click.option(
               help="The record to write: .parquet, .csv or .npz.")  # fmt: skip
 @_unit
 @_max_gb
+@plugin_option
 def record(sources: tuple[str, ...], out: str, unit: Any, max_gb: float | None) -> None:
     """Make one fleet record of measured times: seconds of each worker in each round.
 
@@ -43,7 +44,7 @@ def record(sources: tuple[str, ...], out: str, unit: Any, max_gb: float | None) 
 @main.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--today", default="uncoded", show_default=True, metavar="SPEC", help="The strategy in use.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffles that findings are tested with.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffles that test the findings.")
 @_unit
 @_max_gb
 @picture_option("Draw the times over their rounds' medians, and what each worker costs.")
@@ -53,7 +54,7 @@ def explain(
     sources: tuple[str, ...], today: str, seed: int, unit: Any, max_gb: float | None, picture: str | None,
     json_file: str | None,
 ) -> None:  # fmt: skip
-    """Explain what slow workers cost in a measured fleet, who they are, and what kind of slowness it is.
+    """Find the slow workers of a measured fleet, the time that they cost, and the kind of their slowness.
 
     A SOURCE is whatever `anyk record` takes, or a record that it made. Costs are Shapley shares: they add up to the
     time that is waited beyond each round's median. A worker is named only if it costs more than chance would have it.

@@ -15,7 +15,7 @@ from anyk.cli.output import write_json
 @plugin_option
 @click.pass_context
 def graphs(ctx: click.Context, /, json_file: str | None) -> None:
-    """List the graphs for decentralised averaging. 'anyk graphs show SPEC' draws one."""
+    """List the graphs for decentralised averaging. 'anyk graphs show SPEC' shows one."""
     if ctx.invoked_subcommand is None:
         from anyk.graphs import registry
 

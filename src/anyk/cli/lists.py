@@ -92,19 +92,19 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
 @strategies.command()
 @click.argument("spec")
 @click.option("--workers", type=int, default=6, show_default=True, help="Number of workers, n.")
-@click.option("--schedules", type=int, default=100, show_default=True, help="How many random schedules.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first; the others count up.")
+@click.option("--schedules", type=int, default=100, show_default=True, help="Number of random schedules.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first schedule; the others follow.")
 @click.option("--steps", type=int, default=20, show_default=True, help="Steps of each run.")
-@click.option("--outages", type=int, default=3, show_default=True, help="Workers lost and found in each.")
+@click.option("--outages", type=int, default=3, show_default=True, help="Workers lost, which return, in each run.")
 @plugin_option
 @click.pass_context
 def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: int, steps: int, outages: int) -> None:
-    """Run a strategy, of anyk or your own, on random schedules of delays, losses and returns.
+    """Test a strategy, anyk's or your own, on random schedules of delays, losses and returns.
 
-    Each seed gives a hostile schedule (messages in any order, late or twice, chunks that fail, workers that die and
-    return), with a twin that is saved and restored, and runs on the simulated cluster, resumed from the middle: no
-    deadlock, nothing counts twice, the ledger balances, the same decisions. The first that fails is printed with its
-    shortest schedule and the command that repeats it.
+    Each seed gives a hostile schedule: messages in any order, late or twice, chunks that fail, workers that die and
+    return. A copy is saved and restored along the way, and so is a run on the simulated cluster. There must be no
+    deadlock, nothing may count twice, the ledger must balance, and the decisions of the copies must agree. The first
+    failing schedule is shortened, and printed with the command that repeats it.
     """
     from anyk.errors import RunFailed
     from anyk.strategies import strategy

@@ -125,7 +125,7 @@ config_option = click.option(
 )  # fmt: skip
 plugin_option = click.option(
     "--plugin", metavar="FILE.py", multiple=True, callback=_load_plugins, is_eager=True, expose_value=False,
-    help="Python file that registers codes or strategies of its own; may be repeated.",
+    help="Python file that registers codes, strategies, delay laws, clusters or data sets; may be repeated.",
 )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def common(command: Command) -> Command:
         click.option("--problem", metavar="FILE.py:FUNCTION", help="Your function that returns the problem (or "
                      "module:function), in place of --data, --model, --split and --l2."),
         click.option("--model", default="linear", show_default=True, metavar="SPEC",
-                     help="linear (what suits the data) or two-layer:hidden=32."),
+                     help="linear (logistic, softmax or least squares, as suits the data) or two-layer:hidden=32."),
         click.option("--split", metavar="SPEC", help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly "
                      "by label; default: as they come."),
         click.option("--l2", type=float, help="L2 regularisation; default: 1 / training rows."),
@@ -180,16 +180,16 @@ def common(command: Command) -> Command:
                      help="processes, simulated, ray or mpi; see 'anyk cluster'."),
         click.option("--optimizer", metavar="SPEC",
                      help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or "
-                     "clip:of=adam,norm=1; nesterov if left out (accelerated on the papers' data)."),
+                     "clip:of=adam,norm=1; default: nesterov (on the papers' data sets: accelerated)."),
         click.option("--lr", metavar="NUMBER|SPEC", help="Learning rate, or exponential:start=…,decay=… or inverse:…; "
-                     "1 / smoothness if left out (the papers' on their data)."),
+                     "default: 1 / smoothness (on the papers' data sets: theirs)."),
         click.option("--steps", type=int, help="Stop after this many steps."),
         click.option("--seconds", type=float, help="Stop after this many seconds of the run's clock."),
         click.option("--target", type=float, help="Stop when the metric reaches this value."),
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of the delays."),
         click.option("--out", metavar="FOLDER", help="Folder for the run; default: a new one under runs/."),
         json_option,
-        click.option("--quiet", is_flag=True, help="No progress."),
+        click.option("--quiet", is_flag=True, help="Show no progress."),
         click.option("--settings", is_flag=True, help="Show every setting and where it comes from, and exit."),
     ]  # fmt: skip
     for option in reversed(options):
@@ -312,5 +312,5 @@ curve_option = click.option(
 )  # fmt: skip
 models_option = click.option(
     "--models", type=int, default=1, show_default=True,
-    help="Models trained at once, in turn (of two-layer networks each with a start of its own).",
+    help="Number of models trained at once, in turn (two-layer networks start from different weights).",
 )  # fmt: skip

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.argument("name", required=False)
-@click.option("--all", "everything", is_flag=True, help="All items, and a page of them (gallery.md).")
+@click.option("--all", "everything", is_flag=True, help="Reproduce all items, and write a page of them (gallery.md).")
 @click.option("--quick", is_flag=True, help="Run at a smaller size.")
-@click.option("--seeds", type=int, help="Number of seeds to average over; default: as set for the item.")
+@click.option("--seeds", type=int, help="Number of seeds to average over; default: the item's own.")
 @click.option("--cluster", type=click.Choice(["simulated", "processes"]),
               help="Cluster to run on: a virtual or a real clock.")  # fmt: skip
 @click.option("--data-dir", metavar="FOLDER", envvar="ANYK_DATA", help="Folder with data sets (or ANYK_DATA).")
-@click.option("--out", metavar="FOLDER", default="runs/gallery", show_default=True, help="Where everything is written.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--out", metavar="FOLDER", default="runs/gallery", show_default=True, help="Folder for the results.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
 def reproduce(
     name: str | None, everything: bool, quick: bool, seeds: int | None, cluster: str | None, data_dir: str | None,
     out: str, quiet: bool, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Reproduce a figure or table of a paper and check its claims. Without NAME: list what there is."""
+    """Reproduce a figure or table of a paper and check its claims. Without NAME: list all of them."""
     from anyk.gallery import items, reproduce_all
     from anyk.gallery import reproduce as run_item
 
@@ -40,7 +40,7 @@ def reproduce(
         _list(json_file)
         return
     if name is not None and everything:
-        raise BadInput(f"--all makes everything; leave out '{name}' or --all")
+        raise BadInput(f"--all reproduces every item; leave out '{name}' or --all")
     if everything and cluster is not None:
         raise BadInput("--all runs each item on its own clock; leave out --cluster")
     console = people(json_file)

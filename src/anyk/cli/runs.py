@@ -160,11 +160,11 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
 
 _problem_again = click.option(
     "--problem", metavar="FILE.py:FUNCTION",
-    help="The function that makes the run's problem, named again: what a run folder names is not run by itself.",
+    help="The function that makes the run's problem; name it again, as code is not run just because a folder names it.",
 )  # fmt: skip
 _trust = click.option(
     "--trust", is_flag=True,
-    help="Run the code that the folder names, if it is still what it was (its SHA-256); only for folders of your own.",
+    help="Run the code that the folder names, if its SHA-256 is unchanged; only for your own folders.",
 )  # fmt: skip
 
 
@@ -175,16 +175,16 @@ _trust = click.option(
 @click.option("--target", type=float, help="New target of the metric.")
 @_problem_again
 @_trust
-@click.option("--add", multiple=True, metavar="SPEC", help="Of a race: a further strategy; may be repeated.")
-@click.option("--seeds", type=int, help="Of a race: how many seeds all strategies are to have run with.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--add", multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated.")
+@click.option("--seeds", type=int, help="For a race: train with further seeds, until there are so many.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
 @plugin_option
 def resume(
     run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
     add: tuple[str, ...], seeds: int | None, quiet: bool, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Resume a run that was interrupted, killed, failed or reached its limit, or the rest of a race."""
+    """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race."""
     from anyk.problems import from_function
     from anyk.reports import Progress, race_table
     from anyk.training import is_race
@@ -329,7 +329,7 @@ def _listed(workers: Sequence[int]) -> str:
 @_trust
 @plugin_option
 def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> None:
-    """Replay a run from its log, with the same decisions and the same model, bit for bit."""
+    """Replay a run from its log, and check that decisions and model are the same, bit for bit."""
     from anyk.problems import from_function
     from anyk.training import replay as replay_run
 
@@ -346,7 +346,8 @@ def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> 
 def verify(run: str, json_file: str | None) -> None:
     """Check that a run folder is intact: its log, its ledger, its checkpoints, and the data and code it used.
 
-    Nothing that the folder names is run, and nothing is written to it. Exit code 0: whole, 1: not, 2: no run folder.
+    No code that the folder names is run, and nothing is written to it. Exit codes: 0 intact, 1 damaged, 2 not a run
+    folder.
     """
     from anyk.training import verify as verify_run
 

@@ -70,7 +70,7 @@ def show(
 def record(run: str, out: str) -> None:
     """Make a trace of a run's log: seconds from a worker's task to its reply, a row for each version.
 
-    Of who was cut off only a least value is known; the array 'censored' marks those.
+    For a task that was cut off only a lower bound is known; the array 'censored' marks these.
     """
     from anyk.training import Run, save_trace
 
@@ -81,11 +81,11 @@ def record(run: str, out: str) -> None:
 
 @main.command()
 @click.option("--trace", "files", multiple=True, required=True, metavar="FILE",
-              help="A trace; with several at different loads the slope of time against load is fitted.")  # fmt: skip
+              help="A trace; repeat it for other loads, and the slope of time against load is fitted.")  # fmt: skip
 @click.option("--workers", type=int, help="Use only this many workers, the first ones; default: all.")
 @click.option("--models", type=int, default=4, show_default=True, help="Models trained at once.")
 @click.option("--jobs", type=int, help="Steps of all models to plan for; default: as many as the trace allows.")
-@click.option("--slope", type=float, help="Seconds to compute on all the data; default: fitted.")
+@click.option("--slope", type=float, help="Seconds to compute on the whole data set; default: fitted.")
 @_unit
 @_max_gb
 @_mu
@@ -94,7 +94,7 @@ def tune(
     files: tuple[str, ...], workers: int | None, models: int, jobs: int | None, slope: float | None, unit: Any,
     max_gb: float | None, mu: float, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Find the best FRC, GC, SR-SGC, M-SGC and no coding for measured delays, over all parameters."""
+    """Find the fastest FRC, GC, SR-SGC and M-SGC for measured delays, over all parameters, beside no coding."""
     from anyk.delays import Trace
     from anyk.planning import fit_slope
     from anyk.planning import tune as find

@@ -164,7 +164,7 @@ class Strategy(ABC):
     def pace(self, delays: DelayLaw) -> Pace:
         """Expected seconds of an update and mean staleness under a delay law; by default not known."""
         del delays
-        return Pace(None, None, "no closed form is known")
+        return Pace(None, None, "no closed form; simulate")
 
     def check_compressor(self, by: Compressor) -> None:
         """Raise :class:`~anyk.errors.BadInput` where messages must not be compressed by this; by default always."""

@@ -86,7 +86,7 @@ class Gossip(Strategy):
     def check_compressor(self, by: Compressor) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         del by
-        raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's")
+        raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's models")
 
     @abstractmethod
     def may_begin(self, s: GossipState, node: int) -> bool:

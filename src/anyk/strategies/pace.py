@@ -40,6 +40,12 @@ def finishing_in_vain(k: int, workers: int, delays: DelayLaw, *, batch: bool) ->
     return Pace(seconds, 0.0, "a Markov chain for exponential delays, else simulate; workers finish in vain")
 
 
+def _ordinal(k: int) -> str:
+    """A place in an order: 1st, 2nd, …"""
+    ending = "th" if k // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(k % 10, "th")
+    return f"{k}{ending}"
+
+
 def mean_interval(delays: DelayLaw, workers: int) -> float | None:
     """Mean seconds between two replies of workers that never wait: 1 over the sum of their rates."""
     means = [delays.expected(worker) for worker in range(workers)]
@@ -72,7 +78,7 @@ def uncoded_pace(code: Code, rule: Wait, method: Method, delays: DelayLaw, *, in
     if delays.uninterruptible and min(counts) < n:
         return Pace(None, 0.0, "no closed form when a delay cannot be interrupted; simulate")
     if len(set(counts)) == 1:
-        return Pace(delays.order_statistic(counts[0], n), 0.0, f"mean of the {counts[0]}-th of {n} delays")
+        return Pace(delays.order_statistic(counts[0], n), 0.0, f"mean of the {_ordinal(counts[0])} of {n} delays")
     last = delays.order_statistic(counts[-1], n)
     pieces = [delays.short_of(k, n, *piece) for k, piece in zip(counts, pairwise(ends), strict=False)]
     before = delays.short_of(counts[-1], n, 0.0, ends[-1])

@@ -141,7 +141,9 @@ class Rounds(Strategy):
         if code.blocks > 1 and not own:
             raise BadInput(f"'{code.spec}' supports only its own decoder; leave out decoder")
         if self.method == METHODS["exact"] and rule.approximate:
-            raise BadInput(f"decoder=exact takes no approximation, and wait={rule} may; leave out one of them")
+            raise BadInput(
+                f"decoder=exact refuses approximate sums, and wait={rule} may end a round with one; leave out either"
+            )
         if self.snapshot:
             check_snapshot(self.snapshot, code, rule)
             if self.work is not None or self.models > 1 or self.batch or not own:
@@ -263,9 +265,11 @@ class Rounds(Strategy):
     def check_compressor(self, by: Compressor) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
         if self._policy.projected:
-            raise BadInput(f"'{self.spec}' compares messages to find Byzantine workers; compressed ones it cannot")
+            raise BadInput(
+                f"'{self.spec}' finds Byzantine workers by comparing messages, and cannot compare compressed ones"
+            )
         if self.code.blocks > 1:
-            raise BadInput(f"the messages of '{self.spec}' are a fraction of the vector already; not compressed")
+            raise BadInput(f"the messages of '{self.spec}' are a fraction of the vector already; leave compression out")
         if self.snapshot:
             raise BadInput(f"'{self.spec}' uses messages again, which '{by.spec}' would blur; leave out snapshot")
         if self.work is not None and self.work.keep:

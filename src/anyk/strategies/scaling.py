@@ -44,7 +44,7 @@ def scaling_of(scaling: Scaling, code: Code, rule: Wait) -> Callable[[Selection,
         return lambda decoding, row_sums: decoding
     counts = rule.counts()
     if len(counts) != 1:
-        raise BadInput(f"scaling=marginal needs one number of replies in wait, got wait={rule}")
+        raise BadInput(f"scaling=marginal needs a fixed number of replies, as in wait=11; got wait={rule}")
     factors = np.asarray(1.0 / code.expected_coefficients(counts[0]))
     first = float(factors[0])
     if (factors == first).all():

@@ -71,7 +71,7 @@ class LocalSteps:
     def check(self, workers: int) -> None:
         """Raise :class:`~anyk.errors.BadInput` where rounds of so many workers cannot do with this."""
         if self.rate != 1.0 and self.outer is None:
-            raise BadInput("rate is the learning rate of an outer optimiser; give outer=gd, or leave it out")
+            raise BadInput("rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out")
         if self.clients is not None and not 1 <= self.clients <= workers:
             raise BadInput(f"clients must be 1 to {workers} workers, got {self.clients}")
 

@@ -228,7 +228,7 @@ def _resume(
             config["steps"] = _steps_of(folder) + LIMIT
     if problem is None:
         if not config.get("problem"):
-            raise BadInput(f"the problem of '{folder}' was made in Python; give it: anyk.resume(path, problem=…)")
+            raise BadInput(f"the problem of '{folder}' was made in Python; give it again: anyk.resume(path, problem=…)")
         problem = from_recipe(config["problem"])
     check_problem(config, problem, f"the run '{folder}'")
     beginning = Beginning.load(folder) if "begin" in config else None

@@ -89,7 +89,7 @@ class Beginning:
             if model.shape != w.shape or model.dtype != w.dtype:
                 raise BadInput(
                     f"{slot} of the run to continue from has {model.size} numbers of {model.dtype}, the problem has "
-                    f"{w.size} of {w.dtype}; give the problem that it was of"
+                    f"{w.size} of {w.dtype}; give the problem that it was trained on"
                 )
         if earlier["optimizer"] != optimizer.spec:
             raise BadInput(

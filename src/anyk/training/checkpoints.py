@@ -124,11 +124,11 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
         raise BadInput(f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short")
     written = rows.checkpoint_digests(log, state["seq"])
     if written and digest not in written:
-        raise BadInput(f"the checkpoint '{path}' is another than the log says was written at that point")
+        raise BadInput(f"the checkpoint '{path}' is not the one that the log records at that point")
     for slot, version in state["versions"].items():
         logged = rows.digest(log, slot, version)
         if logged is not None and logged != keyed.digest(vectors[f"model/{slot}/{version}"]):
-            raise BadInput(f"the checkpoint '{path}' holds another model than the log says of version {version}")
+            raise BadInput(f"the checkpoint '{path}' holds another model than the log records for version {version}")
     return Saved(state, vectors, name)
 
 

@@ -44,8 +44,8 @@ def usual_optimizer(
         smoothness = _smoothness(problem)
         if smoothness is None:
             raise BadInput(
-                "no default learning rate is known for this problem; give one: --lr, or in Python "
-                "optimizer=anyk.optimizers.Nesterov(lr=…)"
+                "no default learning rate is known for this problem; give it a smoothness(), or a rate: --lr, or in "
+                "Python optimizer=anyk.optimizers.Nesterov(lr=…)"
             )
         chosen = f"{1.0 / (smoothness or 1.0):.3g}"
     return build_optimizer(name, lr=chosen)

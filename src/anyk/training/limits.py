@@ -53,8 +53,8 @@ def check_limits(
         )
     if not first and problem.metric != "loss":
         raise BadInput(
-            f"a target is a value of the metric, {problem.metric}, which takes held-out data (X_test and y_test); "
-            "without, give steps or seconds"
+            f"a target is a value of the metric, {problem.metric}, which needs held-out data (X_test and y_test); "
+            "without them, give steps or seconds"
         )
     metric = problem.metric
     if metric in ("auc", "accuracy") and not 0 < target <= 1:

@@ -274,7 +274,7 @@ def resume_race(
         if problem is None:
             if not config.get("problem"):
                 raise BadInput(
-                    f"the problem of '{folder}' was made in Python; give it: anyk.resume_race(path, problem=…)"
+                    f"the problem of '{folder}' was made in Python; give it again: anyk.resume_race(path, problem=…)"
                 )
             problem = from_recipe(config["problem"])
         optimizer = optimizer or build_optimizer(config["optimizer"], lr=config["lr"])
