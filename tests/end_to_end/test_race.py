@@ -387,7 +387,7 @@ def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, mon
 
 def test_load_that_costs_nothing_is_reported_and_the_demo_charges_it(tmp_path):
     free = raced("uncoded", "frc:load=3").runs
-    assert "load costs nothing here (0.167 to 0.5 of the data a worker)" in "\n".join(race_notes(free))
+    assert "load costs nothing here (0.167 to 0.5 of the data per worker)" in "\n".join(race_notes(free))
     for rest in ({"delays": "exp:mean=1,per=load"}, {"cluster": "simulated:partition=0.5,cores=6"}):
         assert race_notes(raced("uncoded", "frc:load=3", **rest).runs) == []
     little = race_notes(raced("uncoded", "frc:load=3", cluster="simulated:partition=0.001,cores=6").runs)

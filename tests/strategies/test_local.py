@@ -556,7 +556,10 @@ def test_kept_states_count_their_own_steps() -> None:
             "'top-k:share=0.01' keeps what it leaves out, which replicas of 'frc:load=2'",
         ),
         ("compressed:of=dpsgd,by=half", "'dpsgd:graph=ring' does not compose with compressed messages: workers use"),
-        ("compressed:of=draco,by=qsgd", "finds Byzantine workers by comparing messages, and cannot compare compressed ones"),
+        (
+            "compressed:of=draco,by=qsgd",
+            "finds Byzantine workers by comparing messages, and cannot compare compressed ones",
+        ),
         ("compressed:of=sync,by=zip", "no compressor 'zip'"),
         ("compressed:of=sync,by=(qsgd:levels=200)", "levels of 'qsgd' must be 1 to 127"),
     ],

@@ -320,7 +320,7 @@ def test_a_plug_in_that_is_not_given_again_is_named(tmp_path, monkeypatch, forge
         assert run(command, *asked, "--steps", "3", "--out", command).exit_code == 0
     forgetful()
     file = tmp_path / "plug.py"
-    told = f"was made with the plug-in '{file}'; if that is your code, give it again with --plugin {file} (in Python,"
+    told = f"was made with plug-ins that are not given now; if they are yours, add --plugin {file} (in Python,"
     for command in (("replay", "train"), ("resume", "train", "--steps", "6"), ("resume", "race", "--add", "uncoded"),
                     ("trace", "record", "train", "--out", "t.npz")):  # fmt: skip
         refused = run(*command)

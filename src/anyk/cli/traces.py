@@ -50,7 +50,7 @@ def show(
             click.echo(f"each worker computed {table.load_measured:g} of the data")
         click.echo(trace_text(found, mu))
         if table.censored is not None and table.censored.any():
-            click.echo(f"{100 * table.censored.mean():.3g} % of the times are known only to be at least so long")
+            click.echo(f"{100 * table.censored.mean():.3g} % of the times are lower bounds: those workers were cut off")
     if picture is not None:
         draw_trace(
             table.times,
@@ -76,7 +76,7 @@ def record(run: str, out: str) -> None:
 
     found = Run.open(run)
     rounds, workers, cut = save_trace(found, out)
-    click.echo(f"{out}: {rounds} rounds x {workers} workers, {100 * cut:.3g} % cut off (at least so long)")
+    click.echo(f"{out}: {rounds} rounds x {workers} workers, {100 * cut:.3g} % of the times are lower bounds (cut off)")
 
 
 @main.command()

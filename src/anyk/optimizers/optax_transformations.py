@@ -38,7 +38,7 @@ class OptaxOptimizer(Optimizer):
 
     def __init__(self, method: Any, *, lr: float | str | Schedule = 1.0, **arguments: Any) -> None:
         if method == MADE:
-            raise BadInput("this optimiser was made in Python; give it again: optimizer=… of anyk.resume or anyk.replay")
+            raise BadInput("this optimiser was made in Python; give it again: optimizer=…, in resume or replay")
         try:
             import optax
         except ImportError:

@@ -57,7 +57,7 @@ class TorchOptimizer(Optimizer):
         **arguments: Any,
     ) -> None:
         if method == MADE:
-            raise BadInput("this optimiser was made in Python; give it again: optimizer=… of anyk.resume or anyk.replay")
+            raise BadInput("this optimiser was made in Python; give it again: optimizer=…, in resume or replay")
         try:
             import_module("torch")
         except ImportError:

@@ -132,7 +132,7 @@ class Record:
         if self.gaps:
             parts.append(f"{self.gaps:,} times missing")
         if self.cut:
-            parts.append(f"{100 * self.cut:.3g} % known only to be at least so long")
+            parts.append(f"{100 * self.cut:.3g} % of the times are lower bounds (cut off)")
         return ", ".join(parts)
 
     def vanished(self) -> list[str]:

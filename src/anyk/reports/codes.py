@@ -61,7 +61,7 @@ def code_facts(code: Code) -> list[tuple[str, str]]:
         ("code", code.spec),
         ("workers", f"{code.workers}, each sends {sends}"),
         ("partitions", f"{code.partitions}, each held by {code.replication:.3g} workers on average"),
-        ("load", f"{code.load} partitions a worker at most, {code.load / code.partitions:.3g} of the data"),
+        ("load", f"at most {code.load} partitions per worker, {code.load / code.partitions:.3g} of the data"),
         ("tolerates", promised + (" (meant to be approximate)" if code.approximate else "")),
     ]
 

@@ -142,11 +142,11 @@ def load_notes(runs: Sequence[Run]) -> list[str]:
     waiting = max(cost.waiting for cost in costs)
     if any(cost.by_load for cost in costs) or computing > FREE * waiting or not waiting:
         return []
-    loads = f"{min(cost.load for cost in costs):.3g} to {max(cost.load for cost in costs):.3g} of the data a worker"
+    loads = f"{min(cost.load for cost in costs):.3g} to {max(cost.load for cost in costs):.3g} of the data per worker"
     if not computing:
         return [
-            f"load costs nothing here ({loads}): computing takes no time, delays go by the task; charge it with "
-            "--cluster simulated:partition=SECONDS or delays with per=load (of a trace: slope=SECONDS)"
+            f"load costs nothing here ({loads}): computing takes no time, and delays do not depend on load; to charge "
+            "for it, use --cluster simulated:partition=SECONDS or delays with per=load (of a trace: slope=SECONDS)"
         ]
     return [
         f"load costs next to nothing here ({loads}): computing takes {1e3 * computing:.2g} ms of a task, the injected "

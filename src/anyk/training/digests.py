@@ -49,12 +49,10 @@ def with_plugins(config: Mapping[str, Any], of: str) -> Iterator[None]:
         missing = [file for file in recorded if Path(file) not in plugins()]
         if not missing:
             raise
-        files = ", ".join(f"'{file}'" for file in missing)
-        options = " ".join(f"--plugin {file}" for file in missing)
-        them = "them" if len(missing) > 1 else "it"
+        again = " ".join(f"--plugin {file}" for file in missing)
         raise BadInput(
-            f"no {error.what}: {of} was made with the plug-in{'s' * (len(missing) > 1)} {files}; if that is your code, "
-            f"give {them} again with {options} (in Python, import what registers the name)"
+            f"no {error.what}: {of} was made with plug-ins that are not given now; if they are yours, add {again} (in "
+            "Python, import what registers the name)"
         ) from None
 
 
