@@ -539,7 +539,7 @@ def test_kept_states_count_their_own_steps() -> None:
         ("dpsgd:graph=(torus:rows=-2)", "rows of a torus must be at least 1, got -2"),
         ("pasgd:tau=0", r"tau \(local steps\) must be at least 1, got 0"),
         ("fedavg:clients=9", "clients must be 1 to 4 workers, got 9"),
-        ("pasgd:rate=0.5", "rate is the learning rate of an outer optimiser; give outer=gd, or leave it out"),
+        ("pasgd:rate=0.5", "rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out"),
         ("adacomm:interval=0", "interval of 'adacomm' must be above 0 s, got 0"),
         ("adacomm:tau=5,least=6", "least of 'adacomm' must be 1 to tau = 5 local steps, got 6"),
         ("adacomm:probe=4/0", "probe of 'adacomm' must be local steps of at least 1 each, got 4/0"),
