@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
-    from anyk.planning import explain, train_tuned
+    from anyk.planning import explain, plan, train_tuned
     from anyk.strategies import strategy
     from anyk.training import Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
 
@@ -42,6 +42,7 @@ _ROOMS = (
 _NAMES = {
     "cluster": "clusters",
     "explain": "planning",
+    "plan": "planning",
     "code": "codes",
     "BadInput": "errors",
     "NotDecodable": "errors",
@@ -89,6 +90,7 @@ __all__ = [
     "explain",
     "graphs",
     "optimizers",
+    "plan",
     "planning",
     "problems",
     "race",

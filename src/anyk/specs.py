@@ -12,7 +12,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from keyword import iskeyword
@@ -204,6 +204,7 @@ class Entry(Generic[T]):
     name: str
     build: Callable[..., T]
     given: tuple[str, ...]  # parameters that the caller supplies (the number of workers, say), not the spec
+    grid: Callable[[int], Iterable[str]] | None = None  # specs worth planning with, for a number of workers
 
     @property
     def summary(self) -> str:
@@ -257,11 +258,16 @@ class Registry(Generic[T]):
     given: tuple[str, ...] = ()
     entries: dict[str, Entry[T]] = field(default_factory=dict)
 
-    def register(self, name: str) -> Callable[[Builder], Builder]:
-        """Class or function decorator: make ``name`` known; its keyword parameters become the spec's keys."""
+    def register(
+        self, name: str, *, grid: Callable[[int], Iterable[str]] | None = None
+    ) -> Callable[[Builder], Builder]:
+        """Class or function decorator: make ``name`` known; its keyword parameters become the spec's keys.
+
+        ``grid``: the specs that a planner tries for a number of workers; left out, the name alone.
+        """
 
         def add(build: Builder) -> Builder:
-            self.entries[name] = Entry(name, build, self.given)
+            self.entries[name] = Entry(name, build, self.given, grid)
             return build
 
         return add

@@ -60,6 +60,7 @@ def main() -> None:
     anyk train --strategy SPEC   train with one strategy
     anyk codes                   compare gradient codes; see also codes show, codes compare
     anyk explain SOURCE          explain what slow workers cost in a measured fleet; see also record
+    anyk plan SOURCE             say which strategy to run on a measured fleet, and what that gains
     anyk trace show FILE         describe measured delays; see also trace record, and tune
     anyk reproduce               reproduce figures of papers and check their claims
     anyk graphs                  list graphs for averaging among neighbours; see also graphs show

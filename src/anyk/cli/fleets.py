@@ -1,7 +1,8 @@
-"""Commands about measured fleets: record and explain."""
+"""Commands about measured fleets: record, explain and plan."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -75,3 +76,76 @@ def explain(
         draw_explanation(source, found, picture)
         click.echo(f"picture: {picture}", err=json_file == "-")
     write_json(found.report(), json_file)
+
+
+@main.command()
+@click.argument("source", metavar="SOURCE")
+@click.option("--today", default="uncoded", show_default=True, metavar="SPEC", help="The strategy in use.")
+@click.option("--slope", type=float, help="Seconds that computing on all of the data takes a worker.")
+@click.option("--other", metavar="SOURCE", help="A second record at another load, to which the slope is fitted.")
+@click.option("--workers", type=int, help="How many there are, where SOURCE is a delay law.")
+@click.option("--steps", type=int, help="Steps of the run to plan for; default: as many as the record has rounds.")
+@click.option("--max-load", type=float, default=1.0, show_default=True,
+              help="Largest share of the data that a worker may compute.")  # fmt: skip
+@click.option("--all", "everything", is_flag=True,
+              help="Show every strategy, also those whose steps are worth less or another thing.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the resamples.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@_unit
+@picture_option("Draw seconds a step against load, with intervals.")
+@json_option
+@plugin_option
+def plan(
+    source: str, today: str, slope: float | None, other: str | None, workers: int | None, steps: int | None,
+    max_load: float, everything: bool, seed: int, quiet: bool, unit: Any, picture: str | None, json_file: str | None,
+) -> None:  # fmt: skip
+    """Say which strategy to run on a measured fleet, what that gains, and how sure it is.
+
+    SOURCE is whatever `anyk record` takes, a record that it made, or a delay law (then with --workers). Strategies
+    whose steps are the exact sum compete; a change is advised only where the 90 % prediction interval of the gain does
+    not reach below 3 %.
+
+    \b
+    anyk plan fleet.parquet --slope 12
+    anyk plan runs/train-1 --today frc:load=3
+    anyk plan exp:mean=0.5 --workers 30 --slope 0
+    """
+    from anyk.planning import pareto
+    from anyk.planning import plan as make
+    from anyk.reports.fleets import draw_plan, plan_lines, plan_table
+
+    if seed < 0:
+        raise BadInput(f"seed must be at least 0, got {seed}")
+    known = _law(source, workers)
+    tell = None if quiet else lambda spec: click.echo(f"· {spec}", err=True)
+    found = make(
+        known, workers=workers, today=today, slope=slope, other=other, steps=steps, max_load=max_load,
+        everything=everything, seed=seed, unit=unit, tell=tell,
+    )  # fmt: skip
+    if json_file != "-":
+        console = people(json_file)
+        front = pareto(found.candidates)
+        shown = list(found.candidates) if everything else [one for one in front if one.spec != found.today.spec]
+        shown += [found.today] * (found.today not in shown)
+        say(console, *plan_lines(found), "", plan_table(shown, found.today))
+        left = len(found.candidates) - len(shown)
+        if left > 0:
+            say(console, f"{left} more are neither sooner nor of less load than these; --all shows them")
+        if found.others:
+            say(console, "", "steps of these are worth less or another thing; they are not ranked")
+            say(console, plan_table(found.others, found.today))
+    if picture is not None:
+        draw_plan(found, picture)
+        click.echo(f"picture: {picture}", err=json_file == "-")
+    write_json(found.report(), json_file)
+
+
+def _law(source: str, workers: int | None) -> Any:
+    """The delay law that a source names, where it is no file or folder; else the source."""
+    from anyk.delays import parse, registry
+
+    if Path(source).expanduser().exists() or source.partition(":")[0] not in registry:
+        if workers is not None:
+            raise BadInput("--workers is for a delay law; a record knows its workers")
+        return source
+    return parse(source)

@@ -15,6 +15,7 @@ from anyk.planning.bounds import (
 )
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
 from anyk.planning.explaining import Explanation, WorkerCost, explain
+from anyk.planning.plans import Choice, Estimate, Plan, pareto, plan
 from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
 from anyk.planning.simulation import Measured, computed_load, simulate, simulated_pace
 from anyk.planning.times import pace
@@ -28,7 +29,10 @@ __all__ = [
     "Tuned",
     "fit_slope",
     "tune",
+    "Choice",
     "Curve",
+    "Estimate",
+    "Plan",
     "Explanation",
     "WorkerCost",
     "explain",
@@ -51,6 +55,8 @@ __all__ = [
     "facts",
     "fresh_share",
     "pace",
+    "pareto",
+    "plan",
     "simulate",
     "simulated_pace",
     "stability_limit",

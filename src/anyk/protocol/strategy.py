@@ -6,13 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from anyk.errors import BadInput
 from anyk.plain import from_plain, to_plain
 from anyk.protocol.commands import Command
 from anyk.protocol.events import Event
 from anyk.protocol.pace import DelayLaw, Pace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def slot_names(models: int) -> tuple[str, ...]:
@@ -159,6 +163,11 @@ class Strategy(ABC):
     def waited(self, state: Any) -> tuple[Sequence[float], int] | None:
         """Seconds of each round so far, and in how many stragglers were waited for; None if it does not know."""
         del state
+        return None
+
+    def durations(self, seconds: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Seconds of each round, if workers take so long for their tasks (shape rounds x workers); None: simulate."""
+        del seconds
         return None
 
     def pace(self, delays: DelayLaw) -> Pace:

@@ -1,12 +1,13 @@
-"""What slow workers cost, as a table and as a picture."""
+"""Explanations and plans as tables and pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from anyk.planning import Explanation
+from anyk.planning import Choice, Explanation, Plan, pareto
 from anyk.planning.attribution import lower_median
 from anyk.recording import Record
 from anyk.reports.columns import Columns
@@ -14,6 +15,7 @@ from anyk.reports.plots import COLOURS, new_figure, save
 
 _ROWS = 10  # workers in the table
 _BARS = 20  # workers in the picture
+_HIGHEST = 2.0  # times today's seconds, beyond which a strategy is not drawn
 
 
 def explained_table(found: Explanation) -> Columns:
@@ -75,4 +77,64 @@ def draw_explanation(record: Record, found: Explanation, path: str | Path) -> No
         f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {found.slowdown:.3g}; "
         f"{100 * found.apart:.0f} % of the time is waiting beyond the rounds' medians", fontsize=11,
     )  # fmt: skip
+    save(figure, path)
+
+
+def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
+    """Strategies with the seconds and gains that are predicted for them; today's is marked."""
+    rows = [
+        [
+            f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
+            f"{one.seconds_per_step.median:.4g}",
+            f"{one.seconds_per_step.low:.3g} to {one.seconds_per_step.high:.3g}",
+            "today's" if one.spec == today.spec else f"{100 * one.gain.median:.0f} %",
+            "" if one.spec == today.spec else f"{100 * one.gain.low:.0f} to {100 * one.gain.high:.0f} %",
+            f"{one.load:.3g}",
+            f"{100 * one.probability_best:.0f} %",
+        ]
+        for one in choices
+    ]
+    titles = ["  strategy", "seconds\na step", "90 % interval", "gain", "90 % interval", "load", "best in\nresamples"]
+    return Columns(titles, rows)
+
+
+def plan_lines(found: Plan) -> list[str]:
+    """The verdict, why, and what it rests on."""
+    advice = "change" if found.verdict == "change" else f"stay with '{found.today.spec}'"
+    lines = [f"{advice}: {found.why}", f"for a run of {found.horizon} steps; evidence: {found.evidence}"]
+    lines += [f"assumed: {text}" for text in found.assumptions]
+    if found.dropped is not None and found.dropped[1] >= 0.01:
+        worker, gain = found.dropped
+        lines.append(f"leaving out worker {worker}, the costliest, would by itself gain {100 * gain:.0f} %")
+    return lines
+
+
+def draw_plan(found: Plan, path: str | Path) -> None:
+    """Seconds of a step against load, with intervals; the front of what is neither sooner nor lighter is joined."""
+    figure, axes = new_figure((8.6, 5.0), "drawing a plan")
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    front = pareto(found.candidates)
+    most = _HIGHEST * found.today.seconds_per_step.median
+    near = [one for one in found.candidates if one.seconds_per_step.median <= most]
+    shown = {one.spec: one for one in (*near, found.today)}.values()
+    for one in shown:
+        colour = COLOURS[1] if one.spec == found.best.spec else COLOURS[0] if one in front else "0.7"
+        seconds = one.seconds_per_step
+        axes.plot([one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7)
+        axes.plot(one.load, seconds.median, "o", color=colour, ms=6)
+    axes.plot([one.load for one in front], [one.seconds_per_step.median for one in front], color=COLOURS[0], lw=1.0)
+    for one in {choice.spec: choice for choice in (*front, found.today)}.values():
+        axes.annotate(one.spec, (one.load, one.seconds_per_step.median), xytext=(6, 5), textcoords="offset points",
+                      fontsize=8)  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("load: share of the data that a worker computes in a step")
+    axes.set_ylabel("seconds a step (90 % prediction interval)")
+    axes.grid(alpha=0.2, which="both")
+    axes.set_title(plan_lines(found)[0], fontsize=10, loc="left")
     save(figure, path)

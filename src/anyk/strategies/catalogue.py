@@ -37,16 +37,21 @@ def _usual_k(workers: int, k: int | None) -> int:
     return max(1, workers // 2) if k is None else k
 
 
+def _shares(workers: int) -> list[int]:
+    """Half, three quarters and nine tenths of the workers."""
+    return sorted({max(1, round(share * workers)) for share in (0.5, 0.75, 0.9)})
+
+
 # ------------------------------------------------------------------------------------------- rounds
 
 
-@register("sync")
+@register("sync", grid=lambda workers: ())  # uncoded by another name
 def _sync(workers: int, *, batch: int = 0) -> Strategy:
     """Synchronous SGD: every worker's gradient, every step (the same as uncoded)."""
     return Rounds(codes.Uncoded(workers), batch=batch)
 
 
-@register("k-sync")
+@register("k-sync", grid=lambda workers: (f"k-sync:k={k}" for k in _shares(workers)))
 def _k_sync(workers: int, *, k: int | None = None, batch: int = 0, cancel: CancelMode = "preempt") -> Strategy:
     """K-sync SGD: the k gradients that come first, the others are cut off (the same as uncoded:wait=k)."""
     return Rounds(codes.Uncoded(workers), wait=_usual_k(workers, k), batch=batch, cancel=cancel)
@@ -76,7 +81,7 @@ def _approximate(
 # ------------------------------------------------------------------------------------------- the K family
 
 
-@register("k-batch-sync")
+@register("k-batch-sync", grid=lambda workers: (f"k-batch-sync:k={k}" for k in _shares(workers)))
 def _k_batch_sync(
     workers: int, *, k: int | None = None, lr_scale: float = 1.0, batch: int = 0, cancel: CancelMode = "preempt"
 ) -> Strategy:
@@ -313,12 +318,12 @@ register("matcha")(MatchaSGD)
 register("easgd")(ElasticSGD)
 register("coop")(CooperativeSGD)
 register("ad-psgd")(PairwiseGossip)
-register("gc")(GradientCodingRounds)
-register("sr-sgc")(SelectiveRepetition)
-register("m-sgc")(Multiplexed)
+register("gc", grid=lambda workers: ())(GradientCodingRounds)
+register("sr-sgc", grid=lambda workers: ())(SelectiveRepetition)
+register("m-sgc", grid=lambda workers: ())(Multiplexed)
 
 
-@register("compressed")
+@register("compressed", grid=lambda workers: ())  # of another strategy
 def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") -> Strategy:
     """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk compression')."""
     return Compressed(strategy(of, workers=workers), by)

@@ -183,7 +183,7 @@ class Rounds(Strategy):
     @cached_property
     def exact(self) -> bool:
         """See :class:`~anyk.protocol.Strategy`."""
-        return not self.enough.approximate
+        return self.work is None and not self.enough.approximate
 
     @cached_property
     def _count(self) -> int | None:
@@ -534,6 +534,15 @@ class Rounds(Strategy):
         ]
 
     # ------------------------------------------------------------------------------------------- how fast it is
+
+    def durations(self, seconds: Floats) -> Floats | None:
+        """See :class:`~anyk.protocol.Strategy`: the k-th reply, or when the code can be decoded."""
+        if self.code.messages > 1 or self.work is not None or self.cancel != "preempt" or not self._own:
+            return None
+        decodable = self.code.finish_times(seconds)
+        if isinstance(self.rule, Count):
+            return np.minimum(decodable, np.sort(seconds, axis=1)[:, min(self.rule.number, seconds.shape[1]) - 1])
+        return decodable if isinstance(self.rule, Decodable) else None
 
     def pace(self, delays: DelayLaw) -> Pace:
         """See :class:`~anyk.protocol.Strategy`."""

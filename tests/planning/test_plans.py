@@ -1,0 +1,177 @@
+"""Plans: pace against closed forms and simulation, intervals that cover, and decisions on fleets whose answer is known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import anyk
+from anyk.cli import main
+from anyk.errors import BadInput
+from anyk.planning import simulate
+from anyk.planning.plans import Fleet, pareto, specs_for
+from anyk.planning.resampling import block_length, resampled
+from anyk.recording import Record
+
+N = 6
+
+
+def record(times: Any, **more: Any) -> Record:
+    return Record(times, load=1 / np.shape(times)[1], **more)
+
+
+def exponential(rounds: int, seed: int = 0, workers: int = N) -> Any:
+    return np.random.default_rng(seed).exponential(1.0, (rounds, workers))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["uncoded", "frc:stragglers=1", "frc:load=3", "k-sync:k=4", "cyclic:stragglers=2", "agc:load=2,wait=4",
+                     "mds:stragglers=2", "comm-efficient:stragglers=1"]),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_seconds_of_rounds_are_those_of_the_strategy_itself(spec: str, seed: int) -> None:
+    times = exponential(12, seed) + 0.01
+    strategy = anyk.strategy(spec, workers=N)
+    found = strategy.durations(times)
+    assert found is not None
+    assert found == pytest.approx(simulate(strategy, times, jobs=12)[0], abs=1e-9)
+
+
+def test_the_pace_is_that_of_the_closed_forms() -> None:
+    """Exponential times, slope 0: H_n for all, H_n - H_{n-k} for k, and groups of 2: the largest of 3 least of 2."""
+    fleet = Fleet(exponential(40_000), np.zeros((40_000, N), bool), 1 / N, 0.0)
+    harmonic = np.cumsum(1 / np.arange(1, N + 1))
+    for spec, mean in (
+        ("uncoded", harmonic[5]),
+        ("k-sync:k=4", harmonic[5] - harmonic[1]),
+        ("frc:load=2", harmonic[2] / 2),
+    ):
+        assert fleet.alone(spec) == pytest.approx(mean, rel=0.02)
+
+
+def test_load_costs_what_the_slope_says() -> None:
+    times = exponential(30) + 1.0
+    lean, loaded = Record(times, load=1 / N), Record(times + 3.0 * (1 / 2 - 1 / N), load=1 / 2)
+    found = anyk.plan(lean, other=loaded, resamples=50, max_load=1 / 3)
+    assert found.assumptions == () and all(one.load <= 1 / 3 for one in found.candidates)
+    shown = {one.spec: one.seconds_per_step.median - 0.0 for one in found.candidates}
+    code = anyk.code("frc:stragglers=1", workers=N)
+    expected = code.finish_times(times + 3.0 * (code.load / N - 1 / N)).mean()
+    one = next(choice for choice in found.candidates if choice.spec == "frc:stragglers=1")
+    assert shown["frc:stragglers=1"] == pytest.approx(expected * np.exp(one.optimism), rel=1e-9)
+    with pytest.raises(BadInput, match="two records that say their loads"):
+        anyk.plan(Record(times), other=loaded)
+
+
+def test_intervals_cover_the_means_of_future_runs() -> None:
+    """Of 300 records of 100 rounds, correlated by 0.6, the 90 % interval holds the next run's mean in 80 % or more (less 3 %)."""
+    random = np.random.default_rng(1)
+    held = 0
+    for _ in range(300):
+        noise = random.normal(size=200) * 0.2
+        for t in range(1, 200):
+            noise[t] += 0.6 * noise[t - 1]
+        series = np.exp(noise)
+        past, future = series[:100], series[100:]
+        block = max(int(np.ceil(block_length(past))), 5)
+        drawn = resampled(100, 100, block, 200, random)
+        one, other = drawn.spread(past[None])
+        low, high = drawn.widened((one - np.log(past.mean()) + other)[:, 0])
+        held += low <= np.log(future.mean() / past.mean()) <= high
+    assert 0.77 <= held / 300 <= 0.97
+
+
+def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
+    wandering = np.ones((60, N))
+    wandering[np.arange(60), np.arange(60) % N] = 10.0
+    found = anyk.plan(record(wandering), slope=0.0, resamples=100)
+    assert (found.verdict, found.best.spec, found.evidence) == ("change", "frc:stragglers=1", "enough")
+    assert found.best.gain.median == pytest.approx(0.9) and found.fleet["named"] == []
+    clean = 1.0 + 0.01 * np.random.default_rng(0).random((60, N))
+    nothing = anyk.plan(record(clean), resamples=100)
+    assert (nothing.verdict, nothing.best.spec) == ("nothing", "uncoded")
+    assert "all of a task's 1" in nothing.assumptions[0] and "if only half" in nothing.assumptions[1]
+    dear = anyk.plan(record(exponential(60) * 0.1 + 5.0), slope=5.0 * N, resamples=100)  # a second partition: 5 s more
+    assert dear.verdict == "nothing" and dear.best.spec == "uncoded"
+
+
+def test_thin_evidence_and_gains_that_are_not_sure() -> None:
+    few = np.ones((8, N))
+    few[3, 2] = 4.0  # one stall in eight rounds, in one half only
+    found = anyk.plan(record(few), slope=0.0, resamples=100)
+    assert (found.verdict, found.evidence) == ("nothing", "thin") and "that is not sure" in found.why
+    assert found.candidates[0].gain.median > 0.2
+    again = anyk.plan(record(few), slope=0.0, resamples=100)
+    assert again == found and anyk.plan(record(few), slope=0.0, resamples=100, seed=1) != found
+
+
+def test_what_was_cut_off_never_decides() -> None:
+    times = exponential(40) + 0.5
+    slow = times > np.sort(times, axis=1)[:, 3:4]
+    cut = np.where(slow, np.sort(times, axis=1)[:, 3:4], times)  # the last two of six are cut off at the fourth
+    found = anyk.plan(record(cut, censored=slow), today="k-sync:k=4", slope=0.0, resamples=50)
+    assert found.verdict == "nothing" and found.today.seen == 1.0
+    unknown = anyk.plan(record(cut, censored=slow), slope=0.0, resamples=50)
+    assert unknown.evidence == "none" and unknown.today.seen == 0.0 and "too many times were cut off" in unknown.why
+
+
+def test_strategies_of_users_take_part_and_others_are_not_ranked() -> None:
+    @anyk.strategies.register("mine", grid=lambda workers: ("mine:load=2", "mine:load=99"))
+    def mine(workers: int, *, load: int = 1) -> Any:
+        """As frc."""
+        return anyk.strategy(f"frc:load={load}", workers=workers)
+
+    try:
+        assert {"mine:load=2", "mine:load=99"} <= set(specs_for(N))
+        found = anyk.plan(record(exponential(40)), slope=0.0, resamples=50, everything=True)
+    finally:
+        del anyk.strategies.registry.entries["mine"]
+    assert "frc:load=2" in {one.spec for one in found.candidates} and all(one.exact for one in found.candidates)
+    assert any(one.family in ("uncoded", "k-batch-sync") and not one.exact for one in found.others)
+    assert {"pasgd", "frc"} <= {one.spec.partition(":")[0] for one in found.others} | {"frc"}  # local steps are no sums
+    front = pareto(found.candidates)
+    assert [one.load for one in front] == sorted({one.load for one in front}, reverse=True)
+    assert sum(one.probability_best for one in found.candidates) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ({"slope": -1.0}, "slope must be at least 0"),
+        ({"max_load": 0.0}, "max_load must be above 0"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"today": "frc:load=4"}, "frc:load=4 does not exist for 6 workers"),
+    ],
+)
+def test_what_cannot_be_planned(given_: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        anyk.plan(record(exponential(20)), **given_)
+    with pytest.raises(BadInput, match="5 rounds or more"):
+        anyk.plan(record(exponential(4)))
+    with pytest.raises(BadInput, match="say for how many workers"):
+        anyk.plan(anyk.delays.parse("exp:mean=1"))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    wandering = np.ones((40, N))
+    wandering[np.arange(40), np.arange(40) % N] = 10.0
+    record(wandering).save("fleet.csv")
+    words = ["plan", "fleet.csv", "--slope", "0", "--quiet"]
+    done = CliRunner().invoke(main, [*words, "--picture", "x.png", "--json", "x.json"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("change: 'frc:stragglers=1' would take 90 % less") and "> uncoded" in done.output
+    assert Path("x.png").stat().st_size > 10_000
+    report = json.loads(Path("x.json").read_text())
+    assert (report["version"], report["verdict"], report["interval"]) == (1, "change", "prediction")
+    assert report["best"]["gain"]["low"] > 0.8 and report["candidates"][0]["spec"] == "frc:stragglers=1"
+    for wrong, why in ((["fleet.csv", "--workers", "3"], "a record knows its workers"), (["nowhere.csv"], "no fleet record"),
+                       (["exp:mean=1"], "for how many workers")):  # fmt: skip
+        refused = CliRunner().invoke(main, ["plan", *wrong])
+        assert refused.exit_code == 2 and why in refused.output and refused.output.count("\n") == 1, refused.output
