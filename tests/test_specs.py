@@ -357,7 +357,12 @@ STRATEGIES = (
     ]
     + ["fedbuff", "fedbuff:tau=2,k=3,rate=0.5,stale=inverse,outer=(nesterov:momentum=0.9)", "ad-psgd:tau=2,seed=4"]
     + ["dpsgd", "dpsgd:graph=(regular:degree=2),tau=2,barrier=global", "matcha:budget=0.7,seed=2", "easgd:alpha=0.1"]
-    + ["coop", "coop:matrix=(regular:degree=2),auxiliary=2,tau=3,barrier=global"]
+    + [
+        "hierarchical",
+        "hierarchical:groups=3,tau=2,every=5",
+        "coop",
+        "coop:matrix=(regular:degree=2),auxiliary=2,tau=3,barrier=global",
+    ]
     + ["compressed", "compressed:of=(k-sync:k=2),by=(top-k:share=0.2)", "compressed:of=frc,by=half"]
     + [
         "gc:stragglers=1",

@@ -28,7 +28,7 @@ STRATEGIES = (
     "adasync:base=k-async,k=2,interval=0.05", "adasync:base=k-batch-sync,k=2,interval=0.05,rule=noise",
     "gradual:base=k-batch-async,k=2,every=5", "pasgd:tau=2", "adacomm:tau=4,interval=0.05", "fedavg:tau=2,clients=3",
     "fedbuff:tau=2,k=3", "slowmo:tau=2", "diloco:tau=2", "dpsgd:graph=ring", "dpsgd:graph=exp,tau=2",
-    "matcha:graph=ring,tau=2", "easgd:tau=2", "coop:matrix=ring,auxiliary=2", "ad-psgd:tau=2", "gc:stragglers=1", "sr-sgc:B=1,W=2,lambda=2",
+    "matcha:graph=ring,tau=2", "easgd:tau=2", "coop:matrix=ring,auxiliary=2", "hierarchical:groups=2,tau=2,every=3", "ad-psgd:tau=2", "gc:stragglers=1", "sr-sgc:B=1,W=2,lambda=2",
     "m-sgc:B=1,W=2,lambda=2", "m-sgc:B=2,W=3,lambda=2,late=keep", "compressed:of=(k-sync:k=4),by=(top-k:share=0.5)",
     "compressed:of=(async),by=qsgd", "agc:load=2", "uncoded:wait=4", "uncoded:wait=0.01s", "uncoded:wait=3mad",
     "uncoded:wait=4,cancel=discard", "uncoded:models=2", "frc:stragglers=1", "cyclic:stragglers=1", "mds:stragglers=1",

@@ -11,7 +11,7 @@ from test_local import GD, Oracle, trained
 
 import anyk
 from anyk.errors import BadInput
-from anyk.graphs import elastic, graph
+from anyk.graphs import elastic, graph, zeta
 from anyk.strategies import strategy
 
 N = 4
@@ -123,3 +123,42 @@ def test_auxiliary_weights_that_cancel_out_are_refused(tmp_path: Path) -> None:
     W = 0.25 + 0.5 * np.outer(x, x)  # worker 0 reads 1/8 of one and -1/8 of the other
     with pytest.raises(BadInput, match="the weights that worker 0 gives auxiliary models in .* add up to 0, which is"):
         strategy(f"coop:matrix={saved(tmp_path, W)},auxiliary=2", workers=2)
+
+
+# ------------------------------------------------------------------------------------------- groups, and all now and then
+
+
+def test_one_group_or_all_every_time_is_periodic_averaging() -> None:
+    known = trained("pasgd:tau=3,batch=3", steps=6)
+    for spec in ("hierarchical:groups=1,tau=3,every=5,batch=3", "hierarchical:groups=3,tau=3,every=1,batch=3"):
+        run = trained(spec, steps=6)
+        assert run.model == pytest.approx(known.model, abs=1e-13)
+        assert np.array_equal(run.history["seconds"], known.history["seconds"])
+
+
+@pytest.mark.parametrize(("workers", "groups", "every"), [(8, 4, 3), (7, 3, 5), (6, 6, 2)])
+def test_groups_average_inside_and_all_together_every_so_many_rounds(workers: int, groups: int, every: int) -> None:
+    made = graph(f"groups:groups={groups},every={every}", workers=workers)
+    inside = made.at(0)
+    assert [made.at(k).tobytes() == inside.tobytes() for k in range(2 * every)] == ([True] * (every - 1) + [False]) * 2
+    assert inside @ inside == pytest.approx(inside)  # a projection, on vectors that are equal in each group
+    assert np.linalg.matrix_rank(inside) == groups and zeta(inside) == pytest.approx(1.0)
+    assert made.at(every - 1) == pytest.approx(np.full((workers, workers), 1 / workers)) and made.zeta == 0.0
+    mean = sum(made.rounds) / every
+    assert zeta(mean) == pytest.approx((every - 1) / every)  # differences between groups are left, the others at 0
+
+
+def test_groups_go_on_without_who_is_lost_and_cannot_be_more_than_workers() -> None:
+    from anyk.clusters import Outage
+
+    outages = [Outage(2.5, 1), Outage(3.5, 4, 9.25)]
+    fleet = anyk.clusters.Simulated(6, delays=anyk.delays.Constant(1.0), outages=outages)
+    problem = anyk.problems.from_data("synthetic:rows=203,features=6")
+    run = anyk.train(problem, "hierarchical:groups=3,tau=1,every=2", fleet, steps=14, optimizer=GD)
+    assert run.steps == 14 and run.history["replies"][-1] == 5
+    with pytest.raises(BadInput, match="groups must be 1 to 6 for 6 nodes, got 7"):
+        strategy("hierarchical:groups=7", workers=6)
+    with pytest.raises(
+        BadInput, match=r"every \(rounds from one average of all to the next\) must be 1 to 1000, got 0"
+    ):
+        strategy("hierarchical:every=0", workers=6)

@@ -86,7 +86,7 @@ def test_one_worker_is_serial_sgd() -> None:
         assert trained(spec, workers=1).model == pytest.approx(serial, abs=1e-13), spec
 
 
-GRAPHS = ["ring", "torus", "complete", "star", "none", "exp", "one-peer", "regular:degree=3"]
+GRAPHS = ["ring", "torus", "complete", "star", "none", "exp", "one-peer", "regular:degree=3", "groups:groups=3,every=2"]
 
 
 @pytest.mark.parametrize("barrier", ["local", "global"])

@@ -10,7 +10,7 @@ SPECS = [
     "sync", "k-sync:k=4", "k-batch-sync:k=4", "async:lr_scale=0.1", "k-async:k=2", "k-batch-async:k=2",
     "adasync:k=2,interval=1", "adasync:base=k-sync,k=2,interval=1,rule=noise", "gradual:base=k-sync,every=4",
     "pasgd:tau=3,outer=slowmo,keep=true", "adacomm:tau=8,interval=1,probe=2", "adacomm:tau=4,interval=1",
-    "fedbuff:tau=3,k=2", "dpsgd:tau=2", "matcha:graph=ring", "easgd", "coop:matrix=ring,auxiliary=2", "ad-psgd", "gc:stragglers=1",
+    "fedbuff:tau=3,k=2", "dpsgd:tau=2", "matcha:graph=ring", "easgd", "coop:matrix=ring,auxiliary=2", "hierarchical:tau=2", "ad-psgd", "gc:stragglers=1",
     "sr-sgc:B=1,W=2,lambda=2,models=2", "m-sgc:B=1,W=2,lambda=2,models=3", "fedavg:tau=2,clients=3", "slowmo:tau=3",
     "diloco:tau=3", "compressed:of=sync,by=qsgd", "agc:load=2,wait=3", "frc:load=2,wait=3mad", "uncoded:wait=4|0.1s",
     "partial", "tree", "nested", "progress", "draco:byzantine=1", "agc:load=2,wait=3,snapshot=4",

@@ -24,6 +24,7 @@ from anyk.tables import shown
 
 Matrix = NDArray[np.float64]
 Weights = Literal["metropolis", "best"]
+_MOST_ROUNDS = 1_000  # matrices that are taken in turn
 _SAME = 1e-9  # a matrix whose rows or columns miss 1 by more does not keep the mean
 
 
@@ -222,6 +223,19 @@ def _one_peer(workers: int) -> Mixing:
     """
     rounds = tuple(0.5 * (np.eye(workers) + _shift(workers, hop)) for hop in _hops(workers))
     return Mixing("one-peer", rounds or (np.eye(workers),))
+
+
+@register("groups")
+def _groups(workers: int, *, groups: int = 2, every: int = 4) -> Mixing:
+    """Groups of consecutive nodes that average among themselves; every so many rounds all nodes do."""
+    if not 1 <= groups <= workers:
+        raise BadInput(f"groups must be 1 to {workers} for {workers} nodes, got {groups}")
+    if not 1 <= every <= _MOST_ROUNDS:
+        raise BadInput(f"every (rounds from one average of all to the next) must be 1 to {_MOST_ROUNDS}, got {every}")
+    inside = np.zeros((workers, workers))
+    for members in np.array_split(np.arange(workers), groups):
+        inside[np.ix_(members, members)] = 1.0 / len(members)
+    return Mixing("groups", (inside,) * (every - 1) + (np.full((workers, workers), 1.0 / workers),))
 
 
 @register("file")

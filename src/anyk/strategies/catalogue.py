@@ -14,7 +14,7 @@ from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.adapting import AdaptingSteps
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.cooperative import CooperativeSGD
-from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, MatchaSGD
+from anyk.strategies.gossip import Barrier, DecentralisedSGD, ElasticSGD, MatchaSGD
 from anyk.strategies.growth import AdaSync, Gradual, Rule
 from anyk.strategies.kfamily import Base, KFamily, Kind, Stale
 from anyk.strategies.pairwise import PairwiseGossip
@@ -285,6 +285,31 @@ def _fedavg(
 ) -> Strategy:
     """FedAvg: periodic averaging weighted by samples, of some clients drawn each round (the same as pasgd)."""
     return pasgd(workers, tau=tau, clients=clients, wait=wait, batch=batch, seed=seed, weighted=True)
+
+
+@register("hierarchical")
+@typed
+def hierarchical(
+    workers: int,
+    *,
+    groups: int | None = None,
+    tau: int = 10,
+    every: int = 4,
+    batch: int = 0,
+    barrier: Barrier = "local",
+) -> DecentralisedSGD:
+    """Hierarchical averaging: groups average after ``tau`` local steps, all workers ``every`` so many times.
+
+    So that most averaging stays inside a rack or a machine. It is ``dpsgd:graph=(groups:groups=…,every=…)``; groups are
+    consecutive workers, in sizes as even as possible, about sqrt(n) of them if left out. With ``groups=1`` or
+    ``every=1`` it is ``pasgd``. (PyTorch's ``HierarchicalModelAverager``, with two levels.)
+
+    >>> hierarchical(8, groups=4, tau=2, every=8).spec
+    'dpsgd:graph=(groups:groups=4,every=8),tau=2'
+    """
+    groups = max(1, round(workers**0.5)) if groups is None else groups
+    graph = f"groups:groups={groups},every={every}"
+    return DecentralisedSGD(workers, graph=graph, tau=tau, batch=batch, barrier=barrier)
 
 
 @register("slowmo")

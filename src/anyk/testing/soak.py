@@ -99,6 +99,7 @@ STRATEGIES: tuple[tuple[str, int], ...] = (
     ("matcha:graph=ring,budget=0.5", 5),
     ("easgd", 4),
     ("easgd:alpha=0.1,tau=2", 6),
+    ("hierarchical:groups=2,tau=2,every=3", 5),
     ("coop:matrix=exp,barrier=global", 5),
     ("coop:matrix=complete,auxiliary=1,tau=2", 4),
     ("coop:matrix=ring,auxiliary=2", 5),
