@@ -90,6 +90,7 @@ def explain(
 @click.option("--all", "everything", is_flag=True,
               help="Show every strategy, also those whose steps are worth less or another thing.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the resamples.")
+@click.option("--resamples", type=int, default=400, show_default=True, help="Resamples that intervals come from.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @_unit
 @picture_option("Draw seconds a step against load, with intervals.")
@@ -97,7 +98,8 @@ def explain(
 @plugin_option
 def plan(
     source: str, today: str, slope: float | None, other: str | None, workers: int | None, steps: int | None,
-    max_load: float, everything: bool, seed: int, quiet: bool, unit: Any, picture: str | None, json_file: str | None,
+    max_load: float, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any, picture: str | None,
+    json_file: str | None,
 ) -> None:  # fmt: skip
     """Say which strategy to run on a measured fleet, what that gains, and how sure it is.
 
@@ -120,7 +122,7 @@ def plan(
     tell = None if quiet else lambda spec: click.echo(f"· {spec}", err=True)
     found = make(
         known, workers=workers, today=today, slope=slope, other=other, steps=steps, max_load=max_load,
-        everything=everything, seed=seed, unit=unit, tell=tell,
+        everything=everything, seed=seed, resamples=resamples, unit=unit, tell=tell,
     )  # fmt: skip
     if json_file != "-":
         console = people(json_file)

@@ -125,6 +125,8 @@ def plan(
     """
     if not 0.0 < max_load <= 1.0:
         raise BadInput(f"max_load must be above 0 and at most 1 (all of the data), got {max_load:g}")
+    if resamples < 20:
+        raise BadInput(f"resamples must be at least 20, got {resamples}")
     record = _drawn(source, workers, seed) if isinstance(source, DelayModel) else read(source, unit=unit)
     whole = record.known.all(axis=1)
     times = record.table
@@ -350,8 +352,7 @@ class Judgement:
         least = choices[order[0]].seconds_per_step.median
         ties = [i for i in order if choices[i].seconds_per_step.median <= (1.0 + _TIE) * least]
         winner = min(ties, key=lambda i: (choices[i].load, choices[i].seconds_per_step.median))
-        order = [winner, *(i for i in order if i != winner)]
-        self.today = choices[at]
+        self.today, self._first = choices[at], choices[winner]
         self.candidates = tuple(choices[i] for i in order)
         rest = [i for i in choices if i not in competing]
         self.others = tuple(choices[i] for i in sorted(rest, key=lambda i: choices[i].seconds_per_step.median))
@@ -368,8 +369,8 @@ class Judgement:
 
     @property
     def best(self) -> Choice:
-        """The soonest, or today's strategy where nothing is better."""
-        return self.candidates[0] if self.verdict()[0] == "change" else self.today
+        """The soonest (within 1 %, that of the least load), or today's strategy where nothing is better."""
+        return self._first if self.verdict()[0] == "change" else self.today
 
     def verdict(self) -> tuple[str, str, str]:
         """Change or nothing, why, and how good the evidence is."""
@@ -382,7 +383,7 @@ class Judgement:
                 f"no strategy makes steps that are worth as much as those of '{self._today}'",
                 evidence,
             )
-        first = self.candidates[0]
+        first = self._first
         if first.spec == self._today:
             return "nothing", f"'{self._today}' is the soonest of {len(self.candidates)} strategies", evidence
         sure = first.gain.low >= _GAIN
