@@ -59,6 +59,20 @@ def test_the_pace_of_a_strategy_is_what_the_simulator_finds(spec: str, law: str)
     )
 
 
+@pytest.mark.parametrize("spec", ["gc:stragglers=1", "sr-sgc:B=1,W=2,lambda=2", "m-sgc:B=1,W=2,lambda=2", "dpsgd"])
+def test_staleness_is_claimed_only_where_it_is_known(spec: str) -> None:
+    """Sequential codes never use a gradient of an older version; of gossip nothing is claimed."""
+    strategy = anyk.strategy(spec, workers=4)
+    staleness = pace(strategy, parse("exp:mean=1")).staleness
+    if spec == "dpsgd":
+        assert staleness is None
+        return
+    with session(Driver(strategy, anyk.clusters.Simulated(4, delays="exp:mean=1", seed=1), steps=40)) as driver:
+        driver.run()
+    counts = driver.ledger.counts
+    assert staleness == 0.0 == counts.late_counted < counts.counted
+
+
 def test_what_has_no_closed_form_says_so() -> None:
     assert pace(anyk.strategy("adasync", workers=8), parse("exp:mean=1")).why == "k changes with the loss"
     assert pace(anyk.strategy("k-async:k=3", workers=8), parse("pareto:minimum=1,alpha=3")).seconds is None

@@ -83,7 +83,7 @@ class FileCode(MatrixCode):
         held = np.bincount(matrix.indices, minlength=partitions)
         if not held.size or not held.all():
             nobody = int(held.argmin()) if held.size else 0
-            raise BadInput(f"{where} gives nobody partition {nobody}; every column needs a value that is not 0")
+            raise BadInput(f"{where} gives partition {nobody} to nobody; every column needs a value other than 0")
         return matrix
 
 

@@ -99,7 +99,7 @@ def explain(
     record = read(source, unit=unit)
     times = record.seconds
     if min(times.shape) < 2:
-        raise BadInput(f"to explain a fleet takes at least 2 workers in 2 rounds, got {record.summary}")
+        raise BadInput(f"explaining a fleet needs at least 2 workers and 2 rounds, got {record.summary}")
     generator = keyed.generator(seed, "explain")
     medians = of.lower_median(times)
     total, level = float(np.nanmax(times, axis=1).sum()), float(medians.sum())
@@ -182,7 +182,7 @@ def _taken(today: str | Strategy, record: Record, times: Floats) -> tuple[str, f
         raise BadInput(f"'{found.spec}' is for {found.layout.workers} workers; the record has {len(record.workers)}")
     whole = times[np.isfinite(times).all(axis=1)]
     if not len(whole):
-        raise BadInput(f"to simulate '{found.spec}' takes rounds in which every worker was measured; there is none")
+        raise BadInput(f"simulating '{found.spec}' needs rounds in which every worker was measured; there is none")
     jobs = len(whole) - (found.for_jobs(len(whole)).rounds_for(len(whole)) - len(whole))
     if jobs < 1:
         raise BadInput(f"the record has too few rounds without gaps for '{found.spec}', {len(whole)}")

@@ -22,7 +22,9 @@ def check_snapshot(every: int, code: Code, rule: Wait) -> None:
             "uncoded"
         )
     if rule == Decodable():
-        raise BadInput("snapshot corrects steps taken early, and these are all exact; add wait=…, or leave it out")
+        raise BadInput(
+            "snapshot corrects steps taken early, and these are all exact; add wait=…, or leave snapshot out"
+        )
 
 
 def at_snapshot(s: RoundState, every: int) -> bool:

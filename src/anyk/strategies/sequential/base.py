@@ -20,12 +20,14 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    DelayLaw,
     Dispatch,
     Event,
     Failed,
     Fleet,
     Joined,
     Lost,
+    Pace,
     Reply,
     SetAlarm,
     Stop,
@@ -169,6 +171,11 @@ class SequentialRounds(Strategy):
     def waited(self, state: Any) -> tuple[Sequence[float], int]:
         """See :class:`~anyk.protocol.Strategy`."""
         return state.durations, state.waits
+
+    def pace(self, delays: DelayLaw) -> Pace:
+        """See :class:`~anyk.protocol.Strategy`; a job begins when the step before it on its model has been taken."""
+        del delays
+        return Pace(None, 0.0, "no closed form; simulate")
 
     def check_further(self, state: Any, steps: int, begun: int = 0) -> None:
         """Raise where a state, saved in a run planned for so many steps, has begun rounds without further jobs."""
