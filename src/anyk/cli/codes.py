@@ -181,7 +181,9 @@ def compare(
               help="Knowledge of whoever chooses the stragglers; may be repeated.")  # fmt: skip
 @click.option("--decoder", default="own", show_default=True, metavar="NAME",
               help="own, least-squares, one-step or algorithmic.")  # fmt: skip
-@click.option("--sets", type=int, default=101, show_default=True, help="Random orders for one who knows nothing.")
+@click.option(
+    "--sets", type=int, default=101, show_default=True, help="Random orders for an adversary who knows nothing."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random orders.")
 @json_option
 @plugin_option
@@ -191,9 +193,9 @@ def threshold(
 ) -> None:  # fmt: skip
     """Find the least number of stragglers that pushes the error of a code to a limit.
 
-    They are chosen by someone who knows the code (its matrix), only its overlaps (how many partitions any two workers
-    share: its shape, whatever workers and partitions are called), or nothing (the median over random orders). A number
-    with ≤ is an upper bound, found by a greedy search; one without is exact.
+    The stragglers are chosen by an adversary who knows the code (its matrix), only its overlaps (the number of
+    partitions that any two workers share), or nothing (the median over random orders). A number with ≤ is an upper
+    bound, found by a greedy search; one without is exact.
     """
     from anyk.codes import code as build
     from anyk.planning import adversarial_threshold

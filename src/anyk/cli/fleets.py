@@ -48,7 +48,7 @@ def record(sources: tuple[str, ...], out: str, unit: Any, max_gb: float | None) 
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffles that test the findings.")
 @_unit
 @_max_gb
-@picture_option("Draw the times over their rounds' medians, and what each worker costs.")
+@picture_option("Draw the times relative to their rounds' medians, and the cost of each worker.")
 @json_option
 @plugin_option
 def explain(
@@ -58,7 +58,7 @@ def explain(
     """Find the slow workers of a measured fleet, the time that they cost, and the kind of their slowness.
 
     A SOURCE is whatever `anyk record` takes, or a record that it made. Costs are Shapley shares: they add up to the
-    time that is waited beyond each round's median. A worker is named only if it costs more than chance would have it.
+    time that is waited beyond each round's median. A worker is named only if it costs more than chance explains.
     """
     from anyk.planning import explain as explained
     from anyk.recording import read_all

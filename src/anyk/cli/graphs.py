@@ -77,6 +77,6 @@ def compression(json_file: str | None) -> None:
     from anyk.compression import registry
 
     list_entries(registry, json_file, also=(
-        "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); which strategies each composes with:\n"
+        "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
         "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own"
     ))  # fmt: skip

@@ -81,7 +81,7 @@ class ProgressCode(Code):
 @typed
 @dataclass(frozen=True)
 class NestedCode(ProgressCode):
-    """Nested code: one placement holds a code for each tolerance, and the step decides which it was.
+    """Nested code: one placement serves a code for each tolerance; the progress in a step decides between them.
 
     Worker i computes its partitions in an order whose beginnings are the rows of exact codes of growing tolerance.
     It reports progress (a number, no vector); as soon as for some level enough workers have come that far, those are

@@ -154,7 +154,7 @@ class QSGD(Compressor):
 
 @dataclass(frozen=True)
 class Half(Compressor):
-    """Half precision (16 bits a number), scaled by the largest; off by at most 2^-11 of each number, hardly biased."""
+    """Half precision (16 bits a number), scaled by the largest; off by at most 2^-11 of each; nearly unbiased."""
 
     name: ClassVar[str] = "half"
     promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "unbiased"

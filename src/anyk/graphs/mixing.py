@@ -196,13 +196,13 @@ def _star(workers: int, *, weights: Weights = "metropolis") -> Mixing:
 
 @register("none")
 def _none(workers: int) -> Mixing:
-    """Nobody with anybody: independent runs."""
+    """No edges: independent runs."""
     return Mixing("none", (np.eye(workers),))
 
 
 @register("regular")
 def _regular(workers: int, *, degree: int = 4, seed: int = 0, weights: Weights = "metropolis") -> Mixing:
-    """A random graph in which every node has as many neighbours."""
+    """A random graph in which every node has the same number of neighbours."""
     pairs = edges_of_regular(workers, degree, seed=seed).tolist()
     return _of_edges("regular", [(i, j) for i, j in pairs], workers, weights)
 
