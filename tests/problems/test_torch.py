@@ -344,6 +344,29 @@ class Two(nn.Module):
         return self.layer(torch.cat([x, one], dim=1))[:, 0]
 
 
+def test_samples_are_spread_by_their_labels_and_gradients_add_up_to_the_same():
+    X, y = torch.randn(40, 3, dtype=torch.float64), torch.arange(40) % 2
+    module = nn.Linear(3, 2).double()
+    split = {"split": "dirichlet:alpha=1e-6,seed=1"}
+    plain, uneven = (TorchProblem(module, nn.CrossEntropyLoss(), (X, y), **keys) for keys in ({}, split))
+    a, b = plain.split(4), uneven.split(4)
+    a.load(range(4))
+    b.load(range(4))
+    w = plain.initial()
+    sums = [sum(parts.partial_gradient(j, w).copy() for j in range(4)) for parts in (a, b)]
+    assert np.allclose(*sums, rtol=1e-12) and a.sizes == b.sizes == (10,) * 4
+    assert plain.digest() != uneven.digest()
+    for j in range(4):  # ten of one label, in the order they had
+        rows, label = b._samples.arrays[0][10 * j : 10 * j + 10], b._samples.arrays[1][10 * j]
+        places = [int((X.numpy() == row).all(axis=1).argmax()) for row in rows]
+        assert places == sorted(places) and set(y.numpy()[places]) == {label}
+    for data in ((X, X[:, :2]), Listed(list(zip(X, y, strict=True)))):
+        with pytest.raises(
+            BadInput, match="needs labels, and the targets are not an array of one whole number for each"
+        ):
+            TorchProblem(module, nn.MSELoss(), data, **split)
+
+
 def test_a_data_set_is_read_item_by_item():
     torch.manual_seed(0)
     problem = TorchProblem(Two(), mse_loss, Drawn(), held_out=Drawn(), microbatch=3)

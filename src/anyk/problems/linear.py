@@ -237,7 +237,7 @@ class LinearProblem:
 
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`."""
-        uneven = () if self.uneven is None else (np.array(self.uneven.spec),)
+        uneven = () if self.uneven is None else self.uneven.told
         return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven)
 
     def smoothness(self) -> float:

@@ -46,6 +46,11 @@ class Dirichlet:
         """The short form."""
         return show("dirichlet", {"alpha": self.alpha, "seed": self.seed}, {"seed": 0})
 
+    @property
+    def told(self) -> tuple[NDArray[Any], ...]:
+        """What it adds to the digest of a problem's data."""
+        return (np.array(self.spec),)
+
     def order(self, labels: NDArray[Any], ends: NDArray[np.int64]) -> Index:
         """All rows in the order of their partitions: those from ``ends[j]`` on are partition j's; shape (rows,).
 

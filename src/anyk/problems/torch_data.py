@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,9 +56,23 @@ class Arrays:
         del key
         return tuple(tensor_over(array[rows]).to(device) for array in self.arrays)
 
+    @property
+    def labels(self) -> NDArray[Any] | None:
+        """The targets where they are one whole number each, shape (samples,), else None."""
+        targets = self.arrays[-1]
+        return targets if targets.dtype.kind in "biu" and targets.ndim == 1 else None
+
+    def arranged(self, order: Index) -> Arrays:
+        """The same samples in another order."""
+        made = copy(self)
+        made.arrays = [array[order] for array in self.arrays]
+        return made
+
 
 class Items:
     """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
+
+    labels: None = None  # reading them would read everything
 
     def __init__(self, data: Any) -> None:
         self.data = data

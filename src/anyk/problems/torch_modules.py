@@ -19,6 +19,7 @@ from anyk.checks import check
 from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Vector, cut, problem_text
 from anyk.problems.digest import digest_of
+from anyk.problems.splits import Dirichlet, checked
 from anyk.problems.sums import check_loss, check_parts, has_entries, telling
 from anyk.problems.torch_data import Arrays, Items, samples_of
 from anyk.problems.torch_partitions import (
@@ -73,6 +74,8 @@ class TorchProblem:
     - ``microbatch``: samples computed at once at most, where a partition does not fit into memory.
     - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
+    - ``split``: how samples are spread over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec),
+      if not as they come; for arrays whose targets are one whole number each.
 
     Workers compute in training mode from the module's initial buffers, and drop what the forward pass does to them:
     batch norm normalises with the batch at hand. For evaluation running statistics are computed anew over the
@@ -108,6 +111,7 @@ class TorchProblem:
         microbatch: int | None = None,
         metrics: Mapping[str, Metric] | None = None,
         better: Literal["higher", "lower"] | None = None,
+        split: Dirichlet | str | None = None,
     ) -> None:
         _check_options(device, precision, l2, microbatch)
         mean = _is_mean(loss, reduction)
@@ -125,6 +129,8 @@ class TorchProblem:
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = float(l2)
         self._data = samples_of(dataset, "the data set", self.dtype)
+        unlabelled = "the targets are not an array of one whole number for each sample"
+        self.uneven = checked(split, None if self._data.labels is not None else unlabelled)
         self._held_out = None if held_out is None else samples_of(held_out, "held_out", self.dtype)
         self._microbatch = microbatch
         self.samples = len(self._data)
@@ -230,7 +236,10 @@ class TorchProblem:
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer samples than partitions."""
-        return TorchPartitions(self._network, self._data, cut(self.samples, partitions, shares), self._microbatch)
+        ends, data = cut(self.samples, partitions, shares), self._data
+        if self.uneven is not None and isinstance(data, Arrays) and data.labels is not None:
+            data = data.arranged(self.uneven.order(data.labels, ends))
+        return TorchPartitions(self._network, data, ends, self._microbatch)
 
     def initial(self) -> Vector:
         """The parameters that the module was given with, as one vector."""
@@ -268,7 +277,8 @@ class TorchProblem:
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`; of a data set that is read item by item the arrays it holds."""
         both = (self._data, self._held_out)
-        return digest_of(*(data.arrays if isinstance(data, Arrays) else getattr(data, "data", None) for data in both))
+        parts = [data.arrays if isinstance(data, Arrays) else getattr(data, "data", None) for data in both]
+        return digest_of(*parts, *(() if self.uneven is None else self.uneven.told))
 
     def recipe(self) -> dict[str, Any] | None:
         """None: it is made in Python."""
