@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from anyk.reports.plots import COLOURS, new_figure, save
 
 _POINTS = 300  # at which curves of several seeds are compared
 _STYLES = ("-", "--", "-.", ":")
+_WIDTH = 62  # characters of a title above one panel
 
 
 class Panel(Protocol):
@@ -76,14 +78,14 @@ class Curves:
 
 @dataclass(frozen=True)
 class Bars:
-    """A number of each case as a bar, with the range of the seeds and, where given, the paper's number as a mark."""
+    """A number of each case as a bar with the range of the seeds, and another one, ``mark``, as a line across it."""
 
     number: str
     y: str
     title: str = ""
     log: str = ""
     label: Callable[[Case], str] = _name
-    paper: str | None = None  # the key of a case that has it
+    mark: str | None = None
     of: Mapping[str, Any] = field(default_factory=dict)
 
     def draw(self, axes: Any, table: Table) -> None:
@@ -98,9 +100,9 @@ class Bars:
             axes.bar(i, mean, color=COLOURS[i % len(COLOURS)], yerr=error, capsize=3, width=0.7)
             axes.annotate(f"{mean:.3g}", (i, high), ha="center", va="bottom", fontsize=8, xytext=(0, 2),
                           textcoords="offset points")  # fmt: skip
-            if self.paper is not None and row.case.get(self.paper) is not None:
-                axes.plot([i - 0.4, i + 0.4], [row.case[self.paper]] * 2, color="black", lw=1.6,
-                          label="paper" if not i else None)  # fmt: skip
+            if self.mark is not None:
+                axes.plot([i - 0.4, i + 0.4], [row.mean(self.mark)] * 2, color="black", lw=1.6,
+                          label=None if i else self.mark)  # fmt: skip
         axes.set_xticks(range(len(rows)), [self.label(row.case) for row in rows], rotation=30, ha="right", fontsize=8)
         axes.margins(y=0.12)
         _finish(axes, "", self.y, self.title, self.log, grid="y")
@@ -137,7 +139,7 @@ class Lines:
                 which = i if len(groups) > 1 else j
                 label = ", ".join(part for part in ("" if group is None else str(group),
                                                     number if len(self.numbers) > 1 else "") if part)  # fmt: skip
-                colour, style = COLOURS[which % len(COLOURS)], _STYLES[j % len(_STYLES)]
+                colour, style = COLOURS[which % len(COLOURS)], _STYLES[(j + which // len(COLOURS)) % len(_STYLES)]
                 axes.plot(x, y, style, color=colour, marker="o", ms=3.5, lw=1.5, label=label or None)
                 if (spread[:, 1] > spread[:, 0]).any():
                     axes.fill_between(x, spread[:, 0], spread[:, 1], color=colour, alpha=0.15, lw=0)
@@ -145,21 +147,35 @@ class Lines:
             axes.axvline(at, color="0.6", lw=0.8, ls="--")
             axes.annotate(text, (at, 0.97), xycoords=("data", "axes fraction"), fontsize=8, rotation=90, va="top",
                           ha="right", color="0.4")  # fmt: skip
-        _finish(axes, self.x, self.y, self.title, self.log)
+        numbered = all(isinstance(group, (int, float)) for group in groups)
+        _finish(axes, self.x, self.y, self.title, self.log, legend=self.by if numbered else None)
 
 
-def _finish(axes: Any, x: str, y: str, title: str, log: str, *, grid: str = "both") -> None:
+def _finish(axes: Any, x: str, y: str, title: str, log: str, *, grid: str = "both", legend: str | None = None) -> None:
     if "x" in log:
         axes.set_xscale("log")
+        _few_ticks(axes.xaxis, *axes.get_xlim())
     if "y" in log:
         axes.set_yscale("log")
+        _few_ticks(axes.yaxis, *axes.get_ylim())
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.25, axis=grid)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, title=legend, title_fontsize=8)
+
+
+def _few_ticks(axis: Any, low: float, high: float) -> None:
+    """On a logarithmic axis of less than two decades: 1, 2 and 5 times powers of ten, as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    if not 0 < low < high < 100 * low:
+        return
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def draw(title: str, panels: Sequence[Panel], table: Table, file: Path) -> None:
@@ -168,5 +184,5 @@ def draw(title: str, panels: Sequence[Panel], table: Table, file: Path) -> None:
     figure, axes = new_figure((5.6 * columns, 4.2), "the picture of a reproduction", columns=columns)
     for panel, ax in zip(panels, np.atleast_1d(axes), strict=True):
         panel.draw(ax, table)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    figure.suptitle(textwrap.fill(title, _WIDTH * columns), x=0.01, ha="left", fontsize=11)
     save(figure, file)

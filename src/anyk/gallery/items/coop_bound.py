@@ -5,7 +5,7 @@ import numpy as np
 from anyk.gallery.item import Criterion, Item, Order
 from anyk.gallery.items.coop_easgd import elastic
 from anyk.gallery.lab import Found, Lab
-from anyk.gallery.pictures import Lines
+from anyk.gallery.pictures import Bars
 from anyk.gallery.table import Case, Floats, Table
 from anyk.graphs import graph
 from anyk.planning import cooperative_bound
@@ -42,7 +42,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
 
 
 def table(lab: Lab) -> Table:
-    return lab.measure(measure, [{"scheme": name, "place": i} for i, name in enumerate(SCHEMES)])
+    return lab.measure(measure, [{"scheme": name} for name in SCHEMES])
 
 
 def _golden(t: Table) -> tuple[bool, str]:
@@ -77,7 +77,7 @@ ITEM = Item(
             lambda t: [t.mean("bound", scheme=name) for name in ("PASGD, tau = 10", "ring", "synchronous")],
         ),
     ),
-    panels=(Lines("place", ("measured", "bound"), "synchronous, tau = 10, ring, elastic", "mean squared gradient"),),
+    panels=(Bars("measured", "mean squared gradient", mark="bound"),),
     columns=("scheme", "zeta", "measured", "bound"),
     differs="measured on a quadratic in one dimension with the constants of the bound",
 )
