@@ -44,12 +44,12 @@ def test_counts_are_those_of_the_receipts_and_of_the_steps(spec: str) -> None:
 def test_exponential_workers_make_the_staleness_of_async_geometric() -> None:
     """Each next reply is as likely to be anyone's: (1/n) (1 - 1/n)^s with mean n - 1; the mean is
     that of any delays, as all gaps of a worker add up to the run; equal delays give n - 1 always."""
-    n, steps = 6, 2500
+    n, steps = 6, 1500
     counts = trained("async:lr_scale=0.01", n, steps).staleness()
-    assert abs(mean_staleness(counts) - (n - 1)) < 0.15  # the ends of the gaps of n workers, over the steps
+    assert abs(mean_staleness(counts) - (n - 1)) < 0.2  # the ends of the gaps of n workers, over the steps
     beyond = np.array([sum(count for stale, count in counts.items() if stale >= s) for s in range(15)]) / steps
     law = (1 - 1 / n) ** np.arange(15)
-    assert np.abs(beyond - law).max() < 0.04  # 4 standard errors
+    assert np.abs(beyond - law).max() < 0.05  # 4 standard errors
     even = trained("async:lr_scale=0.01", n, 300, delays="constant:1").staleness()
     assert even[n - 1] == 300 - (n - 1) and max(even) == n - 1
 
