@@ -70,7 +70,12 @@ def test_thresholds_from_the_command_line() -> None:
     assert rows["frc:load=3"][:3] == ["3", "≤", "3"] and rows["frc:load=6"][:2] == ["none", "do"]
     assert "median over 11 random orders" in shown.output and "greedy search; fewer may do" in shown.output
     (one,) = json.loads(run("frc:load=3", "--workers", "6", "--error", "0.5", "--knows", "code", "--json", "-").stdout)
-    assert (one["stragglers"], one["found"], one["lost"], round(one["error_reached"], 9)) == (3, "exact", [0, 1, 2], 0.5)
+    assert (one["stragglers"], one["found"], one["lost"], round(one["error_reached"], 9)) == (
+        3,
+        "exact",
+        [0, 1, 2],
+        0.5,
+    )
     for words, sentence in (
         (("--error", "2"), "above 0 and at most 1, got 2"),
         (("--sets", "0"), "sets must be at least 1"),

@@ -66,7 +66,9 @@ class DelayModel(ABC):
     def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
         """Delays ``start`` to ``start + count - 1`` of a worker, in seconds, shape (count,).
 
-        >>> Exponential(mean=0.5).draws(1, 0, 3, 2).tolist() == Exponential(mean=0.5).draws(1, 0, 0, 5)[3:].tolist()
+        >>> import anyk
+        >>> law = anyk.delays.Exponential(mean=0.5)
+        >>> law.draws(1, 0, 3, 2).tolist() == law.draws(1, 0, 0, 5)[3:].tolist()
         True
         """
         draws = keyed.uniforms(seed, "delay", worker, start=start, count=count)
@@ -100,7 +102,8 @@ class DelayModel(ABC):
     def expected(self, worker: int = 0) -> float | None:
         """Mean delay of a worker in seconds: inf where it does not exist, None where it is not known.
 
-        >>> Pareto(minimum=1.0, alpha=3.0).expected(), Pareto(minimum=1.0, alpha=1.0).expected()
+        >>> import anyk
+        >>> anyk.delays.Pareto(minimum=1.0, alpha=3.0).expected(), anyk.delays.Pareto(minimum=1.0, alpha=1.0).expected()
         (1.5, inf)
         """
         del worker
@@ -112,7 +115,8 @@ class DelayModel(ABC):
         Here of independent delays, by integrating the chance that fewer than k are over; None where the distribution
         is not known.
 
-        >>> round(Heterogeneous((1.0, 1.0, 1.0, 1.0)).order_statistic(2, 4) or 0, 6)  # 1/4 + 1/3
+        >>> import anyk
+        >>> round(anyk.delays.Heterogeneous((1.0, 1.0, 1.0, 1.0)).order_statistic(2, 4) or 0, 6)  # 1/4 + 1/3
         0.583333
         """
         return mean_of_kth(self, k, workers)
@@ -127,7 +131,8 @@ class DelayModel(ABC):
 
         None for a law without a distribution.
 
-        >>> round(Exponential(mean=1.0).short_of(1, 4, 0.0, 9.0) or 0, 6)  # of the first of four
+        >>> import anyk
+        >>> round(anyk.delays.Exponential(mean=1.0).short_of(1, 4, 0.0, 9.0) or 0, 6)  # of the first of four
         0.25
         """
         if self.cdf(np.zeros(1), 0) is None:
