@@ -97,6 +97,9 @@ def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
     nothing = anyk.plan(record(clean), resamples=100)
     assert (nothing.verdict, nothing.best.spec) == ("nothing", "uncoded")
     assert "all of a task's 1" in nothing.assumptions[0] and "if only half" in nothing.assumptions[1]
+    drifting = anyk.plan(record(exponential(60) * 0.1 + np.linspace(1, 2, 60)[:, None]), slope=0.0, resamples=50)
+    assert any("though it drifts" in text for text in drifting.assumptions)
+    assert not any("though it drifts" in text for text in nothing.assumptions)
     dear = anyk.plan(record(exponential(60) * 0.1 + 5.0), slope=5.0 * N, resamples=100)  # a second partition: 5 s more
     assert dear.verdict == "nothing" and dear.best.spec == "uncoded"
 

@@ -30,6 +30,7 @@ Floats = NDArray[np.float64]
 _LEAST = 1e-6  # seconds that a task takes at least
 _GAIN = 0.03  # below it nothing is worth changing
 _TIE = 0.01
+_DRIFT = 1.1
 _SEEN = 0.95  # share of a candidate's steps that measured times must decide
 _FAR = 1e3  # times as long: what is known to be cut off might take
 _FEW, _INDEPENDENT = 30, 10.0  # rounds, and blocks, below which the evidence is thin
@@ -146,6 +147,9 @@ def plan(
         assumptions.append(f"{int((~whole).sum())} rounds in which a worker is missing left out")
     fleet = Fleet(times, np.asarray(record.censored)[whole], load, slope)
     found = explain(record, today=today, seed=seed)
+    if found.drifts and not 1 / _DRIFT < found.drift < _DRIFT:
+        change = f"the last quarter of its rounds takes {found.drift:.2g} times as long as the first"
+        assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
     asked = Asked(today, max_load, horizon, resamples, found.mean_burst, seed, everything, tell)
     judged = Judgement(fleet, asked)
     verdict, why, evidence = judged.verdict()
