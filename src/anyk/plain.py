@@ -17,7 +17,7 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def derived(default: Any = None) -> Any:
-    """A field that is worked out from the others: neither saved nor compared."""
+    """A field that is computed from the others: neither saved nor compared."""
     return field(default=default, init=False, repr=False, compare=False, metadata={"derived": True})
 
 

@@ -1,4 +1,4 @@
-"""Specs: ``name:key=value,key=value``, the short form in which everything can be asked for.
+"""Specs: ``name:key=value,key=value``, the short form by which codes, strategies, laws and the like are named.
 
 One grammar and one kind of registry serve codes, strategies, delay models, optimisers, schedules, clusters and data,
 on the command line, in a config file, in help and in error messages. A registry maps a name to a constructor; the

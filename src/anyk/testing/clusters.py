@@ -1,4 +1,4 @@
-"""What every cluster must hold; together these checks are the definition of a cluster."""
+"""Requirements of every cluster; together these checks are the definition of a cluster."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def check_equal_bits(make: MakeCluster) -> None:
 
 
 def check_the_newest_task_wins(make: MakeCluster) -> None:
-    """Whoever is given another task before it has ended one leaves that one; what it was cut off from is not used."""
+    """A worker that gets another task before it has ended one abandons that one, whose message is not used."""
 
     def begin(toy: Toy) -> Sequence[Command]:
         commands: list[Command] = []
@@ -388,7 +388,7 @@ def check_bad_replies(make: MakeCluster) -> None:
 
 
 def check_same_models(make: MakeCluster) -> None:
-    """Strategies whose steps do not hang on who is first lead to the models of the simulator."""
+    """Strategies whose steps do not depend on the order of arrival lead to the models of the simulator."""
     for spec in _STEADY:
         expected = _run(build(spec, workers=_N), Simulated(_N), 4).models
         got = _run(build(spec, workers=_N), make(_N, None), 4).models
@@ -446,7 +446,7 @@ CHECKS = (
 
 
 def check_bounds(driver: Driver) -> dict[str, int]:
-    """What a run keeps is bounded, however long it is and whoever is not heard of; called after a step.
+    """A run keeps a bounded number of messages and versions, however long it is, also with silent workers.
 
     A model has at most as many versions as there are workers, each on its own, the newest, one that is being written
     and those that are yet to be evaluated. A cluster keeps no message but those that may still be used or read. Of the

@@ -1,4 +1,4 @@
-"""What every gradient code must hold."""
+"""Requirements of every gradient code."""
 
 from __future__ import annotations
 

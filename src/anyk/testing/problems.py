@@ -1,4 +1,4 @@
-"""What every problem must hold, and a small one whose gradients are easy to check."""
+"""Requirements of every problem, and a small one whose gradients are easy to check."""
 
 from __future__ import annotations
 

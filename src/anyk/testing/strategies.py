@@ -1,4 +1,4 @@
-"""What every strategy must hold, under random delays, losses and returns, and under hostile schedules."""
+"""Requirements of every strategy, under random delays, losses and returns, and under hostile schedules."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _EVENTS = 8  # of a hostile schedule, for each step asked for
 def check_strategy(strategy: Strategy, *, steps: int = 20, outages: int = 3, seed: int = 0) -> None:
     """Check a strategy on the random schedules of a seed.
 
-    Told whatever can happen, in any order and also late or twice (:mod:`anyk.testing.hostile`), and on the simulated
-    cluster while workers are lost and come back: it takes its steps without deadlock; no task number is used twice, and
+    It is told of events in any order, some late or twice (:mod:`anyk.testing.hostile`), and runs on the simulated
+    cluster while workers are lost and return: it takes its steps without deadlock; no task number is used twice, and
     no worker is given a task while it is busy; no message is used twice, before it came or after its cancellation;
     every chunk ends, and in one way; weights give the residual that a step claims; the same seed gives the same
     decisions; and restored from its state, through JSON, it goes on exactly as if it had not been.

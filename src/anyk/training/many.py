@@ -28,7 +28,7 @@ def train_many(
 ) -> Run:
     """Train a model for each of ``problems`` at once: round t begins a step of model t mod M.
 
-    Sequential codes (``gc``, ``sr-sgc``, ``m-sgc``) finish it within T rounds, rounds of any code within its own.
+    Sequential codes (``gc``, ``sr-sgc``, ``m-sgc``) finish it within T more rounds, rounds of any code within that one.
     ``steps``: of each model. Each has its slot (``model 0``, …), optimiser state, checkpoint and curve
     (:meth:`Run.history_of`). Otherwise as :func:`anyk.train`; the problems must agree in dimension, number type and
     samples.

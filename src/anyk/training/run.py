@@ -1,4 +1,4 @@
-"""A run, as it is read back: configuration, history, receipts, model. Everything comes from its log and checkpoint."""
+"""A finished or interrupted run: configuration, history, receipts, model, all read from its log and checkpoint."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What went into one version of a slot.
+    """The messages that made one version of a slot, and the fate of the others.
 
-    ``weights``: with which weight each partition counted, shape (partitions,); ``used``: (worker, task, weight,
-    staleness) of each message; ``cut_off``: who was under way and not waited for; ``spare``: workers whose messages
-    were in but not needed; ``rest``: all others, at work on or away.
+    ``weights``: the weight with which each partition counted, shape (partitions,); ``used``: (worker, task, weight,
+    staleness) of each message; ``cut_off``: workers that were not waited for; ``spare``: workers whose messages had
+    arrived but were not needed; ``rest``: all others, still at work or absent.
     """
 
     slot: str
@@ -195,7 +195,7 @@ class Run:
 
     @property
     def begun(self) -> int:
-        """The step at which it began: 0, or where the run stood that it goes on from."""
+        """The step at which it began: 0, or the last step of the run that it continues."""
         return int(self.config.get("begin", {}).get("step", 0))
 
     @property
@@ -207,7 +207,7 @@ class Run:
 
     @property
     def standing(self) -> Beginning:
-        """Where it stands, for another run to begin there; :class:`~anyk.errors.BadInput` if that is not known."""
+        """Its models and states, for another run to begin with; :class:`~anyk.errors.BadInput` if not known."""
         if self._standing is None:
             saved = None if self.path is None else checkpoints.newest(self.path, self.log)
             if saved is None:
@@ -294,11 +294,11 @@ class Run:
 
     @property
     def metric_name(self) -> str:
-        """What the metric is called."""
+        """The name of the metric."""
         return str((self.metric or {}).get("name") or "metric")
 
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
-        """What went into a version; raises :class:`~anyk.errors.BadInput` if there is none such."""
+        """The receipt of a version; raises :class:`~anyk.errors.BadInput` if there is no such version."""
         slot = slot or self.slot
         made = rows.made(self.log, slot, version)
         if made is None:
@@ -368,7 +368,7 @@ class Run:
 
     @cached_property
     def cost(self) -> Cost:
-        """What computing and delays cost a task, on average over those that were finished."""
+        """Mean seconds of computing and of delays in a task, over those that were finished."""
         widest = max((len(work.partitions) for work in rows.works(self.log).values()), default=0)
         computing, held = rows.mean_times(self.log)
         _, values = parse(str(self.config.get("delays", "none")))
@@ -402,7 +402,7 @@ class Run:
         return setup(self.config) | {"runs": [self.result()]}
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self.log.close(write=False)
 
 

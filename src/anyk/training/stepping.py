@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Step:
     """A gradient of the objective, decoded, and the model to be changed with it, both of length d.
 
-    ``number`` counts from 0. ``scale`` is what the strategy would multiply a learning rate with (less than 1 for stale
-    gradients, say). Whatever ``model`` is when the next step is asked for, or the loop is left, is the next version.
+    ``number`` counts from 0. ``scale`` is the strategy's factor on the learning rate (less than 1 for stale gradients,
+    say). The value of ``model`` when the next step is asked for, or the loop is left, is the next version.
     """
 
     number: int
@@ -226,8 +226,8 @@ def rounds(
 
     Each :class:`Step` has the decoded gradient of the objective (regulariser included) and the model, which the loop
     changes in place or assigns. With ``into``, a PyTorch module whose trainable parameters are the problem's, the run
-    begins where the module stands, gradients are put into its parameters' ``grad`` (put, not added: ``zero_grad`` is
-    not needed, and before the step it would undo them), and what its parameters are at the end of the loop's body is
+    begins with the module's parameters, gradients are written to their ``grad`` (not added: ``zero_grad`` is not
+    needed, and before the step it would erase them), and the values of the parameters at the end of the loop's body are
     the next version: an existing script keeps its optimiser, its scheduler and its clipping. The module's buffers and
     frozen parameters are left alone; workers have those of the problem. Running statistics of batch norm are the
     exception: as after :func:`anyk.train`, they are computed anew over the training data, whenever the module

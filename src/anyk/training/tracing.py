@@ -19,7 +19,7 @@ from anyk.training.run import Run
 def measured(run: Run, *, due: bool = True) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
     """How long tasks took in a run: seconds (rounds x workers), which of them are censored, and the load.
 
-    From a task's dispatch to its last message, or, of who was cut off, to what is known of it at least. A row for
+    From a task's dispatch to its last message or, for a task that was cut off, a lower bound. A row for
     every time at which all workers were given a task and not all of them cut off, as when a run ends; the load is the
     mean share of the data of a task. ``due``: where a cluster knows when a task that was cut off would have ended, that
     counts as measured; no real fleet knows. Raises :class:`~anyk.errors.BadInput` where there is none.

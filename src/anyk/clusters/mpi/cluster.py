@@ -43,9 +43,10 @@ START = 300.0  # seconds that workers may take to load their partitions
 class Mpi(Networked[NetworkedHandle]):
     """MPI ranks, one a worker; the program is started by ``mpiexec`` with one rank more than there are workers.
 
-    On all ranks but the first, making the first of these clusters is where the program ends. Ranks that are not needed
-    stay idle. A rank that dies takes the whole program along under most MPI libraries, MPICH's ``mpiexec`` among them;
-    its run can be resumed. Where the library goes on and says so, the worker is lost and given up.
+    On all ranks but the first, the program does not continue beyond the creation of the first such cluster. Ranks that
+    are not needed stay idle. A rank that dies ends the whole program under most MPI libraries, MPICH's ``mpiexec``
+    among them; its run can be resumed. Where the library continues and reports the failure, the worker is lost and
+    given up.
 
     Raises :class:`~anyk.errors.BadInput` where mpi4py is missing or there are too few ranks.
     """

@@ -68,9 +68,9 @@ class Processes(Remote[_ProcessHandle]):
     Data, models and messages exist once, in shared memory without a name; when the driver ends, however it ends, so
     does everything else.
 
-    ``children``: a worker may have so many processes of its own at once, as a ``DataLoader`` starts them; one that has
-    more is ended with all of them, before the machine is full. A process that begins a session of its own (``setsid``),
-    as a server does, is neither counted nor ended.
+    ``children``: the most processes of its own that a worker may have at once, such as those of a ``DataLoader``; a
+    worker with more is ended with all of them. A process that begins a session of its own (``setsid``), as a server
+    does, is neither counted nor ended.
 
     Raises :class:`~anyk.errors.BadInput` where the system lacks what it takes.
 

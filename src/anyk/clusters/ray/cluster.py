@@ -97,11 +97,11 @@ class Ray(Networked[_ActorHandle]):
 
     ``address``: of a running Ray cluster (``auto``: the one this machine belongs to); without one, and where
     ``ray.init`` has not been called, a local one is started, and stopped at the end. ``cpus``, ``gpus``: what Ray
-    sets aside for each worker. ``nodes``: addresses of the machines to be used, in turn; all if left out, spread.
+    reserves for each worker. ``nodes``: addresses of machines to use in turn; left out, workers are spread over all.
 
     An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies twenty times in a
     row without a message, or cannot be made five times, is given up. Raises :class:`~anyk.errors.BadInput` where Ray is
-    missing, the address does not answer or the cluster has not the resources.
+    missing, the address does not answer or the cluster lacks the resources.
     """
 
     name = "ray"
