@@ -108,8 +108,10 @@ def _times(value: float | None, at_least: bool = False) -> str:
 
 def race_notes(runs: Sequence[Run]) -> list[str]:
     """What a reader of the table should know: targets missed at a limit, jobs that differ, load that is free."""
-    lines = []
-    for group in grouped(runs):
+    groups = grouped(runs)
+    several = any(len(group) > 1 for group in groups)
+    lines = ["medians over the seeds; below them the least and the largest value"] * several
+    for group in groups:
         run, target = group[0], group[0].config.get("target")
         missed = [one for one in group if one.time_to_target is None]
         if target is None or not missed:
