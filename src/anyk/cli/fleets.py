@@ -81,17 +81,19 @@ def explain(
 @main.command()
 @click.argument("source", metavar="SOURCE")
 @click.option("--today", default="uncoded", show_default=True, metavar="SPEC", help="The strategy in use.")
-@click.option("--slope", type=float, help="Seconds that computing on all of the data takes a worker.")
+@click.option("--slope", type=float, help="Seconds that a worker takes to compute on all of the data.")
 @click.option("--other", metavar="SOURCE", help="A second record at another load, to which the slope is fitted.")
-@click.option("--workers", type=int, help="How many there are, where SOURCE is a delay law.")
+@click.option("--workers", type=int, help="Number of workers, where SOURCE is a delay law.")
 @click.option("--steps", type=int, help="Steps of the run to plan for; default: as many as the record has rounds.")
 @click.option("--max-load", type=float, default=1.0, show_default=True,
               help="Largest share of the data that a worker may compute.")  # fmt: skip
 @click.option("--all", "everything", is_flag=True,
-              help="Show every strategy, also those whose steps are worth less or another thing.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the resamples.")
-@click.option("--resamples", type=int, default=400, show_default=True, help="Resamples that intervals come from.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+              help="Show every strategy, also those whose steps are not the exact sum.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the resamples.")
+@click.option(
+    "--resamples", type=int, default=400, show_default=True, help="Number of resamples, which give the intervals."
+)
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 @_unit
 @picture_option("Draw seconds a step against load, with intervals.")
 @json_option
@@ -101,7 +103,7 @@ def plan(
     max_load: float, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any, picture: str | None,
     json_file: str | None,
 ) -> None:  # fmt: skip
-    """Say which strategy to run on a measured fleet, what that gains, and how sure it is.
+    """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
 
     SOURCE is whatever `anyk record` takes, a record that it made, or a delay law (then with --workers). Strategies
     whose steps are the exact sum compete; a change is advised only where the 90 % prediction interval of the gain does
@@ -132,9 +134,9 @@ def plan(
         say(console, *plan_lines(found), "", plan_table(shown, found.today))
         left = len(found.candidates) - len(shown)
         if left > 0:
-            say(console, f"{left} more are neither sooner nor of less load than these; --all shows them")
+            say(console, f"{left} more are neither faster nor of lower load than these; --all shows them")
         if found.others:
-            say(console, "", "steps of these are worth less or another thing; they are not ranked")
+            say(console, "", "the steps of these are not the exact sum, and may be worth less; they are not ranked")
             say(console, plan_table(found.others, found.today))
     if picture is not None:
         draw_plan(found, picture)

@@ -77,7 +77,7 @@ class Choice:
 class Plan:
     """What to run: :func:`plan` makes it. ``verdict`` is change or nothing, ``evidence`` enough, thin or none.
 
-    ``candidates`` compete, the soonest first; ``others`` make steps that are worth less or another thing, and are not
+    ``candidates`` compete, the fastest first; ``others`` make steps that are not the exact sum, and are not
     ranked. ``dropped``: (worker, gain of today's strategy without it), of the costliest.
     """
 
@@ -112,7 +112,7 @@ def plan(
     ``slope`` is given, or fitted to a second record, ``other``, at another load; else it is assumed that all of a
     task's time is computing, and the plan says what follows if half of it is. ``steps``: of the run that the promise is
     for; left out, as many as the record has rounds. ``max_load``: the largest share of the data that a worker may
-    compute. ``everything``: look also at strategies whose steps are worth less or another thing; they are not ranked.
+    compute. ``everything``: look also at strategies whose steps are not the exact sum; they are not ranked.
     ``tell`` hears of each strategy that has to be simulated.
 
     Raises :class:`~anyk.errors.BadInput` for a record without rounds in which all workers were measured, or fewer than
