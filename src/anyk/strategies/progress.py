@@ -34,7 +34,7 @@ from anyk.protocol import (
     Task,
 )
 from anyk.strategies.crew import RETRIES, Crew
-from anyk.strategies.rounds import with_keys
+from anyk.strategies.roundsettings import with_keys
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
 
 

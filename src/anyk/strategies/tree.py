@@ -31,7 +31,7 @@ from anyk.protocol import (
     Task,
 )
 from anyk.strategies.crew import Crew
-from anyk.strategies.rounds import with_keys
+from anyk.strategies.roundsettings import with_keys
 
 
 @dataclass(slots=True)
