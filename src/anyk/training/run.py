@@ -248,7 +248,7 @@ class Run:
     @property
     def model(self) -> Vector:
         """The final model (of the first slot)."""
-        return self.models[self.slot]
+        return self.models[min(slot for slot in self.models if slot not in self._auxiliary)]
 
     @cached_property
     def models(self) -> dict[str, Vector]:
