@@ -464,7 +464,7 @@ def test_a_trace_and_a_file_are_understood_aloud_and_a_run_of_them_resumes_anywh
 
 def test_ctrl_c_before_there_is_a_run_gets_one_line_and_130(tmp_path):
     problem = tmp_path / "mine.py"
-    problem.write_text("import os, signal\ndef make():\n    os.kill(os.getpid(), signal.SIGINT)\n")
+    problem.write_text("import signal\ndef make():\n    signal.raise_signal(signal.SIGINT)\n")
     result = run("train", "--problem", f"{problem}:make", "--workers", "2", "--out", str(tmp_path / "run"))
     assert result.exit_code == 130
     assert result.output == "anyk: interrupted before the run began; start it again\n"

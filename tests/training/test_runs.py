@@ -369,7 +369,7 @@ def test_an_interrupted_run_on_processes_resumes(tmp_path):
 
     def watch(driver, evaluator):
         if driver.step == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Exponential(0.02), seed=1)
     optimizer = anyk.optimizers.GD(lr=0.5)
