@@ -2,9 +2,9 @@
 
 Without options: the whole grid of published schemes on one 30-round trace of 256 workers, in seconds. --map: the best
 scheme of each kind over (seconds for the whole data / seconds of a task without load) x (mean burst length): the
-published rules, and those whose rounds end when decodable and whose groups count, with FRC. --trace: the same on that
-trace. --clock: two points of the map on 32 processes, four small networks at once, published M-SGC against gradient
-coding.
+published rules, and (with a *) those whose rounds end when decodable and whose groups count, with FRC. --rules: what
+either rule is worth to each kind, on that trace and on bimodal and Gilbert-Elliott delays. --clock: two points of the
+map on 32 processes, four small networks at once, published M-SGC against gradient coding.
 """
 
 import argparse
@@ -21,9 +21,10 @@ from anyk.strategies import GilbertElliott
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--map", action="store_true")
-parser.add_argument("--trace", action="store_true")
+parser.add_argument("--rules", action="store_true")
 parser.add_argument("--clock", action="store_true")
 parser.add_argument("--workers", type=int, nargs="*", default=[64, 256])
+parser.add_argument("--ratios", type=float, nargs="*", default=[0.1, 1.0, 5.0, 20.0, 50.0, 100.0, 200.0, 500.0])
 parser.add_argument("--jobs", type=int, default=200)
 parser.add_argument("--models", type=int, default=4)
 parser.add_argument("--share", type=float, default=0.05, help="of tasks that straggle")
@@ -31,7 +32,8 @@ parser.add_argument("--slow", type=float, default=4.0, help="how many times slow
 parser.add_argument("--seconds", type=float, default=0.3, help="of a task without load, with --clock")
 parser.add_argument("--picture")
 arguments = parser.parse_args()
-RATIOS, BURSTS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0), (1.05, 2.0, 4.0)
+RATIOS = arguments.ratios
+BURSTS = (1.05, 2.0, 4.0)
 
 
 def bursty(rounds, workers, burst, seed):
@@ -61,22 +63,37 @@ def best_of(table, slope, jobs):
 
 def shown(best):
     """The winner as published, the winner of all, and the best of each kind relative to FRC."""
-    published = min((best[name] for name in NAMES[:4]), key=lambda one: (one.seconds, one.load))
-    every = min(best.values(), key=lambda one: (one.seconds, one.load))
+    published = min((best[name] for name in NAMES[:4]), key=seconds)
+    every = min((best[name] for name in NAMES), key=seconds)
     ratios = " ".join(f"{name} {one.seconds / best['frc'].seconds:.3f}" for name, one in best.items())
     return f"published {published.spec}; of all {every.spec} ({every.seconds:.4g} s); over frc: {ratios}"
 
 
+def seconds(one):
+    return one.seconds, one.load
+
+
 NAMES = ("uncoded", "gc", "sr-sgc", "m-sgc", "frc", "gc*", "sr-sgc*", "m-sgc*")
-if arguments.trace:
+if arguments.rules:
     file = DATA / "lambda-traces" / "p_desktop_long-Canada-n30-b2048-load0.00.npz"
-    table = np.load(file)["seconds"].astype(float)
-    for slope in (1.122, 2.2013):
-        best = best_of(table, slope, 20)
-        print(f"256 workers, 20 jobs, {slope} s for the whole data")
-        for name in sorted(best, key=lambda name: best[name].seconds):
-            one = best[name]
-            print(f"  {name:<8} {one.seconds:7.2f} s  load {one.load:.4f}  {one.spec}", flush=True)
+    cases = {"trace, 256 workers": (np.load(file)["seconds"].astype(float), 1.122, 20)}
+    for name, burst in (("bimodal", 1.05), ("Gilbert-Elliott, bursts of 4", 4.0)):
+        for ratio in (1.0, 20.0, 100.0):
+            case = bursty(arguments.jobs + arguments.models - 1, 64, burst, seed=0), ratio, arguments.jobs
+            cases[f"{name}, 64 workers, ratio {ratio:g}"] = case
+    for name, (table, slope, jobs) in cases.items():
+        grid = TraceGrid(table, load=0.0, slope=slope, jobs=jobs)
+        best = {"gc, cut-off": min((grid.gradient_coding(s, end="cutoff") for s in range(grid.workers)), key=seconds)}
+        for one in grid.grid(arguments.models - 1):
+            kind = one.spec.partition(":")[0]
+            if "sgc" in kind:
+                kind += ", decodable" if "decodable" in one.spec else ", cut-off"
+                kind += ", groups" * ("inner" in one.spec)
+            best[kind] = min(one, best.get(kind, one), key=seconds)
+        print(f"{name}: {jobs} jobs of {arguments.models} models")
+        for kind in sorted(best, key=lambda kind: best[kind].seconds):
+            one = best[kind]
+            print(f"  {kind:<26} {one.seconds:8.2f} s  load {one.load:.4f}  {one.spec}", flush=True)
 elif arguments.map:
     cells = {}
     for workers in arguments.workers:

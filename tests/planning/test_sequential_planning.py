@@ -123,7 +123,9 @@ def test_the_grid_is_the_authors_and_tune_takes_the_best() -> None:
     every = list(grid.grid(3, published=True))
     assert len({one.spec for one in every}) == len(every)
     kinds = {name: [one for one in every if one.spec.partition(":")[0] == name] for name in NAMES.values()}
-    assert len(kinds["gc"]) == 16 and len(kinds["uncoded"]) == 1 and sum(map(len, kinds.values())) == len(every)
+    assert len(kinds["gc"]) == 16 and len(kinds["uncoded"]) == 1
+    assert {one.spec.partition(":")[0] for one in every} == {*kinds, "frc"}
+    assert not [one for one in every if "decodable" in one.spec or "inner" in one.spec]
     assert {one.T for one in every} == {0, 1, 2, 3}
     for published in (True, False):
         best = tune(table, models=4, load=0.0, slope=1.0, jobs=20, published=published)

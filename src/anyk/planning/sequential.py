@@ -9,7 +9,7 @@ same and only the cut-off moves.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -141,8 +141,8 @@ class TraceGrid:
             groups, load = [], (W - 1 + B) / (n * (W - 1))
         shift, total, waits = self._shift(load), 0.0, 0
         past: list[int] = []
+        model = _Model(lambda_, groups, past, B, W)
         for t in range(self._needs(spec, W - 2 + B)):
-            model = _Model(lambda_, groups, *_looked_back(past, B, W))
             seconds, late, waited = self._round(t, shift, end, model)
             total += seconds
             waits += waited
@@ -158,6 +158,7 @@ class TraceGrid:
         past: list[int] = []  # stragglers, and 0 for rounds that count for nothing
         lates: list[int] = []
         missing: list[int] = []
+        model = _Model(s, groups) if groups else _Model(lambda_, [], past, B, W)
         for t in range(self._needs(spec, B)):
             miss = missing[t - B] if t >= B else 0
             if groups:
@@ -168,9 +169,7 @@ class TraceGrid:
                 late = 0
             else:
                 if groups:
-                    model = _Model(s, groups, miss & ~again, among=again)
-                else:
-                    model = _Model(lambda_, [], *_looked_back(past, B, W))
+                    model.union, model.among = miss & ~again, again
                 seconds, late, waited = self._round(t, shift, end, model)
                 total += seconds
                 waits += waited
@@ -184,15 +183,17 @@ class TraceGrid:
     def grid(self, most_delay: int, *, published: bool = False) -> Iterator[Candidate]:
         """Every scheme whose jobs take at most ``most_delay`` further rounds, with all parameters (W up to 20).
 
-        ``published``: only as the authors have them, ``end=cutoff`` and stragglers counted by their number, without
+        ``published``: only as the authors have them, ``end=cutoff`` and stragglers counted by their number, besides
         ``frc``. Otherwise both rules, and groups that count as such, once for each number of groups.
         """
         yield self.uncoded()
         n, most = self.workers, min(most_delay, self.rounds - self.jobs)
         ends: tuple[End, ...] = ("cutoff",) if published else ("cutoff", "decodable")
-        sizes = [] if published else sorted({n // groups for groups in range(1, n // 2 + 1)})  # of the smallest group
+        sizes = sorted({n // groups for groups in range(1, n // 2 + 1)})  # of the smallest group
         for size in sizes:
             yield self.repetition(size - 1)
+        if published:
+            sizes = []
         for s in range(n):
             yield self.gradient_coding(s, end=ends[-1])
         for B in range(1, most + 1):
@@ -220,22 +221,36 @@ class _Model:
     """Who may straggle in a round: nobody in ``again``, and, with those in ``union``, no more than a code bears.
 
     ``groups`` of workers of which one each must be left (none: any ``most`` may be missing). Of those who straggle only
-    the ones ``among`` these matter to it. Sets of workers are the bits of whole numbers.
+    the ones ``among`` these matter to it. With B and W, ``again`` and ``union`` are those who straggled in the last
+    rounds of the ``past``, a list that grows. Sets of workers are the bits of whole numbers.
     """
 
-    __slots__ = ("again", "among", "groups", "most", "union")
+    __slots__ = ("_B", "_W", "_known", "_past", "again", "among", "groups", "most", "union")
 
-    def __init__(self, most: int, groups: list[int], union: int = 0, again: int = 0, among: int = -1) -> None:
-        self.most, self.groups, self.union, self.again, self.among = most, groups, union, again, among
+    def __init__(self, most: int, groups: list[int], past: Sequence[int] = (), B: int = 0, W: int = 1) -> None:
+        self.most, self.groups, self.union, self.again, self.among = most, groups, 0, 0, -1
+        self._past, self._B, self._W, self._known = past, B, W, 0
 
     def fits(self, late: int) -> bool:
         """Whether these may straggle."""
+        if len(self._past) != self._known:
+            self._look_back()
         if late & self.again:
             return False
         missing = self.union | (late & self.among)
         if missing.bit_count() <= self.most:
             return True
         return bool(self.groups) and all(group & ~missing for group in self.groups)
+
+    def _look_back(self) -> None:
+        past, B, W = self._past, self._B, self._W
+        self._known = len(past)
+        union = again = 0
+        for mask in past[-(W - 1) :]:
+            union |= mask
+        for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
+            again |= mask
+        self.union, self.again = union, again
 
 
 def _sorted(row: NDArray[np.float64]) -> tuple[list[float], list[int]]:
@@ -246,16 +261,6 @@ def _sorted(row: NDArray[np.float64]) -> tuple[list[float], list[int]]:
         mask |= 1 << worker
         slower.append(mask)
     return row[order].tolist(), slower[::-1]
-
-
-def _looked_back(past: list[int], B: int, W: int) -> tuple[int, int]:
-    """Who straggled in the last W - 1 rounds, and who in those of them that are B or more ago."""
-    union = again = 0
-    for mask in past[-(W - 1) :]:
-        union |= mask
-    for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
-        again |= mask
-    return union, again
 
 
 def _one_of_each(groups: list[int], late: int) -> int:

@@ -8,7 +8,9 @@ from anyk.gallery.table import Case, Table, cases
 from anyk.planning import fit_slope, tune
 
 PROBES = (10, 20)
-KINDS = {"uncoded": "no coding", "gc": "GC", "sr-sgc": "SR-SGC", "m-sgc": "M-SGC"}
+KINDS = {
+    "uncoded": "no coding", "gc": "GC", "sr-sgc": "SR-SGC", "m-sgc": "M-SGC", "frc": "FRC until decodable",
+}  # fmt: skip
 PAPER = {  # the authors' best of each kind, seconds, on their own rounds
     10: {"GC": 12.69, "M-SGC": 12.99, "SR-SGC": 12.36, "no coding": 14.67},
     20: {"GC": 26.45, "M-SGC": 25.68, "SR-SGC": 25.66, "no coding": 28.7},
@@ -41,6 +43,12 @@ def _ahead(t: Table) -> tuple[bool, str]:
     return kept, "; ".join(shown)
 
 
+def _unlisted(t: Table) -> tuple[bool, str]:
+    found = {kind: t.mean("seconds", slope="the authors'", jobs=20, kind=kind) for kind in KINDS.values()}
+    plain = found.pop("FRC until decodable")
+    return min(found.values()) < plain, f"best of the paper's {min(found.values()):.4g} s, FRC {plain:.4g} s"
+
+
 def _low(t: Table) -> tuple[bool, str]:
     loads = [t.mean("load", slope="the authors'", jobs=20, kind=kind) for kind in ("M-SGC", "SR-SGC", "GC")]
     return loads == sorted(loads), ", ".join(f"{load:.4f}" for load in loads)
@@ -58,6 +66,9 @@ ITEM = Item(
             "the best of each kind is sooner than no coding",
             "J = 20: none 28.7, GC 26.45, SR-SGC 25.66, M-SGC 25.68",
             _ahead,
+        ),
+        Criterion(
+            "no code is sooner (the paper leaves out FRC that ends when decodable)", "the paper's first", _unlisted
         ),
         Criterion("loads grow from M-SGC over SR-SGC to GC", "M-SGC < SR-SGC < GC", _low),
     ),
