@@ -180,12 +180,8 @@ class Driver:
             if log is not None:
                 log.event(event)  # before what follows from it is written down
                 log.tidy()
-            if isinstance(event, Failed):
-                self._unusable(event)
-            elif isinstance(event, Lost):
-                self._lose(event)
-            elif isinstance(event, Joined):
-                self.present.add(event.worker)
+            if not isinstance(event, Reply):
+                self._heed(event)
             commands = on(event)
             if commands or self.interrupted:
                 self._obey(commands)
@@ -256,14 +252,14 @@ class Driver:
     def _obey(self, commands: Sequence[Command]) -> None:
         carry_out = self._carry_out
         for command in commands:
-            kind = type(command)
-            if isinstance(command, Stop):
+            method = carry_out.get(type(command))
+            if method is not None:
+                method(command)
+            elif isinstance(command, Stop):
                 self.stopped = command
                 break
-            method = carry_out.get(kind)
-            if method is None:
+            else:
                 raise RunFailed(f"'{self.strategy.spec}' gave {command!r}, which is not a command")
-            method(command)
         if self._orders:
             self._send()
 
@@ -326,6 +322,15 @@ class Driver:
             self._on_step(self)
 
     # ------------------------------------------------------------------------------------------- what goes wrong
+
+    def _heed(self, event: Event) -> None:
+        """Do what failures, losses and arrivals of workers ask of the driver itself."""
+        if isinstance(event, Failed):
+            self._unusable(event)
+        elif isinstance(event, Lost):
+            self._lose(event)
+        elif isinstance(event, Joined):
+            self.present.add(event.worker)
 
     def _failed(self, event: Failed) -> Failed | Lost:
         """A message that must not be used; one too many in a row, and its worker is given up instead."""
