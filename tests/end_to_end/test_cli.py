@@ -118,6 +118,8 @@ def test_one_code_is_shown_with_its_matrix_and_its_theory(tmp_path):
     plain = json.loads(run("codes", "show", "bibd", "--workers", "7", "--json", "-").stdout)
     assert plain["rows"][0] == [[4, 5, 6], [1.0, 1.0, 1.0]] and plain["worst"] ** 2 * 7 == pytest.approx(0.25)
     assert "nearest: 27 or 31 workers" in run("codes", "show", "bibd", "--workers", "30").output
+    exact = run("codes", "show", "graph:load=2", "--workers", "8").output  # by least squares: to rounding
+    assert "with 1 random straggler: residual 0, noise gain 2.83; worst residual at least 0\n" in exact
 
 
 def test_codes_are_compared_in_numbers_and_a_picture(tmp_path):

@@ -102,14 +102,15 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
     """Show one code: its matrix, who holds what, and how it works."""
     from anyk.codes import code as build
     from anyk.planning import facts
-    from anyk.reports import code_facts, holders_text, matrix_text, plot_code, theory_text
+    from anyk.reports import code_facts, holders_text, matrix_text, plot_code, residual_text, theory_text
 
     code = build(spec, workers=workers)
     found = facts(code, stragglers=code.tolerates or None)
     words = "\n".join(f"{word:<11}{value}" for word, value in code_facts(code))
+    mean, worst = residual_text(found.expected), residual_text(found.worst)
     judged = (
-        f"with {found.stragglers} random straggler{'s' * (found.stragglers != 1)}: residual {found.expected:.3g}, "
-        f"noise gain {found.gain:.3g}; worst residual {'' if found.worst_known else 'at least '}{found.worst:.3g}"
+        f"with {found.stragglers} random straggler{'s' * (found.stragglers != 1)}: residual {mean}, "
+        f"noise gain {found.gain:.3g}; worst residual {'' if found.worst_known else 'at least '}{worst}"
     )
     matrix = matrix_text(code)
     parts = [words, judged, "", theory_text(code, text_width()), "", "who holds what:", holders_text(code)]

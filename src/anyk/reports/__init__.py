@@ -8,6 +8,7 @@ from anyk.reports.codes import (
     matrix_text,
     plot_code,
     plot_codes,
+    residual_text,
     theory_text,
     thresholds_table,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "plot",
     "plot_code",
     "plot_codes",
+    "residual_text",
     "plot_staleness",
     "race_notes",
     "race_table",

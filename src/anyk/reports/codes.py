@@ -32,8 +32,8 @@ def codes_table(rows: Sequence[Facts | Missing]) -> Columns:
             str(row.code.partitions),
             f"{row.code.replication:.3g}",
             str(row.code.tolerates),
-            ("" if row.expected_known else "~") + _residual(row.expected),
-            ("" if row.worst_known else "≥ ") + _residual(row.worst),
+            ("" if row.expected_known else "~") + residual_text(row.expected),
+            ("" if row.worst_known else "≥ ") + residual_text(row.worst),
             f"{row.gain:.3g}",
             f"{row.decode * 1e3:.2f}",
         ]
@@ -43,7 +43,8 @@ def codes_table(rows: Sequence[Facts | Missing]) -> Columns:
     return Columns(["code", "load", "of", "copies", "tolerates", "residual", "worst", "gain", "decode\nms"], cells)
 
 
-def _residual(value: float) -> str:
+def residual_text(value: float) -> str:
+    """A residual for a table; 0 where it is rounding."""
     return "0" if value < 1e-7 else f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
 
 
@@ -167,7 +168,7 @@ def curves_table(curves: Sequence[Curve]) -> Columns:
         lines += [("  standard error", "", curve.spread)] * several
         lines += [("  chosen to hurt", _draws(min(curve.draws, ATTACKED)), curve.adversarial)]
         for name, draws, values in lines:
-            rows.append([name, *[draws] * several, *(_residual(float(values[at])) for at in chosen)])
+            rows.append([name, *[draws] * several, *(residual_text(float(values[at])) for at in chosen)])
     titles = ["residual with\nstragglers:", *[""] * several, *(str(points[at]) for at in chosen)]
     return Columns(titles, rows, dim=[i for i, row in enumerate(rows) if row[0].startswith("  ")])
 
