@@ -45,7 +45,7 @@ def spec_of(case: dict[str, Any]) -> str:
     return NAMES[case["scheme"]] + (":" if values else "") + ",".join(values)
 
 
-@pytest.mark.parametrize("part", range(0, 32, 8))  # the quick form, which is held equal to them, meets all
+@pytest.mark.parametrize("part", range(0, 32, 16))  # the quick form, which is held equal to them, meets all
 def test_the_oracle_through_the_production_strategies(part: int) -> None:
     """Same waits, every round's seconds to 1e-6."""
     for case in cases()[part::32]:

@@ -211,7 +211,8 @@ def page(made: Sequence[Reproduction], missing: dict[str, str]) -> str:
         "are met within 25 % and every printed order is kept, *holds in part* where only the orders are; claims in "
         "words have a test that was fixed before it was run. Verdicts are computed from the numbers.",
         "",
-        ", ".join(f"{count} {word}" for word, count in counts.items()) + f", {len(missing)} not run.",
+        f"{counts['holds']} hold, {counts['holds in part']} hold in part, {counts['does not hold']} do not hold; "
+        f"{len(missing)} could not be run.",
         "",
         *_markdown(
             ["item", "what", "verdict"],
@@ -219,7 +220,7 @@ def page(made: Sequence[Reproduction], missing: dict[str, str]) -> str:
                 [f"[{one.item.name}](#{one.item.name}-{one.word.replace(' ', '-')})", one.item.title, one.word]
                 for one in made
             ]
-            + [[name, why, "not run"] for name, why in missing.items()],
+            + [[name, why.partition(";")[0], "not run"] for name, why in missing.items()],
         ),
         "",
         *(one.markdown(None if one.picture is None else one.picture.name) for one in made),

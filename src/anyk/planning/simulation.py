@@ -76,7 +76,7 @@ def computed_load(
     >>> import anyk
     >>> law = anyk.delays.parse("bimodal:fast=1,slow=5,probability=0.1,per=load")
     >>> round(computed_load(anyk.strategy("nested:stragglers=3", workers=8), law) * 8, 2)  # partitions, of up to 4
-    1.53
+    1.46
     """
     layout = strategy.layout
     if layout.inner is not None:
