@@ -174,3 +174,13 @@ def test_an_item_whose_data_is_not_at_hand_runs_on_a_stand_in_of_its_shape(tmp_p
     harmonic = float((1 / np.arange(1, 11)).sum())
     assert made.table.mean("seconds a step", strategy="exact, load 3") == pytest.approx(0.5 * harmonic / 3, rel=0.2)
     assert same.claim.startswith("AGC and the exact code end")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_seconds_of_a_step_are_those_of_an_average_over_its_steps(link: bool) -> None:
+    """pasgd, tau = 5: 1.715 s a step (E max of 8 averages of 5), and a fifth of the link's second."""
+    from anyk.gallery.items.pasgd_runtime import measure
+
+    found = measure(Lab("x", quick=True), {"what": "tau", "tau": 5, "link": link, "spec": "pasgd:tau=5"}, 0)
+    assert found["closed form"] == pytest.approx(1.715 + 0.2 * link, abs=1e-3)
+    assert found["seconds a step"] == pytest.approx(found["closed form"], rel=0.03)

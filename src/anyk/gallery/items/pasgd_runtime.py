@@ -16,7 +16,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     link = communication(f"constant:{D}") if case["link"] else None
     made = strategy(case["spec"], workers=P)
     updates = lab.size(4_000, 400)
-    tau = getattr(made, "tau", 1)
+    tau = case["tau"]
     found = {"seconds a step": simulated_pace(made, LAW, communication=link, updates=updates, seed=seed).seconds / tau}
     if case["what"] == "tau":
         known = LAW.longest_sum(tau, P) / tau + (D / tau if link else 0.0)
