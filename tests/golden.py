@@ -27,7 +27,7 @@ from anyk.codes import registry as codes
 from anyk.delays import parse
 from anyk.errors import RunFailed
 from anyk.problems.many import ManyProblems
-from anyk.protocol import Combine, Failed, Lost, Note, Reply, Running, Stop
+from anyk.protocol import Combine, Failed, Lost, Mix, Note, Reply, Running, Stop
 from anyk.training.driver import Driver
 from anyk.training.session import session
 
@@ -104,7 +104,7 @@ class Watched(Running):
 
 def _fields(command: Any) -> Sequence[Any]:
     """Those of a command, without one that commands had not when logs were written."""
-    return command[:-1] if isinstance(command, Combine) and not command.keep else command
+    return command[:-1] if isinstance(command, (Combine, Mix)) and not command.keep else command
 
 
 def plain(value: Any) -> Any:
