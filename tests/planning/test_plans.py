@@ -179,3 +179,9 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
                        (["exp:mean=1"], "for how many workers")):  # fmt: skip
         refused = CliRunner().invoke(main, ["plan", *wrong])
         assert refused.exit_code == 2 and why in refused.output and refused.output.count("\n") == 1, refused.output
+
+
+def test_leaving_out_a_worker_is_not_told_where_todays_strategy_does_not_exist_without_it() -> None:
+    found = anyk.plan(record(exponential(20)), today="frc:load=3", slope=0.0, resamples=50)  # 3 does not divide 5
+    assert found.today.spec == "frc:load=3" and found.dropped is None
+    assert anyk.plan(record(exponential(20)), slope=0.0, resamples=50).dropped is not None

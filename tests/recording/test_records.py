@@ -34,7 +34,7 @@ def test_a_record_is_written_and_read_back(rounds: int, workers: int, seed: int,
     gaps[:, :][np.arange(rounds), random.integers(0, workers, rounds)] = False
     gaps[random.integers(0, rounds), :] = False
     seconds[gaps] = np.nan
-    names = tuple(f"host-{i}a" for i in range(workers)) if named else tuple(range(3, 3 + workers))
+    names = tuple(f"host-{i},a" for i in range(workers)) if named else tuple(range(3, 3 + workers))
     parts = {"compute": seconds / 2}
     cut = random.random(seconds.shape) < 0.2
     record = Record(seconds, cut, names, tuple(range(5, 5 + rounds)), load=0.25, parts=parts)

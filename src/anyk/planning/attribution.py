@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 SHUFFLES = 199
+DRIFT = 1.1  # times the first quarter; less is not worth a word
 STRAGGLER = 1.5  # times its round's median
 _ENOUGH = 10  # rounds of which workers are said to be slow together
 

@@ -30,7 +30,6 @@ Floats = NDArray[np.float64]
 _LEAST = 1e-6  # seconds that a task takes at least
 _GAIN = 0.03  # below it nothing is worth changing
 _TIE = 0.01
-_DRIFT = 1.1
 _SEEN = 0.95  # share of a candidate's steps that measured times must decide
 _FAR = 1e3  # times as long: what is known to be cut off might take
 _FEW, _INDEPENDENT = 30, 10.0  # rounds, and blocks, below which the evidence is thin
@@ -147,7 +146,7 @@ def plan(
         assumptions.append(f"{int((~whole).sum())} rounds in which a worker is missing left out")
     fleet = Fleet(times, np.asarray(record.censored)[whole], load, slope)
     found = explain(record, today=today, seed=seed)
-    if found.drifts and not 1 / _DRIFT < found.drift < _DRIFT:
+    if found.drifts and not 1 / of.DRIFT < found.drift < of.DRIFT:
         change = f"the last quarter of its rounds takes {found.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
     asked = Asked(today, max_load, horizon, resamples, found.mean_burst, seed, everything, tell)
@@ -156,10 +155,9 @@ def plan(
     if said and slope:
         half = Judgement(Fleet(times, fleet.censored, load, slope / 2), replace(asked, everything=False, tell=None))
         assumptions.append(f"if only half of that time is computing: {_in_short(half)}")
-    first = found.workers[0]
-    place = record.workers.index(first.worker)
-    without = Fleet(np.delete(times, place, axis=1), np.delete(fleet.censored, place, axis=1), load, slope)
-    dropped = (first.worker, 1.0 - without.alone(today) / judged.today.seconds_per_step.median) if n > 2 else None
+    first = found.workers[0].worker
+    less = fleet.without(record.workers.index(first), today)
+    dropped = None if less is None else (first, 1.0 - less / judged.today.seconds_per_step.median)
     return Plan(
         verdict, why, evidence, horizon, tuple(assumptions), judged.today, judged.best, judged.candidates,
         judged.others, dropped,
@@ -232,6 +230,14 @@ class Fleet:
         with session(driver):
             driver.run()
         return np.asarray(np.diff(ends))
+
+    def without(self, place: int, spec: str) -> float | None:
+        """Mean seconds of a step without one worker; None where no such strategy exists for the others."""
+        kept = np.delete(self.times, place, axis=1), np.delete(self.censored, place, axis=1)
+        try:
+            return Fleet(*kept, self.load, self.slope).alone(spec) if kept[0].shape[1] > 1 else None
+        except BadInput:
+            return None
 
     def alone(self, spec: str) -> float:
         """Mean seconds of a step under one strategy."""
@@ -329,12 +335,11 @@ class Judgement:
         past, future = drawn.spread(table)
         center = np.log(table.mean(axis=1))
         loads = {spec: float(_loads(self._made[spec]).max()) for spec in self.specs}
+        exact = self._made[self._today].exact  # else nothing competes: the progress of inexact steps differs
         competing = [
             i for i, spec in enumerate(self.specs)
-            if i == at or ((self._made[spec].exact or not self._made[self._today].exact) and self._seen[spec] >= _SEEN)
+            if i == at or (exact and self._made[spec].exact and self._seen[spec] >= _SEEN)
         ]  # fmt: skip
-        if not self._made[self._today].exact:  # the progress of other inexact strategies differs from today's
-            competing = [at]
         picks = np.array(competing)[past[:, competing].argmin(axis=1)]
         bias = float((past[np.arange(len(past)), picks] - center[picks]).mean())
         unsure = float(center[picks].std())

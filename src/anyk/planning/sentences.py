@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.planning.attribution import lower_median, slow_kind
+from anyk.planning.attribution import DRIFT, lower_median, slow_kind
 from anyk.recording import Record
 
 _MANY = 5  # workers that are named one by one
 _SLOW_ROUND = 1.3  # times the median round
 _LONG = 3  # slow rounds in a row
-_DRIFT = 1.1
 _HEAVY = 2.0  # tail exponent below which the variance is infinite
 _MISFIT = 0.1
 
@@ -28,7 +27,7 @@ def sentences(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool
     yield from _bursts(facts, straggling)
     yield from _together(record, facts)
     yield from _stages(facts)
-    if facts["drifts"] and not 1 / _DRIFT < facts["drift"] < _DRIFT:
+    if facts["drifts"] and not 1 / DRIFT < facts["drift"] < DRIFT:
         how = "slower" if facts["drift"] > 1 else "faster"
         factor = max(facts["drift"], 1 / facts["drift"])
         yield f"the fleet drifts: the last quarter of the rounds is {factor:.2g} times {how} than the first"
@@ -46,14 +45,14 @@ def sentences(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool
 def _costs(record: Record, facts: dict[str, Any]) -> Iterator[str]:
     total, apart = facts["seconds"], facts["apart"]
     yield (
-        f"waiting for slow workers takes {_percent(apart)} of the {_seconds(total)} s that {len(record.rounds)} rounds "
-        f"take if all are waited for: {_seconds(apart * total)} s beyond the rounds' medians (slowdown "
+        f"waiting for slow workers takes {_percent(apart)} of the {seconds_text(total)} s that {len(record.rounds)} "
+        f"rounds take if all are waited for: {seconds_text(apart * total)} s beyond the rounds' medians (slowdown "
         f"{facts['slowdown']:.3g})"
     )
     if facts["today"] != "uncoded":
         ahead = facts["today_seconds"] < (1 - apart) * total
         why = "; it steps before the median worker is done" if ahead else ""
-        yield f"'{facts['today']}' takes {_seconds(facts['today_seconds'])} s for them{why}"
+        yield f"'{facts['today']}' takes {seconds_text(facts['today_seconds'])} s for them{why}"
     if facts["censored"]:
         lower = " also of the rounds' medians" if _median_cut(record) else ""
         yield (
@@ -171,7 +170,8 @@ def _stages(facts: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
+    """Seconds in three digits, or whole ones from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from anyk.tables import Table, shown
 COLUMNS = ("dp_rank", "stage", "step", "optype", "duration")
 
 
-def is_trace(names: Mapping[str, int]) -> bool:
+def is_trace(names: Collection[str]) -> bool:
     """Whether a table's columns are those of an operation trace."""
     return all(name in names for name in COLUMNS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -164,11 +165,11 @@ class Record:
             if target.suffix == ".npz":
                 np.savez_compressed(target, **self._arrays())
             elif target.suffix == ".csv":
-                with target.open("w", encoding="utf-8") as file:
+                with target.open("w", encoding="utf-8", newline="") as file:
                     columns = self.long()
-                    file.write(",".join(columns) + "\n")
-                    for row in zip(*columns.values(), strict=True):
-                        file.write(",".join(map(str, row)) + "\n")
+                    writer = csv.writer(file, lineterminator="\n")
+                    writer.writerow(columns)
+                    writer.writerows(zip(*columns.values(), strict=True))
             elif target.suffix == ".parquet":
                 _write_parquet(target, self.long())
             else:

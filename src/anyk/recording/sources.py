@@ -42,7 +42,7 @@ def read(source: str | Path | Run | Record, *, unit: str | None = None, max_gb: 
     if name.endswith((".csv", ".csv.gz", ".parquet")):
         table = (read_parquet if name.endswith(".parquet") else read_csv)(path, limit(path, max_gb))
         names = [column.strip().lower() for column in table.names] if table.header else []
-        if is_trace(dict.fromkeys(names, 0)):
+        if is_trace(names):
             return read_operations(path, table)
         if (places := long_columns(names)) is not None:
             return _of_long(path, table, names, places, unit)

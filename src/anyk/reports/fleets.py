@@ -9,6 +9,7 @@ import numpy as np
 
 from anyk.planning import Choice, Explanation, Plan, pareto
 from anyk.planning.attribution import lower_median
+from anyk.planning.sentences import seconds_text
 from anyk.recording import Record
 from anyk.reports.columns import Columns
 from anyk.reports.plots import COLOURS, new_figure, save
@@ -23,9 +24,9 @@ def explained_table(found: Explanation) -> Columns:
     rows = [
         [
             f"{'> ' if one.worker in found.named else '  '}{one.worker}",
-            _seconds(one.cost_seconds),
+            seconds_text(one.cost_seconds),
             f"{100 * one.cost_seconds / found.seconds:.1f} %",
-            "" if one.saves_seconds is None else _seconds(one.saves_seconds),
+            "" if one.saves_seconds is None else seconds_text(one.saves_seconds),
             f"{one.relative:.2f}",
             f"{one.individual:.2f}",
             f"{100 * one.straggles:.0f} %",
@@ -33,10 +34,6 @@ def explained_table(found: Explanation) -> Columns:
         for one in found.workers[:_ROWS]
     ]
     return Columns(["  worker", "costs s", "of the run", "saves s", "relative", "own best", "straggles"], rows)
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def explained_note(found: Explanation) -> str:
