@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +19,18 @@ from anyk.training.runlog import RunLog
 from anyk.training.session import session
 
 _BATCHES = 20
+
+
+def driven(strategy: Strategy, cluster: Simulated, steps: int) -> tuple[list[float], Any]:
+    """When each step is taken on a virtual clock, in seconds, with a 0 before the first, and the strategy's last state.
+
+    Nothing is computed.
+    """
+    ends = [0.0]
+    driver = Driver(strategy, cluster, steps=steps, on_step=lambda driver: ends.append(driver.time))
+    with session(driver):
+        driver.run()
+    return ends, driver.running.state
 
 
 @dataclass(frozen=True)
@@ -49,11 +62,7 @@ def simulated_pace(
     if updates < 2 * _BATCHES:
         raise BadInput(f"updates must be at least {2 * _BATCHES}, got {updates}")
     cluster = Simulated(strategy.layout.workers, delays=delays, seed=seed, communication=communication)
-    times: list[float] = [0.0]
-    driver = Driver(strategy, cluster, steps=updates, on_step=lambda driver: times.append(driver.time))
-    with session(driver):
-        driver.run()
-    waits = np.diff(times)
+    waits = np.diff(driven(strategy, cluster, updates)[0])
     batches = waits[: len(waits) // _BATCHES * _BATCHES].reshape(_BATCHES, -1).mean(axis=1)
     return Measured(float(waits.mean()), float(batches.std(ddof=1) / _BATCHES**0.5))
 
@@ -119,9 +128,6 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
             f"{jobs} jobs of '{strategy.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
     cluster = Simulated(found.layout.workers, delays=Table(table[:rounds], by="round"))
-    times: list[float] = [0.0]
-    driver = Driver(found, cluster, steps=jobs, on_step=lambda driver: times.append(driver.time))
-    with session(driver):
-        driver.run()
-    known = found.waited(driver.running.state)
-    return (np.diff(times), jobs) if known is None else (np.array(known[0]), known[1])
+    ends, state = driven(found, cluster, jobs)
+    known = found.waited(state)
+    return (np.diff(ends), jobs) if known is None else (np.array(known[0]), known[1])

@@ -165,10 +165,26 @@ class Strategy(ABC):
         del state
         return None
 
+    @property
+    def loads(self) -> Sequence[float]:
+        """The share of the data that each worker computes in a step; by default, all that it is assigned."""
+        layout = self.layout
+        sizes = layout.shares or (1,) * layout.partitions
+        total = sum(sizes)
+        return [sum(sizes[j] for j in held) / total for held in layout.assignment]
+
     def durations(self, seconds: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """Seconds of each round, if workers take so long for their tasks (shape rounds x workers); None: simulate."""
         del seconds
         return None
+
+    def durations_by_parts(self, seconds: NDArray[np.float64], each: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """As :meth:`durations`, for strategies that use parts of a task; by default they count when all is done.
+
+        ``each``: seconds for one partition (rounds x workers), which come one after another at the end of a task.
+        """
+        del each
+        return self.durations(seconds)
 
     def pace(self, delays: DelayLaw) -> Pace:
         """Expected seconds of an update and mean staleness under a delay law; by default not known."""

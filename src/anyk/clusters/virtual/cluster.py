@@ -72,6 +72,8 @@ class Simulated(Cluster):
         for outage in outages:
             if not 0 <= outage.worker < workers:
                 raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
+        if compute is not None:
+            compute.check_fleet(workers)
         self.compute = compute
         computing = compute is not None and (compute.task or compute.partition or compute.step)
         times: Any = getattr(self.delays, "times", None)  # of a trace or table

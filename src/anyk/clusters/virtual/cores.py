@@ -20,22 +20,32 @@ from anyk.errors import BadInput
 class Compute:
     """The cost of computing on a simulated machine, in seconds; tasks queue for ``cores``.
 
-    ``task``: fixed cost of a message; ``partition``: cost of each partial gradient; ``step``: what the driver does
-    between a step's last reply and the next dispatch.
+    ``task``: fixed cost of a message; ``partition``: cost of each partial gradient, for all workers or for each;
+    ``step``: what the driver does between a step's last reply and the next dispatch.
     """
 
     task: float
-    partition: float
+    partition: float | tuple[float, ...]
     step: float
     cores: int
 
     def __post_init__(self) -> None:
-        for name in ("task", "partition", "step"):
-            seconds = getattr(self, name)
-            if not 0.0 <= seconds <= MOST:
-                raise BadInput(f"{name} (seconds of computing) must be from 0 to {MOST:g}, got {seconds:g}")
+        each = self.partition if isinstance(self.partition, tuple) else (self.partition,)
+        for name, costs in (("task", (self.task,)), ("partition", each), ("step", (self.step,))):
+            for seconds in costs:
+                if not 0.0 <= seconds <= MOST:
+                    raise BadInput(f"{name} (seconds of computing) must be from 0 to {MOST:g}, got {seconds:g}")
         if self.cores < 1:
             raise BadInput(f"cores must be at least 1, got {self.cores}")
+
+    def partition_of(self, worker: int) -> float:
+        """What a partial gradient costs a worker, in seconds."""
+        return self.partition[worker] if isinstance(self.partition, tuple) else self.partition
+
+    def check_fleet(self, workers: int) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where costs are given for another number of workers."""
+        if isinstance(self.partition, tuple) and len(self.partition) != workers:
+            raise BadInput(f"partition costs are given for {len(self.partition)} workers, the fleet has {workers}")
 
 
 class Cores:
@@ -57,7 +67,7 @@ class Cores:
             self._waiting.append((task, chunk))
             return
         work = entry.chunks[chunk]
-        cost = self._compute.task + self._compute.partition * len(work.partitions) * max(1, work.steps)
+        cost = self._compute.task + self._compute.partition_of(entry.worker) * len(work.partitions) * max(1, work.steps)
         self._computing.add((task, chunk))
         heappush(self._heap, (time + cost, task, entry.worker, chunk, COMPUTED))
 

@@ -109,7 +109,9 @@ class Schedule:
 
     def _cost(self, entry: InFlight, send: str) -> float:
         """Seconds of a partition, as far as they do not depend on who else computes."""
-        return entry.each + (self._compute.partition if self._compute is not None and send == "request" else 0.0)
+        if self._compute is None or send != "request":
+            return entry.each
+        return entry.each + self._compute.partition_of(entry.worker)
 
     def request(self, order: RequestMessage) -> bool:
         """Note what a chunk's message is to be made of; False when its task has ended."""

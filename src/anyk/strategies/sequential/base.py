@@ -120,6 +120,11 @@ class SequentialRounds(Strategy):
         """The share of the data that a worker computes in a round."""
 
     @property
+    def loads(self) -> Sequence[float]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return (self.load,) * self.workers
+
+    @property
     @abstractmethod
     def tolerated(self) -> int:
         """The workers that may be missing from a sum, whoever they are."""
