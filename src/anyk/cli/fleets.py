@@ -95,13 +95,15 @@ def explain(
 )
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @_unit
+@click.option("-o", "--out", metavar="FILE.toml", callback=lambda _, __, file: _checked_plan(file),
+              help="Write the plan, for 'anyk train --plan'.")  # fmt: skip
 @picture_option("Draw seconds a step against load, with intervals.")
 @json_option
 @plugin_option
 def plan(
     source: str, today: str, slope: float | None, other: str | None, workers: int | None, steps: int | None,
-    max_load: float, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any, picture: str | None,
-    json_file: str | None,
+    max_load: float, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any, out: str | None,
+    picture: str | None, json_file: str | None,
 ) -> None:  # fmt: skip
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
 
@@ -110,7 +112,7 @@ def plan(
     not reach below 3 %.
 
     \b
-    anyk plan fleet.parquet --slope 12
+    anyk plan fleet.parquet --slope 12 -o plan.toml
     anyk plan runs/train-1 --today frc:load=3
     anyk plan exp:mean=0.5 --workers 30 --slope 0
     """
@@ -141,7 +143,16 @@ def plan(
     if picture is not None:
         draw_plan(found, picture)
         click.echo(f"picture: {picture}", err=json_file == "-")
+    if out is not None:
+        found.save(out)
+        click.echo(f"plan: {out}; run it with: anyk train --plan {out}", err=json_file == "-")
     write_json(found.report(), json_file)
+
+
+def _checked_plan(file: str | None) -> str | None:
+    if file is not None and Path(file).suffix != ".toml":
+        raise BadInput(f"a plan is written as .toml, got '{file}'")
+    return check_file(file, "plan")
 
 
 def _law(source: str, workers: int | None) -> Any:

@@ -31,7 +31,7 @@ from anyk.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anyk.training import Run
+    from anyk.training import Promise, Run
 
 _LIMITS = ("steps", "seconds", "target")
 
@@ -43,15 +43,22 @@ _LIMITS = ("steps", "seconds", "target")
 @models_option
 @click.option("--from", "begin", metavar="FOLDER",
               help="Start from this run: its models, optimiser states and step numbers.")  # fmt: skip
+@click.option("--plan", "plan_file", metavar="FILE.toml",
+              help="Instead of --strategy: run what 'anyk plan -o' advised, and check its promise.")  # fmt: skip
 @click.option("--probe", type=int, metavar="ROUNDS",
               help="Instead of --strategy: measure for this many rounds, uncoded and coded, and continue with what "
               "suits the delays best.")  # fmt: skip
 @common
 @click.pass_context
 def train(
-    ctx: click.Context, /, strategy: str, models: int, begin: str | None, probe: int | None, **given: Any
-) -> None:
+    ctx: click.Context, /, strategy: str, models: int, begin: str | None, plan_file: str | None, probe: int | None,
+    **given: Any,
+) -> None:  # fmt: skip
     """Train one model, or several at once, with one strategy."""
+    promise = None if plan_file is None else _promise(ctx, plan_file, models, probe)
+    if promise is not None:
+        strategy = ctx.params["strategy"] = promise.strategy
+        given["workers"] = ctx.params["workers"] = promise.workers
     if given["settings"]:
         show_settings(ctx)
         return
@@ -89,6 +96,8 @@ def train(
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
     goes_on = begin is not None and given["optimizer"] is None and given["lr"] is None
+    if promise is not None and promise.learning_rate is not None and given["lr"] is None:
+        given["lr"] = str(promise.learning_rate)
     optimizer = None if goes_on else make_optimizer(problem, given)
     console = people(given["json_file"])
     try:
@@ -98,7 +107,7 @@ def train(
                 training = train_many
             run = training(
                 [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
-                strategy,
+                promise or strategy,
                 fleet,
                 optimizer=optimizer,
                 steps=given["steps"],
@@ -112,6 +121,28 @@ def train(
         exit_interrupted(folder)
     say(console, race_table([run]), *race_notes([run]), f"run: {folder}")
     write_json(run.report(), given["json_file"])
+
+
+def _promise(ctx: click.Context, file: str, models: int, probe: int | None) -> Promise:
+    """What a plan file promises; raises where other options contradict it."""
+    from click.core import ParameterSource
+
+    from anyk.training import Promise
+
+    promise = Promise.load(file)
+    if ctx.get_parameter_source("strategy") != ParameterSource.DEFAULT:
+        raise BadInput(f"the plan '{file}' says which strategy to run; leave out --strategy, or --plan")
+    if probe is not None:
+        raise BadInput(f"the plan '{file}' says which strategy to run; leave out --probe, or --plan")
+    if models > 1:
+        raise BadInput(f"the plan '{file}' is for one model, got --models {models}")
+    workers = ctx.params["workers"]
+    if ctx.get_parameter_source("workers") != ParameterSource.DEFAULT and workers != promise.workers:
+        raise BadInput(
+            f"the plan '{file}' is for {promise.workers} workers, got --workers {workers}; plan for the fleet that is "
+            "to train"
+        )
+    return promise
 
 
 def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,9 +190,9 @@ class Judgement:
         """The soonest (within 1 %, that of the least load), or today's strategy where nothing is better."""
         return self._first if self.verdict()[0] == "change" else self.today
 
-    def verdict(self) -> tuple[str, str, str]:
+    def verdict(self) -> tuple[Literal["change", "nothing"], str, Literal["enough", "thin", "none"]]:
         """Change or nothing, why, and how good the evidence is."""
-        evidence = "thin" if self.thin else "enough"
+        evidence: Literal["enough", "thin"] = "thin" if self.thin else "enough"
         if self._seen[self._today] < _SEEN:
             return "nothing", "today's own steps are not measured: too many times were cut off", "none"
         if len(self.candidates) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
@@ -13,8 +13,10 @@ from anyk.planning import attribution as of
 from anyk.planning.explaining import explain
 from anyk.planning.fleets import Fleet, drawn, fleet_of
 from anyk.planning.judging import Asked, Choice, Estimate, Judgement, in_short, pareto, specs_for
+from anyk.planning.origins import origin
 from anyk.recording import Record, read
-from anyk.training import Run
+from anyk.training import Promise, Run
+from anyk.training.promise import Source, Span, Today
 
 __all__ = ["Choice", "Estimate", "Fleet", "Plan", "pareto", "plan", "specs_for"]
 
@@ -24,12 +26,13 @@ class Plan:
     """What to run: :func:`plan` makes it. ``verdict`` is change or nothing, ``evidence`` enough, thin or none.
 
     ``candidates`` compete, the fastest first; ``others`` make steps that are not the exact sum, and are not
-    ranked. ``dropped``: (worker, gain of today's strategy without it), of the costliest.
+    ranked. ``dropped``: (worker, gain of today's strategy without it), of the costliest. ``slopes``: seconds that each
+    worker computes on the whole data; ``record`` and ``fleet``: what the plan was made from.
     """
 
-    verdict: str
+    verdict: Literal["change", "nothing"]
     why: str
-    evidence: str
+    evidence: Literal["enough", "thin", "none"]
     horizon: int
     assumptions: tuple[str, ...]
     today: Choice
@@ -39,6 +42,23 @@ class Plan:
     dropped: tuple[int | str, float] | None
     record: dict[str, Any]
     fleet: dict[str, Any]
+    slopes: tuple[float, ...]
+    max_load: float
+
+    @property
+    def promise(self) -> Promise:
+        """What is to be run, and what is promised of it, for :func:`anyk.train` and :meth:`save`."""
+        best, today = self.best, self.today
+        return Promise(
+            strategy=best.spec, workers=self.fleet["workers"], learning_rate=best.learning_rate, horizon=self.horizon,
+            verdict=self.verdict, evidence=self.evidence, why=self.why, slopes=self.slopes, max_load=self.max_load,
+            assumptions=self.assumptions, seconds_per_step=_span(best.seconds_per_step), gain=_span(best.gain),
+            today=Today(today.spec, _span(today.seconds_per_step)), record=Source(**self.record),
+        )  # fmt: skip
+
+    def save(self, path: str | Path) -> None:
+        """Write the :attr:`promise` as TOML; :meth:`anyk.training.Promise.load` reads it back."""
+        self.promise.save(path)
 
     def report(self) -> dict[str, Any]:
         """All of it as plain values for JSON."""
@@ -99,10 +119,16 @@ def plan(
     return Plan(
         verdict, why, evidence, horizon, tuple(assumptions), judged.today, judged.best, judged.candidates,
         judged.others, None if dropped is None else (first, dropped),
-        {"digest": record.digest, "censored": record.cut, "block": judged.block},
+        {"digest": record.digest, "censored": record.cut, "block": judged.block, "load": fleet.load, "seed": seed,
+         **origin(source, unit)},
         {"workers": n, "rounds": rounds, "slowest": [one.worker for one in found.workers[:5]],
          "named": list(found.named), "mean_burst": found.mean_burst},
+        tuple(fleet.slopes.tolist()), max_load,
     )  # fmt: skip
+
+
+def _span(found: Estimate) -> Span:
+    return Span(found.median, found.low, found.high)
 
 
 def _without(fleet: Fleet, place: int, today: Choice) -> float | None:

@@ -8,6 +8,7 @@ from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.many import train_many
+from anyk.training.promise import Promise
 from anyk.training.racefolder import is_race
 from anyk.training.racing import Race, race, resume_race
 from anyk.training.replaying import Replay, replay
@@ -29,6 +30,7 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "OverSeeds",
+    "Promise",
     "Race",
     "Receipt",
     "Replay",

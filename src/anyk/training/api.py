@@ -44,6 +44,7 @@ from anyk.training.limits import (
     plan,
 )
 from anyk.training.progress import Watch, showing
+from anyk.training.promise import Promise
 from anyk.training.rows import newest
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
@@ -52,7 +53,7 @@ from anyk.training.runlog import RunLog
 @typed
 def train(
     problem: Problem,
-    strategy: Strategy | Code | str,
+    strategy: Strategy | Code | str | Promise,
     cluster: Cluster | str = "processes",
     *,
     workers: int | None = None,
@@ -75,8 +76,10 @@ def train(
     A run whose only limit is a target ends after 10,000 steps in any case, one without a limit after 100. On a virtual
     clock a run without a limit of steps fails where its seconds would take more than 1,000,000 of them.
 
-    ``strategy`` may be a spec or a code. If ``cluster`` is a spec, it takes ``workers`` (if left out, the strategy's,
-    or 30), ``delays``, ``seed`` and ``communication``. ``optimizer`` may be a spec, with learning rate 1 / smoothness
+    ``strategy`` may be a spec, a code, or a plan's ``promise``: the run then has the plan's strategy, workers, learning
+    rate, if it found one, and, without a limit, its steps, and keeps the promise for :func:`anyk.check`. If ``cluster``
+    is a spec, it takes ``workers`` (if left out, the strategy's, or 30), ``delays``, ``seed`` and ``communication``.
+    ``optimizer`` may be a spec, with learning rate 1 / smoothness
     of the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
     the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds. Loss and metric are
     evaluated off the clock, for every ``evaluate_every``-th version (default: for a few hundred of them).
@@ -102,6 +105,10 @@ def train(
     (10, [10, 11, 12, 13, 14, 15])
     """
     ensure_problem(problem)
+    promise = None
+    if isinstance(strategy, Promise):
+        promise = strategy
+        strategy, workers = promise.strategy, _planned_workers(promise, cluster, workers)
     asked = strategy if isinstance(strategy, str) else None
     if not isinstance(strategy, str):
         strategy = build_strategy(strategy)
@@ -110,20 +117,23 @@ def train(
     check_rows(problem, strategy)
     beginning, come_from = None, None
     if begin is None:
-        optimizer = usual_optimizer(problem, optimizer)
+        optimizer = usual_optimizer(problem, optimizer, None if promise is None else promise.learning_rate)
     else:
         optimizer, beginning, come_from = _begin_from(begin, problem, strategy, optimizer)
     begun = 0 if beginning is None else beginning.step
     check_intervals(evaluate_every, checkpoint_every)
     check_limits(problem, steps, seconds, target, begun)
     if steps is None and seconds is None:
-        steps = begun + (STEPS if target is None else LIMIT)
+        usual = STEPS if promise is None else promise.horizon
+        steps = begun + (usual if target is None else LIMIT)
     check_clock(cluster, steps, seconds)
     strategy = plan(strategy, steps, begun)
     limits = {"steps": steps, "seconds": seconds, "target": target}
     config = _described(problem, strategy, cluster, optimizer, asked) | limits
     if come_from is not None:
         config["begin"] = come_from
+    if promise is not None:
+        config["plan"] = promise.plain()
     beside = Beside(evaluate_every, checkpoint_every, watch)
     return _begun(strategy, cluster, problem, optimizer, config, beside, beginning, out, progress=progress)
 
@@ -291,6 +301,14 @@ def _described(
         "metric": problem.metric,
         "better": problem.better,
     }
+
+
+def _planned_workers(promise: Promise, cluster: Cluster | str, workers: int | None) -> int | None:
+    """The number of workers for a cluster that has yet to be made; raises where others than the plan's are given."""
+    given = cluster.workers if isinstance(cluster, Cluster) else workers
+    if given is not None and given != promise.workers:
+        raise BadInput(f"the plan is for {promise.workers} workers, got {given}; plan for the fleet that is to train")
+    return None if isinstance(cluster, Cluster) else promise.workers
 
 
 def _steps_of(folder: Path) -> int:

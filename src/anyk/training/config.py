@@ -17,6 +17,7 @@ import msgspec
 
 from anyk.errors import BadInput
 from anyk.training.folder import LOCK
+from anyk.training.promise import Promise
 
 FORMAT = 1
 NAME = "run.toml"
@@ -64,6 +65,7 @@ class RunConfig(msgspec.Struct, frozen=True):
     target: float | None = None
     problem: dict[str, Any] | None = None
     begin: dict[str, Any] | None = None
+    plan: Promise | None = None  # with which it was begun
     digests: Digests = Digests()
 
 
