@@ -88,7 +88,7 @@ def test_the_regulariser_spares_the_intercept(kind: Any, wide: bool) -> None:
     problem = kind(X, np.arange(30) % 2, l2=0.7, intercept=True)
     parts = problem.split(5)
     w = random.normal(size=problem.dimension)
-    gradient = problem.l2 * w
+    gradient = problem.penalty * w
     for j in range(5):
         support = parts.support(j)
         np.add.at(gradient, slice(None) if support is None else support, parts.partial_gradient(j, w) / 30)
@@ -151,17 +151,16 @@ def test_sparse_data_stay_sparse(classes: int) -> None:
     assert model.predict_proba(wide).shape == (2000, classes)
     assert tracemalloc.get_traced_memory()[1] < 100e6
     tracemalloc.stop()
-    dense = AnykClassifier("frc:load=2", workers=4, max_iter=30, tol=None, lr=0.01).fit(wide[:200].toarray(), y[:200])
-    assert AnykClassifier("frc:load=2", workers=4, max_iter=30, tol=None, lr=0.01).fit(
-        wide[:200], y[:200]
-    ).coef_ == pytest.approx(dense.coef_)
+    few = AnykClassifier("frc:load=2", workers=4, max_iter=30, tol=None, lr=0.01, fit_intercept=False)
+    dense = clone(few).fit(wide[:200].toarray(), y[:200])  # centered only with an intercept
+    assert few.fit(wide[:200], y[:200]).coef_ == pytest.approx(dense.coef_)
 
 
 def test_when_it_ends() -> None:
     X, y = scaled(load_iris)
     with pytest.warns(
         ConvergenceWarning,
-        match=r"after max_iter=7 steps the model still changes by more than tol=0\.0001; scale the features",
+        match=r"after max_iter=7 steps the model still changes by more than tol=0\.0001; raise max_iter or tol",
     ):
         assert AnykClassifier(max_iter=7).fit(X, y).n_iter_ == 7
     with warnings.catch_warnings():
@@ -190,3 +189,121 @@ def test_what_cannot_be_fitted() -> None:
     fail("l2 must be a finite number of at least 0, got -1", l2=-1.0)
     fail("lower the learning rate", lr=1e6, l2=1.0, error=anyk.RunFailed)
     fail("no cluster 'process'; did you mean 'processes'", cluster="process")
+
+
+def badly_scaled(rows: int = 60) -> tuple[Any, Any]:
+    random = np.random.default_rng(4)
+    X = random.normal(size=(rows, 4)) * [1e-5, 1.0, 1e4, 1e2] + [0.0, 3.0, 1e6, -50.0]
+    return X, X @ [1e5, 1.0, 1e-4, 0.0] + random.normal(size=rows)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_features_of_any_size(intercept: bool) -> None:
+    """scikit-learn's optimum in few steps, and the same steps whatever the units."""
+    X, y = badly_scaled()
+    labels = (y > np.median(y)).astype(int)
+    options = EXACT | {"fit_intercept": intercept}
+    theirs = Ridge(alpha=1.0, fit_intercept=intercept, solver="cholesky").fit(X, y)
+    ours = AnykRegressor(**options).fit(X, y)
+    assert ours.predict(X) == pytest.approx(theirs.predict(X), abs=1e-3) and ours.n_iter_ < 1000
+    assert ours.coef_ * X.std(0) == pytest.approx(theirs.coef_ * X.std(0), abs=1e-3)
+    if intercept:
+        units = np.array([1e3, 1e-7, 1.0, 30.0])
+        one, other = (
+            AnykClassifier(l2=0.0, max_iter=40, tol=None).fit(table, labels) for table in (X, X * units + 7.0)
+        )
+        assert other.coef_ * units == pytest.approx(one.coef_, rel=1e-6)
+        assert other.decision_function(X * units + 7.0) == pytest.approx(one.decision_function(X), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 3, None])
+def test_weights_are_numbers_of_rows(classes: int | None) -> None:
+    """Step by step those of repeated rows, and in the end scikit-learn's optimum of weighted ones."""
+    X, y = scaled(load_iris)
+    X, y = X[::3], X[::3, 0] + y[::3] if classes is None else y[::3] % classes
+    weights = np.random.default_rng(0).integers(0, 4, len(y))
+    ours: Any = AnykRegressor if classes is None else AnykClassifier
+    few = ours(max_iter=30, tol=None).fit(X, y, weights)
+    repeated = ours(max_iter=30, tol=None).fit(X.repeat(weights, axis=0), y.repeat(weights))
+    assert few.coef_ == pytest.approx(repeated.coef_, rel=1e-9)
+    assert few.intercept_ == pytest.approx(repeated.intercept_, rel=1e-9)
+    theirs: Any = Ridge(alpha=1.0) if classes is None else LogisticRegression(C=1.0, tol=1e-12, max_iter=10_000)
+    found = ours(**EXACT).fit(X, y, sample_weight=weights)
+    assert found.coef_ == pytest.approx(
+        np.squeeze(theirs.fit(X, y, weights).coef_) if classes is None else theirs.fit(X, y, weights).coef_, abs=2e-5
+    )
+    assert ours(max_iter=3, tol=None).fit(X, y, 2.0).coef_ == pytest.approx(  # as all count alike, l2 aside
+        ours(max_iter=3, tol=None, l2=0.5 / len(y)).fit(X, y).coef_
+    )
+
+
+def test_weights_of_classes() -> None:
+    X, y = scaled(load_iris)
+    X, y = X[:110], np.array(["a", "b", "c"])[y[:110]]
+    random = np.random.default_rng(0).integers(1, 3, len(y))
+    for given in ("balanced", {"a": 0.5, "c": 3.0}):
+        theirs = LogisticRegression(class_weight=given, tol=1e-12, max_iter=10_000).fit(X, y)
+        total = 110 if given == "balanced" else 25 + 50 + 30
+        ours = AnykClassifier(class_weight=given, l2=1 / total, **EXACT).fit(X, y)
+        assert ours.coef_ == pytest.approx(theirs.coef_, abs=2e-5)
+        one = AnykClassifier(class_weight=given, max_iter=9, tol=None).fit(X, y, random)
+        many = AnykClassifier(class_weight=given, max_iter=9, tol=None).fit(X.repeat(random, axis=0), y.repeat(random))
+        assert one.coef_ == pytest.approx(many.coef_, rel=1e-9)
+
+
+def test_a_warm_start_begins_where_the_last_fit_ended() -> None:
+    X, y = badly_scaled()
+    labels = (y > np.median(y)).astype(int)
+    for make, target in ((AnykClassifier, labels), (AnykRegressor, y)):
+        cold = make(tol=1e-6, max_iter=5000).fit(X, target)
+        warm = make(tol=1e-6, max_iter=5000, warm_start=True).fit(X, target)
+        steps = warm.n_iter_
+        assert (warm.coef_ == cold.coef_).all() and warm.fit(X, target).n_iter_ < steps / 2
+        assert warm.predict(X) == pytest.approx(cold.predict(X), rel=1e-3)
+        assert warm.set_params(max_iter=1, tol=None, lr=1e-12).fit(X, target).coef_ == pytest.approx(warm.coef_)
+    with pytest.raises(BadInput, match=r"with warm_start the labels must be those of the fit before, \[0, 1\]"):
+        AnykClassifier(warm_start=True).fit(X, labels).fit(X, labels + 5)
+
+
+@pytest.mark.parametrize("kind", [AnykClassifier, AnykRegressor])
+def test_calls_of_partial_fit_are_steps_of_one_fit(kind: Any) -> None:
+    X, y = scaled(load_iris)
+    first = {"classes": [0, 1, 2]} if kind is AnykClassifier else {}
+    whole = kind("frc:load=2", max_iter=7, tol=None, delays="exp:mean=1", random_state=0).fit(X, y)
+    steps = kind("frc:load=2", delays="exp:mean=1", random_state=0).partial_fit(X, y, **first)
+    for _ in range(6):
+        steps = pickle.loads(pickle.dumps(steps)).partial_fit(X, y)
+    assert (steps.coef_ == whole.coef_).all() and (steps.intercept_ == whole.intercept_).all()
+    assert steps.n_iter_ == 7
+
+
+def test_partial_fit_over_batches_is_gradient_descent() -> None:
+    """In the coordinates of the first batch, from where a fit left off; by hand."""
+    X, y = badly_scaled()
+    model = AnykRegressor(optimizer="gd", lr=0.1, l2=0.01).fit(X[:30], y[:30])
+    w, b = model.coef_, model.intercept_
+    center, scale = X[:20].mean(0), np.sqrt(X[:20].var(0) + 0.01)
+    for rows in (slice(0, 20), slice(20, 40), slice(40, 60)):
+        model.partial_fit(X[rows], y[rows])
+        Z, v, c = (X[rows] - center) / scale, w * scale, b + center @ w
+        slope = Z @ v + c - y[rows]
+        v, c = v - 0.1 * (Z.T @ slope / 20 + 0.01 * v / scale**2), c - 0.1 * slope.mean()
+        w, b = v / scale, c - center @ (v / scale)
+        assert model.coef_ == pytest.approx(w, rel=1e-6) and model.intercept_ == pytest.approx(b, rel=1e-6)
+
+
+def test_what_partial_fit_refuses() -> None:
+    X, y = scaled(load_iris)
+
+    def fail(sentence: str, model: Any, *args: Any, **more: Any) -> None:
+        with pytest.raises(BadInput, match=sentence):
+            model.partial_fit(*args, **more)
+
+    fail("the first call of partial_fit needs all labels: give classes=", AnykClassifier(), X, y)
+    fail(r"y has labels that are not in classes: \[2\]", AnykClassifier(), X, y, classes=[0, 1])
+    fail("class_weight='balanced' needs all rows", AnykClassifier(class_weight="balanced"), X, y, classes=[0, 1, 2])
+    begun = AnykClassifier().partial_fit(X[:10], y[:10], classes=[0, 1, 2])  # of one label
+    assert begun.predict_proba(X).shape == (150, 3)
+    fail(r"classes must be those of the first call, \[0, 1, 2\]", begun, X, y, classes=[0, 1])
+    fail("sample_weight must hold one number for each of the 150 rows", begun, X, y, sample_weight=[1.0])
+    fail("was optimised by 'nesterov:momentum=0.9'", begun.set_params(optimizer="adam"), X, y)

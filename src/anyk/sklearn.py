@@ -8,6 +8,7 @@ scikit-learn's ``LogisticRegression`` and ``Ridge``; how it is fitted is anyk's.
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
@@ -26,10 +28,13 @@ from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.base import Vector
-from anyk.problems.linear import LinearProblem
+from anyk.problems.linear import LinearProblem, checked_l2, row_weights
+from anyk.problems.scaling import Floats, Scaling
 from anyk.training.api import train
 from anyk.training.driver import Driver
 from anyk.training.evaluation import Evaluator
+from anyk.training.progress import Watch
+from anyk.training.run import Run
 
 Numbers = NDArray[np.floating[Any]]
 _CALM = 3  # steps in a row that must change little: a method with momentum stands still where it turns, too
@@ -73,8 +78,19 @@ class _Settled:
         return self.calm >= _CALM
 
 
+@dataclass
+class _Steps:
+    """Where calls of ``partial_fit`` stand: the coordinates of the steps, the largest curvature met, the last run."""
+
+    scaling: Scaling
+    smoothness: float
+    run: Run
+
+
 class _Linear(BaseEstimator):
     """What both estimators share: their parameters, and training."""
+
+    _steps: _Steps | None = None
 
     def __init__(
         self,
@@ -89,6 +105,7 @@ class _Linear(BaseEstimator):
         max_iter: int = 1000,
         tol: float | None = 1e-4,
         fit_intercept: bool = True,
+        warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
         self.strategy = strategy
@@ -101,18 +118,71 @@ class _Linear(BaseEstimator):
         self.max_iter = max_iter
         self.tol = tol
         self.fit_intercept = fit_intercept
+        self.warm_start = warm_start
         self.random_state = random_state
 
-    def _train(self, kind: type[LinearProblem], X: Any, y: Any) -> Numbers:
-        """The model as (features, then the intercept if there is one) x outputs."""
-        rows = X.shape[0]
+    def _fit(self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None) -> None:
+        """From the start, or with ``warm_start`` from the model there is, until it settles."""
         if self.tol is not None and not 0.0 <= self.tol < float("inf"):
             raise BadInput(f"tol must be a finite number of at least 0, or None, got {self.tol:g}")
         if self.max_iter < 1:
             raise BadInput(f"max_iter must be at least 1, got {self.max_iter}")
-        problem = kind(X, y, l2=1.0 / rows if self.l2 is None else self.l2, intercept=self.fit_intercept)
-        rate = 1.0 / (problem.smoothness() or 1.0) if self.lr is None else self.lr
+        self._steps = None
+        problem = self._problem(kind, X, y, weights, classes, None, warm=self.warm_start)
         settled = _Settled(self.tol or 0.0)
+        self._train(problem, 1.0 / (problem.smoothness(tol=0.0) or 1.0), self.max_iter, settled if self.tol else None)
+        if self.tol and not settled.done:
+            warnings.warn(
+                f"after max_iter={self.max_iter} steps the model still changes by more than tol={self.tol:g}; raise "
+                "max_iter or tol, or l2 where features say nearly the same",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    def _partial_fit(
+        self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None
+    ) -> None:
+        """One step on these rows, after those before."""
+        before = self._steps
+        problem = self._problem(kind, X, y, weights, classes, None if before is None else before.scaling, warm=True)
+        smoothness = problem.smoothness(tol=0.0)
+        if before is not None:
+            smoothness = max(smoothness, before.smoothness)
+        self._train(problem, 1.0 / (smoothness or 1.0), 1, None, begin=None if before is None else before.run)
+        assert problem.scaling is not None
+        self._steps = _Steps(problem.scaling, smoothness, self.run_)
+
+    def _problem(
+        self,
+        kind: type[LinearProblem],
+        X: Any,
+        y: Any,
+        weights: Floats | None,
+        classes: int | None,
+        scaling: Scaling | None,
+        *,
+        warm: bool,
+    ) -> LinearProblem:
+        """The objective, stepped on in coordinates in which all features are equally curved."""
+        l2 = 1.0 / (X.shape[0] if weights is None else weights.sum()) if self.l2 is None else checked_l2(self.l2)
+        if scaling is None:
+            scaling = Scaling.curved(X, weights, curvature=kind.curvature, l2=l2, centered=self.fit_intercept)
+        return kind(
+            X,
+            y,
+            l2=l2,
+            intercept=self.fit_intercept,
+            scaling=scaling,
+            weights=weights,
+            classes=None if classes is None else range(classes),
+            start=(np.atleast_2d(self.coef_).T, np.ravel(self.intercept_)) if warm and hasattr(self, "coef_") else None,
+        )
+
+    def _train(
+        self, problem: LinearProblem, rate: float, steps: int, watch: Watch | None, *, begin: Run | None = None
+    ) -> None:
+        """So many steps from the problem's start, or on from a run, and what they come to."""
+        total = steps + (0 if begin is None else begin.steps)
         self.run_ = train(
             problem,
             self.strategy,
@@ -122,26 +192,28 @@ class _Linear(BaseEstimator):
                 delays=parse_delays(self.delays) if isinstance(self.delays, str) else self.delays,
                 seed=int(check_random_state(self.random_state).randint(2**31)),
             ),
-            optimizer=build_optimizer(self.optimizer, lr=rate),
-            steps=self.max_iter,
-            evaluate_every=self.max_iter,  # the first and the last: nobody looks at those between
-            watch=settled if self.tol else None,
+            optimizer=build_optimizer(self.optimizer, lr=rate if self.lr is None else self.lr),
+            steps=total,
+            evaluate_every=total,  # the first and the last: nobody looks at those between
+            watch=watch,
+            begin=begin,
         )
         self.n_iter_ = self.run_.steps
-        if self.tol and not settled.done:
-            warnings.warn(
-                f"after max_iter={self.max_iter} steps the model still changes by more than tol={self.tol:g}; scale "
-                "the features (StandardScaler), or raise max_iter or tol",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
-        return self.run_.model.reshape(-1, problem.outputs)
+        weights, intercepts = problem.in_units(self.run_.model)
+        self._keep(weights.T.astype(problem.dtype), intercepts.astype(problem.dtype))
 
-    def _split(self, model: Numbers) -> tuple[Numbers, Numbers]:
+    def _keep(self, coefficients: Numbers, intercepts: Numbers) -> None:
         """Coefficients (outputs x features) and intercepts (outputs,)."""
-        if not self.fit_intercept:
-            return model.T.copy(), np.zeros(model.shape[1], dtype=model.dtype)
-        return model[:-1].T.copy(), model[-1].copy()
+        self.coef_, self.intercept_ = coefficients, intercepts
+
+    def _weights(self, sample_weight: Any, rows: int) -> Floats | None:
+        """One for each row; None where all count alike."""
+        if sample_weight is None:
+            return None
+        given = np.asarray(sample_weight)
+        given = np.full(rows, given) if given.ndim == 0 else given
+        row_weights(given, rows, "sample_weight")
+        return given.astype(np.float64)
 
     def _scores(self, X: Any) -> Numbers:
         check_is_fitted(self)
@@ -162,15 +234,24 @@ class AnykClassifier(ClassifierMixin, _Linear):
 
     The objective is that of scikit-learn's ``LogisticRegression`` with ``C = 1 / (l2 rows)``: the mean loss and
     ``l2 / 2`` times the squared coefficients, the intercept aside. ``X``: rows x features, dense or sparse (which it
-    stays), float32 or float64; sample weights are not taken.
+    stays), float32 or float64. With ``sample_weight`` the mean is weighted and ``rows`` is the sum of the weights, so
+    that a row of weight 2 is two rows. ``class_weight``: None, a dictionary (label: weight), or ``balanced``, which
+    gives all classes the same sum of weights.
 
     ``strategy``, ``cluster``, ``delays``, ``optimizer``: specs, as for :func:`anyk.train`; ``workers``: at most as
     many as rows. ``cluster="simulated"`` computes here, on a virtual clock, and is quick; ``"processes"`` starts
-    workers for every fit. ``lr``: 1 / smoothness of the data if left out, which no step
-    overshoots under ``uncoded`` and exact codes; an asynchronous strategy needs less. ``l2``: 1 / rows if left out.
-    ``max_iter``: steps at most; ``tol``: ends when three steps in a row change no number of the model by more than
-    that share of its largest (None or 0: never). Features of very different sizes make that slow: scale them.
+    workers for every fit. ``l2``: 1 / rows if left out. ``max_iter``: steps at most; ``tol``: ends when three steps in
+    a row change no number of the model, as it is stepped on, by more than that share of its largest (None or 0: never).
     ``random_state``: of the delays.
+
+    Features of any size are fine: steps are taken in coordinates in which each has the same curvature. Its mean m is
+    taken away where there is an intercept and ``X`` is dense (else m = 0), and it is divided by
+    ``sqrt(c mean (x - m)^2 + l2)``, c the loss's largest curvature: 1/4 for two classes, 1/2 for more, 1 for squares.
+    The objective and the coefficients stay in the units of ``X``. ``lr`` is the learning rate there: 1 / smoothness if
+    left out, which no step overshoots under ``uncoded`` and exact codes; an asynchronous strategy needs less.
+
+    ``warm_start``: a fit begins with the model of the last. ``partial_fit`` takes one step on the rows given, with the
+    optimiser's state of the call before; see there.
 
     Fitted: ``coef_`` (1 x features for two classes, else classes x features), ``intercept_``, ``classes_``,
     ``n_iter_``, ``n_features_in_``, and ``run_``, the :class:`~anyk.training.Run`, which pickling leaves out.
@@ -180,21 +261,103 @@ class AnykClassifier(ClassifierMixin, _Linear):
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> model = AnykClassifier("frc:load=2", workers=6, delays="exp:mean=0.1").fit((X - X.mean(0)) / X.std(0), y)
+    >>> model = AnykClassifier("frc:load=2", workers=6, delays="exp:mean=0.1").fit(X, y)
     >>> model.coef_.shape, model.run_.ledger["cancelled"] > 0
     ((3, 4), True)
     """
 
-    def fit(self, X: Any, y: ArrayLike) -> Self:
-        """Train on rows of ``X`` with labels ``y`` (any two or more)."""
+    def __init__(
+        self,
+        strategy: str = "uncoded",
+        *,
+        cluster: str = "simulated",
+        workers: int = 4,
+        delays: str | DelayModel = "none",
+        optimizer: str = "nesterov",
+        lr: float | str | None = None,
+        l2: float | None = None,
+        max_iter: int = 1000,
+        tol: float | None = 1e-4,
+        fit_intercept: bool = True,
+        class_weight: dict[Any, float] | str | None = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        super().__init__(
+            strategy,
+            cluster=cluster,
+            workers=workers,
+            delays=delays,
+            optimizer=optimizer,
+            lr=lr,
+            l2=l2,
+            max_iter=max_iter,
+            tol=tol,
+            fit_intercept=fit_intercept,
+            warm_start=warm_start,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on rows of ``X`` with labels ``y`` (any two or more); ``sample_weight``: shape (rows,)."""
+        before = getattr(self, "classes_", None)
         X, y = _validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
-        self.classes_, numbers = np.unique(y, return_inverse=True)
-        if self.classes_.size < 2:
-            raise BadInput(f"a classifier needs labels of two classes, got one class only: {self.classes_[0]!r}")
-        kind = LogisticRegression if self.classes_.size == 2 else SoftmaxRegression
-        self.coef_, self.intercept_ = self._split(self._train(kind, X, numbers))
+        classes, numbers = np.unique(y, return_inverse=True)
+        if classes.size < 2:
+            raise BadInput(f"a classifier needs labels of two classes, got one class only: {classes[0]!r}")
+        if self.warm_start and before is not None and not np.array_equal(before, classes):
+            raise BadInput(f"with warm_start the labels must be those of the fit before, {before.tolist()}")
+        self.classes_ = classes
+        self._fit(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes.size)
         return self
+
+    def partial_fit(
+        self, X: Any, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Take one step on the mean loss of these rows, from the model and the optimiser's state of the last call.
+
+        The first call must be given all ``classes``, unless :meth:`fit` came before, whose model it goes on from; a
+        batch need not have rows of all. Coordinates of the steps are those of the first batch, the learning rate is
+        1 / smoothness, the largest of any batch so far. So k calls with the same rows are ``fit`` with ``max_iter=k``
+        and ``tol=None``, bit for bit, and calls with one batch after another are stochastic gradient descent. ``l2``
+        left out is 1 / rows of the batch. ``tol``, ``max_iter`` and ``warm_start`` mean nothing here.
+        """
+        first = not hasattr(self, "classes_")
+        if first and classes is None:
+            raise BadInput("the first call of partial_fit needs all labels: give classes=")
+        X, y = _validated(self, X, y, reset=first)
+        check_classification_targets(y)
+        known = self.classes_ if classes is None else np.unique(np.asarray(classes))
+        if not first and not np.array_equal(known, self.classes_):
+            raise BadInput(f"classes must be those of the first call, {self.classes_.tolist()}, or left out")
+        if known.size < 2:
+            raise BadInput(f"a classifier needs labels of two classes, got one class only: {known.tolist()}")
+        if not np.isin(y, known).all():
+            raise BadInput(f"y has labels that are not in classes: {np.setdiff1d(y, known).tolist()}")
+        if self.class_weight == "balanced":
+            raise BadInput("class_weight='balanced' needs all rows at once; give partial_fit a dictionary of weights")
+        self.classes_ = known
+        numbers = np.searchsorted(known, y)
+        self._partial_fit(self._kind, X, numbers, self._weights_of(sample_weight, numbers), known.size)
+        return self
+
+    @property
+    def _kind(self) -> type[LinearProblem]:
+        return LogisticRegression if self.classes_.size == 2 else SoftmaxRegression
+
+    def _weights_of(self, sample_weight: Any, numbers: NDArray[np.intp]) -> Floats | None:
+        """Of rows, times those of their classes; None where all count alike."""
+        weights = self._weights(sample_weight, len(numbers))
+        if self.class_weight is None:
+            return weights
+        if self.class_weight == "balanced":
+            sums = np.bincount(numbers, weights, minlength=self.classes_.size)
+            factors = sums.sum() / (self.classes_.size * np.where(sums > 0, sums, 1.0))
+        else:
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[numbers])
+        return np.asarray(factors[numbers] * (1.0 if weights is None else weights), dtype=np.float64)
 
     def decision_function(self, X: Any) -> Numbers:
         """Scores, shape (rows,) for two classes (above 0: the second), else (rows, classes)."""
@@ -225,8 +388,9 @@ class AnykRegressor(RegressorMixin, _Linear):
     """Least squares with an l2 penalty, trained by a strategy on a cluster.
 
     The objective is that of scikit-learn's ``Ridge`` with ``alpha = l2 rows``: half the mean squared error and
-    ``l2 / 2`` times the squared coefficients, the intercept aside. Parameters as for :class:`AnykClassifier`; fitted:
-    ``coef_`` (features,), ``intercept_`` (a number), ``n_iter_``, ``n_features_in_`` and ``run_``.
+    ``l2 / 2`` times the squared coefficients, the intercept aside. Parameters as for :class:`AnykClassifier` (but
+    ``class_weight``), and so are steps, ``sample_weight``, ``warm_start`` and ``partial_fit``; fitted: ``coef_``
+    (features,), ``intercept_`` (a number), ``n_iter_``, ``n_features_in_`` and ``run_``.
 
     >>> import numpy as np
     >>> X = np.arange(12.0)[:, None] / 6 - 1
@@ -235,12 +399,20 @@ class AnykRegressor(RegressorMixin, _Linear):
     (array([3.]), 1.0)
     """
 
-    def fit(self, X: Any, y: ArrayLike) -> Self:
-        """Train on rows of ``X`` with values ``y``, shape (rows,)."""
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train on rows of ``X`` with values ``y``, shape (rows,); ``sample_weight``: shape (rows,)."""
         X, y = _validated(self, X, y, ensure_min_samples=2, y_numeric=True)
-        coefficients, intercepts = self._split(self._train(LeastSquares, X, y))
-        self.coef_, self.intercept_ = coefficients[0], intercepts[0]
+        self._fit(LeastSquares, X, y, self._weights(sample_weight, X.shape[0]), None)
         return self
+
+    def partial_fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Take one step on the mean loss of these rows; see :meth:`AnykClassifier.partial_fit`."""
+        X, y = _validated(self, X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
+        self._partial_fit(LeastSquares, X, y, self._weights(sample_weight, X.shape[0]), None)
+        return self
+
+    def _keep(self, coefficients: Numbers, intercepts: Numbers) -> None:
+        self.coef_, self.intercept_ = coefficients[0], intercepts[0]
 
     def predict(self, X: Any) -> Numbers:
         """A value for each row."""

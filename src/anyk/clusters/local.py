@@ -29,6 +29,7 @@ class LocalSteps:
 
     def __init__(self, messages: Messages, local: Local) -> None:
         self._messages, self._l2 = messages, local.l2
+        self._penalty = getattr(messages.partitions, "penalty", local.l2)
         self._optimizer = optimizer(local.optimizer, lr=local.rate)
 
     def run(
@@ -66,7 +67,7 @@ class LocalSteps:
                     gradient[support] += part
             gradient /= samples
             if self._l2:
-                gradient += self._l2 * w
+                gradient += self._penalty * w
             own = first + done
             scale = 1.0 if own == number else rate.at(number) / rate.at(own)
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()

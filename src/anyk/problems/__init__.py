@@ -15,13 +15,8 @@ from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.digest import data_digest
 from anyk.problems.functions import from_function
 from anyk.problems.jax_functions import JaxPartitions, JaxProblem
-from anyk.problems.linear import (
-    LeastSquares,
-    LinearPartitions,
-    LinearProblem,
-    LogisticRegression,
-    SoftmaxRegression,
-)
+from anyk.problems.linear import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
+from anyk.problems.linear_partitions import LinearPartitions
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
 from anyk.problems.splits import Dirichlet, splits
@@ -39,9 +34,12 @@ models: Registry[Callable[..., LinearProblem]] = Registry("model", given=("data"
 
 
 @models.register("linear")
-def _linear(data: Dataset) -> Callable[..., LinearProblem]:
-    """The linear model that suits the data: logistic, softmax or least-squares regression."""
-    return partial(_LINEAR[data.task], intercept=data.intercept)
+def _linear(data: Dataset, *, standardize: bool = False) -> Callable[..., LinearProblem]:
+    """The linear model that suits the data: logistic, softmax or least-squares regression.
+
+    ``standardize``: in columns of mean 0 and variance 1 (:class:`LinearProblem`).
+    """
+    return partial(_LINEAR[data.task], intercept=data.intercept, standardize=standardize)
 
 
 @models.register("two-layer")

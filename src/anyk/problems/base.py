@@ -95,6 +95,12 @@ def ensure_problem(problem: Any) -> None:
         raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {text}")
 
 
+def penalty_of(problem: Any) -> float | Vector:
+    """The regulariser's factor of each coordinate, or of all."""
+    penalty: float | Vector = getattr(problem, "penalty", problem.l2)
+    return penalty
+
+
 def problem_text(problem: Problem) -> str:
     """What ``repr`` shows of a problem: its kind and sizes."""
     name = type(problem).__name__
@@ -104,8 +110,10 @@ def problem_text(problem: Problem) -> str:
 class Problem(Protocol):
     """An objective with its data, on the driver.
 
-    Optional: ``digest()``, a text that tells its data from others, or None; left out it is made of the arrays among the
-    problem's attributes. A run that is resumed or replayed with other data is refused by it.
+    Optional: ``penalty``, the regulariser's factor of each coordinate, shape (d,), where that is not ``l2`` for all;
+    partitions have it, too, if strategies with local steps are to be used. ``digest()``, a text that tells its data
+    from others, or None; left out it is made of the arrays among the problem's attributes. A run that is resumed or
+    replayed with other data is refused by it.
     """
 
     dimension: int

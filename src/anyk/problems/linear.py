@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,17 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector, cut, problem_text
+from anyk.problems.base import Vector, cut, problem_text
 from anyk.problems.digest import digest_of
+from anyk.problems.linear_partitions import LinearPartitions
+from anyk.problems.scaling import Scaling
 from anyk.problems.splits import Dirichlet, checked
 
-if TYPE_CHECKING:
-    import scipy.sparse
-
 Floats = NDArray[np.float64]
-Design: TypeAlias = "Floats | scipy.sparse.csr_array"
-
-_LOCAL = 0.5  # a partition touching less than this share of the coordinates is kept, and answers, on those alone
 
 
 def _design(X: Any, name: str) -> Any:
@@ -50,85 +44,23 @@ def _design(X: Any, name: str) -> Any:
     return X if is_sparse else np.ascontiguousarray(X)
 
 
-class LinearPartitions:
-    """A linear model's training rows in partitions; see :class:`~anyk.problems.base.Partitions`.
-
-    A sparse partition keeps only the columns it touches, renumbered, so that products run in cache and a reply
-    covers nothing else. ``free``: the regulariser's factor that the last column, an intercept's, is to be spared: its
-    sums have that much less, which is what the driver will add.
-    """
-
-    def __init__(self, kind: str, outputs: int, X: Any, y: Vector, ends: NDArray[np.int64], free: float = 0.0) -> None:
-        from scipy import sparse
-
-        self.kind, self.outputs, self.free = kind, outputs, free
-        self.features = X.shape[1]
-        self.dimension = self.features * outputs
-        self.dtype = np.dtype(X.dtype)
-        self.sizes = tuple(np.diff(ends).tolist())
-        self._y = [np.ascontiguousarray(y[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
-        self._X: list[Any] = []
-        self._columns: list[Index | None] = []
-        for a, b in pairwise(ends):
-            rows: Any = X[a:b]
-            columns: Index | None = None
-            if hasattr(rows, "indptr"):
-                touched, local = np.unique(rows.indices, return_inverse=True)
-                if touched.size < _LOCAL * self.features:
-                    columns = touched.astype(np.intp)
-                    rows = sparse.csr_array(
-                        (rows.data, local.astype(np.int32).reshape(-1), rows.indptr.astype(np.int32)),
-                        shape=(rows.shape[0], touched.size),
-                    )
-            self._X.append(rows)
-            self._columns.append(columns)
-
-    def only(self, partitions: Sequence[int]) -> LinearPartitions:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        held = set(partitions)
-        part = copy(self)
-        part._X = [X if j in held else None for j, X in enumerate(self._X)]
-        part._y = [y if j in held else np.empty(0, self.dtype) for j, y in enumerate(self._y)]
-        return part
-
-    def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""
-
-    def support(self, partition: int) -> Index | None:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        columns = self._columns[partition]
-        if columns is None or self.outputs == 1:
-            return columns
-        return np.asarray(columns[:, None] * self.outputs + np.arange(self.outputs)).reshape(-1)
-
-    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        X, y, columns = self._X[partition], self._y[partition], self._columns[partition]
-        if rows is not None:
-            X, y = X[rows], y[rows]
-        if self.outputs > 1:
-            W = w.reshape(self.features, self.outputs)
-            slope = softmax_slope(X @ (W if columns is None else W[columns]), y)
-            gradient = np.asarray(X.T @ slope).reshape(-1)
-        else:
-            scores = X @ (w if columns is None else w[columns])
-            gradient = np.asarray(X.T @ (logistic_slope(scores, y) if self.kind == "logistic" else scores - y))
-        if self.free:  # every row has the last column, which is therefore the last of the support
-            gradient[-self.outputs :] -= len(y) * self.free * w[-self.outputs :]
-        return gradient
+def checked_l2(l2: float) -> float:
+    """The regulariser's factor; raises :class:`~anyk.errors.BadInput` where it cannot be one."""
+    if not 0.0 <= l2 < float("inf"):
+        raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
+    return float(l2)
 
 
-def logistic_slope(scores: Vector, y: Vector) -> Vector:
-    """Derivative of ``log(1 + exp(-y s))`` in s: ``-y / (1 + exp(y s))``, by tanh so that nothing overflows."""
-    return np.asarray(0.5 * y * (np.tanh(0.5 * y * scores) - 1.0))
-
-
-def softmax_slope(scores: Vector, y: Vector) -> Vector:
-    """Derivative of the cross-entropy in the scores (rows x classes): probabilities less the one-hot labels."""
-    p = np.exp(scores - scores.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    p[np.arange(len(p)), y.astype(np.intp)] -= 1.0
-    return np.asarray(p)
+def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
+    """Weights of rows, divided by their mean; raises :class:`~anyk.errors.BadInput`."""
+    found = np.asarray(weights)
+    if found.shape != (rows,):
+        raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {found.shape}")
+    if found.dtype.kind not in "biuf" or not np.isfinite(found).all() or (found < 0).any():
+        raise BadInput(f"{name} must be finite numbers of at least 0")
+    if not found.any():
+        raise BadInput(f"all {name} are zero; at least one row must have a weight above 0")
+    return np.asarray(found / found.mean(dtype=np.float64), dtype=np.float64)
 
 
 @typed
@@ -137,11 +69,18 @@ class LinearProblem:
 
     ``intercept``: a last column of ones is added, whose weights the regulariser spares. ``split``: how rows are spread
     over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec), if not as they come.
+
+    ``standardize``: columns are brought to mean 0 and variance 1 of the training rows (sparse ones to variance 1;
+    constant ones stay), and the regulariser acts on the weights of those. ``scaling``: only the steps are taken in such
+    columns (:class:`~anyk.problems.scaling.Scaling`), the objective with its regulariser is that of the input.
+    ``weights``: of the rows, shape (rows,), at least 0: the objective's mean is weighted by them. ``classes``: the
+    labels there are, where the rows need not have all. ``start``: weights (columns x outputs) and intercepts
+    (outputs,) to begin with, in the units of the input; zeros if left out.
     """
 
     kind: ClassVar[str] = ""
     labelled: ClassVar[bool] = True
-    _curvature: ClassVar[float] = 1.0
+    curvature: ClassVar[float] = 1.0  # of a sample's loss in its score, at most
     metric: str
     better: Literal["higher", "lower"]
 
@@ -156,26 +95,38 @@ class LinearProblem:
         recipe: dict[str, Any] | None = None,
         intercept: bool = False,
         split: Dirichlet | str | None = None,
+        standardize: bool = False,
+        scaling: Scaling | None = None,
+        weights: ArrayLike | None = None,
+        classes: Sequence[float] | None = None,
+        start: tuple[Any, Any] | None = None,
     ) -> None:
         self.intercept = intercept
         self.uneven = checked(split, None if self.labelled else "regression has numbers to predict")
-        self.X = self._columns(_design(X, "X"))
-        self.y = self._labels(np.asarray(y), self.X.shape[0], "y")
+        design = _design(X, "X")
+        self.samples = int(design.shape[0])
+        self.classes = self._known(classes)
+        self.y = self._labels(np.asarray(y), self.samples, "y")
         if (X_test is None) != (y_test is None):
             raise BadInput("give X_test and y_test together, or neither")
-        self.X_test = None if X_test is None else self._columns(_design(X_test, "X_test"))
-        if self.X_test is not None and self.X_test.shape[1] != self.X.shape[1]:
-            found, wanted = self.X_test.shape[1] - intercept, self.X.shape[1] - intercept
-            raise BadInput(f"X_test has {found} columns, X has {wanted}; they must agree")
-        rows = 0 if self.X_test is None else self.X_test.shape[0]
+        held_out = None if X_test is None else _design(X_test, "X_test")
+        if held_out is not None and held_out.shape[1] != design.shape[1]:
+            raise BadInput(f"X_test has {held_out.shape[1]} columns, X has {design.shape[1]}; they must agree")
+        rows = 0 if held_out is None else held_out.shape[0]
         self.y_test = None if y_test is None else self._labels(np.asarray(y_test), rows, "y_test")
-        if not 0.0 <= l2 < float("inf"):
-            raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
-        self.l2 = float(l2)
-        self.samples = int(self.X.shape[0])
+        self.l2 = checked_l2(l2)
+        self.weights = None if weights is None else row_weights(weights, self.samples)
+        if standardize and scaling is not None:
+            raise BadInput("standardize and scaling are two ways to do the same; give one")
+        self.standardize = standardize
+        self.scaling = Scaling.standard(design, self.weights) if standardize else scaling
+        self.X = self._columns(design)
+        self.X_test = None if held_out is None else self._columns(held_out)
         self.outputs = self._outputs()
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)
+        self.penalty = self._penalty()
+        self._start = start
         self._recipe = recipe
 
     def __repr__(self) -> str:
@@ -190,7 +141,26 @@ class LinearProblem:
             raise BadInput(f"{name} must hold finite numbers")
         return y.astype(np.float64)
 
+    def _known(self, classes: Sequence[float] | None) -> Floats | None:
+        """The labels there are, if told; values have none."""
+        if classes is not None:
+            raise BadInput("classes are of labels, and regression has numbers to predict; leave classes out")
+        return None
+
+    def _penalty(self) -> float | Vector:
+        """The regulariser's factor of each coordinate: a number, or shape (dimension,)."""
+        if not self.l2 or not (self.intercept or (self.scaling is not None and not self.standardize)):
+            return self.l2
+        factors = np.full((self.X.shape[1], self.outputs), self.l2)
+        if self.scaling is not None and not self.standardize:
+            factors[: len(self.scaling.scale)] /= (self.scaling.scale**2)[:, None]
+        if self.intercept:
+            factors[-1] = 0.0
+        return factors.reshape(-1).astype(self.dtype)
+
     def _columns(self, X: Any) -> Any:
+        if self.scaling is not None:
+            X = self.scaling.apply(X)
         if not self.intercept:
             return X
         ones = np.ones((X.shape[0], 1), dtype=X.dtype)
@@ -206,8 +176,10 @@ class LinearProblem:
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
-        free = self.l2 if self.intercept else 0.0
-        return LinearPartitions(self.kind, self.outputs, *self._rows(ends), ends, free)
+        weights = self.weights
+        if weights is not None and self.uneven is not None:
+            weights = weights[self.uneven.order(self.y, ends)]
+        return LinearPartitions(self.kind, self.outputs, *self._rows(ends), ends, penalty=self.penalty, weights=weights)
 
     def _rows(self, ends: NDArray[np.int64]) -> tuple[Any, Floats]:
         """The training rows and their targets in the order of the partitions that end there."""
@@ -217,13 +189,34 @@ class LinearProblem:
         return self.X[order], self.y[order]
 
     def initial(self) -> Vector:
-        """Zeros."""
-        return np.zeros(self.dimension, dtype=self.dtype)
+        """``start`` in the model's coordinates, or zeros."""
+        w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
+        if self._start is not None:
+            weights, intercepts = (np.asarray(part, dtype=np.float64) for part in self._start)
+            features = self.X.shape[1] - self.intercept
+            if weights.shape != (features, self.outputs) or intercepts.shape != (self.outputs,):
+                raise BadInput(
+                    f"start must be weights of shape ({features}, {self.outputs}) and intercepts of shape "
+                    f"({self.outputs},), got {weights.shape} and {intercepts.shape}"
+                )
+            if self.scaling is not None:
+                weights, intercepts = self.scaling.done(weights, intercepts)
+            w[:features] = weights
+            if self.intercept:
+                w[-1] = intercepts
+        return w.reshape(-1)
 
     def loss(self, w: Vector) -> float:
         """See :class:`~anyk.problems.base.Problem`."""
-        v = w[: w.size - self.intercept * self.outputs]  # what is regularised
-        return float(self._losses(self._scores(self.X, w), self.y).mean() + 0.5 * self.l2 * float(v @ v))
+        losses = self._losses(self._scores(self.X, w), self.y)
+        mean = losses.mean() if self.weights is None else self.weights @ losses / self.samples
+        return float(mean + 0.5 * float((self.penalty * w) @ w))
+
+    def in_units(self, w: Vector) -> tuple[Floats, Floats]:
+        """A model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
+        W = np.asarray(w, dtype=np.float64).reshape(-1, self.outputs)
+        weights, intercepts = (W[:-1], W[-1]) if self.intercept else (W, np.zeros(self.outputs))
+        return (weights, intercepts) if self.scaling is None else self.scaling.undone(weights, intercepts)
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""
@@ -238,22 +231,28 @@ class LinearProblem:
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`."""
         uneven = () if self.uneven is None else self.uneven.told
-        return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven)
+        weights = () if self.weights is None else (self.weights,)
+        return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven, *weights)
 
-    def smoothness(self) -> float:
+    def smoothness(self, *, tol: float = 1e-3) -> float:
         """L, the largest curvature the objective can have: gradient steps with learning rate 1 / L never overshoot.
 
-        The largest eigenvalue of X'X / N times the loss's own curvature (1/4 logistic, 1/2 softmax, 1 squares), and l2.
+        The largest eigenvalue of X'X / N (rows times their weights) times the loss's own curvature (1/4 logistic, 1/2
+        softmax, 1 squares), to a relative precision of ``tol`` (0: that of its numbers), and the largest penalty.
         """
         from scipy.sparse.linalg import svds
 
-        if min(self.X.shape) > 1:
-            start = keyed.generator(0, "smoothness").standard_normal(min(self.X.shape)).astype(self.dtype)
-            empty = not (self.X.count_nonzero() if hasattr(self.X, "count_nonzero") else self.X.any())
-            top = 0.0 if empty else float(svds(self.X, k=1, v0=start, return_singular_vectors=False, tol=1e-3)[0])
+        X = self.X
+        if self.weights is not None:
+            roots = np.sqrt(self.weights).astype(self.dtype)[:, None]
+            X = X * roots if isinstance(X, np.ndarray) else X.multiply(roots).tocsr()
+        if min(X.shape) > 1:
+            start = keyed.generator(0, "smoothness").standard_normal(min(X.shape)).astype(self.dtype)
+            empty = not (X.count_nonzero() if hasattr(X, "count_nonzero") else X.any())
+            top = 0.0 if empty else float(svds(X, k=1, v0=start, return_singular_vectors=False, tol=tol)[0])
         else:
-            top = float(np.sqrt((self.X * self.X).sum()))
-        return self._curvature * top**2 / self.samples + self.l2
+            top = float(np.sqrt((X * X).sum()))
+        return self.curvature * top**2 / self.samples + float(np.max(self.penalty))
 
     def _scores(self, X: Any, w: Vector) -> Floats:
         return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=np.float64)
@@ -278,22 +277,30 @@ class LogisticRegression(LinearProblem):
     """
 
     kind = "logistic"
-    _curvature = 0.25
+    curvature = 0.25
     metric = "auc"
     better = "higher"
 
     def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
         values = super()._labels(y, rows, name)
         classes = np.unique(values)
-        if name == "y":
-            if classes.size != 2:
-                found = "one class only" if classes.size < 2 else f"{classes.size} classes"
-                other = "" if classes.size < 2 else "; for more than two use SoftmaxRegression"
-                raise BadInput(f"logistic regression needs labels of two classes, got {found}{other}")
-            self.classes = classes
-        elif not np.isin(classes, self.classes).all():
-            raise BadInput(f"{name} has labels that are not in y: {np.setdiff1d(classes, self.classes).tolist()}")
+        if self.classes is None:
+            self.classes = self._two(classes)
+        if not np.isin(classes, self.classes).all():
+            known = "y" if name == "y_test" else "classes"
+            raise BadInput(f"{name} has labels that are not in {known}: {np.setdiff1d(classes, self.classes).tolist()}")
         return np.where(values == self.classes[1], 1.0, -1.0)
+
+    def _known(self, classes: Sequence[float] | None) -> Floats | None:
+        return None if classes is None else self._two(np.unique(np.asarray(classes, dtype=np.float64)))
+
+    @staticmethod
+    def _two(classes: Floats) -> Floats:
+        if classes.size != 2:
+            found = "one class only" if classes.size < 2 else f"{classes.size} classes"
+            other = "" if classes.size < 2 else "; for more than two use SoftmaxRegression"
+            raise BadInput(f"logistic regression needs labels of two classes, got {found}{other}")
+        return classes
 
     def _losses(self, scores: Floats, y: Floats) -> Floats:
         return np.logaddexp(0.0, -y * scores)
@@ -328,7 +335,7 @@ class SoftmaxRegression(LinearProblem):
     """
 
     kind = "softmax"
-    _curvature = 0.5
+    curvature = 0.5
     metric = "accuracy"
     better = "higher"
 
@@ -336,14 +343,26 @@ class SoftmaxRegression(LinearProblem):
         values = super()._labels(y, rows, name)
         if (values < 0).any() or (values != np.floor(values)).any():
             raise BadInput(f"{name} must hold classes 0, 1, 2, …; number the labels first")
-        if name == "y" and np.unique(values).size < 2:
-            raise BadInput("softmax regression needs at least two classes, got one class only")
-        if name == "y_test" and values.size and values.max() > self.y.max():
-            raise BadInput(f"{name} has class {int(values.max())}, y only classes up to {int(self.y.max())}")
+        if self.classes is None:
+            if np.unique(values).size < 2:
+                raise BadInput("softmax regression needs at least two classes, got one class only")
+            self.classes = np.arange(values.max() + 1)
+        if values.size and values.max() >= self.classes.size:
+            known = "y" if name == "y_test" else "classes"
+            raise BadInput(f"{name} has class {int(values.max())}, {known} only classes up to {self.classes.size - 1}")
         return values
 
+    def _known(self, classes: Sequence[float] | None) -> Floats | None:
+        if classes is None:
+            return None
+        found = np.asarray(classes, dtype=np.float64)
+        if found.size < 2 or not np.array_equal(found, np.arange(found.size)):
+            raise BadInput(f"classes of softmax regression must be 0, 1, 2, … (two at least), got {list(classes)}")
+        return found
+
     def _outputs(self) -> int:
-        return int(self.y.max()) + 1
+        assert self.classes is not None
+        return int(self.classes.size)
 
     def _losses(self, scores: Floats, y: Floats) -> Floats:
         top = scores.max(axis=1)

@@ -21,6 +21,8 @@ class ManyPartitions:
         first = next(iter(parts.values()))
         self.dimension, self.dtype, self.sizes = first.dimension, first.dtype, first.sizes
         self.tolerance = 0.0
+        if hasattr(first, "penalty"):
+            self.penalty = first.penalty
 
     def of(self, slot: str) -> Partitions:
         """Those of one slot."""

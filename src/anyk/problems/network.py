@@ -13,7 +13,8 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
-from anyk.problems.linear import SoftmaxRegression, softmax_slope
+from anyk.problems.linear import SoftmaxRegression
+from anyk.problems.linear_partitions import softmax_slope
 from anyk.problems.splits import Dirichlet
 
 
@@ -123,13 +124,13 @@ class TwoLayerNetwork(SoftmaxRegression):
         second[:] = random.standard_normal(second.shape) / second.shape[0] ** 0.5
         return w
 
-    def smoothness(self) -> float:
+    def smoothness(self, *, tol: float = 1e-3) -> float:
         """A guess at L from the linear problem's: the objective has no constant one.
 
         Exact bounds of networks are useless; that of softmax regression on the hidden layer, whose activations are at
         most 1, is ``(hidden + 1) / 2``, and the first layer adds the data's.
         """
-        return 0.5 * (self.hidden + 1) + super().smoothness()
+        return 0.5 * (self.hidden + 1) + super().smoothness(tol=tol)
 
     def _scores(self, X: Any, w: Vector) -> NDArray[np.float64]:
         first, bias, second, offset = layers(w, *self._shape)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyk import keyed
-from anyk.problems.base import Index, Partitions, Problem, Vector, ensure_problem
+from anyk.problems.base import Index, Partitions, Problem, Vector, ensure_problem, penalty_of
 
 _SUMS = "partial gradients are of sums over samples, without the regulariser"
 
@@ -44,7 +44,7 @@ def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> No
     tolerance = float(np.finfo(problem.dtype).eps) ** 0.5
     for j in range(partitions):
         total += _checked_gradient(pieces, j, w, tolerance)
-    gradient = total / problem.samples + problem.l2 * w
+    gradient = total / problem.samples + penalty_of(problem) * w
     for _ in range(3):
         _check_slope(problem, w, gradient, random.normal(size=problem.dimension))
     whole = problem.split(1)

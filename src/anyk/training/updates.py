@@ -9,7 +9,7 @@ from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems.base import Problem, Vector
+from anyk.problems.base import Problem, Vector, penalty_of
 from anyk.problems.many import problem_of
 from anyk.protocol import Combine, Layout, Mix
 from anyk.training.audit import Audit
@@ -80,7 +80,7 @@ class Updates:
         if problem.l2:
             if self._scratch is None:
                 self._scratch = np.empty(problem.dimension)
-            gradient += np.multiply(w, problem.l2, out=self._scratch)
+            gradient += np.multiply(w, penalty_of(problem), out=self._scratch)
         typed = gradient.astype(problem.dtype, copy=False)
         state = self._versions.optimizer_states[slot]
         return optimizer.step(w, typed, state, version, command.scale, out=self._cluster.blank(slot))

@@ -1,0 +1,107 @@
+"""Columns brought to comparable sizes, and models taken back to the units of the input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Columns as a model sees them, ``z = (x - center) / scale``; both of shape (columns,).
+
+    Of sparse columns the centers are 0, so that they stay sparse. Models are exact in either units:
+    ``z.v + b = x.(v / scale) + (b - center.(v / scale))``.
+
+    >>> scaling = Scaling.standard(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    >>> scaling.center.tolist(), scaling.scale.tolist()
+    ([2.0, 0.0], [1.0, 1.0])
+    """
+
+    center: Floats
+    scale: Floats
+
+    @classmethod
+    def standard(cls, X: Any, weights: Floats | None = None) -> Scaling:
+        """To mean 0 and variance 1; sparse columns to variance 1. A constant column stays as it is.
+
+        ``X``: rows x columns, dense or sparse; ``weights``: of the rows. Raises :class:`~anyk.errors.BadInput` where
+        the numbers are too large to be squared.
+        """
+        from sklearn.preprocessing import StandardScaler
+
+        dense = isinstance(X, np.ndarray)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = StandardScaler(with_mean=dense).fit(X.astype(np.float64, copy=False), sample_weight=weights)
+        scale = np.asarray(found.scale_, dtype=np.float64)
+        low, high = (getattr(X, name)(axis=0) for name in ("min", "max"))
+        if not dense:
+            low, high = low.toarray().reshape(-1), high.toarray().reshape(-1)
+        constant = low == high
+        center = np.where(constant, 0.0, found.mean_) if dense else np.zeros(X.shape[1])
+        return cls(center, np.where(constant, 1.0, scale)).checked()
+
+    @classmethod
+    def curved(cls, X: Any, weights: Floats | None, *, curvature: float, l2: float, centered: bool) -> Scaling:
+        """To columns in which the objective is equally curved: its Hessian's bound has a diagonal of ones.
+
+        ``scale^2 = curvature * mean of x^2 + l2`` of each column, after its mean is taken away where ``centered`` (an
+        intercept makes up for it). Of all diagonal scalings this one is within a factor of the number of columns of the
+        best condition (van der Sluis 1969). Raises as :meth:`standard`.
+        """
+        center = np.zeros(X.shape[1])
+        if centered and isinstance(X, np.ndarray):
+            center = np.average(X, axis=0, weights=weights).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = _mean_of_squares(X, center, weights)
+        scale = np.sqrt(curvature * squares + l2)
+        # what is left of a constant column is rounding: it must not be blown up
+        rounding = 4 * np.finfo(X.dtype).eps * np.abs(center) * np.sqrt(curvature)
+        return cls(center, np.where(scale > rounding, scale, 1.0)).checked()
+
+    def checked(self) -> Scaling:
+        """Itself; raises :class:`~anyk.errors.BadInput` where it is not finite."""
+        bad = np.flatnonzero(~(np.isfinite(self.center) & np.isfinite(self.scale)))
+        if bad.size:
+            raise BadInput(f"the numbers of column {bad[0]} are too large to be standardised; divide them first")
+        return self
+
+    def apply(self, X: Any) -> Any:
+        """The columns of ``X`` as the model sees them, in the precision of ``X``; a copy."""
+        if isinstance(X, np.ndarray):
+            made = X - self.center.astype(X.dtype)
+            made /= self.scale.astype(X.dtype)
+            return made
+        made = X.copy()
+        made.data /= self.scale.astype(X.dtype)[made.indices]
+        return made
+
+    def undone(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
+        """A model in the units of the input: weights (columns x outputs) and intercepts (outputs,)."""
+        W = np.asarray(weights, dtype=np.float64) / self.scale[:, None]
+        return W, np.asarray(intercepts, dtype=np.float64) - self.center @ W
+
+    def done(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
+        """The inverse of :meth:`undone`."""
+        W = np.asarray(weights, dtype=np.float64)
+        return W * self.scale[:, None], np.asarray(intercepts, dtype=np.float64) + self.center @ W
+
+
+def _mean_of_squares(X: Any, center: Floats, weights: Floats | None) -> Floats:
+    """Of each column less its center, a block of rows at a time."""
+    rows = X.shape[0]
+    shares = np.full(rows, 1.0 / rows) if weights is None else weights / weights.sum()
+    if not isinstance(X, np.ndarray):
+        return np.asarray(X.multiply(X).T @ shares, dtype=np.float64).reshape(-1)
+    total = np.zeros(X.shape[1])
+    for begin in range(0, rows, 4096):
+        block = X[begin : begin + 4096] - center
+        total += shares[begin : begin + 4096] @ (block * block)
+    return total
