@@ -267,7 +267,9 @@ def show(run: str, step: int | None, staleness: bool, picture: str | None, curve
         if staleness:
             raise BadInput(f"'{run}' is the folder of a race; --staleness is for one of its runs")
         found_race = Race.open(run)
-        _say_setup(console, dict(found_race.config) or (found_race.runs[0].config if found_race.runs else {}))
+        first = found_race.runs[0].config if found_race.runs else {}
+        own = {"environment": first.get("environment"), **found_race.config} if found_race.config else first
+        _say_setup(console, own)
         if found_race.waiting or found_race.unfinished:
             left = [*map(found_race.title, found_race.unfinished), *found_race.waiting]
             say(console, f"not finished: {', '.join(left)}; go on with: anyk resume {run}")
@@ -303,6 +305,8 @@ def _say_setup(console: Console, config: Mapping[str, Any]) -> None:
     for key in _SHOWN:
         if config.get(key) is not None:
             say(console, f"{key:<13} {config[key]}")
+    if found := config.get("environment"):
+        say(console, f"{'made with':<13} {', '.join(f'{name} {value}' for name, value in found.items())}")
 
 
 def _expanded(run: Run) -> str:

@@ -31,6 +31,7 @@ from anyk.training.beginning import Beginning
 from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
 from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, with_plugins
+from anyk.training.environment import environment, new_major
 from anyk.training.folder import empty, empty_if_it_fails, locked, new_folder
 from anyk.training.launch import Beside, Launch
 from anyk.training.limits import (
@@ -154,6 +155,7 @@ def _begun(
     folder = None if out is None else Path(out)
     if folder is not None:
         config["digests"] = digests_of(problem, cluster, config)
+        config["environment"] = environment()
         new_folder(folder, known=NAME)
     with locked(folder), showing(progress, beside.watch) as watch:
         with empty_if_it_fails(folder):
@@ -199,8 +201,9 @@ def resume(
     ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
     it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
 
-    ``tell`` is called with a sentence for the user where an older checkpoint had to be used (without ``tell``, this is
-    a ``RuntimeWarning``) or nothing was left to do.
+    ``tell`` is called with a sentence for the user where an older checkpoint had to be used or numpy, torch or jax have
+    another major version than the run began with (without ``tell``, these are ``RuntimeWarning``) or nothing was left
+    to do. The log notes whatever has changed of :attr:`Run.config` ``["environment"]``.
 
     A run folder may be anybody's: no code that it names is run (a problem's function, an optimiser of another package
     than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
@@ -267,17 +270,23 @@ def _resume(
             strategy.check_further(state, planned, begun)
         if saved is not None and saved.instead is not None:
             step = min(saved.state["versions"].values())
-            older = f"{saved.instead}; going on from the checkpoint before, at step {step}"
-            if beside.tell is None:
-                warnings.warn(older, RuntimeWarning, stacklevel=4)  # where resume was called
-            else:
-                beside.tell(older)
+            _tell(beside, f"{saved.instead}; going on from the checkpoint before, at step {step}")
+        if saved is not None and (newer := new_major(config)):
+            _tell(beside, f"going on with {' and '.join(newer)}: from here on bits may differ from what they were")
         log = RunLog(folder / "log.sqlite")
         write_config(folder, config)
         launch = Launch(
             strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning, saved=saved
         )
         return launch.run()
+
+
+def _tell(beside: Beside, text: str) -> None:
+    """A sentence for who resumes a run; a warning where :func:`resume` was called, if nobody listens."""
+    if beside.tell is None:
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
+    else:
+        beside.tell(text)
 
 
 def _described(

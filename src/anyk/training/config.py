@@ -67,6 +67,7 @@ class RunConfig(msgspec.Struct, frozen=True):
     begin: dict[str, Any] | None = None
     plan: Promise | None = None  # with which it was begun
     digests: Digests = Digests()
+    environment: dict[str, str] = {}
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from anyk.protocol import Strategy
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
 from anyk.training.driver import Driver
+from anyk.training.environment import changes
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.limits import first_metrics
@@ -144,6 +145,8 @@ class Launch:
             if saved.instead is not None and self._folder is not None:
                 checkpoints.set_aside(self._folder)
                 log.note(saved.state["time"], "older checkpoint", saved.instead)
+            if changed := changes(self._config):
+                log.note(saved.state["time"], "resumed", f"with {', '.join(changed)}")
         for evaluation in log.evaluations():
             evaluator.recall(evaluation)
         if saved is not None:

@@ -415,4 +415,5 @@ def setup(config: dict[str, Any]) -> dict[str, Any]:
         "delays": config.get("delays"),
         "cluster": config.get("cluster"),
         "seed": config.get("seed"),
+        "environment": config.get("environment"),
     }

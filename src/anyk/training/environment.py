@@ -1,0 +1,74 @@
+"""Where a run was made: versions of the interpreter and of numerical packages, host, and the commit of the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("numpy", "torch", "jax")
+_PATIENCE = 5.0  # seconds that git may take
+_OWN = Path(__file__).parents[1]  # where the command is, as __main__.py
+
+
+def environment() -> dict[str, str]:
+    """Versions of Python, numpy, torch and jax (those installed), the host and the commit of the user's repository.
+
+    The repository is that of the script that is run or, without one (a notebook, the command ``anyk``), of the current
+    folder; a commit with changes that were not committed ends in ``-dirty``. Without a repository there is no commit.
+
+    >>> import numpy
+    >>> environment()["numpy"] == numpy.__version__
+    True
+    """
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    found["host"] = platform.node()
+    commit = _commit(_place())
+    return found | ({"commit": commit} if commit else {})
+
+
+def changes(config: Mapping[str, Any]) -> list[str]:
+    """What is different here from where a run began, as ``torch 3.0.1 (was 2.4.0)``."""
+    began = config.get("environment") or {}
+    now = environment() if began else {}
+    return [f"{name} {now.get(name, 'missing')} (was {was})" for name, was in began.items() if now.get(name) != was]
+
+
+def new_major(config: Mapping[str, Any]) -> list[str]:
+    """Of :func:`changes` the packages of which another major version is installed, with which bits may differ."""
+    began = config.get("environment") or {}
+    now = environment() if began else {}
+    names = [name for name in _PACKAGES if name in began and name in now and _major(began[name]) != _major(now[name])]
+    return [f"{name} {now[name]} (was {began[name]})" for name in names]
+
+
+def _major(number: str) -> str:
+    return number.partition(".")[0]
+
+
+def _place() -> Path:
+    """The folder of the script that is run; the current one where there is none or it is anyk's own."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is None or Path(script).name == "anyk" or Path(script).parent == _OWN:
+        return Path.cwd()
+    return Path(script).resolve().parent
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit that is checked out in a folder's repository; None without git or a repository."""
+    command = ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
