@@ -43,7 +43,7 @@ def curve(spec):
             arguments.cluster, workers=P, delays=arguments.delays, seed=seed, communication=arguments.communication
         )
         optimizer = anyk.optimizers.GD(lr=arguments.lr)
-        run = anyk.train(problem, spec, cluster, optimizer=optimizer, seconds=T, evaluate_every=1)
+        run = anyk.train(problem, spec, cluster, optimizer=optimizer, seconds=T, evaluate="every=1")
         known = ~np.isnan(run.history["loss"])
         losses.append(np.interp(times, run.history["seconds"][known], run.history["loss"][known]))
         run.close()

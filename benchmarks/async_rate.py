@@ -19,7 +19,7 @@ def rate(workers, seed):
     """Updates a second of the run's clock."""
     cluster = anyk.cluster("processes", workers=workers, delays=arguments.delays, seed=seed)
     optimizer = anyk.optimizers.GD(lr=0.01)
-    run = anyk.train(problem, "async", cluster, optimizer=optimizer, seconds=arguments.seconds, evaluate_every=100)
+    run = anyk.train(problem, "async", cluster, optimizer=optimizer, seconds=arguments.seconds, evaluate="every=100")
     updates = run.steps / run.seconds
     run.close()
     return updates

@@ -150,7 +150,7 @@ def ours(problem, spec, seed, steps, delays):
 
     unseen = copy.copy(problem)  # evaluated as the versions of DDP are, afterwards, and not beside the run
     unseen.loss, unseen.metrics = lambda w: 0.0, lambda w: {}
-    anyk.train(unseen, spec, cluster, optimizer=optimizer, steps=steps, evaluate_every=steps, watch=keep)
+    anyk.train(unseen, spec, cluster, optimizer=optimizer, steps=steps, evaluate=f"every={steps}", watch=keep)
     return times, versions
 
 

@@ -66,7 +66,7 @@ for mean in arguments.means:
         real = anyk.train(problem, spec, processes(f"exp:mean={mean}", seed), optimizer=accelerated(), steps=steps)
         print(f"    calibrated: {compute.task * 1e3:.2f} ms a message, {compute.step * 1e3:.2f} ms a step")
         simulated = anyk.clusters.Simulated(WORKERS, delays=delays, seed=seed, compute=compute)
-        virtual = anyk.train(problem, spec, simulated, optimizer=accelerated(), steps=steps, evaluate_every=10**6)
+        virtual = anyk.train(problem, spec, simulated, optimizer=accelerated(), steps=steps, evaluate="every=1000000")
         a, b = used(real), used(virtual)
         same = np.mean([a[step] == b[step] for step in range(1, steps + 1)])
         show(f"{spec}, mean {mean}: predicted / real seconds", [virtual.seconds / real.seconds], "", "0.95 to 1.05")

@@ -150,7 +150,7 @@ elif arguments.clock:
                 cluster = anyk.cluster("processes", workers=workers, delays=delays)
                 spec = kinds[kind].spec + ",batch=4"
                 run = anyk.train_many(
-                    problems, spec, cluster, steps=steps, optimizer=anyk.optimizers.GD(lr=0.1), evaluate_every=steps
+                    problems, spec, cluster, steps=steps, optimizer=anyk.optimizers.GD(lr=0.1), evaluate=None
                 )
                 seconds[kind] = run.seconds
                 ends = sorted(t for i in range(models) for t in run.history_of(f"model {i}")["seconds"][1:])

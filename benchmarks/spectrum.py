@@ -38,7 +38,7 @@ def curve(spec):
     for seed in range(arguments.seeds):
         cluster = anyk.cluster("simulated", workers=P, delays=arguments.delays, seed=seed)
         optimizer = anyk.optimizers.GD(lr=arguments.lr)
-        run = anyk.train(problem, spec, cluster, optimizer=optimizer, seconds=T, evaluate_every=3)
+        run = anyk.train(problem, spec, cluster, optimizer=optimizer, seconds=T, evaluate="every=3")
         known = ~np.isnan(run.history["loss"])
         losses.append(np.interp(times, run.history["seconds"][known], run.history["loss"][known]))
         run.close()

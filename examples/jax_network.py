@@ -42,7 +42,7 @@ run = anyk.train(
     anyk.clusters.Processes(workers=4, delays=anyk.delays.Exponential(mean=0.02), seed=1),
     optimizer=anyk.optimizers.OptaxOptimizer(stepping),
     steps=steps,
-    evaluate_every=steps,
+    evaluate=f"every={steps}",
 )
 print(f"{problem.dimension:,} parameters, {run.steps} steps in {run.seconds:.1f} s: {run.metric}")
 print("kept:", jax.tree.map(np.shape, problem.params_at(run.model)))

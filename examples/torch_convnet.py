@@ -53,7 +53,7 @@ if __name__ == "__main__":
         anyk.clusters.Processes(workers=4, delays=anyk.delays.Exponential(mean=0.02), seed=1),
         optimizer=anyk.optimizers.TorchOptimizer("AdamW", lr=5e-3, schedule=f"CosineAnnealingLR:T_max={steps}"),
         steps=steps,
-        evaluate_every=steps,
+        evaluate=f"every={steps}",
     )
     print(f"{problem.dimension:,} parameters, {steps} steps in {run.seconds:.1f} s: {run.metric}")
     print(problem.module_at(run.model))  # with running statistics, in evaluation mode: ready to use

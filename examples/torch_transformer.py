@@ -48,7 +48,7 @@ run = anyk.train(
     anyk.clusters.Processes(workers=4, delays=anyk.delays.Exponential(mean=0.02), seed=1),
     optimizer=anyk.optimizers.Clip(of=anyk.optimizers.TorchOptimizer("AdamW", lr=3e-3), norm=1.0),
     steps=80,
-    evaluate_every=80,
+    evaluate="every=80",
 )
 print(
     f"{len(text):,} characters, {problem.dimension:,} parameters: {run.history['loss'][0]:.2f} to {run.loss:.2f} nats"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from anyk.errors import BadInput, NotDecodable, RunFailed
     from anyk.planning import explain, plan, train_tuned
     from anyk.strategies import strategy
-    from anyk.training import Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
+    from anyk.training import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
@@ -45,6 +45,7 @@ _NAMES = {
     "plan": "planning",
     "code": "codes",
     "BadInput": "errors",
+    "Evaluate": "training",
     "NotDecodable": "errors",
     "RunFailed": "errors",
     "strategy": "strategies",
@@ -76,6 +77,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "BadInput",
+    "Evaluate",
     "NotDecodable",
     "Race",
     "Run",

@@ -32,6 +32,7 @@ from anyk.problems.linear import LinearProblem, checked_l2, row_weights
 from anyk.problems.scaling import Floats, Scaling
 from anyk.training.api import train
 from anyk.training.driver import Driver
+from anyk.training.evaluate import Evaluate
 from anyk.training.evaluation import Evaluator
 from anyk.training.progress import Watch
 from anyk.training.run import Run
@@ -194,7 +195,7 @@ class _Linear(BaseEstimator):
             ),
             optimizer=build_optimizer(self.optimizer, lr=rate if self.lr is None else self.lr),
             steps=total,
-            evaluate_every=total,  # the first and the last: nobody looks at those between
+            evaluate=Evaluate(every=total),  # the first and the last: nobody looks at those between
             watch=watch,
             begin=begin,
         )

@@ -55,7 +55,7 @@ def test_mean_staleness_of_async_is_workers_less_one_under_any_law():
     for delays in ("exp:mean=1", "pareto:minimum=1,alpha=2.5", "bimodal:fast=1,slow=10", "hetero:means=1/2/8"):
         problem = Squares(6)
         cluster = Simulated(6, delays=anyk.delays.parse(delays), seed=1)
-        run = anyk.train(problem, "async:lr_scale=0.01", cluster, steps=4000, evaluate_every=4000)
+        run = anyk.train(problem, "async:lr_scale=0.01", cluster, steps=4000, evaluate="every=4000")
         assert run.history["staleness"][50:-1].mean() == pytest.approx(5.0, rel=0.03), delays
 
 

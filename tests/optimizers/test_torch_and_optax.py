@@ -270,7 +270,7 @@ def test_a_run_on_full_batches_is_a_plain_torch_loop():
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     made = Clip(of=TorchOptimizer("AdamW", lr=0.05, schedule="CosineAnnealingLR:T_max=20"), norm=0.1)
     for spec in ("uncoded", "frc:stragglers=1"):
-        run = anyk.train(problem, spec, fleet(), optimizer=made, steps=20, evaluate_every=20)
+        run = anyk.train(problem, spec, fleet(), optimizer=made, steps=20, evaluate="every=20")
         plain, _, _ = network()
         stepping = torch.optim.AdamW(plain.parameters(), lr=0.05)
         schedule = lr_scheduler.CosineAnnealingLR(stepping, 20)
@@ -295,7 +295,7 @@ def test_a_run_on_full_batches_is_a_plain_optax_loop():
 
     plain = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(0.1, 20)))
     problem = anyk.problems.JaxProblem(loss, params, data)
-    run = anyk.train(problem, "uncoded", fleet(), optimizer=OptaxOptimizer(plain), steps=20, evaluate_every=20)
+    run = anyk.train(problem, "uncoded", fleet(), optimizer=OptaxOptimizer(plain), steps=20, evaluate="every=20")
     state = plain.init(params)
     for _ in range(20):
         updates, state = plain.update(jax.grad(loss)(params, data), state, params)
@@ -317,7 +317,7 @@ def test_a_run_on_full_batches_is_a_plain_optax_loop():
 def test_a_run_goes_on_to_the_same_bits(made, tmp_path):
     module, X, y = network()
     problem = anyk.problems.TorchProblem(module.float(), nn.CrossEntropyLoss(), (X, y))
-    arguments = {"optimizer": made, "evaluate_every": 100}
+    arguments = {"optimizer": made, "evaluate": "every=100"}
     whole = anyk.train(problem, "frc:stragglers=1", fleet(), steps=12, **arguments)
     anyk.train(problem, "frc:stragglers=1", fleet(), steps=5, out=tmp_path / "run", **arguments).close()
     if "made in Python" in made.spec:
@@ -336,7 +336,7 @@ def test_workers_take_local_steps_with_a_torch_optimiser():
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     made = TorchOptimizer("SGD", lr=0.1, momentum=0.9)
     cluster = anyk.clusters.Simulated(1)
-    run = anyk.train(problem, "pasgd:tau=3,keep=true", cluster, optimizer=made, steps=2, evaluate_every=9)
+    run = anyk.train(problem, "pasgd:tau=3,keep=true", cluster, optimizer=made, steps=2, evaluate="every=9")
     plain, _, _ = network()
     stepping = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     for _ in range(6):
@@ -354,7 +354,7 @@ def test_a_torch_optimiser_steps_by_what_local_work_has_changed():
     models = []
     for outer in ("(torch:SGD,momentum=0.5)", "(momentum:momentum=0.5)"):
         spec = f"pasgd:tau=2,outer={outer},rate=0.7"
-        run = anyk.train(problem, spec, fleet(), optimizer=GD(lr=0.1), steps=4, evaluate_every=9)
+        run = anyk.train(problem, spec, fleet(), optimizer=GD(lr=0.1), steps=4, evaluate="every=9")
         models.append(run.model)
     assert models[0] == pytest.approx(models[1], abs=1e-13)
 

@@ -199,7 +199,7 @@ def test_a_script_without_a_guard_trains_on_processes_in_float64(tmp_path):
             problem = anyk.problems.JaxProblem(loss, params, (x, x[:, 0]), l2=1e-3)
             assert problem.dtype == np.float64
             cluster = anyk.clusters.Processes(2)
-            run = anyk.train(problem, "uncoded", cluster, optimizer=anyk.optimizers.GD(lr=0.1), steps=5, evaluate_every=5)
+            run = anyk.train(problem, "uncoded", cluster, optimizer=anyk.optimizers.GD(lr=0.1), steps=5, evaluate="every=5")
             w = problem.initial()
             flat = jax.grad(lambda w: loss(problem.params_at(w), (x, x[:, 0])) + 0.5e-3 * w @ w)
             for _ in range(5):

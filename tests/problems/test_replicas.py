@@ -104,7 +104,7 @@ def test_augmentation_on_processes_gives_the_simulators_bits():
             "frc:load=2,batch=4",
             kind(2, seed=1),
             steps=4,
-            evaluate_every=4,
+            evaluate="every=4",
             optimizer=anyk.optimizers.GD(lr=0.1),
         )
         models.append(run.model.tobytes())

@@ -520,7 +520,7 @@ def test_a_script_without_a_guard_trains_on_processes_to_the_simulators_bits(tmp
                         killed.append(os.kill(cluster.pids[0], signal.SIGKILL))
 
                 run = anyk.train(problem, "frc:stragglers=1", cluster, optimizer=anyk.optimizers.Adam(lr=0.01), steps=8,
-                                 watch=kill, evaluate_every=8)
+                                 watch=kill, evaluate="every=8")
                 models.append(run.model.tobytes())
             assert models[0] == models[1]
             """
@@ -542,14 +542,14 @@ def test_a_device_that_a_worker_lacks_is_said():
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
     module = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.Linear(8, 3))
     problem, *_ = made(torch.float32, module=module)
-    arguments = {"optimizer": anyk.optimizers.Adam(lr=0.05), "evaluate_every": 100}
+    arguments = {"optimizer": anyk.optimizers.Adam(lr=0.05), "evaluate": "every=100"}
 
     def fleet():
         return anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=4)
 
     whole = anyk.train(problem, "frc:stragglers=1,batch=3", fleet(), steps=12, **arguments)
     anyk.train(problem, "frc:stragglers=1,batch=3", fleet(), steps=5, out=tmp_path / "run", **arguments).close()
-    rest = anyk.resume(tmp_path / "run", problem=problem, steps=12, evaluate_every=100)
+    rest = anyk.resume(tmp_path / "run", problem=problem, steps=12, evaluate="every=100")
     assert rest.model.tobytes() == whole.model.tobytes()
     assert str(anyk.replay(rest, problem=problem)).endswith("the same bits of model")
 

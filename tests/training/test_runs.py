@@ -140,7 +140,7 @@ def test_a_targets_time_is_that_of_the_version_not_of_the_look():
 def test_looking_at_versions_keeps_to_its_share_however_long_it_takes(target, monkeypatch):
     monkeypatch.setattr("anyk.training.evaluation._SHARE", 1e-9)
     problem = anyk.problems.from_data("digits")
-    evaluator = anyk.training.Evaluator(problem, target=target, every=1, background=True)
+    evaluator = anyk.training.Evaluator(problem, anyk.Evaluate(every=1), target=target, background=True)
     good = anyk.train(problem, "uncoded", Simulated(4), optimizer=anyk.optimizers.Nesterov(lr=0.15), steps=30).model
     try:
         evaluator.keep("model", 1, 0.1, problem.initial())

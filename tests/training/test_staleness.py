@@ -19,7 +19,7 @@ PROBLEM = anyk.problems.from_data("synthetic:rows=60,features=4")
 
 
 def trained(strategy: str, workers: int = 6, steps: int = 40, **rest: Any) -> anyk.Run:
-    rest = {"delays": "exp:mean=1", "evaluate_every": steps} | rest
+    rest = {"delays": "exp:mean=1", "evaluate": f"every={steps}"} | rest
     return anyk.train(PROBLEM, strategy, "simulated", workers=workers, steps=steps, **rest)
 
 

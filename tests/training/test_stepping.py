@@ -239,7 +239,7 @@ def test_a_script_goes_on_as_it_did(spec):
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     norms = []
     _, step = stepping(module)
-    loop = anyk.rounds(problem, spec, simulated(), steps=30, into=module, evaluate_every=30)
+    loop = anyk.rounds(problem, spec, simulated(), steps=30, into=module, evaluate="every=30")
     for _ in loop:
         norms.append(step())
     expected = plain(same, X, y, 30)
@@ -277,7 +277,7 @@ def test_a_loop_left_early_leaves_run_and_module_alike():
     module = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     _, step = stepping(module)
-    loop = anyk.rounds(problem, "uncoded", simulated(), steps=30, into=module, evaluate_every=30)
+    loop = anyk.rounds(problem, "uncoded", simulated(), steps=30, into=module, evaluate="every=30")
     for given in loop:
         step()
         if given.number == 2:
@@ -352,7 +352,7 @@ def test_running_statistics_are_those_of_the_parameters_whenever_somebody_looks(
     module = Nested()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    loop = anyk.rounds(problem, "frc:load=2", simulated(), steps=6, into=module, evaluate_every=6)
+    loop = anyk.rounds(problem, "frc:load=2", simulated(), steps=6, into=module, evaluate="every=6")
     for step in loop:
         optimizer.step()
         if step.number in (1, 4):
@@ -375,7 +375,7 @@ def test_after_the_loop_running_statistics_are_right_and_nothing_stays_in_the_mo
     module = Nested()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y), held_out=(X, y))
     optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
-    loop = anyk.rounds(problem, "uncoded", simulated(), steps=25, into=module, evaluate_every=25)
+    loop = anyk.rounds(problem, "uncoded", simulated(), steps=25, into=module, evaluate="every=25")
     try:
         for step in loop:
             optimizer.step()

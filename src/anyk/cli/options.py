@@ -129,6 +129,19 @@ plugin_option = click.option(
 )  # fmt: skip
 
 
+def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    if text is not None:
+        from anyk.training.evaluate import read_evaluate
+
+        read_evaluate(text)  # complain before anything is loaded
+    return text
+
+
+evaluate_option = click.option(
+    "--evaluate", metavar="SPEC", callback=_checked_evaluate,
+    help="none, or every=10 (steps), seconds=5 (between two), samples=1000, on=train or on=held_out (the metric "
+    "only); default: some hundred versions.",
+)  # fmt: skip
 _MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check themselves
 
 
@@ -186,6 +199,7 @@ def common(command: Command) -> Command:
         click.option("--steps", type=int, help="Stop after this many steps."),
         click.option("--seconds", type=float, help="Stop after this many seconds of the run's clock."),
         click.option("--target", type=float, help="Stop when the metric reaches this value."),
+        evaluate_option,
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of the delays."),
         click.option("--out", metavar="FOLDER", help="Folder for the run; default: a new one under runs/."),
         json_option,
@@ -299,6 +313,7 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
         "steps": str(steps) if given["seconds"] is None else "no limit",
         "seconds": "no limit",
         "out": str(new_folder(command)),
+        "evaluate": "some hundred versions",
         "picture": "race.png in the folder",
     }
     if given.get("probe") is not None:

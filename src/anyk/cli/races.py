@@ -136,6 +136,7 @@ def race(
                 seconds=given["seconds"],
                 target=given["target"],
                 out=folder,
+                evaluate=given["evaluate"] or "",
                 watch=progress,
                 before=_saying(console, given["quiet"], head),
             )

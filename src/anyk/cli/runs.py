@@ -13,6 +13,7 @@ from anyk.cli import main
 from anyk.cli.options import (
     common,
     curve_option,
+    evaluate_option,
     join_cluster,
     json_option,
     make_optimizer,
@@ -115,6 +116,7 @@ def train(
                 target=given["target"],
                 begin=begin,
                 out=folder,
+                evaluate=given["evaluate"] or "",
                 watch=progress,
             )
     except KeyboardInterrupt:
@@ -171,6 +173,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
                 probe=probe,
                 optimizer=make_optimizer(problem, given),
                 out=folder,
+                evaluate=given["evaluate"] or "",
                 watch=progress,
                 before=tell,
                 **{name: given[name] for name in names},
@@ -206,6 +209,7 @@ _trust = click.option(
 @click.option("--target", type=float, help="New target of the metric.")
 @_problem_again
 @_trust
+@evaluate_option
 @click.option("--add", multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated.")
 @click.option("--seeds", type=int, help="For a race: train with further seeds, until there are so many.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -213,7 +217,7 @@ _trust = click.option(
 @plugin_option
 def resume(
     run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
-    add: tuple[str, ...], seeds: int | None, quiet: bool, json_file: str | None,
+    evaluate: str | None, add: tuple[str, ...], seeds: int | None, quiet: bool, json_file: str | None,
 ) -> None:  # fmt: skip
     """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race."""
     from anyk.problems import from_function
@@ -224,6 +228,8 @@ def resume(
 
     console = people(json_file)
     if is_race(run):
+        if evaluate is not None:
+            raise BadInput(f"'{run}' is the folder of a race, whose runs are evaluated alike; leave out --evaluate")
         limits = {"steps": steps, "seconds": seconds, "target": target}
         resume_the_race(console, run, problem, trust, add, seeds, quiet, json_file, limits)
         return
@@ -231,13 +237,14 @@ def resume(
         raise BadInput(f"'{run}' is a single run; --add is for the folder of a race")
     if seeds is not None:
         raise BadInput(f"'{run}' is a single run; --seeds is for the folder of a race")
+    kept: dict[str, Any] = {} if evaluate is None else {"evaluate": evaluate}
     join_cluster(read_config(Path(run))["cluster"])
     made = None if problem is None else from_function(problem)
     try:
         with Progress(console, quiet=quiet) as progress:
             done = resume_training(
                 run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust, watch=progress,
-                tell=warn,
+                tell=warn, **kept,
             )  # fmt: skip
     except KeyboardInterrupt:
         exit_interrupted(run)
@@ -245,7 +252,7 @@ def resume(
     write_json(done.report(), json_file)
 
 
-_SHOWN = ("cluster", "workers", "delays", "communication", "seed", "seeds", "optimizer", "lr", *_LIMITS)
+_SHOWN = ("cluster", "workers", "delays", "communication", "seed", "seeds", "optimizer", "lr", *_LIMITS, "evaluate")
 
 
 @main.command()
@@ -303,7 +310,7 @@ def show(run: str, step: int | None, staleness: bool, picture: str | None, curve
 
 def _say_setup(console: Console, config: Mapping[str, Any]) -> None:
     for key in _SHOWN:
-        if config.get(key) is not None:
+        if config.get(key) not in (None, ""):
             say(console, f"{key:<13} {config[key]}")
     if found := config.get("environment"):
         say(console, f"{'made with':<13} {', '.join(f'{name} {value}' for name, value in found.items())}")

@@ -135,14 +135,14 @@ class Lab:
         seconds: float | None = None,
         communication: str = "none",
         targets: Sequence[float] = (),
-        evaluate_every: int | None = None,
+        evaluate: str = "",
         further: Callable[[Run], Mapping[str, float]] = lambda run: {},
     ) -> Found:
         """Train once: seconds a step, final loss and metric, seconds to each target, curves against seconds."""
         fleet = build_cluster(self.cluster, workers=workers, delays=delays, seed=seed, communication=communication)
         run = train(
             problem, strategy, fleet, optimizer=optimizer or GD(), steps=steps, seconds=seconds,
-            evaluate_every=evaluate_every,
+            evaluate=evaluate,
         )  # fmt: skip
         try:
             history, metric = run.history, run.metric_name

@@ -17,6 +17,7 @@ from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.planning.sequential import Candidate, fit_slope, tune
 from anyk.problems.base import Problem
+from anyk.training.evaluate import USUAL, Evaluate
 from anyk.training.many import train_many
 from anyk.training.progress import Watch
 from anyk.training.run import Run
@@ -91,6 +92,7 @@ def train_tuned(
     seconds: float | None = None,
     target: float | None = None,
     out: str | Path | None = None,
+    evaluate: Evaluate | str | None = USUAL,
     watch: Watch | None = None,
     progress: bool = False,
     before: Callable[[str, Sequence[Candidate]], None] | None = None,
@@ -155,6 +157,7 @@ def train_tuned(
             target=target,
             begin=runs[-1] if runs else None,
             out=None if folder is None else folder / name,
+            evaluate=evaluate,
             watch=watch,
             progress=progress,
         )

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import keyed
 from anyk.errors import BadInput
 
 Vector = NDArray[np.floating[Any]]
@@ -77,6 +78,18 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> N
     return np.minimum(ends, samples - np.arange(partitions, -1, -1))
 
 
+def some_rows(rows: int, samples: int, of: str) -> Index | slice:
+    """So many of the rows, sorted, the same for the same numbers; all where there are no more. ``of``: what they are.
+
+    >>> len(some_rows(1000, 10, "held out")), some_rows(4, 10, "held out")
+    (10, slice(None, None, None))
+    """
+    if samples >= rows:
+        return slice(None)
+    chosen: Index = np.sort(keyed.generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
+    return chosen
+
+
 _PARTS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
 
 
@@ -113,7 +126,11 @@ class Problem(Protocol):
     Optional: ``penalty``, the regulariser's factor of each coordinate, shape (d,), where that is not ``l2`` for all;
     partitions have it, too, if strategies with local steps are to be used. ``digest()``, a text that tells its data
     from others, or None; left out it is made of the arrays among the problem's attributes. A run that is resumed or
-    replayed with other data is refused by it.
+    replayed with other data is refused by it. ``sampled(samples)``, the same problem with so many of its training
+    samples and of its held-out ones (:func:`some_rows`), of which loss and metrics are then asked
+    (:class:`anyk.Evaluate`). ``evaluated_on``, what is evaluated if the user does not say: ``"train"`` (default),
+    ``"held_out"`` where computing the loss would read training data that is not in memory, None where there is no
+    held-out data either.
     """
 
     dimension: int

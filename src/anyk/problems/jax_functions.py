@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from anyk.checks import check
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage
-from anyk.problems.base import Index, Vector, cut, problem_text
+from anyk.problems.base import Index, Vector, cut, problem_text, some_rows
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
 from anyk.problems.sums import is_no_sum, telling
@@ -329,6 +330,16 @@ class JaxProblem:
             return {"held_out_loss": self._mean_loss(self._held_out, self._held, w)}
         params = self.params_at(w)
         return {name: float(metric(params, self._held_out)) for name, metric in self._metrics.items()}
+
+    def sampled(self, samples: int) -> Self:
+        """See :class:`~anyk.problems.base.Problem`."""
+        made = copy(self)
+        made._data = chosen(self._data, some_rows(self.samples, samples, "train"))
+        made.samples = min(samples, self.samples)
+        if self._held_out is not None:
+            made._held_out = chosen(self._held_out, some_rows(self._held, samples, "held out"))
+            made._held = min(samples, self._held)
+        return made
 
     def params_at(self, w: Vector) -> Tree:
         """The pytree of parameters that the vector ``w`` (length d) stands for."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from copy import copy
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Vector, cut, problem_text
+from anyk.problems.base import Vector, cut, problem_text, some_rows
 from anyk.problems.digest import digest_of
 from anyk.problems.linear_partitions import LinearPartitions
 from anyk.problems.scaling import Scaling
@@ -223,6 +224,16 @@ class LinearProblem:
         if self.X_test is None or self.y_test is None:
             return {}
         return {self.metric: self._metric(self.y_test, self._scores(self.X_test, w))}
+
+    def sampled(self, samples: int) -> Self:
+        """See :class:`~anyk.problems.base.Problem`."""
+        made, rows = copy(self), some_rows(self.samples, samples, "train")
+        made.X, made.y, made.samples = self.X[rows], self.y[rows], min(samples, self.samples)
+        made.weights = None if self.weights is None else self.weights[rows]
+        if self.X_test is not None and self.y_test is not None:
+            held = some_rows(self.X_test.shape[0], samples, "held out")
+            made.X_test, made.y_test = self.X_test[held], self.y_test[held]
+        return made
 
     def recipe(self) -> dict[str, Any] | None:
         """See :class:`~anyk.problems.base.Problem`."""

@@ -107,6 +107,16 @@ class ManyProblems:
         """Of the first problem."""
         return self._first.metrics(w)
 
+    @property
+    def evaluated_on(self) -> Literal["train", "held_out"] | None:
+        """As the first problem's."""
+        own: Literal["train", "held_out"] | None = getattr(self._first, "evaluated_on", "train")
+        return own
+
+    def sampled(self, samples: int) -> ManyProblems:
+        """See :class:`~anyk.problems.base.Problem`; :class:`~anyk.errors.BadInput` where one cannot be."""
+        return ManyProblems([sampled(problem, samples) for problem in self._of.values()])
+
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`; of all."""
         distinct = {id(problem): data_digest(problem) for problem in self._of.values()}
@@ -117,6 +127,18 @@ class ManyProblems:
         """Those of all, or None where one has none."""
         recipes = [problem.recipe() for problem in self._of.values()]
         return None if any(recipe is None for recipe in recipes) else {"many": recipes}
+
+
+def sampled(problem: Problem, samples: int) -> Problem:
+    """A problem with so many of its samples; raises :class:`~anyk.errors.BadInput` where it cannot give them."""
+    make = getattr(problem, "sampled", None)
+    if make is None:
+        raise BadInput(
+            f"{type(problem).__name__} cannot be evaluated on a sample of its data; give it a method "
+            "sampled(samples), or leave samples out"
+        )
+    made: Problem = make(samples)
+    return made
 
 
 def problem_of(problem: Problem, slot: str) -> Problem:

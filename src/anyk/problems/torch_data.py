@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
-from anyk.problems.base import Index
+from anyk.problems.base import Index, some_rows
 from anyk.problems.torch_random import kept_generators, seed_all
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ class Arrays:
         del key
         return tuple(tensor_over(array[rows]).to(device) for array in self.arrays)
 
+    def some(self, samples: int, of: str) -> Arrays:
+        """So many of the samples; see :func:`~anyk.problems.base.some_rows`."""
+        made, rows = copy(self), some_rows(len(self), samples, of)
+        made.arrays = [array[rows] for array in self.arrays]
+        return made
+
     @property
     def labels(self) -> NDArray[Any] | None:
         """The targets where they are one whole number each, shape (samples,), else None."""
@@ -76,9 +82,16 @@ class Items:
 
     def __init__(self, data: Any) -> None:
         self.data = data
+        self._rows: Index | None = None  # those of the data set's items that are samples, if not all
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.data) if self._rows is None else len(self._rows)
+
+    def some(self, samples: int, of: str) -> Items:
+        """So many of the samples, which keep their numbers; see :func:`~anyk.problems.base.some_rows`."""
+        made, rows = Items(self.data), some_rows(len(self), samples, of)
+        made._rows = self._rows if isinstance(rows, slice) else rows
+        return made
 
     def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> tuple[torch.Tensor, ...]:
         """Some samples, as torch's own loader puts them together.
@@ -90,6 +103,8 @@ class Items:
         from torch.utils.data import default_collate
 
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        if self._rows is not None:
+            numbers = self._rows[list(numbers)].tolist()
         items = []
         with kept_generators([]) as generators:
             for i in numbers:

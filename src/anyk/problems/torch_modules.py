@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from anyk.problems.torch_random import drawing
 if TYPE_CHECKING:
     import torch
 
+_RENEWED = 1024  # items over which running statistics are computed to evaluate, where items have to be read
 _EVALUATED = 512  # samples that a forward pass has at most where nobody said how many fit into memory
 _TRIED = 2  # samples that module and loss are tried on; batch norm cannot do with one
 
@@ -79,7 +80,9 @@ class TorchProblem:
 
     Workers compute in training mode from the module's initial buffers, and drop what the forward pass does to them:
     batch norm normalises with the batch at hand. For evaluation running statistics are computed anew over the
-    training data, as ``torch.optim.swa_utils.update_bn`` does. Random layers draw by the model, the partition and the
+    training data, as ``torch.optim.swa_utils.update_bn`` does; of a data set that is read item by item, over 1,024 of
+    its items (by :meth:`module_at`, over all). The loss of such a data set is not evaluated unless
+    :class:`anyk.Evaluate` asks for it. Random layers draw by the model, the partition and the
     rows, so that replicas agree; what the items of a data set draw from the global generators of torch, NumPy and
     Python is seeded by the model and the item. Where several workers hold a partition their gradients are compared, at
     the start and now and then.
@@ -136,7 +139,7 @@ class TorchProblem:
         self.samples = len(self._data)
         if mean and ignored is not None:
             self._count_targets(ignored)
-        self._last: tuple[Vector, Network, torch.device] | None = None
+        self._last: tuple[Vector, Network, torch.device, int] | None = None
         targets = self._try()
         plain = {"mse": _mse} if targets.is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
         self._metrics: dict[str, Metric] = dict(plain if metrics is None else metrics)
@@ -272,7 +275,24 @@ class TorchProblem:
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """A module with the parameters ``w`` (length d) and running statistics that suit them, in evaluation mode."""
-        return copy.deepcopy(self._at(w)[0].module).cpu()
+        return copy.deepcopy(self._at(w, whole=True)[0].module).cpu()
+
+    @property
+    def evaluated_on(self) -> Literal["train", "held_out"] | None:
+        """See :class:`~anyk.problems.base.Problem`: a data set that is read item by item is not read for the loss."""
+        if isinstance(self._data, Arrays):
+            return "train"
+        return None if self._held_out is None else "held_out"
+
+    def sampled(self, samples: int) -> Self:
+        """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
+        made = copy.copy(self)
+        made._data = self._data.some(samples, "train")
+        made.samples = len(made._data)
+        if self._held_out is not None:
+            made._held_out = self._held_out.some(samples, "held out")
+        made._last = None
+        return made
 
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`; of a data set that is read item by item the arrays it holds."""
@@ -284,13 +304,19 @@ class TorchProblem:
         """None: it is made in Python."""
         return None
 
-    def _at(self, w: Vector) -> tuple[Network, torch.device]:
-        """The network at ``w``, ready to evaluate, and its device; the last is kept, as loss and metrics share it."""
+    def _at(self, w: Vector, *, whole: bool = False) -> tuple[Network, torch.device]:
+        """The network at ``w``, ready to evaluate, and its device; the last is kept, as loss and metrics share it.
+
+        ``whole``: running statistics are of all the training data, also where that is read item by item.
+        """
         import torch
 
+        data = self._data
+        if isinstance(data, Items) and not whole:
+            data = data.some(_RENEWED, "statistics")
         last = self._last
-        if last is not None and np.array_equal(last[0], w):
-            return last[1:]
+        if last is not None and np.array_equal(last[0], w) and last[3] == len(data):
+            return last[1:3]
         network = copy.deepcopy(self._network)
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine need not have what workers have
@@ -298,13 +324,13 @@ class TorchProblem:
         for parameter, piece in zip(trained(network.module), pieces_of(flat, self.shapes), strict=True):
             parameter.data = piece
         device = network.move()
-        self._renew_statistics(network, device)
+        self._renew_statistics(network, device, data)
         network.module.eval()
-        self._last = w.copy(), network, device
+        self._last = w.copy(), network, device, len(data)
         return network, device
 
-    def _renew_statistics(self, network: Network, device: torch.device) -> None:
-        """Running means and variances over the training data, as ``update_bn`` has them."""
+    def _renew_statistics(self, network: Network, device: torch.device, data: Arrays | Items) -> None:
+        """Running means and variances over some data, as ``update_bn`` has them."""
         import torch
 
         norms = norms_of(network.module)
@@ -316,7 +342,7 @@ class TorchProblem:
             norm.momentum = None  # the plain mean over all batches
         network.module.train()
         with torch.no_grad(), drawing(0, device):
-            for batch in self._batches(self._data, device):
+            for batch in self._batches(data, device):
                 network.outputs(batch)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

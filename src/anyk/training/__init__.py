@@ -5,6 +5,7 @@ from anyk.training.comparing import Comparison, SpeedUp, compare
 from anyk.training.counts import Counts
 from anyk.training.defaults import usual_optimizer, usual_rule
 from anyk.training.driver import Driver
+from anyk.training.evaluate import Evaluate
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.many import train_many
@@ -27,6 +28,7 @@ __all__ = [
     "Comparison",
     "CutOff",
     "Driver",
+    "Evaluate",
     "Evaluation",
     "Evaluator",
     "OverSeeds",

@@ -32,6 +32,7 @@ from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
 from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, with_plugins
 from anyk.training.environment import environment, new_major
+from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluated, read_evaluate, spec_of
 from anyk.training.folder import empty, empty_if_it_fails, locked, new_folder
 from anyk.training.launch import Beside, Launch
 from anyk.training.limits import (
@@ -50,6 +51,8 @@ from anyk.training.rows import newest
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 
+_AS_BEFORE = "as before"
+
 
 @typed
 def train(
@@ -67,7 +70,7 @@ def train(
     target: float | None = None,
     begin: Run | str | Path | None = None,
     out: str | Path | None = None,
-    evaluate_every: int | None = None,
+    evaluate: Evaluate | str | None = USUAL,
     checkpoint_every: float = 10.0,
     watch: Watch | None = None,
     progress: bool = False,
@@ -83,7 +86,7 @@ def train(
     ``optimizer`` may be a spec, with learning rate 1 / smoothness
     of the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
     the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds. Loss and metric are
-    evaluated off the clock, for every ``evaluate_every``-th version (default: for a few hundred of them).
+    evaluated off the clock as ``evaluate`` says (:class:`anyk.Evaluate` or its spec), with None not at all.
     ``watch`` is called after every step; ``progress`` shows the state of the run on standard error. On Ctrl-C the run
     is saved and ``KeyboardInterrupt`` raised.
 
@@ -116,14 +119,17 @@ def train(
     cluster = usual_cluster(cluster, strategy, workers=workers, delays=delays, seed=seed, communication=communication)
     strategy = build_strategy(strategy, workers=cluster.workers)
     check_rows(problem, strategy)
+    evaluate = read_evaluate(evaluate)
+    check_evaluate(evaluate, strategy, target)
     beginning, come_from = None, None
     if begin is None:
         optimizer = usual_optimizer(problem, optimizer, None if promise is None else promise.learning_rate)
     else:
         optimizer, beginning, come_from = _begin_from(begin, problem, strategy, optimizer)
     begun = 0 if beginning is None else beginning.step
-    check_intervals(evaluate_every, checkpoint_every)
-    check_limits(problem, steps, seconds, target, begun)
+    check_intervals(checkpoint_every)
+    check_held_out(evaluate, problem)
+    check_limits(evaluated(evaluate, problem), steps, seconds, target, begun)
     if steps is None and seconds is None:
         usual = STEPS if promise is None else promise.horizon
         steps = begun + (usual if target is None else LIMIT)
@@ -131,11 +137,12 @@ def train(
     strategy = plan(strategy, steps, begun)
     limits = {"steps": steps, "seconds": seconds, "target": target}
     config = _described(problem, strategy, cluster, optimizer, asked) | limits
+    config["evaluate"] = spec_of(evaluate)
     if come_from is not None:
         config["begin"] = come_from
     if promise is not None:
         config["plan"] = promise.plain()
-    beside = Beside(evaluate_every, checkpoint_every, watch)
+    beside = Beside(evaluate, checkpoint_every, watch)
     return _begun(strategy, cluster, problem, optimizer, config, beside, beginning, out, progress=progress)
 
 
@@ -190,7 +197,7 @@ def resume(
     seconds: float | None = None,
     target: float | None = None,
     trust: bool = False,
-    evaluate_every: int | None = None,
+    evaluate: Evaluate | str | None = _AS_BEFORE,
     checkpoint_every: float = 10.0,
     watch: Watch | None = None,
     tell: Callable[[str], None] | None = None,
@@ -201,17 +208,20 @@ def resume(
     ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
     it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
 
-    ``tell`` is called with a sentence for the user where an older checkpoint had to be used or numpy, torch or jax have
-    another major version than the run began with (without ``tell``, these are ``RuntimeWarning``) or nothing was left
-    to do. The log notes whatever has changed of :attr:`Run.config` ``["environment"]``.
+    ``evaluate``: as before, if left out. ``tell`` is called with a sentence for the user where an older checkpoint had
+    to be used or numpy, torch or jax have another major version than the run began with (without ``tell``, these are
+    ``RuntimeWarning``), or nothing was left to do. The log notes whatever has changed of
+    :attr:`Run.config` ``["environment"]``.
 
     A run folder may be anybody's: no code that it names is run (a problem's function, an optimiser of another package
     than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
     traces and code must be those that the run began with. Raises :class:`~anyk.errors.BadInput` where they are not.
     """
-    check_intervals(evaluate_every, checkpoint_every)
+    check_intervals(checkpoint_every)
     folder = Path(path)
     config = read_config(folder)
+    if evaluate != _AS_BEFORE:
+        config["evaluate"] = spec_of(read_evaluate(evaluate))
     check_named(config, f"the run '{folder}'")
     code = config["digests"].get("code", {})
     limits = {"steps": steps, "seconds": seconds, "target": target}
@@ -220,7 +230,7 @@ def resume(
         with_plugins(config, f"the run '{folder}'"),
         showing(progress, watch) as watching,
     ):
-        beside = Beside(evaluate_every, checkpoint_every, watching, tell)
+        beside = Beside(read_evaluate(config.get("evaluate", "")), checkpoint_every, watching, tell)
         return _resume(folder, config, limits, problem, optimizer, beside, trust=trust)
 
 
@@ -246,10 +256,13 @@ def _resume(
     check_problem(config, problem, f"the run '{folder}'")
     beginning = Beginning.load(folder) if "begin" in config else None
     begun = 0 if beginning is None else beginning.step
-    check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"), begun)
+    check_held_out(beside.evaluate, problem)
+    evaluating = evaluated(beside.evaluate, problem)
+    check_limits(evaluating, config.get("steps"), config.get("seconds"), config.get("target"), begun)
     admit_strategy(config)
     strategy = build_strategy(config["strategy"], workers=config["workers"])
     strategy = plan(strategy, config.get("steps"), begun)
+    check_evaluate(beside.evaluate, strategy, config.get("target"))
     check_address(config["cluster"], f"the run '{folder}'", trust=trust)
     cluster = build_cluster(
         config["cluster"],

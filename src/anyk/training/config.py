@@ -66,6 +66,7 @@ class RunConfig(msgspec.Struct, frozen=True):
     problem: dict[str, Any] | None = None
     begin: dict[str, Any] | None = None
     plan: Promise | None = None  # with which it was begun
+    evaluate: str = ""
     digests: Digests = Digests()
     environment: dict[str, str] = {}
 

@@ -59,7 +59,8 @@ class Driver:
     Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and what a strategy
     asks of losses and gradients is answered from ``told``, in that order. ``beginning``: where another run stood, from
     which this one goes on. ``on_step`` is called with the driver after every step of a model that is trained for its
-    own sake, ``on_event`` after every event that has been dealt with.
+    own sake, ``on_event`` after every event that has been dealt with. ``loss_of`` evaluates the objective of a slot
+    for a strategy that asks for it, if not the problem itself.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Driver:
         beginning: Beginning | None = None,
         on_step: Callable[[Driver], None] | None = None,
         on_event: Callable[[Driver], None] | None = None,
+        loss_of: Callable[[str, Vector], float] | None = None,
     ) -> None:
         if optimizer is not None and problem is not None:
             optimizer = optimizer.fitted(problem_of(problem, strategy.layout.slots[0]))
@@ -90,7 +92,7 @@ class Driver:
         self._updates = (
             None if problem is None else Updates(layout, cluster, self.versions, self.ledger, problem, optimizer)
         )
-        self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, told)
+        self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, told, loss_of)
         self._faults = Faults(layout.workers)
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()

@@ -1,4 +1,4 @@
-"""Where a run was made: versions of the interpreter and of numerical packages, host, and the commit of the user's code."""
+"""Where a run was made: versions of Python and numerical packages, the host, and the commit of the user's code."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from anyk.clusters.contract import PINNED
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
+from anyk.training.evaluate import USUAL, Evaluate, evaluated, resolved
 from anyk.training.schema import Evaluation
 
 _POINTS = 256  # versions kept of a slot before every second one is left out
@@ -26,33 +27,50 @@ class Evaluator:
     On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
     newest now and then, for at most 5 % of the time (with a target, after a second at the latest), and the rest is
     evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless
-    ``every`` says otherwise. ``target`` is a value of the metric (without held-out data, of the loss); :attr:`reached`
-    is the first version known to have it.
+    ``evaluate`` says otherwise; with None nothing is kept. ``target`` is a value of the metric (without held-out data,
+    of the loss); :attr:`reached` is the first version known to have it.
     """
 
     def __init__(
-        self, problem: Problem, *, target: float | None = None, every: int | None = None, background: bool = False
+        self,
+        problem: Problem,
+        evaluate: Evaluate | None = USUAL,
+        *,
+        target: float | None = None,
+        background: bool = False,
     ) -> None:
-        self.problem, self.target = problem, target
+        self.target = target
+        evaluate = resolved(evaluate, problem)
+        self.problem, self._off = evaluated(evaluate, problem), evaluate is None
+        evaluate = evaluate or USUAL
+        self._loss = evaluate.on != "held_out"
+        self._apart = evaluate.seconds
         self.done: dict[tuple[str, int], Evaluation] = {}
         self._fresh: list[Evaluation] = []
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
         self._returned: list[tuple[str, int]] = []
-        self._fixed = every is not None
-        self._last = -_APART
-        self.every = every or 1
+        self._fixed = evaluate.every is not None or evaluate.seconds is not None
+        self._last: dict[str, float] = {}  # when the newest version kept of a slot was made
+        self.every = evaluate.every or 1
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        if background:
+        if background and not self._off:
             self._thread = threading.Thread(target=self._look_now_and_then, name="anyk evaluation", daemon=True)
             self._thread.start()
 
     def recall(self, evaluation: Evaluation) -> None:
         """An evaluation that an earlier part of the run has made."""
-        self.done[evaluation.slot, evaluation.version] = evaluation
+        slot, time = evaluation.slot, evaluation.time
+        self.done[slot, evaluation.version] = evaluation
+        self._last[slot] = max(time, self._last.get(slot, time))
+
+    def go_on(self, every: int) -> None:
+        """Go on leaving out as many versions as an earlier part of the run did, unless an interval was asked for."""
+        if not self._fixed:
+            self.every = every
 
     @property
     def latest(self) -> Evaluation | None:
@@ -71,18 +89,17 @@ class Evaluator:
     def _good(self, evaluation: Evaluation) -> bool:
         assert self.target is not None
         if evaluation.metric is None:
-            return evaluation.loss <= self.target
+            return evaluation.loss is not None and evaluation.loss <= self.target
         return evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target
 
     def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
         """A new version; returns whether ``w`` itself is kept for now, until :meth:`let_go` names it."""
         key = (slot, version)
-        if (version % self.every and not last) or key in self.done:
+        if self._off or (version % self.every and not last) or key in self.done:
             return False
-        if self._thread is not None and not self._fixed and not last and version:
-            if time - self._last < _APART:
-                return False
-            self._last = time
+        if not last and version and time - self._last.get(slot, -np.inf) < self._pause:
+            return False
+        self._last[slot] = time
         borrowed = False
         if self._thread is None:
             self._evaluate(slot, version, time, w)
@@ -98,6 +115,13 @@ class Evaluator:
                     del self._kept[old]
         self._news.set()
         return borrowed
+
+    @property
+    def _pause(self) -> float:
+        """Seconds that versions kept are apart at least."""
+        if self._apart is not None:
+            return self._apart
+        return 0.0 if self._thread is None or self._fixed else _APART
 
     def fresh(self) -> list[Evaluation]:
         """The evaluations made since last asked."""
@@ -128,7 +152,7 @@ class Evaluator:
         with np.errstate(over="ignore", invalid="ignore"):  # a model about to diverge is worth what it is worth
             problem = problem_of(self.problem, slot)
             try:
-                metrics, loss = problem.metrics(w), problem.loss(w)
+                metrics, loss = problem.metrics(w), problem.loss(w) if self._loss else None
             except (BadInput, RunFailed):
                 raise
             except Exception as error:  # a user's problem may raise anything

@@ -15,12 +15,14 @@ from typing import Any
 from anyk.clusters import Cluster
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, Vector
+from anyk.problems.many import problem_of
 from anyk.protocol import Strategy
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
 from anyk.training.driver import Driver
 from anyk.training.environment import changes
+from anyk.training.evaluate import Evaluate, gives_loss, needs_loss, resolved
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.limits import first_metrics
@@ -36,7 +38,7 @@ _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver 
 class Beside:
     """Options of :func:`anyk.train` and :func:`anyk.resume` that do not change a run's decisions."""
 
-    evaluate_every: int | None
+    evaluate: Evaluate | None
     checkpoint_every: float
     watch: Watch | None
     tell: Callable[[str], None] | None = None
@@ -76,6 +78,7 @@ class Launch:
             beginning=beginning,
             on_step=self._after_step,
             on_event=None if folder is None else self._after_event,
+            loss_of=self._loss_of,
         )
 
     def run(self) -> Run:
@@ -111,7 +114,8 @@ class Launch:
     def _drive(self) -> None:
         driver, saved, watch = self.driver, self._saved, self._beside.watch
         with _patient_interrupts(driver), _quick_switching():
-            first_metrics(self._problem)  # what metrics import is not to be imported on the clock
+            if resolved(self._beside.evaluate, self._problem) is not None:
+                first_metrics(self._problem)  # what metrics import is not to be imported on the clock
             if not self._cluster.virtual:
                 stage(watch, f"starting {self._cluster.workers} workers")
             with session(driver, None if saved is None else (saved.state, saved.vectors), on_open=self._opened):
@@ -134,8 +138,8 @@ class Launch:
         log, saved = self._log, self._saved
         self._evaluator = evaluator = Evaluator(
             self._problem,
+            self._beside.evaluate,
             target=self._config.get("target"),
-            every=self._beside.evaluate_every,
             background=not self._cluster.virtual,
         )
         if saved is None:
@@ -150,9 +154,16 @@ class Launch:
         for evaluation in log.evaluations():
             evaluator.recall(evaluation)
         if saved is not None:
-            evaluator.every = saved.state["every"]
+            evaluator.go_on(saved.state["every"])
             if evaluator.reached is not None:
                 self.driver.end()
+
+    def _loss_of(self, slot: str, w: Vector) -> float:
+        """The objective, for a strategy that asks; raises where it is not to be evaluated."""
+        if not gives_loss(self._beside.evaluate):
+            raise RunFailed(needs_loss(self._strategy.spec))
+        assert self._evaluator is not None
+        return problem_of(self._evaluator.problem, slot).loss(w)
 
     def _keep_first(self) -> None:
         """Evaluate the versions with which the run begins or goes on."""

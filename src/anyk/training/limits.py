@@ -63,10 +63,8 @@ def check_limits(
         raise BadInput(f"a target of {target:g} cannot be reached: {metric} is above 0")
 
 
-def check_intervals(evaluate_every: int | None, checkpoint_every: float) -> None:
-    """Raise for intervals that are out of range."""
-    if evaluate_every is not None and evaluate_every < 1:
-        raise BadInput(f"evaluate_every must be at least 1 step, got {evaluate_every}")
+def check_intervals(checkpoint_every: float) -> None:
+    """Raise for an interval that is out of range."""
     if checkpoint_every < 0:
         raise BadInput(f"checkpoint_every must be at least 0 s, got {checkpoint_every:g}")
 

@@ -92,7 +92,8 @@ def describe(driver: Driver, evaluator: Evaluator) -> str:
     parts = [f"{driver.strategy.spec}", f"step {driver.step}{of}", f"{driver.time:.1f} s"]
     latest = evaluator.latest
     if latest is not None:
-        parts.append(f"loss {latest.loss:.4g}")
+        if latest.loss is not None:
+            parts.append(f"loss {latest.loss:.4g}")
         if latest.metric is not None:
             parts.append(f"{evaluator.problem.metric} {latest.metric:.4f}")
     parts.append(f"{driver.on_time} of {driver.layout.workers} workers on time")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from anyk.clusters.contract import Cluster
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDrift, MeasureNoise, NoiseMeasured
 from anyk.training.ledger import Ledger
@@ -24,7 +24,7 @@ class Questions:
     """Answers in the order of the questions, until the driver takes them.
 
     Without a problem losses and noise are those of ``told``, in that order. On a recorded cluster nothing is answered
-    here: the log says it.
+    here: the log says it. ``loss_of``: what evaluates the objective of a slot, if not the problem itself.
     """
 
     def __init__(
@@ -35,7 +35,9 @@ class Questions:
         problem: Problem | None,
         optimizer: Optimizer | None,
         told: Sequence[LossEvaluated | NoiseMeasured],
+        loss_of: Callable[[str, Vector], float] | None = None,
     ) -> None:
+        self._loss_of = loss_of
         self._cluster, self._versions, self._ledger = cluster, versions, ledger
         self._problem, self._optimizer = problem, optimizer
         self._losses = deque(event for event in told if type(event) is LossEvaluated)
@@ -52,7 +54,8 @@ class Questions:
             self.answers.append(told or LossEvaluated(time, "", 0, float("nan")))
             return
         with np.errstate(over="ignore", invalid="ignore"):
-            loss = problem_of(self._problem, slot).loss(self._versions.models[slot])
+            w = self._versions.models[slot]
+            loss = problem_of(self._problem, slot).loss(w) if self._loss_of is None else self._loss_of(slot, w)
         version = self._versions[slot]
         number = version if command.number is None else command.number
         rate = 1.0 if self._optimizer is None else self._optimizer.rate.at(number)

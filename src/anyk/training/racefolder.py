@@ -42,6 +42,7 @@ class RaceConfig(msgspec.Struct, frozen=True):
     seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     target: float | None = None
     problem: dict[str, Any] | None = None
+    evaluate: str = ""
     digests: Digests = Digests()
 
 

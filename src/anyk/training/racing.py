@@ -38,6 +38,7 @@ from anyk.training.digests import (
     files_of,
     with_plugins,
 )
+from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluated, read_evaluate, spec_of
 from anyk.training.folder import check_plain, new_folder
 from anyk.training.limits import check_address, check_limits, check_rows
 from anyk.training.progress import Watch, showing
@@ -159,6 +160,7 @@ def race(
     seconds: float | None = None,
     target: float | None = None,
     out: str | Path | None = None,
+    evaluate: Evaluate | str | None = USUAL,
     watch: Watch | None = None,
     progress: bool = False,
     before: Before | None = None,
@@ -171,8 +173,8 @@ def race(
     Of several problems every strategy trains a model each, at once. ``out`` is a folder that gets ``race.toml`` and one
     run folder for each; :func:`resume_race` goes on with it, and a run that fails there does not end the race
     (:attr:`Race.failures`). Every strategy ends at the first of ``steps``, ``seconds`` and ``target`` that it
-    reaches. ``before`` is called with the title of each run (:meth:`Race.title`) before it begins; ``watch`` and
-    ``progress`` are as for :func:`train`.
+    reaches. ``before`` is called with the title of each run (:meth:`Race.title`) before it begins; ``evaluate``,
+    ``watch`` and ``progress`` are as for :func:`train`.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work and, without ``out``,
     :class:`~anyk.errors.RunFailed` when a run cannot go on.
@@ -198,18 +200,21 @@ def race(
     first = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
     optimizer = usual_optimizer(trained, optimizer)
     limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
-    check_limits(trained, steps, seconds, target)
+    evaluate = read_evaluate(evaluate)
+    check_held_out(evaluate, trained)
+    check_limits(evaluated(evaluate, trained), steps, seconds, target)
     for spec in specs:
-        check_rows(trained, build_strategy(spec, workers=workers))
+        strategy = build_strategy(spec, workers=workers)
+        check_rows(trained, strategy)
+        check_evaluate(evaluate, strategy, target)
     if out is None:
         runs = []
+        beside: dict[str, Any] = {"evaluate": evaluate, "watch": watch, "progress": progress}
         for entry in entries({"runs": named_runs, "seed": seed, "seeds": seeds}):
             if before is not None:
                 before(entry.title)
             fleet = build_cluster(cluster, workers=workers, delays=law, seed=entry.seed, communication=communication)
-            runs.append(
-                train(trained, entry.strategy, fleet, optimizer=optimizer, **limits, watch=watch, progress=progress)
-            )
+            runs.append(train(trained, entry.strategy, fleet, optimizer=optimizer, **limits, **beside))
         return Race(tuple(runs))
     folder = Path(out)
     config: dict[str, Any] = {
@@ -226,6 +231,7 @@ def race(
         "lr": optimizer.rate.spec,
         **limits,
         "problem": trained.recipe(),
+        "evaluate": spec_of(evaluate),
         "runs": named_runs,
     }
     config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named_runs)})
@@ -279,7 +285,8 @@ def resume_race(
             problem = from_recipe(config["problem"])
         optimizer = optimizer or build_optimizer(config["optimizer"], lr=config["lr"])
     check_problem(config, problem, of)
-    check_limits(problem, config.get("steps"), config.get("seconds"), config.get("target"))
+    evaluating = evaluated(read_evaluate(config.get("evaluate", "")), problem)
+    check_limits(evaluating, config.get("steps"), config.get("seconds"), config.get("target"))
     with with_plugins(config, of):
         for spec in config["runs"]:
             build_strategy(spec, workers=config["workers"])
@@ -336,6 +343,7 @@ def _run(
                     communication=config["communication"],
                 )
                 asked: dict[str, Any] = {name: config.get(name) for name in _LIMITS}
+                asked["evaluate"] = config.get("evaluate", "")
                 run = train(problem, entry.strategy, fleet, optimizer=optimizer, out=place, watch=watch, **asked)
         except RunFailed:
             if not (place / "log.sqlite").is_file():

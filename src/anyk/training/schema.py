@@ -111,5 +111,5 @@ class Evaluation(NamedTuple):
     slot: str
     version: int
     time: float
-    loss: float
+    loss: float | None
     metric: float | None

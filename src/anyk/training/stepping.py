@@ -21,6 +21,7 @@ from anyk.problems.torch_partitions import dtype_of, norms_of, pieces_of, traine
 from anyk.protocol import Strategy
 from anyk.strategies import strategy as build_strategy
 from anyk.training.api import train
+from anyk.training.evaluate import USUAL, Evaluate
 from anyk.training.run import Run
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def rounds(
     steps: int | None = None,
     seconds: float | None = None,
     into: torch.nn.Module | None = None,
-    evaluate_every: int | None = None,
+    evaluate: Evaluate | str | None = USUAL,
 ) -> Rounds:
     """Gradients for a training loop of one's own: ``for step in anyk.rounds(…)``.
 
@@ -233,8 +234,8 @@ def rounds(
     exception: as after :func:`anyk.train`, they are computed anew over the training data, whenever the module
     evaluates, its ``state_dict()`` is taken or it is copied or pickled, and at the end of the loop.
 
-    Limits are those of :func:`anyk.train`; leaving the loop early, also by an exception, ends the run, and the step at
-    which it was left counts as its last one. The run is ``.run`` of what this returns.
+    Limits and ``evaluate`` are those of :func:`anyk.train`; leaving the loop early, also by an exception, ends the run,
+    and the step at which it was left counts as its last one. The run is ``.run`` of what this returns.
 
     Raises :class:`~anyk.errors.BadInput` for strategies whose workers take the steps (local updates) or that train
     several models, and where the module's parameters or batch norms are not the problem's; the loop raises what the
@@ -257,7 +258,7 @@ def rounds(
         raise BadInput(f"'{made.spec}' trains {len(made.layout.slots)} models; a loop of your own trains one")
     if into is not None:
         problem = _From(problem, _matching(into, problem))
-    return Rounds(problem, made, cluster, into, {"steps": steps, "seconds": seconds, "evaluate_every": evaluate_every})
+    return Rounds(problem, made, cluster, into, {"steps": steps, "seconds": seconds, "evaluate": evaluate})
 
 
 def _matching(module: torch.nn.Module, problem: Problem) -> Vector:

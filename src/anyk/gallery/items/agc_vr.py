@@ -37,7 +37,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     best, first = p.loss(np.linalg.lstsq(p.X, p.y, rcond=None)[0]), p.loss(p.initial())
     found = lab.train(
         p, STRATEGIES[case["strategy"]], workers=30, delays="exp:mean=0.5", seed=seed,
-        optimizer=GD(lr=1.0 / p.smoothness()), seconds=lab.size(150, 90), evaluate_every=2,
+        optimizer=GD(lr=1.0 / p.smoothness()), seconds=lab.size(150, 90), evaluate="every=2",
     )  # fmt: skip
     times, losses = found["curves"]["loss"]
     excess = (losses - best) / (first - best)

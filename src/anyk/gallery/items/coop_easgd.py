@@ -29,7 +29,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     if case["train"]:
         made = lab.train(
             lab.problem("digits"), f"easgd:alpha={alpha:g},batch=2", workers=M, delays="exp:mean=0.5", seed=seed,
-            optimizer=GD(lr=0.3), steps=lab.size(400, 60), evaluate_every=20,
+            optimizer=GD(lr=0.3), steps=lab.size(400, 60), evaluate="every=20",
         )  # fmt: skip
         found |= {"loss": made["loss"], "curves": made["curves"]}
     return found

@@ -22,7 +22,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     return lab.train(
         lab.problem("kc-housing"), STRATEGIES[case["strategy"]], workers=30, delays="exp:mean=0.5", seed=seed,
         optimizer=Accelerated(lr="exponential:start=0.1,decay=0.99"), steps=lab.size(100, 40), targets=TARGETS,
-        evaluate_every=1,
+        evaluate="every=1",
     )  # fmt: skip
 
 

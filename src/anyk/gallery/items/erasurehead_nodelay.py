@@ -11,7 +11,7 @@ from anyk.optimizers import Accelerated
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     return lab.train(
         lab.problem("amazon"), STRATEGIES[case["strategy"]], workers=30, delays="none", seed=seed,
-        optimizer=Accelerated(lr=10.0), steps=lab.size(40, 15), evaluate_every=2,
+        optimizer=Accelerated(lr=10.0), steps=lab.size(40, 15), evaluate="every=2",
     )  # fmt: skip
 
 

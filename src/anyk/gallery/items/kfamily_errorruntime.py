@@ -28,7 +28,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
         spec = f"adasync:base=k-batch-async,k=1,interval={seconds / 20:g},batch={BATCH}"
     return lab.train(
         lab.problem("digits"), spec, workers=P, delays="exp:mean=0.5", seed=seed, optimizer=GD(lr=0.2),
-        seconds=seconds, evaluate_every=3, further=stale,
+        seconds=seconds, evaluate="every=3", further=stale,
     )  # fmt: skip
 
 

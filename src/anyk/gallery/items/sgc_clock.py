@@ -42,7 +42,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
         np.savez(trace, seconds=table * SECONDS, load=0.0)
         fleet = cluster("processes", workers=N, delays=f"trace:{trace},by=round,slope={ratio * SECONDS}")
         run = train_many(
-            problems, best.spec + ",batch=4", fleet, steps=steps, optimizer=GD(lr=0.1), evaluate_every=steps
+            problems, best.spec + ",batch=4", fleet, steps=steps, optimizer=GD(lr=0.1), evaluate=f"every={steps}"
         )
         try:
             return {"seconds": run.seconds, "planned": best.seconds * SECONDS, "floor": run.floor_seconds or 0.0}

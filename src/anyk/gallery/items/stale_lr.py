@@ -23,7 +23,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     rate = case["rate"] * stability_limit(case["P"] - 1) / problem.smoothness()
     found = lab.train(
         problem, RULES[case["rule"]], workers=case["P"], delays="exp:mean=0.5", seed=seed, optimizer=GD(lr=rate),
-        steps=lab.size(3_000, 1_500), evaluate_every=25,
+        steps=lab.size(3_000, 1_500), evaluate="every=25",
     )  # fmt: skip
     times, losses = found["curves"]["loss"]
     return found | {"curves": {"loss": (times, np.minimum(losses, SHOWN))}}

@@ -1,0 +1,145 @@
+"""What is evaluated while a model is trained: how often, on which data, and on how much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.problems.base import Problem
+from anyk.problems.many import sampled
+from anyk.protocol import EvaluateLoss, Fleet, Strategy
+from anyk.specs import Registry
+from anyk.training.limits import first_metrics
+
+OFF = "none"  # how a configuration writes that nothing is evaluated
+_registry: Registry[Evaluate] = Registry("evaluation")
+
+
+@_registry.register("evaluate")
+@typed
+@dataclass(frozen=True)
+class Evaluate:
+    """Which versions of a model are evaluated, and on what; it happens off the clock.
+
+    ``every``: versions whose number it divides, besides the first and the last; left out, some hundreds of them.
+    ``seconds``: at least so many seconds of the run's clock between two. ``samples``: on so many of the training
+    samples and as many of the held-out ones, the same each time (all, where there are no more). ``on``: ``train``, the
+    objective on training data, and the metric if there is held-out data; ``held_out``, the metric only. Left out, it is
+    ``train`` for data in memory; data that the driver would have to read item by item is left alone (``held_out``, and
+    nothing without held-out data).
+
+    Raises :class:`~anyk.errors.BadInput` for numbers out of range.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    >>> run = anyk.train(problem, "uncoded", "simulated", workers=4, steps=9, evaluate=Evaluate(every=5, samples=50))
+    >>> run.history["step"][run.history["loss"] > 0].tolist()
+    [0, 5, 9]
+    >>> anyk.train(problem, "uncoded", "simulated", workers=4, steps=9, evaluate=None).loss is None
+    True
+    """
+
+    every: int | None = None
+    samples: int | None = None
+    on: Literal["train", "held_out"] | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("every", "samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                what = "step" if name == "every" else "sample"
+                raise BadInput(f"{name} of evaluate must be at least 1 {what}, got {value}")
+        if self.seconds is not None and not 0.0 < self.seconds < float("inf"):
+            raise BadInput(f"seconds of evaluate must be a finite number above 0, got {self.seconds:g}")
+
+    @property
+    def spec(self) -> str:
+        """The short form: ``every=10,samples=500``, empty if nothing is given."""
+        values = {name: getattr(self, name) for name in ("every", "samples", "on", "seconds")}
+        return ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in values.items()
+            if value is not None
+        )
+
+
+USUAL = Evaluate()
+
+
+def read_evaluate(given: Evaluate | str | None) -> Evaluate | None:
+    """What a user asks for, as an object; None for nothing.
+
+    >>> read_evaluate("every=10,on=held_out"), read_evaluate("none")
+    (Evaluate(every=10, samples=None, on='held_out', seconds=None), None)
+    """
+    if not isinstance(given, str):
+        return given
+    text = given.strip()
+    if text == OFF:
+        return None
+    if text and "=" not in text:
+        raise BadInput(f"evaluate must be 'none' or settings such as every=10,samples=500,on=held_out, got '{given}'")
+    return _registry.build(f"evaluate:{text}" if text else "evaluate")
+
+
+def spec_of(evaluate: Evaluate | None) -> str:
+    """How a configuration has it."""
+    return OFF if evaluate is None else evaluate.spec
+
+
+def resolved(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
+    """With ``on`` as the problem has it where the user does not say; None where nothing is left to evaluate.
+
+    Raises :class:`~anyk.errors.BadInput` where the problem cannot be evaluated as asked.
+    """
+    if evaluate is None:
+        return None
+    if evaluate.samples is not None:
+        sampled(problem, evaluate.samples)
+    if evaluate.on is not None:
+        return evaluate
+    on: Literal["train", "held_out"] | None = getattr(problem, "evaluated_on", "train")
+    return None if on is None else replace(evaluate, on=on)
+
+
+def evaluated(evaluate: Evaluate | None, problem: Problem) -> Problem:
+    """The problem that is evaluated in the place of the whole."""
+    return problem if evaluate is None or evaluate.samples is None else sampled(problem, evaluate.samples)
+
+
+def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float | None) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where a strategy or a target needs what is not evaluated."""
+    if evaluate is None and target is not None:
+        raise BadInput(
+            f"a target of {target:g} needs evaluation, which evaluate=None switches off; leave out one of them"
+        )
+    if not gives_loss(evaluate):
+        n = strategy.layout.workers
+        commands: Any = strategy.start(Fleet(n, tuple(range(n))))[1]
+        if any(isinstance(command, EvaluateLoss) for command in commands):
+            raise BadInput(needs_loss(strategy.spec))
+
+
+def check_held_out(evaluate: Evaluate | None, problem: Problem) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where the user wants held-out data evaluated and there is none."""
+    if evaluate is not None and evaluate.on == "held_out" and not first_metrics(evaluated(evaluate, problem)):
+        raise BadInput(
+            "evaluate on='held_out' needs held-out data (X_test and y_test of a linear model, held_out of others); "
+            "give some, or on='train'"
+        )
+
+
+def gives_loss(evaluate: Evaluate | None) -> bool:
+    """Whether the user lets the training loss be evaluated."""
+    return evaluate is not None and evaluate.on != "held_out"
+
+
+def needs_loss(strategy: str) -> str:
+    """One sentence for a strategy that asks for what is not evaluated."""
+    return (
+        f"'{strategy}' adapts to the training loss, which is not evaluated; give evaluate=Evaluate(on='train') (on the "
+        "command line: --evaluate on=train), with samples=… to use a sample"
+    )
