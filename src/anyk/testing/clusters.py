@@ -44,6 +44,17 @@ from anyk.training.session import session
 MakeCluster = Callable[[int, DelayModel | None], Cluster]
 Kill = Callable[[Cluster, int], None]
 _N = 4
+_EXACT = (
+    ("uncoded", _N),
+    ("frc:stragglers=1", _N),
+    ("cyclic:stragglers=1", _N),
+    ("partial:stragglers=1,load=3", _N),
+    ("nested:stragglers=1", _N),
+    ("progress:load=2", _N),
+    ("comm-efficient", _N),
+    ("draco:kind=cyclic", _N),
+    ("tree:children=2", 6),
+)
 _STEADY = (
     "uncoded",
     "cyclic:stragglers=1,wait=all",
@@ -67,7 +78,7 @@ class Toy(Strategy):
     """A strategy made of functions, for the protocol's own tests.
 
     ``begin(toy)`` and ``react(toy, event)`` return commands; ``toy.seen`` gathers the events, and ``toy.memory`` is
-    what is saved.
+    what is saved. ``partitions``: as many as workers if left out.
     """
 
     State = Memory
@@ -81,9 +92,10 @@ class Toy(Strategy):
         *,
         slots: tuple[str, ...] = ("model",),
         inner: str | None = None,
+        partitions: int | None = None,
     ) -> None:
-        everything = tuple(range(workers))
-        self._layout = Layout(workers, workers, (everything,) * workers, slots, inner=inner)
+        everything = tuple(range(partitions or workers))
+        self._layout = Layout(workers, len(everything), (everything,) * workers, slots, inner=inner)
         self.begin, self.react = begin, react
         self.seen: list[Event] = []
         self.memory: dict[str, Any] = {}
@@ -127,13 +139,9 @@ def _all(n: int) -> Task:
     return (Chunk(tuple(range(n)), (1.0,) * n),)
 
 
-def check_exact_sums(make: MakeCluster) -> None:
+def check_exact_sums(make: MakeCluster, specs: Sequence[tuple[str, int]] = _EXACT) -> None:
     """Rounds under exact codes give the model of plain gradient descent, whatever their replies are made of."""
-    for spec, n in (
-        *((spec, _N) for spec in ("uncoded", "frc:stragglers=1", "cyclic:stragglers=1", "partial:stragglers=1,load=3")),
-        *((spec, _N) for spec in ("nested:stragglers=1", "progress:load=2", "comm-efficient", "draco:kind=cyclic")),
-        ("tree:children=2", 6),
-    ):
+    for spec, n in specs:
         driver = _run(build(spec, workers=n), make(n, None), 3)
         centre = Squares(build(spec, workers=n).layout.partitions).centres.mean(axis=0)
         expected = centre * (1 - 0.5**3)
@@ -187,8 +195,8 @@ def check_collect(make: MakeCluster) -> None:
             return [Combine("model", [(0, 0)], [1.0])]
         return []
 
-    toy = Toy(_N, begin, react)
-    driver = _run(toy, make(_N, None), 1)
+    toy = Toy(1, begin, react, partitions=_N)
+    driver = _run(toy, make(1, None), 1)
     done = [event.done for event in toy.seen if isinstance(event, Progress)]
     assert done[:3] == [1, 2, 3], f"progress was {done}"
     centres = Squares(_N).centres
@@ -211,7 +219,7 @@ def check_messages_between_workers(make: MakeCluster) -> None:
             return []
         return [RequestMessage(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
 
-    driver = _run(Toy(_N, begin, react), make(_N, None), 1)
+    driver = _run(Toy(3, begin, react, partitions=_N), make(3, None), 1)
     centres = Squares(_N).centres
     expected = -0.5 * 0.5 * (-3.0 * centres[0] - centres[1] - centres[2] + 2.0 * centres[3]) / _N
     assert np.allclose(driver.models["model"], expected), f"the gathered message gave {driver.models['model']}"
@@ -239,8 +247,8 @@ def check_messages_that_wait(make: MakeCluster) -> None:
             return [work(count, 1, mix=tuple((0, task, 0, 1.0 / count) for task in range(count)), share=0.0)]
         return [Mix("model", [(count, 0)], [1.0])]
 
-    toy = Toy(_N, begin, react, inner="")  # with the run's own optimiser
-    driver = _run(toy, make(_N, None), 1)
+    toy = Toy(2, begin, react, inner="", partitions=_N)  # with the run's own optimiser
+    driver = _run(toy, make(2, None), 1)
     centres = Squares(_N).centres
     start = 0.5 * sum(centres[task % _N] for task in range(count)) / count
     expected = 0.5 * start + 0.5 * centres[count % _N]
@@ -294,8 +302,8 @@ def check_measures(make: MakeCluster) -> None:
         measured = [seen for seen in toy.seen if isinstance(seen, MessageProjected)]
         return [Combine("model", [(0, 0)], [1.0])] if len(measured) == 6 else []
 
-    toy = Toy(_N, begin, react)
-    _run(toy, make(_N, None), 1)
+    toy = Toy(3, begin, react)
+    _run(toy, make(3, None), 1)
     values: dict[int, list[float]] = {}
     for event in toy.seen:
         if isinstance(event, MessageProjected):
@@ -307,10 +315,9 @@ def check_measures(make: MakeCluster) -> None:
 
 def check_two_models(make: MakeCluster) -> None:
     """One task works on two models; each has its own versions, steps and optimiser."""
-    n = _N
 
     def give(task: int) -> Dispatch:
-        return Dispatch(task, (2,), ((Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b")),))
+        return Dispatch(task, (1,), ((Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b")),))
 
     def begin(toy: Toy) -> Sequence[Command]:
         del toy
@@ -324,13 +331,13 @@ def check_two_models(make: MakeCluster) -> None:
             commands.append(give(event.task + 1))
         return commands
 
-    driver = _run(Toy(n, begin, react, slots=("a", "b")), make(n, None), 3)
+    driver = _run(Toy(2, begin, react, slots=("a", "b"), partitions=_N), make(2, None), 3)
     assert driver.versions.newest == {"a": 3, "b": 3}, f"versions {driver.versions.newest}"
-    centres = Squares(n).centres
+    centres = Squares(_N).centres
     for slot, held in (("a", (0, 1)), ("b", (2, 3))):
         w = np.zeros(centres.shape[1])
         for _ in range(3):
-            w -= 0.5 * sum(w - centres[j] for j in held) / n
+            w -= 0.5 * sum(w - centres[j] for j in held) / _N
         assert np.allclose(driver.models[slot], w), f"model {slot} is {driver.models[slot]}, not {w}"
 
 
@@ -387,9 +394,9 @@ def check_bad_replies(make: MakeCluster) -> None:
     assert np.isfinite(driver.models["model"]).all(), "what is not finite reached the model"
 
 
-def check_same_models(make: MakeCluster) -> None:
+def check_same_models(make: MakeCluster, specs: Sequence[str] = _STEADY) -> None:
     """Strategies whose steps do not depend on the order of arrival lead to the models of the simulator."""
-    for spec in _STEADY:
+    for spec in specs:
         expected = _run(build(spec, workers=_N), Simulated(_N), 4).models
         got = _run(build(spec, workers=_N), make(_N, None), 4).models
         for slot, w in expected.items():
