@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+import pytest
+
 import anyk
 from anyk.clusters.processes.memory import MailBox, Segment
 from anyk.testing import Squares
@@ -40,6 +42,7 @@ class Wide(anyk.codes.Code):
         return tuple((tuple(range(4000)), ((i + 1) / 3,) * 4000) for i in range(2))
 
 
+@pytest.mark.slow
 def test_tasks_may_be_of_any_length_on_processes():
     trained = [
         anyk.train(Squares(4000), Wide(), cluster, optimizer=anyk.optimizers.GD(0.1), steps=3)

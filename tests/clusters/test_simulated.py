@@ -43,6 +43,7 @@ def test_erasurehead_numbers_of_the_shifted_exponential_model():
     assert coded == pytest.approx(0.3928968254, rel=0.02)
 
 
+@pytest.mark.slow
 def test_discard_is_slower_by_the_markov_chains_value():
     """P = 8, K = 4, exponential: 0.6345238 with preemption, 1.0343494 without."""
     preempt = seconds_per_step("uncoded:wait=4", 8, "exp:mean=1", steps=12_000)
@@ -51,6 +52,7 @@ def test_discard_is_slower_by_the_markov_chains_value():
     assert discard == pytest.approx(1.0343494016, rel=0.02)
 
 
+@pytest.mark.slow
 def test_mean_staleness_of_async_is_workers_less_one_under_any_law():
     for delays in ("exp:mean=1", "pareto:minimum=1,alpha=2.5", "bimodal:fast=1,slow=10", "hetero:means=1/2/8"):
         problem = Squares(6)
@@ -124,6 +126,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", STRATEGIES)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), outages=st.integers(0, 6))

@@ -69,6 +69,7 @@ def test_the_block_code_has_bernoulli_and_repetition_as_special_cases(n: int, da
     assert len(set(blocks.assignment)) == n // b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["bgc:load=10", "sbc:block=10,inside=0.8,outside=0.02", "sbc:block=10,inside=1,outside=0"]
 )

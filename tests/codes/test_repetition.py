@@ -72,6 +72,7 @@ def test_load_and_stragglers_are_two_names_where_one_divides() -> None:
 # ------------------------------------------------------------------------------------------- every straggler set
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", range(1, 9))
 def test_all_sets_of_replies_of_all_codes_up_to_eight_workers(n: int) -> None:
     """Exact without rounding up to the tolerance; decodable exactly when rational elimination says so; else nearest."""

@@ -65,6 +65,7 @@ def keys(count: int) -> list[tuple[int, str]]:
     return [(7, f"{version}:0 (0,)") for version in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["random-k:share=0.25", "qsgd:levels=4"])
 def test_unbiased_with_the_variance_it_states(spec: str) -> None:
     """random-k: (1/share - 1) |x|^2; QSGD: (|x|/s)^2 sum f (1 - f), f the fractional part of s |x_i| / |x|."""
@@ -112,6 +113,7 @@ def test_what_is_not_finite_does_not_slip_through() -> None:
         assert run.ledger["unusable"] > 0 and np.isfinite(run.model).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])
 @pytest.mark.parametrize(
     "spec", ["k-sync:k=2", "k-async:k=2", "k-batch-sync:k=5", "k-batch-async:k=3", "async:cutoff=3"]

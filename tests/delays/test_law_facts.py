@@ -44,6 +44,7 @@ def test_closed_forms_are_the_integral(spec: str, k: int) -> None:
     assert law.order_statistic(k, N) == pytest.approx(mean_of_kth(law, k, N) or 0.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_mean_that_does_not_exist_is_infinite_or_unknown_but_no_number() -> None:
     law = parse("pareto:minimum=1,alpha=0.9")
     assert law.expected() == np.inf == law.order_statistic(4, 4)

@@ -152,6 +152,7 @@ def test_values_33_to_35() -> None:
     assert best_tau(1.0, 1.0, 0.1, 1.0, 1.0, 200.0) == pytest.approx(3.1622776602, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "workers", "golden"),
     [("dpsgd:graph=ring", 8, 2.155), ("dpsgd:graph=ring", 16, 2.285), ("easgd", 8, 1.776),

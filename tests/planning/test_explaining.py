@@ -61,6 +61,7 @@ def said(times: Any, **more: Any) -> str:
     return "\n".join(anyk.explain(Record(times), **more).sentences)
 
 
+@pytest.mark.slow
 def test_a_worker_twice_as_slow_is_named_and_clean_fleets_name_nobody() -> None:
     """20 of 20; and of 60 clean fleets at most 7, of which chance is 3 % at a level of 5 %."""
     for seed in range(20):

@@ -87,6 +87,7 @@ def test_intervals_cover_the_means_of_future_runs() -> None:
     assert 0.77 <= held / 300 <= 0.97
 
 
+@pytest.mark.slow
 def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
     wandering = np.ones((60, N))
     wandering[np.arange(60), np.arange(60) % N] = 10.0

@@ -58,6 +58,7 @@ def test_theorem_3_holds_with_the_corrected_term_and_not_as_printed() -> None:
     assert seconds_bound("approximate", 0.01, 1.0, 4.0, 1.0, n, 3, share=11 / 30) > 0
 
 
+@pytest.mark.slow
 def test_theorem_1_bounds_gradient_descent_on_what_arrives() -> None:
     """Least squares over random sets of replies; sigma is the largest gradient of a partition that was met."""
     n, c, r, steps, rng = 12, 3, 5, 60, np.random.default_rng(0)

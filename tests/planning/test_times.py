@@ -38,6 +38,7 @@ def test_golden_values() -> None:
     assert parse("exp:mean=2").order_statistic(8, 8) == pytest.approx(2 * 2.7178571428571425)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
     "spec", ["sync", "k-sync:k=3", "k-batch-sync:k=3", "async", "k-async:k=3", "k-batch-async:k=12"]

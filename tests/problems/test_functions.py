@@ -68,6 +68,7 @@ def script(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_a_files_problem_trains_on_processes_and_goes_on_from_elsewhere(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = str(tmp_path / "run")

@@ -133,6 +133,7 @@ def test_what_shows_in_one_partition_alone_is_found_at_its_first_gradient():
         parts.partial_gradient(3, w, np.array([0, 3, 7, 8, 99]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulated", "processes"])
 @pytest.mark.parametrize("spec", ["uncoded", "async"])
 def test_a_run_ends_by_name_where_one_worker_finds_that_the_loss_is_no_mean(kind, spec):
@@ -172,6 +173,7 @@ def test_the_rows_that_tell_have_the_extremes_and_come_from_everywhere():
     assert [group.tolist() for group in telling([], 3, 2)] != [] and sum(map(len, telling([], 3, 2))) == 3
 
 
+@pytest.mark.slow
 def test_a_jax_loss_that_is_no_mean_over_rows_is_refused():
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

@@ -36,7 +36,7 @@ from anyk.testing.soak import STRATEGIES
 from anyk.testing.world import Broken
 from anyk.training import Driver, session
 
-SEEDS = 24
+SEEDS = {"few": range(2), "more": range(2, 24)}
 EVENTS = 120
 
 _file = Path(__file__).parents[2] / "examples" / "new_strategy.py"
@@ -54,10 +54,11 @@ def test_every_strategy_and_code_is_in_the_net():
     assert covered == named - {"matrix"} | {"agc"}  # a matrix needs its file: tests/codes/test_files.py
 
 
+@pytest.mark.parametrize("seeds", ["few", pytest.param("more", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
-def test_hostile_schedules_break_no_rule(spec, workers):
+def test_hostile_schedules_break_no_rule(spec, workers, seeds):
     found = anyk.strategy(spec, workers=workers)
-    for seed in range(SEEDS):
+    for seed in SEEDS[seeds]:
         try:
             hostile(found, seed=seed, events=EVENTS)
         except Broken as error:

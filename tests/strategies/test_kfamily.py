@@ -188,6 +188,7 @@ class World:
 EVENTS = ["reply"] * 7 + ["fail", "lost", "joined", "joined", "gone"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=500)
 @given(
@@ -267,6 +268,7 @@ def test_k_batch_sync_of_all_is_not_synchronous() -> None:
     assert trained("k-batch-sync:k=8").model.tobytes() != trained("sync").model.tobytes()  # a fast worker counts twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "delays", ["exp:mean=1", "shifted-exp:shift=1,mean=1", "pareto:minimum=1,alpha=3", "bimodal:fast=1,slow=7"]
 )
@@ -363,6 +365,7 @@ def test_k_for_a_loss() -> None:
     assert adapted_k(1, 1.0, 0.0, 8, linear=True) == 8.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["k-sync", "k-async", "k-batch-sync", "k-batch-async"])
 def test_adasync_grows_k_as_the_loss_falls_and_says_so(base: str) -> None:
     linear = "batch" in base
@@ -465,6 +468,7 @@ def test_compensation_of_sparse_replies_is_that_of_dense_ones() -> None:
 # ------------------------------------------------------------------------------------------- AdaSync's other rules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["k-sync", "k-async", "k-batch-sync", "k-batch-async"])
 @pytest.mark.parametrize("rule", ["delays", "noise"])
 def test_the_other_rules_grow_k_and_replay(base: str, rule: str) -> None:

@@ -195,6 +195,7 @@ def gradient_descent(problem: Any, steps: int, lr: float) -> Any:
     return w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])
 @pytest.mark.parametrize(
     "spec",
@@ -233,6 +234,7 @@ def test_a_killed_run_of_several_models_goes_on(spec: str, tmp_path: Any) -> Non
             anyk.resume(tmp_path / "run", steps=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     ["m-sgc:B=1,W=2,lambda=2", "m-sgc:B=2,W=4,lambda=2,wait=feasible", "m-sgc:B=1,W=2,lambda=1,wait=minimal", "sr-sgc:B=1,W=3,lambda=3",

@@ -35,6 +35,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(optimizer: Any, tmp_path: Path) ->
         first.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulated", "processes"])
 @pytest.mark.parametrize("spec", ["cyclic:stragglers=1", "m-sgc:B=1,W=2,lambda=2,models=3", "k-batch-sync:k=4"])
 def test_replayed_floored_and_without_the_other(kind: str, spec: str, tmp_path: Path) -> None:

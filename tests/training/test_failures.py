@@ -38,6 +38,7 @@ class Flaky(Squares):
         return Once(super().split(partitions, shares))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [Simulated, Processes])
 @pytest.mark.parametrize("spec", ["uncoded", "dpsgd", "async"])
 def test_an_error_that_happens_once_is_asked_again(spec, cluster):
@@ -94,6 +95,7 @@ class Unreadable:
         return np.full(3, float(i % 5), dtype=np.float32), np.int64(i % 2)
 
 
+@pytest.mark.slow
 def test_an_item_that_cannot_be_read_is_named():
     torch = pytest.importorskip("torch")
     problem = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), Unreadable())
@@ -106,6 +108,7 @@ def test_an_item_that_cannot_be_read_is_named():
             anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), Unreadable(9))
 
 
+@pytest.mark.slow
 def test_a_first_gradient_that_fails_is_the_gradients_fault_and_can_be_spared():
     """Of two replicas of a partition one worker cannot compute it, from the first gradient on."""
     problem = Squares(4, faults={})

@@ -161,6 +161,7 @@ def test_looking_at_versions_keeps_to_its_share_however_long_it_takes(target, mo
     assert [evaluation.version for evaluation in found] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_long_runs_are_evaluated_sparsely():
     run = small("uncoded", steps=3000)
     known = ~np.isnan(run.history["loss"])
@@ -220,6 +221,7 @@ def test_two_writers_are_kept_apart(tmp_path):
         holder.stdin.close()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path):
     """A limit on file size stands in for a full disk: writes fail in the same place."""
     script = f"""
@@ -262,6 +264,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: next((repr(v)[:40] for v in s.values()), "plain"))
 def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, spec, setting):
@@ -306,12 +309,14 @@ def interrupted_driver(spec, setting, stop, steps):
     return driver.models["model"].tobytes(), driver.time
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(spec=st.sampled_from(SPECS), setting=st.sampled_from(SETTINGS), stop=st.integers(1, 11))
 def test_saved_at_any_step_it_goes_on_exactly(spec, setting, stop):
     assert interrupted_driver(spec, setting, stop, 12) == interrupted_driver(spec, setting, 12, 12)
 
 
+@pytest.mark.slow
 def test_a_run_killed_with_kill_9_resumes_to_the_same_bits(tmp_path):
     script = f"""
 import anyk
@@ -383,6 +388,7 @@ def test_an_interrupted_run_on_processes_resumes(tmp_path):
     resumed.close()
 
 
+@pytest.mark.slow
 def test_replay_repeats_decisions_and_bits_also_of_real_runs():
     for spec in ("frc:load=2", "agc:load=2,wait=3", "async:lr_scale=0.1", "partial", "uncoded:wait=0.05s"):
         partitions = anyk.strategy(spec, workers=6).layout.partitions
@@ -411,6 +417,7 @@ def test_replay_notices_another_log_and_another_problem():
     assert not anyk.replay(run, problem=Squares(6)).decisions
 
 
+@pytest.mark.slow
 def test_the_log_is_never_far_behind_on_a_quiet_cluster(tmp_path):
     """Rows are on disk a moment after they are made, also while the driver waits for a slow round."""
     cluster = anyk.clusters.Processes(2, delays=anyk.delays.Bimodal(0.01, 2.0, 0.5), seed=8)
@@ -446,6 +453,7 @@ def test_bad_limits_and_mismatches():
         anyk.train(problem, "uncoded", Simulated(50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "delays"),
     [
@@ -463,6 +471,7 @@ def test_a_virtual_clock_that_hardly_moves_ends_in_a_sentence(spec, delays, tmp_
     assert anyk.train(Squares(6), spec, seconds=3, steps=1500, **how).steps == 1500
 
 
+@pytest.mark.slow
 def test_many_steps_at_the_same_instant_are_no_slow_clock():
     cluster = Simulated(1200, delays="constant:1")
     run = anyk.train(Squares(1200), "async:lr_scale=0.0001", cluster, optimizer=anyk.optimizers.GD(0.01), seconds=3.5)

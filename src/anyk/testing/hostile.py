@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import json
 import traceback
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from anyk.testing.world import Broken, World
 
 _PATIENCE = 2000  # events that all go well, within which a strategy must step and end what it began
 _ENOUGH = 2  # steps to take in that time
+_WAITS = (0.0, 0.01, 0.3)
 _SHRINKING = 50_000  # events that may be spent on finding a shorter schedule
 
 
@@ -182,16 +184,16 @@ class _Play:
         }
         slow = random.random(world.workers) ** 2 if random.random() < 0.3 else np.ones(world.workers)
         kinds, weights = list(mood), np.array(list(mood.values()))
-        likely = np.cumsum(weights / weights.sum())
+        likely = np.cumsum(weights / weights.sum()).tolist()
         saves = float(random.choice([0.0, 0.05, 0.3]))
         for _ in range(3 * events):
             if len(self.done) >= events or world.stopped is not None:
                 return
-            kind = kinds[int(np.searchsorted(likely, random.random()))]
+            kind = kinds[bisect_left(likely, random.random())]
             worker = int(random.integers(world.workers))
             if kind == "work" and random.random() > slow[worker]:
                 continue
-            wait = float(random.choice([0.0, 0.01, 0.3]) * random.exponential())
+            wait = _WAITS[int(random.integers(3))] * random.exponential()  # what choice() draws, and quicker
             yield Action(kind, worker, int(random.integers(1 << 16)), wait, bool(random.random() < saves))
 
 
