@@ -27,18 +27,27 @@ SLOW = (
     "clusters/test_protocol_additions.py", "codes/test_codes_review.py", "codes/test_designs.py", "codes/test_mds.py",
     "decompile/", "end_to_end/", "gallery/", "optimizers/test_torch_and_optax.py", "planning/test_golden_values.py",
     "planning/test_sequential_planning.py", "planning/test_tuned.py", "problems/test_compared.py", "problems/test_jax.py",
-    "problems/test_numpy_workers.py", "problems/test_replicas.py", "problems/test_torch.py",
+    "problems/test_numpy_workers.py", "problems/test_replicas.py", "problems/test_sums.py", "problems/test_torch.py",
     "strategies/test_late_results.py", "strategies/test_local.py", "test_package.py", "test_readers.py",
     "test_sklearn.py", "training/test_corruption.py", "training/test_replays.py", "training/test_stepping.py",
     "training/test_surroundings.py",
 )  # fmt: skip
 
 
+def _slow(path: Path) -> bool:
+    here = Path(__file__).parent
+    return path.is_relative_to(here) and path.relative_to(here).as_posix().startswith(SLOW)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where slow tests are left out, spare their files' imports, too."""
+    return True if config.getoption("markexpr") == "not slow" and _slow(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what takes long."""
-    here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).as_posix().startswith(SLOW):
+        if _slow(item.path):
             item.add_marker(pytest.mark.slow)
 
 
