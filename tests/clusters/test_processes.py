@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import anyk
 from anyk.testing import Squares
@@ -298,6 +299,20 @@ def test_the_helper_is_started_again_and_the_workers_join_in():
     assert len(lost) == 6
     assert all("the helper program that starts workers has ended" in text for text in lost)
     assert wait_gone(list(pids)) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_helper_imports_scipy_for_sparse_data_only(sparse):
+    X = np.eye(12)
+    problem = anyk.problems.LeastSquares(scipy.sparse.csr_array(X) if sparse else X, np.ones(12))
+    cluster, loaded = anyk.clusters.Processes(2), []
+
+    def watch(driver, evaluator):
+        loaded.append("scipy/sparse" in Path(f"/proc/{cluster.helper}/maps").read_text())
+
+    anyk.train(problem, "uncoded", cluster, steps=1, watch=watch)
+    assert loaded == [sparse]
 
 
 def test_a_helper_that_ends_again_and_again_ends_the_run_with_a_sentence():

@@ -129,7 +129,7 @@ class Processes(Remote[_ProcessHandle]):
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:
-        """See :meth:`Cluster.prepare`: the helper program, which needs a while to import NumPy and scipy.sparse."""
+        """See :meth:`Cluster.prepare`: the helper program, which needs a while to import NumPy."""
         if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
@@ -176,7 +176,8 @@ class Processes(Remote[_ProcessHandle]):
     def _start_forkserver(self, partitions: Partitions, assignment: Sequence[tuple[int, ...]]) -> None:
         self.prepare()
         plan = self._plan
-        places, data = self._write_data(partitions)
+        buffers = ship(partitions)
+        places, data = self._write_data(buffers)
         models = Segment.create(plan.models_size, "models")
         replies = Segment.create(plan.replies_size, "replies")
         mail = Segment.create(plan.workers * (plan.box + ERROR_BOX), "mail")
@@ -189,6 +190,7 @@ class Processes(Remote[_ProcessHandle]):
             "setup": self._setup,
             "assignment": [list(held) for held in assignment],
             "children": self.children,
+            "imports": ["scipy.sparse"] if b"scipy.sparse" in bytes(buffers[0]) else [],
             "places": places,
             "sizes": [segment.size for segment in self._segments],
         }
@@ -208,9 +210,8 @@ class Processes(Remote[_ProcessHandle]):
             self._link.sendall(self._briefing)
         self._link.setblocking(False)
 
-    def _write_data(self, partitions: Partitions) -> tuple[list[tuple[int, int]], Segment]:
+    def _write_data(self, buffers: list[memoryview]) -> tuple[list[tuple[int, int]], Segment]:
         """The partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
-        buffers = ship(partitions)
         places, size = place_buffers(buffers)
         plan = self._plan
         needed = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2

@@ -1,8 +1,8 @@
 """The helper program from which workers are forked: clean, single-threaded, and dead when the driver is.
 
-It imports NumPy and scipy.sparse and nothing of the user's, so a worker starts in milliseconds and can import torch or
-JAX afresh. It owns the workers: it reaps them, tells the driver who died, and when the driver's socket closes, for
-whatever reason, kills them all and goes.
+It imports NumPy, scipy.sparse where the data is sparse, and nothing of the user's, so a worker starts in milliseconds
+and can import torch or JAX afresh. It owns the workers: it reaps them, tells the driver who died, and when the driver's
+socket closes, for whatever reason, kills them all and goes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from typing import Any
 
 from anyk.clusters.processes import worker as worker_module
 
-for _name in ("numpy", "scipy.sparse"):  # imported here so that every worker shares them
-    importlib.import_module(_name)
-
 _PR_SET_PDEATHSIG = 1
 _FROM_OUTSIDE, OWN_DOING = 1, 4  # how much a death speaks against its worker
 _EVERY = 0.25  # seconds between two counts of the workers' processes
@@ -47,6 +44,8 @@ class ForkServer:
         message, fds = self._receive_start()
         shared = worker_module.Shared(message, fds)
         self._limit = message["children"]
+        for name in message["imports"]:  # here, so that every worker shares them
+            importlib.import_module(name)
         due = time.monotonic() + _EVERY
         waker_read, waker_write = os.pipe()
         os.set_blocking(waker_write, False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import http.client
 import math
 import struct
 import warnings
@@ -301,12 +300,14 @@ def _need_columns(name: str, wanted: tuple[str, ...], found: list[str], where: s
 
 def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Progress | None) -> Any:
     """What ``fetcher`` brings from ``site`` or from scikit-learn's cache; one sentence where neither has it."""
+    from http.client import HTTPException
+
     if progress is not None:
         progress(f"fetching '{name}' from {site}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # scikit-learn warns at each retry; the last failure is said below
             return fetcher()
-    except (OSError, EOFError, ValueError, http.client.HTTPException, zlib.error) as error:
+    except (OSError, EOFError, ValueError, HTTPException, zlib.error) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise BadInput(f"data set '{name}' could not be fetched from {site} ({reason}); {_INSTEAD}") from None
