@@ -31,7 +31,7 @@ STRATEGIES = (
     "matcha:graph=ring,tau=2", "easgd:tau=2", "coop:matrix=ring,auxiliary=2", "hierarchical:groups=2,tau=2,every=3", "ad-psgd:tau=2", "gc:stragglers=1", "sr-sgc:B=1,W=2,lambda=2",
     "m-sgc:B=1,W=2,lambda=2", "m-sgc:B=2,W=3,lambda=2,late=keep", "compressed:of=(k-sync:k=4),by=(top-k:share=0.5)",
     "compressed:of=(async),by=qsgd", "agc:load=2", "uncoded:wait=4", "uncoded:wait=0.01s", "uncoded:wait=3mad",
-    "uncoded:wait=4,cancel=discard", "uncoded:models=2", "frc:stragglers=1", "cyclic:stragglers=1", "mds:stragglers=1",
+    "uncoded:wait=4,cancel=discard", "uncoded:models=2", "frc:stragglers=1", "frc:stragglers=1,balance=auto", "cyclic:stragglers=1", "mds:stragglers=1",
     "binary:stragglers=1", "nested:stragglers=1", "progress:load=2", "partial:stragglers=1,load=3", "bcc",
     "comm-efficient", "draco:kind=cyclic", "draco", "tree:children=2", "bgc:load=2", "rbgc:load=2", "sbc:load=2",
     "expander:load=3", "biregular:load=2", "graph", "bibd", "kronecker", "hetero",

@@ -335,8 +335,9 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
     say(console, "partitions counted with weight:")
     say(console, "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights))
     say(console, f"{len(receipt.used)} messages used:")
-    for worker, task, weight, staleness in receipt.used:
-        say(console, f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}")
+    for (worker, task, weight, staleness), samples in zip(receipt.used, receipt.samples, strict=True):
+        of = "" if samples is None else f", {samples:,} samples"
+        say(console, f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}")
     if receipt.spare:
         say(console, f"{len(receipt.spare)} in time but not needed: workers {_listed(receipt.spare)}")
     say(console, f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "nobody was cut off")

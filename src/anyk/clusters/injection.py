@@ -64,6 +64,7 @@ class Injection:
         self.links = None if self.communication.silent else self.communication.stream(seed, workers)
         self._shares: tuple[int, ...] | None = None  # relative sizes of the partitions, if they differ
         self._total = 1  # partitions, or the sum of their shares
+        self.unit = 1.0  # what a partition counts as where delays or computing are for one
         self.numbers = [0] * workers  # tasks given to each worker so far
         self._repeats: list[tuple[int, int]] = [(-1, 0)] * workers  # (version, tasks given on it)
 
@@ -72,6 +73,7 @@ class Injection:
         workers = len(self.numbers)
         self._shares = None if layout.shares is None else tuple(layout.shares)
         self._total = layout.partitions if self._shares is None else sum(self._shares)
+        self.unit = layout.unit
         if messages is not None:
             self.messages = messages
         self.numbers = [0] * workers
@@ -113,7 +115,7 @@ class Injection:
             partitions=sum(len(chunk.partitions) for chunk in chunks),
             relative_load=self._relative_load(chunks),
         )
-        return travel + before, each
+        return travel + before, each * self.unit
 
     def cancel(self, tasks: Iterable[int], now: float) -> None:
         """Drop the exchanges that cancelled tasks have not begun."""
@@ -146,7 +148,7 @@ class Injection:
         """Local steps are delayed one by one, each by the draw of its number: as many draws as there are gradients."""
         total = 0.0
         for chunk in chunks:
-            share = len(chunk.partitions) if self.delays.per == "load" else 1
+            share = len(chunk.partitions) * self.unit if self.delays.per == "load" else 1
             for step in range(chunk.repeat, chunk.repeat + chunk.steps):
                 if self.delays.by == "item":
                     seconds = self.delays.item_draw(self.seed, worker, step, 0)

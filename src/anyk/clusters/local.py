@@ -58,9 +58,9 @@ class LocalSteps:
                 between(done)
             number = chunk.repeat + done
             gradient = np.zeros_like(w)
-            for j in chunk.partitions:
-                part = messages.partial_gradient(j, w, plain, number)
-                support = messages.support((j,))
+            for ids in messages.parts(chunk):
+                part = messages.gradient(ids, w, plain, number)
+                support = messages.support(ids)
                 if support is None:
                     gradient += part
                 else:

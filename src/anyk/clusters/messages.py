@@ -63,14 +63,22 @@ def _real(partition: int, gradient: Vector) -> Vector:
 
 
 class Messages:
-    """Encodes and adds up the messages of a problem's partitions."""
+    """Encodes and adds up the messages of a problem's partitions.
 
-    def __init__(self, partitions: Partitions, blocks: int = 1, seed: int = 0) -> None:
+    ``together``: see :class:`~anyk.protocol.Layout`. ``first``: the number of the first of these partitions among all.
+    """
+
+    def __init__(
+        self, partitions: Partitions, blocks: int = 1, seed: int = 0, *, together: bool = False, first: int = 0
+    ) -> None:
         self.partitions = partitions
         # NumPy's own: with one that has been unpickled its ufunc.at takes 10 times as long
         self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.dtype(partitions.dtype).str)
         self.blocks = blocks
         self._seed = seed  # of mini-batches
+        self._first = first
+        self._together = together and hasattr(partitions, "piece")
+        self._pieces: dict[tuple[int, ...], Messages] = {}
         self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         self._directions: dict[int, NDArray[np.float64]] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
@@ -155,13 +163,15 @@ class Messages:
         ids = chunk.partitions
         if not ids:
             out[:] = 0.0
-        for done, (j, coefficient) in enumerate(zip(ids, self.split(chunk.coefficients), strict=True)):
+        coefficients = self.split(chunk.coefficients)
+        for item, part in enumerate(self.parts(chunk)):
             if between is not None:
-                between(done)
-            gradient = self.partial_gradient(j, w, chunk, version)
+                between(item + len(part) - 1)
+            gradient = self.gradient(part, w, chunk, version)
             if seen is not None:
-                seen(j, gradient)
-            self.add(out, ids, done, coefficient, gradient)
+                for j in part:
+                    seen(j, gradient)
+            self.add(out, ids, item, coefficients[item], gradient)
 
     def compared(self, version: int) -> int:
         """The partition whose gradients at a version are compared, where several workers compute one; -1: none.
@@ -177,8 +187,29 @@ class Messages:
         size = self.partitions.sizes[partition]
         if not 0 < chunk.batch < size:
             return None
-        random = keyed.generator(self._seed, "batch", version, partition, chunk.repeat)
+        random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
+
+    def parts(self, chunk: Chunk) -> list[tuple[int, ...]]:
+        """The partitions of a chunk, those together that are computed at once."""
+        ids = chunk.partitions
+        return [ids] if self._together and len(ids) > 1 else [(j,) for j in ids]
+
+    def gradient(self, part: tuple[int, ...], w: Vector, chunk: Chunk, version: int) -> Vector:
+        """The gradient of partitions that are computed at once, on the coordinates that they touch."""
+        if len(part) == 1:
+            return self.partial_gradient(part[0], w, chunk, version)
+        piece = self._pieces.get(part)
+        if piece is None:
+            if sum(map(len, self._pieces)) > len(self.partitions.sizes):  # what a piece needs of memory is its data
+                self._pieces.clear()
+            partitions: Any = self.partitions
+            made = partitions.piece(part[0], part[-1])
+            made.load((0,))
+            piece = self._pieces[part] = Messages(made, seed=self._seed, first=part[0])
+        gradient = piece.partial_gradient(0, w, chunk._replace(batch=chunk.batch * len(part)), version)
+        support = self.support(part)
+        return gradient if support is None or gradient.size == support.size else gradient[support]
 
     def partial_gradient(self, partition: int, w: Vector, chunk: Chunk | None = None, version: int = 0) -> Vector:
         """One partition's gradient, or its chunk's mini-batch scaled up to the partition; its length is checked."""
@@ -216,7 +247,7 @@ class Messages:
         return coefficients if b == 1 else [coefficients[i : i + b] for i in range(0, len(coefficients), b)]
 
     def add(self, out: Vector, ids: tuple[int, ...], item: int, coefficient: Any, gradient: Vector) -> None:
-        """Add the ``item``-th partition's gradient to a message; the first one begins it."""
+        """Add the ``item``-th partition's gradient to a message, or that of several; the first one begins it."""
         if self.blocks > 1:
             if item == 0:
                 out[:] = 0.0
@@ -226,7 +257,7 @@ class Messages:
             return
         if coefficient != 1.0:
             gradient = gradient * gradient.dtype.type(coefficient)
-        place = self.places(ids)[item]
+        place = None if self._together else self.places(ids)[item]
         if item == 0:
             if place is None:
                 out[:] = gradient

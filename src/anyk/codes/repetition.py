@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +14,18 @@ from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, Selection, check_stragglers, check_workers
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
+from anyk.specs import show
+
+_MOST = 10_000  # partitions that one worker's share may stand for
+
+
+def check_shares(shares: Sequence[int], workers: int) -> None:
+    """Raise :class:`~anyk.errors.BadInput` unless there are none, or one for each worker."""
+    if shares and (len(shares) != workers or not all(1 <= share <= _MOST for share in shares)):
+        raise BadInput(
+            f"shares must be one whole number from 1 to {_MOST:,} for each of {workers} workers, as in "
+            f"shares=3/1/1/…, got {'/'.join(map(str, shares))}"
+        )
 
 
 def _cut(items: int, pieces: int) -> list[range]:
@@ -23,7 +36,13 @@ def _cut(items: int, pieces: int) -> list[range]:
 
 
 class RepetitionCode(Code):
-    """A code in which each group of workers computes one block of partitions; a subclass says how many groups."""
+    """A code in which each group of workers computes one block of partitions; a subclass says how many groups.
+
+    ``shares``: how much of the data each worker computes, relative to the others (none: all alike); a group's block has
+    as many partitions as the largest share of its members.
+    """
+
+    shares: tuple[int, ...] = ()
 
     @property
     def groups(self) -> int:
@@ -38,7 +57,24 @@ class RepetitionCode(Code):
     @fixed_property
     def blocks_of(self) -> tuple[tuple[int, ...], ...]:
         """The partitions of each group."""
-        return tuple(tuple(run) for run in _cut(self.partitions, self.groups))
+        if not self.shares:
+            return tuple(tuple(run) for run in _cut(self.partitions, self.groups))
+        ends = np.cumsum([0, *self._sizes]).tolist()
+        return tuple(tuple(range(a, b)) for a, b in pairwise(ends))
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Of each group, the partitions that its members' shares ask for."""
+        return [max(self.shares[worker] for worker in members) for members in self.members]
+
+    def cut(self, sizes: Sequence[int]) -> Self:
+        """The same code with so many partitions in the block of each group.
+
+        >>> Uncoded(3).cut([2, 1, 1]).spec, FractionalRepetition(4, load=2).cut([3, 1]).rows[0][0]
+        ('uncoded:shares=2/1/1', (0, 1, 2))
+        """
+        del sizes
+        raise NotImplementedError(f"'{self.spec}' has blocks of equal size only")
 
     @fixed_property
     def group_of(self) -> tuple[int, ...]:
@@ -164,7 +200,7 @@ class Uncoded(RepetitionCode):
     """Every partition on one worker: no redundancy, so an exact sum needs every reply.
 
     Stopped early (``uncoded:wait=20``) it ignores the stragglers, also known as backup workers (Chen, Pan, Monga,
-    Bengio and Jozefowicz 2016).
+    Bengio and Jozefowicz 2016). ``shares``: workers of different speed compute different shares of the data.
 
     >>> Uncoded(4).tolerates
     0
@@ -173,24 +209,30 @@ class Uncoded(RepetitionCode):
     own_messages = True
 
     workers: int
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
+        check_shares(self.shares, self.workers)
 
     @property
     def spec(self) -> str:
         """See :attr:`Code.spec`."""
-        return "uncoded"
+        return show("uncoded", {"shares": self.shares}, {"shares": ()})
 
     @property
     def partitions(self) -> int:
-        """As many as workers."""
-        return self.workers
+        """As many as workers, or as the shares add up to."""
+        return sum(self.shares) if self.shares else self.workers
 
     @property
     def groups(self) -> int:
         """Every worker is its own group."""
         return self.workers
+
+    def cut(self, sizes: Sequence[int]) -> Uncoded:
+        """See :meth:`RepetitionCode.cut`."""
+        return replace(self, shares=tuple(sizes))
 
 
 @typed
@@ -203,6 +245,9 @@ class FractionalRepetition(RepetitionCode):
     Charles and Papailiopoulos 2019): partitions per worker, which must divide the number of partitions. Decoding is
     free of rounding at any size, and the gain is ``sqrt(partitions)``. With neither, load is the
     largest of 3, 2 or 1 that divides the number of workers.
+
+    ``shares``: one a worker; groups of workers of different speed compute blocks of different size, that of a group
+    being the largest share of its members (all of them compute the same, and the first to reply counts).
 
     Raises :class:`~anyk.errors.BadInput` for both parameters at once or values out of range.
 
@@ -217,9 +262,11 @@ class FractionalRepetition(RepetitionCode):
     load: int = LEFT_OUT
     stragglers: int | None = None
     partitions: int = LEFT_OUT
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
+        check_shares(self.shares, n)
         m = n if self.partitions is LEFT_OUT else self.partitions
         if m < 1:
             raise BadInput(f"partitions must be at least 1, got {m}")
@@ -240,14 +287,21 @@ class FractionalRepetition(RepetitionCode):
                 )
             groups = m // load
         object.__setattr__(self, "_groups", groups)
-        object.__setattr__(self, "partitions", m)
-        object.__setattr__(self, "load", -(-m // groups))
+        given = None if self.stragglers is not None else -(-m // groups)
+        object.__setattr__(self, "_even", {"load": given, "stragglers": self.stragglers, "partitions": m})
+        object.__setattr__(self, "partitions", sum(self._sizes) if self.shares else m)
+        object.__setattr__(self, "load", max(self._sizes) if self.shares else -(-m // groups))
 
     @property
     def spec(self) -> str:
         """See :attr:`Code.spec`."""
-        own = f",partitions={self.partitions}" if self.partitions != self.workers else ""
-        return f"frc:stragglers={self.stragglers}{own}" if self.stragglers is not None else f"frc:load={self.load}{own}"
+        usual = {"load": None, "stragglers": None, "partitions": self.workers, "shares": ()}
+        return show("frc", self.__dict__["_even"] | {"shares": self.shares}, usual)
+
+    def cut(self, sizes: Sequence[int]) -> FractionalRepetition:
+        """See :meth:`RepetitionCode.cut`."""
+        shares = tuple(sizes[g] for g in self.group_of)
+        return FractionalRepetition(self.workers, shares=shares, **self.__dict__["_even"])
 
     @property
     def groups(self) -> int:

@@ -27,7 +27,9 @@ class Partitions(Protocol):
     samples in partition j, ``dimension`` the length d of the model, ``dtype`` that of model and gradients.
 
     Optional: ``only(partitions)``, the same without the data of all others, for workers that share no memory with the
-    driver. Supports remain those of all. ``compare_replicas()``, for gradients that a user's code computes: called on
+    driver. Supports remain those of all. ``piece(first, last)``, these consecutive partitions as an object of one: so
+    that workers which compute different shares of the data compute them at once, not one by one.
+    ``compare_replicas()``, for gradients that a user's code computes: called on
     the driver before the partitions are sent, where several workers hold the same one and their gradients must agree;
     it may compute a small gradient twice, and have :meth:`load` compare with it what the worker computes. Both raise
     :class:`~anyk.errors.BadInput` where gradients differ by more than rounding. And it sets ``tolerance``, the relative
@@ -53,6 +55,15 @@ class Partitions(Protocol):
         ``rows``: of these samples only, sorted numbers within the partition; given for mini-batches alone.
         """
         ...
+
+
+def stacked(parts: Sequence[Any]) -> Any:
+    """Rows of several arrays, dense or sparse, one below the other."""
+    if not hasattr(parts[0], "indptr"):
+        return np.concatenate(parts)
+    from scipy import sparse
+
+    return sparse.vstack(parts, format="csr")
 
 
 def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> NDArray[np.int64]:

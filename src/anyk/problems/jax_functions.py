@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -67,6 +68,13 @@ class JaxPartitions:
             if self.sizes[j] not in self._compiled:
                 self._compiled.add(self.sizes[j])
                 self.partial_gradient(j, np.zeros(self.dimension, dtype=self.dtype))
+
+    def piece(self, first: int, last: int) -> JaxPartitions:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        made = copy.copy(self)
+        made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
+        made.sizes = (sum(self.sizes[first : last + 1]),)
+        return made
 
     def compare_replicas(self) -> None:
         """See :class:`~anyk.problems.base.Partitions`; nothing is computed before the run."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import Index, Vector, stacked
 
 _LOCAL = 0.5  # a partition touching less than this share of the coordinates is kept, and answers, on those alone
 
@@ -70,6 +70,23 @@ class LinearPartitions:
         if self._weights is not None:
             part._weights = [c if j in held else np.empty(0, self.dtype) for j, c in enumerate(self._weights)]
         return part
+
+    def piece(self, first: int, last: int) -> LinearPartitions:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        from scipy import sparse
+
+        held = slice(first, last + 1)
+        parts = self._X[held]
+        for place, columns in enumerate(self._columns[held]):
+            if columns is not None:
+                X = parts[place]
+                given = X.data, columns[X.indices], X.indptr
+                parts[place] = sparse.csr_array(given, shape=(X.shape[0], self.features))
+        y = np.concatenate(self._y[held])
+        return LinearPartitions(
+            self.kind, self.outputs, stacked(parts), y, np.array([0, len(y)]), penalty=self.penalty,
+            weights=None if self._weights is None else np.concatenate(self._weights[held]),
+        )  # fmt: skip
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector, cut
+from anyk.problems.base import Index, Vector, cut, stacked
 from anyk.problems.linear import SoftmaxRegression
 from anyk.problems.linear_partitions import softmax_slope
 from anyk.problems.splits import Dirichlet
@@ -28,6 +28,11 @@ class TwoLayerPartitions:
         self.dimension = dimension(*self._shape)
         self._X = [X[a:b] for a, b in pairwise(ends)]
         self._y = [np.ascontiguousarray(y[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
+
+    def piece(self, first: int, last: int) -> TwoLayerPartitions:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        X, y = stacked(self._X[first : last + 1]), np.concatenate(self._y[first : last + 1])
+        return TwoLayerPartitions(X, y, np.array([0, len(y)]), *self._shape[1:])
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""

@@ -116,6 +116,7 @@ class TorchPartitions:
         self._trial: Trial | None = None
         self._looked: set[int] = set()  # partitions on whose samples the loss has been looked at
         self.tolerance = 0.0
+        self._first = 0  # the number of its first partition among all
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_held": {}, "_device": None, "_looked": set()}
@@ -134,6 +135,14 @@ class TorchPartitions:
         except Exception:  # which the run itself will report
             return
         trial.check(gradient)
+
+    def piece(self, first: int, last: int) -> TorchPartitions:
+        """See :class:`~anyk.problems.base.Partitions`; the module is shared."""
+        made = copy.copy(self)
+        made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
+        made.sizes = (sum(self.sizes[first : last + 1]),)
+        made._first, made._held, made._looked = first, {}, set()
+        return made
 
     def compare_replicas(self) -> None:
         """See :class:`~anyk.problems.base.Partitions`; a driver that lacks the workers' device computes nothing.
@@ -183,7 +192,7 @@ class TorchPartitions:
         total = torch.zeros(self.dimension, dtype=flat.dtype, device=self._device)
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
-        with _one_thread(), drawing(_key(bits, partition, rows), self._device), kept_buffers(module):
+        with _one_thread(), drawing(_key(bits, self._first + partition, rows), self._device), kept_buffers(module):
             for batch in self._batches(partition, rows, bits):
                 given = [*parameters, *batch]
                 versions = [tensor._version for tensor in given]

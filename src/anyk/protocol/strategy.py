@@ -38,7 +38,8 @@ class Layout:
     of the partitions relative to each other (None: even). ``blocks``: each message is one of so many parts of the
     vector. ``inner``: that workers take local steps, with this optimiser's spec, or with the run's own where it is
     empty (None: they compute gradients). ``voting``: messages of the same partitions are compared, and one that differs
-    is outvoted.
+    is outvoted. ``together``: each message is the plain sum of consecutive partitions, which are computed at once, as
+    if they were one (a mini-batch is drawn from all of them).
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -54,6 +55,12 @@ class Layout:
     blocks: int = 1
     inner: str | None = None
     voting: bool = False
+    together: bool = False
+
+    @property
+    def unit(self) -> float:
+        """What a partition counts as where a partition is a worker's share: 1, but for pieces computed together."""
+        return self.workers / self.partitions if self.together else 1.0
 
     @property
     def trained(self) -> tuple[str, ...]:

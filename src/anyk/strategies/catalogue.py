@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from anyk import codes, specs
 from anyk.checks import check, typed
@@ -12,6 +12,7 @@ from anyk.codes.made import LEFT_OUT
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.adapting import AdaptingSteps
+from anyk.strategies.balance import Balance
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.cooperative import CooperativeSGD
 from anyk.strategies.gossip import Barrier, DecentralisedSGD, ElasticSGD, MatchaSGD
@@ -32,6 +33,14 @@ StrategySpec = Annotated[str, registry, codes.registry]
 _ROUNDS = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # by what a code's policy asks for
 
 
+Auto = Literal["auto"] | None
+
+
+def _balance(how: Auto) -> Balance | None:
+    """What ``balance=`` asks for."""
+    return None if how is None else Balance()
+
+
 def _usual_k(workers: int, k: int | None) -> int:
     """k, or half the workers."""
     return max(1, workers // 2) if k is None else k
@@ -46,15 +55,24 @@ def _shares(workers: int) -> list[int]:
 
 
 @register("sync", grid=lambda workers: ())  # uncoded by another name
-def _sync(workers: int, *, batch: int = 0) -> Strategy:
+def _sync(workers: int, *, batch: int = 0, shares: tuple[int, ...] = (), balance: Auto = None) -> Strategy:
     """Synchronous SGD: every worker's gradient, every step (the same as uncoded)."""
-    return Rounds(codes.Uncoded(workers), batch=batch)
+    return Rounds(codes.Uncoded(workers, shares), batch=batch, balance=_balance(balance))
 
 
 @register("k-sync", grid=lambda workers: (f"k-sync:k={k}" for k in _shares(workers)))
-def _k_sync(workers: int, *, k: int | None = None, batch: int = 0, cancel: CancelMode = "preempt") -> Strategy:
+def _k_sync(
+    workers: int,
+    *,
+    k: int | None = None,
+    batch: int = 0,
+    cancel: CancelMode = "preempt",
+    shares: tuple[int, ...] = (),
+    balance: Auto = None,
+) -> Strategy:
     """K-sync SGD: the k gradients that come first, the others are cut off (the same as uncoded:wait=k)."""
-    return Rounds(codes.Uncoded(workers), wait=_usual_k(workers, k), batch=batch, cancel=cancel)
+    code, wait = codes.Uncoded(workers, shares), _usual_k(workers, k)
+    return Rounds(code, wait=wait, batch=batch, cancel=cancel, balance=_balance(balance))
 
 
 @register("agc")
@@ -232,6 +250,8 @@ def pasgd(
     keep: bool = False,
     speeds: bool = False,
     seed: int = 0,
+    shares: tuple[int, ...] = (),
+    balance: Auto = None,
 ) -> Rounds:
     """Periodic averaging: each worker takes ``tau`` steps of its own from the newest version, then models are averaged.
 
@@ -245,7 +265,8 @@ def pasgd(
         tau, clients=clients, weighted=weighted, outer=outer, rate=rate, inner=inner, keep=keep, speeds=speeds,
         seed=seed,
     )  # fmt: skip
-    return Rounds(codes.Uncoded(workers), wait=wait, cancel=cancel, batch=batch, work=work)
+    code = codes.Uncoded(workers, shares)
+    return Rounds(code, wait=wait, cancel=cancel, batch=batch, work=work, balance=_balance(balance))
 
 
 @register("adacomm")
@@ -359,6 +380,7 @@ def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") ->
 # the keys that a code's spec gains as a strategy
 _KEYS = {
     "wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int, "models": int, "snapshot": int,
+    "balance": Auto,
 }  # fmt: skip
 
 
@@ -373,6 +395,8 @@ def rounds(code: codes.Code, **keys: Any) -> Strategy:
     for key in keys:
         if key not in known:
             raise BadInput(f"'{code.spec}' does not support '{key}'")
+    if "balance" in keys:
+        keys["balance"] = _balance(keys["balance"])
     strategy: Strategy = made(code, **keys)
     return strategy
 

@@ -33,6 +33,7 @@ from anyk.protocol import (
     Stop,
     Task,
 )
+from anyk.strategies.balance import owners
 from anyk.strategies.crew import Crew
 from anyk.strategies.roundsettings import RoundSettings
 from anyk.strategies.snapshots import corrected
@@ -69,6 +70,10 @@ class Rounds(RoundSettings):
     by its messages (:func:`~anyk.strategies.snapshots.corrected`; 0: never), which the driver holds, one a group. For
     repetition codes.
 
+    ``balance``: the shares of the data that workers compute follow their measured speed
+    (:class:`~anyk.strategies.balance.Balance`); for uncoded and frc. With shares of different size, given or measured,
+    a step has as many samples as ``batch`` of each worker, spread by the shares.
+
     ``work``: local steps in place of gradients (periodic averaging, of an uncoded sum only); ``adapt``: a rule that
     adapts their number.
 
@@ -88,8 +93,10 @@ class Rounds(RoundSettings):
     def start(self, fleet: Fleet) -> tuple[RoundState, Sequence[Command]]:
         """See :class:`~anyk.protocol.Strategy`."""
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
-        self._use_code(s, self.code)
+        self._use_code(s, self.first_code)
         first: list[Command] = []
+        if self.balance is not None:
+            s.balance = self.balance.start(self._balanced_code)
         if self.work is not None:
             s.work = self.work.start()
         if self.adapt is not None:
@@ -101,7 +108,9 @@ class Rounds(RoundSettings):
         s, policy = state, self._policy
         learned = policy.relearned is not None and s.version >= policy.every
         last = s.version - s.version % policy.every if policy.every else 0
-        self._use_code(s, policy.relearned(s.learned, last) if learned and policy.relearned else self.code)
+        self._use_code(s, policy.relearned(s.learned, last) if learned and policy.relearned else self.first_code)
+        if self.balance is not None:
+            self._use_code(s, self._balanced_code.cut(s.balance.sizes))
         s.decoder = self._fresh(s.code)
         if policy.projected:
             for worker, value in s.values.items():
@@ -142,12 +151,14 @@ class Rounds(RoundSettings):
                     return self._step(s)
         elif isinstance(event, Lost):
             s.crew.lose(event)
+            self._disturbed(s)
             s.open = {message: worker for message, worker in s.open.items() if worker != event.worker}
             if self.work is not None:
                 self.work.lost(s.work, event.worker)
         elif isinstance(event, Joined):
             if not s.crew.join(event.worker):
                 return ()
+            self._disturbed(s)
             busy = event.worker in s.measuring.values() or self._has_replied(s, event.worker)
             again = [] if busy else self._dispatch(s, (event.worker,))
             if again:
@@ -162,6 +173,8 @@ class Rounds(RoundSettings):
         if reply in task_of:  # asked again for a sister message; this one is in already
             return self._waited(s)
         task_of[reply] = task
+        if self.balance is not None:
+            self.balance.reply(s.balance, s.code.group_of[reply], s.now - s.began)
         if self.enough.remembers:
             s.arrivals.append(s.now - s.began)
         count = self._count
@@ -201,7 +214,16 @@ class Rounds(RoundSettings):
             for number, worker in enumerate(workers, task):
                 s.open.update(dict.fromkeys(range(number * messages, (number + 1) * messages), worker))
         if self.work is not None:
-            return [Dispatch(task, workers, [(self.work.chunk(s.work, worker, self.batch),) for worker in workers])]
+            return [
+                Dispatch(
+                    task,
+                    workers,
+                    [
+                        (self.work.chunk(s.work, worker, self._samples, s.code.assignment[worker]),)
+                        for worker in workers
+                    ],
+                )
+            ]
         tasks = s.tasks[s.version % self.models]
         chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
         # of several models the versions do not count the rounds
@@ -263,7 +285,26 @@ class Rounds(RoundSettings):
                 s.learned = list(s.missed)
                 self._use_code(s, policy.relearned(s.missed, s.version))
         held = [] if self.adapt is None else self.adapt.before_round(s)
-        return [combine, Cancel(done, self.cancel), *(held or self._begin(s))]
+        told = [] if self.balance is None else self._balanced(s)
+        return [combine, Cancel(done, self.cancel), *told, *(held or self._begin(s))]
+
+    def _balanced(self, s: RoundState) -> list[Command]:
+        """Cut the data again where that makes rounds shorter; says what changes hands."""
+        assert self.balance is not None
+        old = s.code
+        sizes = self.balance.ended(s.balance, s.now - s.began)
+        if sizes is None:
+            return []
+        self._use_code(s, old.cut(sizes))
+        moved = sum(a != b for a, b in zip(owners(old), owners(s.code), strict=True))
+        share = 100.0 * moved / old.partitions
+        shown = "/".join(map(str, s.code.shares))
+        return [Note(f"shares={shown} from step {s.version} on: {share:.0f} % of the samples change hands")]
+
+    def _disturbed(self, s: RoundState) -> None:
+        """What this round takes says nothing of the speed of workers."""
+        if s.balance is not None:
+            s.balance.disturbed = True
 
     def _adapted(self, s: RoundState, event: LossEvaluated) -> list[Command]:
         assert self.adapt is not None
@@ -274,12 +315,12 @@ class Rounds(RoundSettings):
 
     def _use_code(self, s: RoundState, code: Code) -> None:
         s.code = code
-        s.tasks = self._tasks if code is self.code else self._tasks_of(code)
+        s.tasks = self._tasks if code is self.first_code else self._tasks_of(code)
         s.row_sums = np.asarray(code.encoding.sum(axis=1), dtype=np.float64).ravel()
 
     @cached_property
     def _tasks(self) -> tuple[tuple[Task, ...], ...]:
-        return self._tasks_of(self.code)
+        return self._tasks_of(self.first_code)
 
     def _tasks_of(self, code: Code) -> tuple[tuple[Task, ...], ...]:
         """Of each model, each worker's."""
@@ -287,7 +328,7 @@ class Rounds(RoundSettings):
         rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in code.rows]  # a user's may be arrays
         return tuple(
             tuple(
-                tuple(Chunk(p, w, slot, batch=self.batch) for p, w in rows[i * c : i * c + c])
+                tuple(Chunk(p, w, slot, batch=self._samples) for p, w in rows[i * c : i * c + c])
                 for i in range(code.workers)
             )
             for slot in self.slots[: self.models]

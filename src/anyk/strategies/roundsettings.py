@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from anyk.codes import Code, Method, Policy, Selection
+from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
 from anyk.codes.decoders import METHODS, Floats, method
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -21,6 +22,7 @@ from anyk.protocol import (
     slot_names,
 )
 from anyk.strategies.adapting import AdaptingSteps
+from anyk.strategies.balance import Balance, batch_of, even_parts
 from anyk.strategies.pace import uncoded_pace
 from anyk.strategies.scaling import Scaling, scaling_of
 from anyk.strategies.snapshots import at_snapshot, check_snapshot
@@ -51,6 +53,7 @@ class RoundSettings(Strategy):
     snapshot: int = 0
     work: LocalSteps | None = None
     adapt: AdaptingSteps | None = None
+    balance: Balance | None = None
 
     def __post_init__(self) -> None:
         if self.models < 1:
@@ -68,6 +71,14 @@ class RoundSettings(Strategy):
             if self.work is None:
                 raise BadInput("adapt is a rule for the number of local steps; give work=LocalSteps(…) as well")
             self.adapt.check(self.work)
+        if self.balance is not None:
+            self.balance.check(self.code)
+            clients = self.work is not None and self.work.clients is not None
+            if self.snapshot or self.models > 1 or self.adapt or self.scaling == "marginal" or clients:
+                raise BadInput(
+                    "balance=auto has been tested without models, snapshot, clients, scaling=marginal and adapting "
+                    "local steps; leave them out"
+                )
         code, own, rule = self.code, self._own, self.rule
         if self._policy.projected and not (isinstance(rule, Decodable) and own):
             raise BadInput(
@@ -84,6 +95,7 @@ class RoundSettings(Strategy):
             check_snapshot(self.snapshot, code, rule)
             if self.work is not None or self.models > 1 or self.batch or not own:
                 raise BadInput("snapshot has been tested with wait, scaling and cancel only; leave out the rest")
+        _ = self._samples
         _ = self._scaled  # what cannot be scaled is refused here, not in the first step
 
     # ------------------------------------------------------------------------------------------- settings
@@ -91,6 +103,35 @@ class RoundSettings(Strategy):
     @cached_property
     def _policy(self) -> Policy:
         return self.code.policy()
+
+    @cached_property
+    def first_code(self) -> Code:
+        """The code that a run begins with."""
+        return self.code if self.balance is None else self._balanced_code
+
+    @cached_property
+    def _balanced_code(self) -> RepetitionCode:
+        """The same code with its blocks cut into many partitions."""
+        code = self.code
+        assert isinstance(code, RepetitionCode)
+        parts = even_parts(self.batch)
+        shares = np.array([len(block) for block in code.blocks_of]) * (code.groups / code.partitions)
+        return code.cut([max(1, round(parts * share)) for share in shares.tolist()])
+
+    @property
+    def _shares(self) -> tuple[int, ...]:
+        return self.code.shares if isinstance(self.code, RepetitionCode) else ()
+
+    @cached_property
+    def _samples(self) -> int:
+        """The samples drawn of each partition; 0: all."""
+        code = self.first_code
+        return batch_of(self.batch, code.workers, code.partitions) if self._together else self.batch
+
+    @cached_property
+    def _together(self) -> bool:
+        """Whether the partitions of a block stand for one, of a size of its own."""
+        return self.balance is not None or bool(self._shares)
 
     @cached_property
     def method(self) -> Method:
@@ -146,7 +187,7 @@ class RoundSettings(Strategy):
 
     @cached_property
     def _scaled(self) -> Callable[[Selection, Floats], Selection]:
-        return scaling_of(self.scaling_used, self.code, self.rule)
+        return scaling_of(self.scaling_used, self.first_code, self.rule)
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
@@ -156,11 +197,12 @@ class RoundSettings(Strategy):
     @cached_property
     def layout(self) -> Layout:
         """See :class:`~anyk.protocol.Strategy`."""
-        code, work = self.code, self.work
+        code, work = self.first_code, self.work
+        anything = (tuple(range(code.partitions)),) * code.workers
         return Layout(
-            code.workers, code.partitions, code.assignment, self.slots, self.slots[1:] if self.adapt else (),
-            None if work is None else ((),) * code.workers, blocks=code.blocks, voting=self._policy.projected,
-            inner=None if work is None else work.inner,
+            code.workers, code.partitions, code.assignment if self.balance is None else anything, self.slots,
+            self.slots[1:] if self.adapt else (), None if work is None else ((),) * code.workers, blocks=code.blocks,
+            voting=self._policy.projected, inner=None if work is None else work.inner, together=self._together,
         )  # fmt: skip
 
     @cached_property
@@ -169,7 +211,8 @@ class RoundSettings(Strategy):
         wait = None if self.rule == Decodable() else str(self.rule)
         if self.work is not None:
             own = self.work.clients is None or wait != str(self.work.clients)
-            keys = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
+            keys: dict[str, Any] = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
+            keys |= {"shares": self._shares, "balance": "auto" if self.balance else None}
             return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
         parts = [] if wait is None else [f"wait={wait}"]
         parts += [f"scaling={self.scaling_used}"] * (self.scaling_used != self._default_scaling)
@@ -179,6 +222,7 @@ class RoundSettings(Strategy):
         parts += [f"models={self.models}"] * (self.models > 1)
         parts += [f"snapshot={self.snapshot}"] * (self.snapshot > 0)
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
+        parts += ["balance=auto"] * (self.balance is not None)
         return with_keys(self.code.spec, parts)
 
     @property
@@ -226,6 +270,7 @@ class RoundSettings(Strategy):
             or self.cancel != "preempt"
             or not self._own
             or self.snapshot
+            or self.balance is not None
         ):
             return None
         decodable = self.code.finish_times(seconds)
@@ -243,6 +288,8 @@ class RoundSettings(Strategy):
             return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
         if self.snapshot:
             return Pace(None, None, "no closed form with snapshots; simulate")
+        if self._together:
+            return Pace(None, 0.0, "no closed form where workers compute different shares; simulate")
         if self.code.own_messages:
             return uncoded_pace(self.code, self.enough, self.method, delays, in_vain=self.cancel == "discard")
         if self.cancel == "discard":

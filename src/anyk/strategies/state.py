@@ -32,6 +32,7 @@ class RoundState:
     learned: list[int] = field(default_factory=list)  # the same when the code last learned of it
     work: Any = part()  # of local steps
     adapt: Any = part()  # of the rule that adapts them
+    balance: Any = part()  # of shares that follow the speed of workers
     code: Any = derived()
     tasks: Any = derived()
     row_sums: Any = derived()

@@ -99,7 +99,7 @@ class LocalSteps:
         part = set(order[: self.clients])
         return tuple(worker for worker in workers if worker in part)
 
-    def chunk(self, own: LocalState, worker: int, batch: int) -> Chunk:
+    def chunk(self, own: LocalState, worker: int, batch: int, partitions: tuple[int, ...]) -> Chunk:
         """A worker's chunk of this round."""
         steps = own.tau
         if self.speeds and worker in own.speed:
@@ -107,7 +107,7 @@ class LocalSteps:
         own.taken[worker] = steps
         own.most = max(own.most, steps)
         state = own.left.get(worker, -1) if self.keep else -1
-        return Chunk((worker,), (1.0,), batch=batch, repeat=own.iterations, steps=steps, state=state)
+        return Chunk(partitions, (1.0,) * len(partitions), batch=batch, repeat=own.iterations, steps=steps, state=state)
 
     def heard(self, s: RoundState, worker: int, task: int) -> None:
         """A reply has come: how fast was its worker?"""
@@ -130,7 +130,8 @@ class LocalSteps:
             own.left |= {reply: task for reply, task in s.task_of.items() if (task, 0) in set(used)}
         weights = [1.0 / len(used)] * len(used)
         outer = None if self.outer is None else (self.outer, self.rate)
-        mix = Mix("model", used, weights, by_samples=self.weighted, outer=outer, number=own.iterations)
+        weighted = self.weighted or bool(s.code.shares)
+        mix = Mix("model", used, weights, by_samples=weighted, outer=outer, number=own.iterations)
         own.iterations += own.most
         own.most = 0
         return mix
@@ -158,6 +159,6 @@ def check_steps(tau: int, batch: int = 0) -> None:
 
 
 LOCAL_DEFAULTS: dict[str, Any] = {
-    "wait": None, "cancel": "preempt", "batch": 0,
+    "wait": None, "cancel": "preempt", "batch": 0, "shares": (), "balance": None,
     **{f.name: f.default for f in fields(LocalSteps) if f.name != "tau"},
 }  # fmt: skip

@@ -19,7 +19,7 @@ def check_rows(problem: Problem, strategy: Strategy) -> None:
     if problem.samples < strategy.layout.partitions:
         raise BadInput(
             f"{problem.samples} rows cannot be cut into {strategy.layout.partitions} partitions of at least one row; "
-            "use fewer workers"
+            f"use {'smaller shares=… or ' if strategy.layout.together else ''}fewer workers"
         )
 
 

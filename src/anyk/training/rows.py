@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from anyk.training.runlog import RunLog
@@ -73,10 +73,15 @@ class LateChunk(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of a chunk."""
+    """The work of a chunk; ``batch``: samples drawn of each partition (0: all)."""
 
     partitions: list[int]
     coefficients: list[float]
+    batch: int
+
+    def samples(self, sizes: Sequence[int]) -> int:
+        """How many samples it is computed from, of partitions of these sizes."""
+        return sum(min(self.batch, sizes[j]) if self.batch else sizes[j] for j in self.partitions)
 
 
 class TaskTime(NamedTuple):
@@ -198,8 +203,13 @@ def cancelled(log: RunLog, after: float, until: float, version: int) -> list[Lat
 
 def works(log: RunLog) -> dict[int, Work]:
     """The work of chunks, by number."""
-    rows = log.rows("SELECT id, partitions, coefficients FROM works")
-    return {number: Work(json.loads(p), json.loads(c)) for number, p, c in rows}
+    rows = log.rows("SELECT id, partitions, coefficients, batch FROM works")
+    return {number: Work(json.loads(p), json.loads(c), batch) for number, p, c, batch in rows}
+
+
+def sizes(log: RunLog) -> list[int]:
+    """The samples of each partition; none where the run had no problem."""
+    return [samples for (samples,) in log.rows("SELECT samples FROM partitions ORDER BY id")]
 
 
 def mean_times(log: RunLog) -> tuple[float, float]:

@@ -62,7 +62,8 @@ class Receipt:
     """The messages that made one version of a slot, and the fate of the others.
 
     ``weights``: the weight with which each partition counted, shape (partitions,); ``used``: (worker, task, weight,
-    staleness) of each message; ``cut_off``: workers that were not waited for; ``spare``: workers whose messages had
+    staleness) of each message, and ``samples`` how many it was computed from (of local work in each of its steps; None
+    for each without a problem); ``cut_off``: workers that were not waited for; ``spare``: workers whose messages had
     arrived but were not needed; ``rest``: all others, still at work or absent.
     """
 
@@ -76,6 +77,7 @@ class Receipt:
     cut_off: tuple[CutOff, ...]
     spare: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
+    samples: tuple[int | None, ...] = ()
 
 
 class Run:
@@ -304,12 +306,12 @@ class Run:
         if made is None:
             raise BadInput(f"no version {version} of '{slot}'; the run has 1 to {self.steps}")
         used = rows.used(self.log, slot, version)
-        works = rows.works(self.log)
+        works, sizes = rows.works(self.log), rows.sizes(self.log)
         total = 1 + max((j for work in works.values() for j in work.partitions), default=-1)
         weights = np.zeros(int(self.config.get("partitions", total)))
         for chunk in used:
             weight = chunk.weight
-            partitions, coefficients = works[chunk.work]
+            partitions, coefficients, _ = works[chunk.work]
             if isinstance(weight, str):  # one a block: what a partition's coefficient is on average over the blocks
                 parts = np.asarray(coefficients).reshape(len(partitions), -1) * np.asarray(json.loads(weight))
                 np.add.at(weights, partitions, parts.mean(axis=1))
@@ -344,6 +346,7 @@ class Run:
             cut,
             tuple(sorted(spare)),
             tuple(sorted(rest)),
+            tuple(works[chunk.work].samples(sizes) if sizes else None for chunk in used),
         )
 
     def staleness(self, slot: str | None = None) -> dict[int, int]:

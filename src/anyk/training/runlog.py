@@ -248,8 +248,9 @@ class RunLog:
         """Loss and metric of a version."""
         self._rows["evaluations"].append(row)
 
-    def start(self, time: float, present: Sequence[int], rounds: int) -> None:
-        """When the strategy was started, and who was there; not an event that it is told."""
+    def start(self, time: float, present: Sequence[int], rounds: int, sizes: Sequence[int] = ()) -> None:
+        """When the strategy was started, who was there, and the partitions' sizes; not an event that it is told."""
+        self._rows["partitions"].extend(enumerate(sizes))
         self.seq += 1
         self._rows["events"].append((self.seq, time, START, None, None, None, json.dumps([list(present), rounds])))
         self._waiting += 1

@@ -27,6 +27,7 @@ TABLES = {
     "ending TEXT, slot TEXT, step INTEGER, weight REAL, digest INTEGER, seq INTEGER",
     "updates": "slot TEXT, version INTEGER, time REAL, replies INTEGER, residual REAL, gain REAL, staleness REAL, "
     "stalest INTEGER, scale REAL, digest INTEGER, seq INTEGER",
+    "partitions": "id INTEGER PRIMARY KEY, samples INTEGER",
     "evaluations": "slot TEXT, version INTEGER, time REAL, loss REAL, metric REAL",
     "notes": "time REAL, kind TEXT, text TEXT, seq INTEGER",
     "summary": "name TEXT, value TEXT, seq INTEGER",

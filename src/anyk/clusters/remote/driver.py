@@ -111,13 +111,13 @@ class Remote(Cluster, Generic[H]):
             raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
         if self._opened:
             raise BadInput("this cluster is in use already; make one for each run")
-        messages = Messages(partitions, layout.blocks, self.seed)
+        messages = Messages(partitions, layout.blocks, self.seed, together=layout.together)
         self.injection.start(layout, messages)
         self._payload = payload(messages)
         self._tasks = Tasks(self._handles, self._payload, uninterruptible=self.delays.uninterruptible)
         self._comparisons = Comparisons(messages.tolerance)
         self._opened = True
-        return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local)
+        return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together)
 
     def _await_workers(self, within: float) -> tuple[int, ...]:
         """Wait for those that have been spawned to report that they are ready; the run's clock starts then."""

@@ -51,12 +51,13 @@ class RunSetup(NamedTuple):
     byzantine: tuple[int, ...] = ()  # Byzantine workers
     seed: int = 0  # of mini-batches
     local: tuple[str, str, float] | None = None  # how workers take steps of their own
+    together: bool = False  # consecutive partitions are computed at once
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> RunSetup:
         """Read back what JSON made of one."""
-        blocks, byzantine, seed, local = plain
-        return cls(blocks, tuple(byzantine), seed, None if local is None else tuple(local))
+        blocks, byzantine, seed, local, together = plain
+        return cls(blocks, tuple(byzantine), seed, None if local is None else tuple(local), together)
 
 
 class _Stop(Exception):
@@ -127,7 +128,7 @@ class Worker(ABC, Generic[R]):
         An error there will come again in the first task, where it is reported as the gradient's.
         """
         partitions.load(list(held))
-        self._messages = Messages(partitions, self._setup.blocks, self._setup.seed)
+        self._messages = Messages(partitions, self._setup.blocks, self._setup.seed, together=self._setup.together)
         local = self._setup.local
         self._local = None if local is None else LocalSteps(self._messages, Local(*local))
         self._dtype = self._messages.dtype

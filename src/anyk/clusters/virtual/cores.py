@@ -51,8 +51,8 @@ class Compute:
 class Cores:
     """The chunks that are computing and those that wait for a core; what is computed goes to the heap of entries."""
 
-    def __init__(self, compute: Compute, heap: list[Entry]) -> None:
-        self._compute, self._heap = compute, heap
+    def __init__(self, compute: Compute, heap: list[Entry], unit: float) -> None:
+        self._compute, self._heap, self._unit = compute, heap, unit
         self._waiting: deque[tuple[int, int]] = deque()
         self._computing: set[tuple[int, int]] = set()
 
@@ -67,7 +67,8 @@ class Cores:
             self._waiting.append((task, chunk))
             return
         work = entry.chunks[chunk]
-        cost = self._compute.task + self._compute.partition_of(entry.worker) * len(work.partitions) * max(1, work.steps)
+        partitions = len(work.partitions) * self._unit * max(1, work.steps)
+        cost = self._compute.task + self._compute.partition_of(entry.worker) * partitions
         self._computing.add((task, chunk))
         heappush(self._heap, (time + cost, task, entry.worker, chunk, COMPUTED))
 

@@ -14,6 +14,8 @@ from anyk.clusters.packing import pack, unpack
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Chunk, Layout
 
+Part = tuple[tuple[int, ...], int, int]  # partitions computed at once, their batch, which of their mini-batches
+
 
 class Payload(Arrivals):
     """Computes what workers would send, at the moment when it arrives: what is cancelled costs nothing."""
@@ -21,10 +23,10 @@ class Payload(Arrivals):
     def __init__(
         self, layout: Layout, partitions: Partitions, local: Local | None, *, seed: int, byzantine: Collection[int]
     ) -> None:
-        super().__init__(Messages(partitions, layout.blocks, seed))
+        super().__init__(Messages(partitions, layout.blocks, seed, together=layout.together))
         self._seed, self._byzantine = seed, byzantine
         self._models: dict[tuple[str, int], Vector] = {}
-        self._gradients: dict[tuple[str, int], dict[tuple[int, int, int], Vector]] = {}  # that replicas share
+        self._gradients: dict[tuple[str, int], dict[Part, Vector]] = {}  # that replicas share
         self._local = None if local is None else LocalSteps(self.messages, local)
         # what workers keep: states of optimisers and compressors, by the task that left them
         self._states: list[dict[int, State]] = [{} for _ in range(layout.workers)]
@@ -95,16 +97,16 @@ class Payload(Arrivals):
         return why, bits
 
     def _encode(
-        self, task: int, index: int, chunk: Chunk, version: int, w: Vector, known: dict[tuple[int, int, int], Vector]
+        self, task: int, index: int, chunk: Chunk, version: int, w: Vector, known: dict[Part, Vector]
     ) -> tuple[tuple[int, ...], Vector]:
         """The partitions of a message, and the message; gradients that are not yet ``known`` are computed."""
         messages = self.messages
         w = w.view()
         w.flags.writeable = False
-        keys = [(j, chunk.batch, chunk.repeat) for j in chunk.partitions]
+        keys = [(part, chunk.batch, chunk.repeat) for part in messages.parts(chunk)]
         for key in keys:
             if key not in known:  # a copy: its buffer may be the problem's own
-                known[key] = np.array(messages.partial_gradient(key[0], w, chunk, version))
+                known[key] = np.array(messages.gradient(key[0], w, chunk, version))
         request = self.requests.pop((task, index), None)
         ids = chunk.partitions
         if request is not None:
@@ -112,11 +114,12 @@ class Payload(Arrivals):
         out = np.empty(messages.length(ids), dtype=w.dtype)
         if request is not None or not ids:
             out[:] = 0.0
-        for item, (key, coefficient) in enumerate(zip(keys, messages.split(chunk.coefficients), strict=True)):
+        coefficients = messages.split(chunk.coefficients)
+        for item, key in enumerate(keys):
             if request is None:
-                messages.add(out, ids, item, coefficient, known[key])
+                messages.add(out, ids, item, coefficients[item], known[key])
             else:
-                messages.add_message(out, ids, key[:1], known[key], coefficient)
+                messages.add_message(out, ids, key[0], known[key], coefficients[item])
         for place, weight in zip(request.messages, request.weights, strict=True) if request is not None else ():
             messages.add_message(out, ids, *self.arrived[place][:2], weight)
         return ids, out

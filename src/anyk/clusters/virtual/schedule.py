@@ -24,7 +24,7 @@ class Schedule:
         self.heap: list[Entry] = []
         self.in_flight: dict[int, InFlight] = {}
         self.unwanted: set[int] = set()  # cancelled tasks that are left to finish
-        self.cores = None if compute is None else Cores(compute, self.heap)
+        self.cores = None if compute is None else Cores(compute, self.heap, injection.unit)
         self._injection, self._compute, self._payload = injection, compute, payload
         self._delivered: dict[int, int] = {}  # messages that tasks of several chunks have sent
         self._free = [0.0] * len(injection.numbers)  # when a worker that does not listen is free again
