@@ -13,6 +13,7 @@ from anyk.clusters import Simulated
 from anyk.testing import Squares
 from anyk.training import checkpoints
 from anyk.training.runlog import RunLog
+from anyk.training.schema import TABLES
 
 EXP = anyk.delays.Exponential(0.5)
 GD = anyk.optimizers.GD(lr=0.05)
@@ -108,7 +109,7 @@ def test_a_log_that_is_shorter_than_its_checkpoint_is_found(tmp_path):
         "UPDATE updates SET digest = digest + 1 WHERE version = 2",
         "DELETE FROM chunks WHERE task = 3",
         "INSERT INTO notes VALUES (0.0, 'note', 'nobody wrote this', 1)",
-        "UPDATE seals SET upto = '[0,0,0,0,0,0,0,0,0]' WHERE id = 1",
+        f"UPDATE seals SET upto = '{[0] * len(TABLES)}' WHERE id = 1",
         "DELETE FROM seals",
         "CREATE TRIGGER more AFTER INSERT ON events BEGIN DELETE FROM updates; END",
     ],

@@ -57,14 +57,14 @@ class RepetitionCode(Code):
     @fixed_property
     def blocks_of(self) -> tuple[tuple[int, ...], ...]:
         """The partitions of each group."""
-        if not self.shares:
-            return tuple(tuple(run) for run in _cut(self.partitions, self.groups))
-        ends = np.cumsum([0, *self._sizes]).tolist()
+        ends = np.cumsum([0, *self.sizes]).tolist()
         return tuple(tuple(range(a, b)) for a, b in pairwise(ends))
 
     @property
-    def _sizes(self) -> list[int]:
-        """Of each group, the partitions that its members' shares ask for."""
+    def sizes(self) -> list[int]:
+        """The partitions in each group's block: as even as possible, or what its members' shares ask for."""
+        if not self.shares:
+            return [len(run) for run in _cut(self.partitions, self.groups)]
         return [max(self.shares[worker] for worker in members) for members in self.members]
 
     def cut(self, sizes: Sequence[int]) -> Self:
@@ -288,20 +288,20 @@ class FractionalRepetition(RepetitionCode):
             groups = m // load
         object.__setattr__(self, "_groups", groups)
         given = None if self.stragglers is not None else -(-m // groups)
-        object.__setattr__(self, "_even", {"load": given, "stragglers": self.stragglers, "partitions": m})
-        object.__setattr__(self, "partitions", sum(self._sizes) if self.shares else m)
-        object.__setattr__(self, "load", max(self._sizes) if self.shares else -(-m // groups))
+        object.__setattr__(self, "_even", (("load", given), ("stragglers", self.stragglers), ("partitions", m)))
+        object.__setattr__(self, "partitions", sum(self.sizes) if self.shares else m)
+        object.__setattr__(self, "load", max(self.sizes) if self.shares else -(-m // groups))
 
     @property
     def spec(self) -> str:
         """See :attr:`Code.spec`."""
         usual = {"load": None, "stragglers": None, "partitions": self.workers, "shares": ()}
-        return show("frc", self.__dict__["_even"] | {"shares": self.shares}, usual)
+        return show("frc", dict(self.__dict__["_even"]) | {"shares": self.shares}, usual)
 
     def cut(self, sizes: Sequence[int]) -> FractionalRepetition:
         """See :meth:`RepetitionCode.cut`."""
         shares = tuple(sizes[g] for g in self.group_of)
-        return FractionalRepetition(self.workers, shares=shares, **self.__dict__["_even"])
+        return FractionalRepetition(self.workers, shares=shares, **dict(self.__dict__["_even"]))
 
     @property
     def groups(self) -> int:

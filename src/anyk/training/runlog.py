@@ -327,6 +327,8 @@ class RunLog:
             self._db.execute("BEGIN")
             for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints", "reuses"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
+            if not seq:  # it begins again
+                self._db.execute("DELETE FROM partitions")
             self._db.execute(
                 "DELETE FROM evaluations WHERE version > "
                 "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)"
