@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -71,7 +70,7 @@ class JaxPartitions:
 
     def piece(self, first: int, last: int) -> JaxPartitions:
         """See :class:`~anyk.problems.base.Partitions`."""
-        made = copy.copy(self)
+        made = copy(self)
         made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
         made.sizes = (sum(self.sizes[first : last + 1]),)
         return made
