@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
     from anyk.planning import explain, plan, train_tuned
+    from anyk.reports import report
     from anyk.strategies import strategy
     from anyk.training import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
 
@@ -48,6 +49,7 @@ _NAMES = {
     "Evaluate": "training",
     "NotDecodable": "errors",
     "RunFailed": "errors",
+    "report": "reports",
     "strategy": "strategies",
     "Race": "training",
     "Run": "training",
@@ -98,6 +100,7 @@ __all__ = [
     "race",
     "recording",
     "replay",
+    "report",
     "reports",
     "resume",
     "resume_race",

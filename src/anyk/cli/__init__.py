@@ -58,6 +58,7 @@ def main() -> None:
     \b
     anyk race                    train with four strategies under the same stragglers, and compare
     anyk train --strategy SPEC   train with one strategy
+    anyk report RUN              write one HTML page about runs or races; see also export
     anyk codes                   compare gradient codes; see also codes show, codes compare
     anyk explain SOURCE          explain what slow workers cost in a measured fleet; see also record
     anyk plan SOURCE             say which strategy to run on a measured fleet, and what that gains
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 # they add their commands to the group above
-from anyk.cli import clusters, codes, decompile, fleets, graphs, lists, races, reproduce, runs, traces  # noqa: E402
+from anyk.cli import clusters, codes, decompile, fleets, graphs, lists, races, reports, reproduce, runs, traces  # noqa: E402
 
 __all__ = [
     "clusters",
@@ -85,6 +86,7 @@ __all__ = [
     "lists",
     "main",
     "races",
+    "reports",
     "reproduce",
     "runs",
     "traces",

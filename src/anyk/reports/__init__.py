@@ -13,6 +13,7 @@ from anyk.reports.codes import (
     thresholds_table,
 )
 from anyk.reports.columns import Columns
+from anyk.reports.page import report
 from anyk.reports.plots import plot
 from anyk.reports.staleness import mean_staleness, plot_staleness, staleness_table
 from anyk.reports.tables import candidates_note, candidates_table, race_notes, race_table, ratio_to_floor, speed_table
@@ -37,6 +38,7 @@ __all__ = [
     "race_notes",
     "race_table",
     "ratio_to_floor",
+    "report",
     "speed_table",
     "staleness_table",
     "theory_text",

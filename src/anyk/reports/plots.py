@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b0487a", "#6b6b6b")
 
+_Floats = NDArray[np.float64]
 _WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
 _LABELS = 6  # runs that are labelled where they end; more get a legend
 _ROW, _HEIGHT, _AROUND = 0.44, 3.1, 1.2  # inches: for the label of a run, for the curves, for titles and below
@@ -133,17 +134,21 @@ def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
     lines = [line for run in group if (line := _line(run, name))[0].size]
     if not lines:
         return _Curve(np.empty(0), np.empty(0), 0.0, float("nan"))
-    band = None
-    times, values = lines[0]
-    if len(lines) > 1:
-        times = np.unique(np.concatenate([own for own, _ in lines]))
-        each = np.array([np.interp(times, *line) for line in lines])  # after its end: the last value
-        values, band = np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
+    times, values, band = banded(lines)
     at = len(times) - 1
     reached = spread(run.time_to_target for run in group)
     if of == "metric" and reached.median is not None:
         at = min(int(np.searchsorted(times, reached.median)), at)
     return _Curve(times, values, float(times[at]), float(values[at]), reached if of == "metric" else None, band)
+
+
+def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, tuple[_Floats, _Floats] | None]:
+    """Times, medians of several lines (their times and values) and the band from least to largest; None for one."""
+    if len(lines) == 1:
+        return *lines[0], None
+    times = np.unique(np.concatenate([own for own, _ in lines]))
+    each = np.array([np.interp(times, *line) for line in lines])  # after its end: the last value
+    return times, np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
 
 
 def _line(run: Run, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
 from anyk.training.runlog import RunLog
 
 
@@ -137,6 +141,11 @@ def last_time(log: RunLog) -> float:
     return float(log.rows("SELECT max(time) FROM updates")[0][0] or 0.0)
 
 
+def last_event(log: RunLog) -> int:
+    """The number of the last event; 0 without any."""
+    return int(log.rows("SELECT max(seq) FROM events")[0][0] or 0)
+
+
 def replies_used(log: RunLog) -> float:
     """Messages that went into versions."""
     return float(log.rows("SELECT total(replies) FROM updates")[0][0])
@@ -235,6 +244,50 @@ def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
         TaskTime(dispatched, worker, end, bool(known), [j for part in parts.split(";") for j in json.loads(part)])
         for dispatched, worker, end, known, parts in rows
     ]
+
+
+# ------------------------------------------------------------------------------------------- whole tables
+
+_MEAN = "CASE typeof({0}) WHEN 'text' THEN (SELECT avg(value) FROM json_each({0})) ELSE {0} END"  # of blocks
+_QUERIES = {
+    "chunks": (
+        "SELECT task, chunk, worker, slot, version, step, ending, dispatched, started, computing, computed, sent, "
+        f"received, cancelled, due, done, {_MEAN.format('weight')} AS weight, work, seq FROM chunks "
+        "ORDER BY task, chunk"
+    ),
+    "steps": (
+        "SELECT u.slot, u.version AS step, u.time AS seconds, u.replies, u.residual, u.gain, u.staleness, u.stalest, "
+        "u.scale, e.loss, e.metric FROM updates u LEFT JOIN evaluations e ON e.slot = u.slot AND e.version = u.version "
+        "UNION ALL SELECT e.slot, e.version, e.time, NULL, NULL, NULL, NULL, NULL, NULL, e.loss, e.metric FROM "
+        "evaluations e WHERE NOT EXISTS (SELECT 1 FROM updates u WHERE u.slot = e.slot AND u.version = e.version) "
+        "ORDER BY 1, 2"
+    ),
+    "events": "SELECT seq, time, kind, worker, task, chunk, info FROM events ORDER BY seq",
+    "notes": "SELECT time, kind, text FROM notes ORDER BY seq, time",
+    "works": "SELECT id AS work, slot, partitions, coefficients, batch, steps, compress FROM works ORDER BY id",
+    "reuses": (
+        f"SELECT slot, version AS step, task, chunk, {_MEAN.format('weight')} AS weight FROM reuses ORDER BY 1, 2"
+    ),
+}
+TABLES = tuple(_QUERIES)
+_TEXT = {"slot", "ending", "kind", "info", "text", "partitions", "coefficients", "compress"}
+_WHOLE = {"task", "chunk", "worker", "version", "work", "seq"}
+
+
+def columns(log: RunLog, table: str) -> dict[str, NDArray[Any]]:
+    """A table of the log, one of :data:`TABLES`, as columns; numbers that are not known are NaN, or None in text.
+
+    A weight is the mean over blocks where a message has one for each. Raises :class:`~anyk.errors.BadInput` for
+    another table.
+    """
+    if table not in _QUERIES:
+        raise BadInput(f"a run has no table '{table}'; it has {', '.join(TABLES)}")
+    names, found = log.select(_QUERIES[table])
+    made: dict[str, NDArray[Any]] = {}
+    for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True):
+        whole = name in _WHOLE and not (table == "events" and name in ("worker", "task", "chunk"))
+        made[name] = np.array(values, dtype=object if name in _TEXT else np.int64 if whole else np.float64)
+    return made
 
 
 # ------------------------------------------------------------------------------------------- to be checked

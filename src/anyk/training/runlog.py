@@ -357,14 +357,18 @@ class RunLog:
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
 
-    def table(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Answer a query, each row as a dictionary."""
+    def select(self, query: str, values: Sequence[Any] = ()) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Answer a query: the names of its columns, and the rows."""
         try:
             cursor = self._db.execute(query, values)
-            names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor]
+            return [column[0] for column in cursor.description], cursor.fetchall()
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
+
+    def table(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Answer a query, each row as a dictionary."""
+        names, found = self.select(query, values)
+        return [dict(zip(names, row, strict=True)) for row in found]
 
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation, in the order in which they were made."""

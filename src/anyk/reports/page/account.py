@@ -1,0 +1,147 @@
+"""Where the time of a run went, and what became of each worker's tasks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.reports.page.tasks import CUT, FATES, LATE, OPEN, Tasks
+from anyk.training import rows
+from anyk.training.run import Run
+
+
+class Account(NamedTuple):
+    """Seconds of a run by what it waited for at the time; they add up to the time of its last step."""
+
+    waiting: float
+    computing: float
+    sending: float
+    driver: float
+
+    @property
+    def total(self) -> float:
+        """Of all parts."""
+        return sum(self)
+
+
+def account(run: Run, tasks: Tasks) -> Account:
+    """Follow the last message that each step used: where was it in the time since the step before?
+
+    A step ends when the last message that it needs has come, so the phases of that message's task, as far as they lie
+    between the step before and this one, are what the run waited for. What remains of that time is the driver's: taking
+    the step, evaluating, handing out tasks. Between ``waiting`` for an injected delay and for an order to come nothing
+    is told apart.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = anyk.train(problem, "uncoded", "simulated:task=1", workers=3, delays="constant:2", steps=2)
+    >>> from anyk.reports.page.tasks import tasks_of
+    >>> account(run, tasks_of(run))
+    Account(waiting=4.0, computing=2.0, sending=0.0, driver=0.0)
+    """
+    steps = rows.columns(run.log, "steps")
+    made = np.isfinite(steps["replies"])
+    times, versions, slots = steps["seconds"][made], steps["step"][made].astype(np.int64), steps["slot"][made]
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    number = {slot: i for i, slot in enumerate(tasks.slots)}
+    width = 2 + int(max(versions.max(initial=0), tasks.step.max(initial=0)))
+    place = np.full((max(len(number), 1), width), -1, dtype=np.int64)
+    known = np.array([number.get(slot, -1) for slot in slots[order]], dtype=np.int64)
+    inside = known >= 0
+    place[known[inside], versions[order][inside]] = np.flatnonzero(inside)
+    used = np.flatnonzero((tasks.fate <= LATE) & (tasks.step > 0))
+    step = place[tasks.slot[used], tasks.step[used]]
+    used, step = used[step >= 0], step[step >= 0]
+    used, step = (part[np.lexsort((tasks.end[used], step))] for part in (used, step))
+    last = np.flatnonzero(np.diff(step, append=-1))
+    used, step = used[last], step[last]
+    since = np.concatenate(([0.0], times))[step]
+    edges = np.cumsum([tasks.start[used], tasks.waiting[used], tasks.computing[used], tasks.sending[used]], axis=0)
+    edges = np.clip(edges, since, np.maximum(times[step], since))
+    waiting, computing, sending = (float(part) for part in np.diff(edges, axis=0).sum(axis=1))
+    rest = float(times.max(initial=0.0)) - waiting - computing - sending
+    return Account(waiting, computing, sending, max(rest, 0.0))
+
+
+class Share(NamedTuple):
+    """One worker's tasks: how many ended in which way (by :data:`FATES`), and how late those cut off would have been.
+
+    ``late`` and ``latest``: median and largest seconds after the cut-off; NaN where they are not known.
+    """
+
+    worker: int
+    tasks: int
+    fates: NDArray[np.int64]
+    seconds: float
+    late: float
+    latest: float
+
+
+def shares(tasks: Tasks, workers: int) -> list[Share]:
+    """One row a worker; ``seconds`` is the median from the start to the end of a task, whatever its end."""
+    counts = np.zeros((workers, len(FATES)), dtype=np.int64)
+    np.add.at(counts, (tasks.worker, tasks.fate), 1)
+    order = np.argsort(tasks.worker, kind="stable")
+    places = np.split(order, np.searchsorted(tasks.worker[order], np.arange(1, workers)))
+    found = []
+    for worker, mine in enumerate(places):
+        late = tasks.late[mine][(tasks.fate[mine] == CUT)]
+        late = late[np.isfinite(late)]
+        found.append(
+            Share(
+                worker,
+                len(mine),
+                counts[worker],
+                float(np.median(tasks.seconds[mine])) if len(mine) else float("nan"),
+                float(np.median(late)) if len(late) else float("nan"),
+                float(late.max()) if len(late) else float("nan"),
+            )
+        )
+    return found
+
+
+class Heat(NamedTuple):
+    """Seconds by worker and column, shape (workers, columns), NaN where there was no task; ``cut`` is the share of
+    tasks that were cut off. Column ``i`` stands for the ``each`` steps (or tasks) from ``first + i * each`` on.
+    """
+
+    seconds: NDArray[np.float32]
+    cut: NDArray[np.float32]
+    first: int
+    each: int
+    by_step: bool
+
+
+_CELLS = 120_000
+
+
+def heat(tasks: Tasks, workers: int) -> Heat | None:
+    """Seconds of each worker's task for each step, or by their order where workers take few of the steps.
+
+    Where that is more than can be seen, columns are means. None without tasks.
+    """
+    tasks = tasks.only(tasks.fate != OPEN)
+    if not len(tasks):
+        return None
+    low, high = int(tasks.version.min()), int(tasks.version.max())
+    column, by_step = tasks.version - low, True
+    if len(tasks) < 0.5 * workers * (high - low + 1):
+        order = np.lexsort((tasks.chunk, tasks.task, tasks.worker))
+        starts = np.searchsorted(tasks.worker[order], np.arange(workers))
+        column = np.empty(len(tasks), dtype=np.int64)
+        column[order] = np.arange(len(tasks)) - starts[tasks.worker[order]]
+        by_step = False
+    columns = int(column.max()) + 1
+    each = -(-columns * workers // _CELLS)
+    column, columns = column // each, -(-columns // each)
+    shape = workers, columns
+    total, count, cut = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    np.add.at(total, (tasks.worker, column), tasks.seconds)
+    np.add.at(count, (tasks.worker, column), 1)
+    np.add.at(cut, (tasks.worker, column), tasks.fate >= CUT)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        seconds, share = total / count, cut / count
+    return Heat(seconds.astype(np.float32), share.astype(np.float32), low + 1 if by_step else 1, each, by_step)

@@ -1,0 +1,162 @@
+"""What became of every task of a run, and when: columns for pictures and exports, all taken from its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.training import rows
+from anyk.training.run import Run
+
+Column = NDArray[Any]
+FATES = (
+    "used",
+    "used late",
+    "not needed",
+    "cut off",
+    "lost",
+    "unfinished at the end",
+)
+USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
+
+
+@dataclass(frozen=True, eq=False)
+class Tasks:
+    """One row for each chunk of work that was handed out; times in seconds on the run's clock.
+
+    ``start``: when it could begin: dispatched, and the chunk before it in its task computed. Then it took ``waiting``
+    (until it was computed: for its order and an injected delay), ``computing`` and ``sending``; of a chunk that was not
+    finished only their sum is known, ``unknown``. ``fate``: an index into :data:`FATES`. ``step``: the step that used
+    it or did not wait for it, -1 where there is none. ``late``: seconds after it was cut off at which its message would
+    have come, or came; NaN where that is not known.
+    """
+
+    task: Column
+    chunk: Column
+    worker: Column
+    slot: Column
+    version: Column
+    step: Column
+    start: Column
+    waiting: Column
+    computing: Column
+    sending: Column
+    unknown: Column
+    fate: Column
+    late: Column
+    weight: Column
+    work: Column
+    slots: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    def only(self, which: Column) -> Tasks:
+        """Some of them."""
+        return Tasks(
+            **{one.name: getattr(self, one.name)[which] for one in fields(self) if one.name != "slots"},
+            slots=self.slots,
+        )
+
+    @property
+    def finished(self) -> Column:
+        """Which have their phases known."""
+        return np.asarray(self.unknown == 0.0)
+
+    @property
+    def end(self) -> Column:
+        """When each was over."""
+        return np.asarray(self.start + self.waiting + self.computing + self.sending + self.unknown)
+
+    @cached_property
+    def seconds(self) -> Column:
+        """From the start of each to its end."""
+        return self.end - self.start
+
+
+def tasks_of(run: Run) -> Tasks:
+    """All tasks of a run."""
+    log = rows.columns(run.log, "chunks")
+    steps = rows.columns(run.log, "steps")
+    slots, slot = np.unique(log["slot"].astype(str), return_inverse=True)
+    start = _starts(log)
+    fate = _fates(run, log)
+    finished = np.isfinite(log["computed"]) & np.isfinite(log["received"]) & (fate != LOST)
+    over = np.where(np.isfinite(log["received"]), log["received"], log["cancelled"])
+    lost = ~np.isfinite(over)
+    over[lost] = np.maximum(_losses(run, log, lost), start[lost])
+    begun = np.where(np.isfinite(log["computing"]), log["computing"], start)
+    phases = {
+        "waiting": np.where(finished, np.maximum(begun - start, 0.0), 0.0),
+        "computing": np.where(finished, np.maximum(log["computed"] - np.maximum(begun, start), 0.0), 0.0),
+        "sending": np.where(finished, np.maximum(log["received"] - log["computed"], 0.0), 0.0),
+        "unknown": np.where(finished, 0.0, np.maximum(over - start, 0.0)),
+    }
+    phases["unknown"][~finished & (phases["unknown"] == 0.0)] = np.finfo(np.float32).tiny
+    would = np.where(np.isfinite(log["due"]), log["due"], log["received"])
+    return Tasks(
+        task=log["task"], chunk=log["chunk"], worker=log["worker"], slot=slot.reshape(-1), version=log["version"],
+        step=_steps(log, steps, fate), start=start, **phases, fate=fate,
+        late=np.where(fate == CUT, would - log["cancelled"], np.nan), weight=log["weight"], work=log["work"],
+        slots=tuple(slots.tolist()),
+    )  # fmt: skip
+
+
+def _starts(log: Mapping[str, Column]) -> Column:
+    """When each chunk could begin; rows are ordered by task and chunk."""
+    start = log["dispatched"].astype(np.float64)
+    behind = np.flatnonzero(log["chunk"][1:] > 0) + 1 if len(start) else np.empty(0, int)
+    same = behind[log["task"][behind] == log["task"][behind - 1]]
+    before = log["computed"][same - 1]
+    start[same] = np.where(np.isfinite(before), np.maximum(before, start[same]), start[same])
+    return start
+
+
+def _fates(run: Run, log: Mapping[str, Column]) -> Column:
+    ending = log["ending"].astype(str)
+    fate = np.full(len(ending), LOST, dtype=np.uint8)
+    fate[ending == "counted"] = USED
+    fate[ending == "late_counted"] = LATE
+    gone = (ending == "cancelled") | (ending == "discarded")
+    with np.errstate(invalid="ignore"):
+        came = np.isfinite(log["received"]) & ~(log["received"] > log["cancelled"])
+    fate[gone] = np.where(came, SPARE, CUT)[gone]
+    last = run.seconds
+    newest = rows.newest(run.log)
+    version = np.array([newest.get(slot, 0) for slot in log["slot"]], dtype=np.int64)
+    settled = gone & ~came & (log["seq"] > rows.last_event(run.log)) & (log["cancelled"] >= last)
+    fate[settled & (run.asynchronous | (log["version"] >= version))] = OPEN
+    return fate
+
+
+def _losses(run: Run, log: Mapping[str, Column], lost: Column) -> Column:
+    """When the workers of some chunks were lost, or said that they could not do them; else the end of the run."""
+    events = rows.columns(run.log, "events")
+    gone = np.isin(events["kind"].astype(str), ("Lost", "Failed"))
+    found = np.full(int(lost.sum()), run.seconds)
+    for i, (worker, begun) in enumerate(zip(log["worker"][lost], log["dispatched"][lost], strict=True)):
+        times = events["time"][gone & (events["worker"] == worker) & (events["time"] >= begun)]
+        if len(times):
+            found[i] = times.min()
+    return found
+
+
+def _steps(log: Mapping[str, Column], steps: Mapping[str, Column], fate: Column) -> Column:
+    """The step that used a chunk, or the first that was made without one that had been given an earlier version."""
+    step = np.where(np.isfinite(log["step"]), log["step"], -1).astype(np.int64)
+    for slot in set(log["slot"]):
+        made = (steps["slot"] == slot) & np.isfinite(steps["replies"])
+        times, versions = steps["seconds"][made], steps["step"][made].astype(np.int64)
+        mine = (log["slot"] == slot) & (step < 0) & np.isin(fate, (CUT, SPARE)) & np.isfinite(log["cancelled"])
+        if not len(times) or not mine.any():
+            continue
+        place = np.searchsorted(np.maximum.accumulate(times), log["cancelled"][mine], side="left")
+        known = place < len(times)
+        found = np.where(known, versions[np.minimum(place, len(times) - 1)], -1)
+        step[mine] = np.where(found > log["version"][mine], found, -1)
+    return step
