@@ -179,6 +179,7 @@ def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
         about |= _for_receipts(run, tasks)
         made |= _workers(tasks, workers, name, drawn)
     made |= _residual(run, name, drawn) | _staleness(run, name, drawn) | _spent(run, spent)
+    made["promised"] = facts.promised(run)
     made["explained"], made["sentences"] = facts.explained(run, tasks)
     notes = run.notes
     made["notes"] = [

@@ -183,6 +183,25 @@ def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], found: SeedsComparison
     )
 
 
+def promised(run: Run) -> str:
+    """What the plan that a run was made with promised, and what came of it; empty without a plan."""
+    plan = run.config.get("plan")
+    if not plan:
+        return ""
+    span, taken = plan["seconds_per_step"], max(run.steps - run.begun, 1)
+    took = run.seconds / taken
+    kept = "above" if took > span["high"] else "below" if took < span["low"] else "within"
+    told = (
+        f"The plan promised {seconds(span['median'])} a step ({seconds(span['low'])} to {seconds(span['high'])}) for a "
+        f"run of {plan['horizon']:,} steps; this run of {steps(taken)} took {seconds(took)} a step, {kept} that "
+        "interval"
+    )
+    if plan.get("verdict") == "change" and plan.get("today"):
+        today = plan["today"]
+        told += f". Today's strategy, {today['strategy']}, was to take {seconds(today['seconds_per_step']['median'])}"
+    return told + "."
+
+
 def departures(run: Run) -> list[str]:
     """In what the steps of a run were other than those of the full gradient at the newest model; nothing if exact."""
     found = []
