@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
-    from anyk.planning import explain, plan, train_tuned
+    from anyk.planning import check, explain, plan, train_tuned
     from anyk.reports import report
     from anyk.strategies import strategy
     from anyk.training import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
@@ -42,6 +42,7 @@ _ROOMS = (
 )  # fmt: skip
 _NAMES = {
     "cluster": "clusters",
+    "check": "planning",
     "explain": "planning",
     "plan": "planning",
     "code": "codes",
@@ -84,6 +85,7 @@ __all__ = [
     "Race",
     "Run",
     "RunFailed",
+    "check",
     "cluster",
     "clusters",
     "code",

@@ -1,4 +1,4 @@
-"""Commands about measured fleets: record, explain and plan."""
+"""Commands about measured fleets: record, explain, plan and check."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def plan(
     if seed < 0:
         raise BadInput(f"seed must be at least 0, got {seed}")
     known = _law(source, workers)
-    tell = None if quiet else lambda spec: click.echo(f"· {spec}", err=True)
+    tell = None if quiet else _tell
     found = make(
         known, workers=workers, today=today, slope=slope, other=other, steps=steps, max_load=max_load,
         everything=everything, seed=seed, resamples=resamples, unit=unit, tell=tell,
@@ -147,6 +147,32 @@ def plan(
         found.save(out)
         click.echo(f"plan: {out}; run it with: anyk train --plan {out}", err=json_file == "-")
     write_json(found.report(), json_file)
+
+
+@main.command()
+@click.argument("run", metavar="RUN")
+@click.option("--record", "source", metavar="SOURCE",
+              help="The record that the plan was made from, if it is not where it was.")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@json_option
+@plugin_option
+def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> None:
+    """Check whether a run kept the promise of its plan and, if not, find out why.
+
+    RUN is the folder of a run that was begun with `anyk train --plan`. Outside of the promised interval, the difference
+    is split into luck, delays, load, steps, and what anyk itself adds.
+    """
+    from anyk.planning import check as checked
+    from anyk.reports.fleets import checked_lines
+
+    found = checked(run, record=source, tell=None if quiet else _tell)
+    if json_file != "-":
+        say(people(json_file), *checked_lines(found))
+    write_json(found.report(), json_file)
+
+
+def _tell(spec: str) -> None:
+    click.echo(f"· {spec}", err=True)
 
 
 def _checked_plan(file: str | None) -> str | None:

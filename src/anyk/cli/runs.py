@@ -122,7 +122,20 @@ def train(
     except KeyboardInterrupt:
         exit_interrupted(folder)
     say(console, race_table([run]), *race_notes([run]), f"run: {folder}")
-    write_json(run.report(), given["json_file"])
+    report = run.report()
+    if promise is not None:
+        report["check"] = _tell_check(console, run)
+    write_json(report, given["json_file"])
+
+
+def _tell_check(console: Console, run: Run) -> dict[str, Any]:
+    """Say whether a run has kept its promise; returned for JSON."""
+    from anyk.planning import check
+    from anyk.reports.fleets import checked_lines
+
+    found = check(run)
+    say(console, *checked_lines(found))
+    return found.report()
 
 
 def _promise(ctx: click.Context, file: str, models: int, probe: int | None) -> Promise:

@@ -16,6 +16,7 @@ from anyk.planning.bounds import (
 from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
 from anyk.planning.explaining import Explanation, WorkerCost, explain
 from anyk.planning.plans import Choice, Estimate, Plan, pareto, plan
+from anyk.planning.promises import Checked, Figures, check
 from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
 from anyk.planning.simulation import Measured, computed_load, simulate, simulated_pace
 from anyk.planning.times import pace
@@ -29,6 +30,7 @@ __all__ = [
     "Tuned",
     "fit_slope",
     "tune",
+    "Checked",
     "Choice",
     "Curve",
     "Estimate",
@@ -37,6 +39,7 @@ __all__ = [
     "WorkerCost",
     "explain",
     "Facts",
+    "Figures",
     "Measured",
     "Pace",
     "Threshold",
@@ -44,6 +47,7 @@ __all__ = [
     "async_factor",
     "best_k",
     "best_tau",
+    "check",
     "chosen_stragglers",
     "computed_load",
     "compare_codes",

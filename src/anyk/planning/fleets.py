@@ -64,6 +64,11 @@ class Fleet:
         slopes = np.broadcast_to(self.slopes, self.times.shape)
         return np.asarray(np.minimum(slopes, self.times / self.load) if self.load else slopes)
 
+    @property
+    def fixed(self) -> Floats:
+        """Seconds of each task besides computing."""
+        return np.asarray(self.times - self.load * self._rate)
+
     def seconds(self, loads: Floats) -> Floats:
         """Seconds of tasks that cover such shares of the data, shape (workers,), in every round."""
         return np.asarray(np.maximum(_LEAST, self.times + (loads - self.load) * self._rate))
@@ -71,6 +76,10 @@ class Fleet:
     def taking(self, times: Floats) -> Fleet:
         """The fleet with other times, and the same slopes."""
         return replace(self, times=times, slope=self.slopes)
+
+    def growing_as(self, other: Fleet) -> Fleet:
+        """The fleet with its own fixed parts, and with computing that takes as long as the other's."""
+        return Fleet(self.fixed + other.load * other.slopes, self.censored, other.load, other.slopes)
 
     def durations(self, strategy: Strategy) -> Floats:
         """Seconds of each round under a strategy."""
@@ -203,8 +212,11 @@ def _slope(
         return _fitted(times, load, second.table, second.load), []
     if "compute" in record.parts and load > 0:
         computing = np.asarray(record.parts["compute"])[record.known.all(axis=1)]
-        if np.isfinite(computing).all():
-            return np.asarray(np.median(computing, axis=0) / load), []
+        known = np.isfinite(computing)  # tasks that were cut off have no stamps, and maybe all of a worker's were
+        if known.any():
+            columns = zip(computing.T, known.T, strict=True)
+            typical = np.median(computing[known])
+            return np.array([np.median(one[seen]) if seen.any() else typical for one, seen in columns]) / load, []
     level = float(np.median(of.lower_median(times)))
     said = (
         f"all of a task's {level:.3g} s is computing (slope {level / load:.3g} s for the whole data): nothing tells "

@@ -13,7 +13,7 @@ from anyk.recording.record import PARTS, Floats, Record, joined
 from anyk.recording.spark import is_event_log, read_event_log
 from anyk.tables import Table, absent, existing_file, limit, read_csv, read_npz, read_parquet, shown
 from anyk.training import Run
-from anyk.training.tracing import measured
+from anyk.training.tracing import computed, measured
 
 _FILES = "worker-*.csv"  # what recorders write into their folder
 
@@ -62,7 +62,9 @@ def read_all(sources: list[str], *, unit: str | None = None, max_gb: float | Non
 
 def _of_run(run: Run) -> Record:
     seconds, censored, load = measured(run, due=False)
-    return Record(seconds, censored, load=load, remarks=(f"a run of '{run.config['strategy']}'",))
+    computing = computed(run)
+    parts = {} if computing is None else {"compute": computing}
+    return Record(seconds, censored, load=load, parts=parts, remarks=(f"a run of '{run.config['strategy']}'",))
 
 
 def _of_folder(path: Path) -> Record:

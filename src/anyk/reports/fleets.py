@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.planning import Choice, Explanation, Plan, pareto
+from anyk.planning import Checked, Choice, Explanation, Plan, pareto
 from anyk.planning.attribution import lower_median
 from anyk.planning.sentences import seconds_text
 from anyk.recording import Record
@@ -104,6 +104,19 @@ def plan_lines(found: Plan) -> list[str]:
         worker, gain = found.dropped
         lines.append(f"leaving out worker {worker}, the costliest, would by itself gain {100 * gain:.0f} %")
     return lines
+
+
+def checked_lines(found: Checked) -> list[str]:
+    """Whether a promise held and, if not, what the difference is made of."""
+    lines = [found.sentence]
+    steps = found.measured.steps
+    if found.parts is not None:
+        parts = ", ".join(f"{name} {seconds / steps:+.3g}" for name, seconds in found.parts.items())
+        difference = (found.measured.seconds - found.promised.seconds) / steps
+        lines.append(f"measured minus promised is {difference:+.3g} s a step: {parts}")
+    if found.added is not None:
+        lines.append(f"by the log's own stamps, {found.added / steps:.3g} s a step passed besides the workers' times")
+    return [*lines, *found.remarks]
 
 
 def draw_plan(found: Plan, path: str | Path) -> None:

@@ -89,12 +89,16 @@ class Work(NamedTuple):
 
 
 class TaskTime(NamedTuple):
-    """When a task was dispatched and ended; ``known``: whether it was finished, so that its end is no lower bound."""
+    """When a task was dispatched and ended; ``known``: whether it was finished, so that its end is no lower bound.
+
+    ``computing``: seconds that its worker computed, where all of its chunks are stamped.
+    """
 
     dispatched: float
     worker: int
     end: float | None
     known: bool
+    computing: float | None
     partitions: list[int]
 
 
@@ -228,6 +232,16 @@ def mean_times(log: RunLog) -> tuple[float, float]:
     return computing or 0.0, held or 0.0
 
 
+def waits_of_steps(log: RunLog) -> float | None:
+    """Seconds from the dispatch of its messages to the last that it used, of all steps; None where tasks go on."""
+    rows = log.rows(
+        "SELECT total(wait), max(late) FROM (SELECT max(c.received - c.dispatched) AS wait, "
+        "max(c.version < c.step - 1) AS late FROM chunks c WHERE c.step > 0 GROUP BY c.slot, c.step)"
+    )
+    wait, late = rows[0]
+    return None if late is None or late else float(wait)
+
+
 def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
     """Every task that did not end with its worker, in the order of dispatch.
 
@@ -236,13 +250,14 @@ def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
     end = "c.received, c.due" if due else "c.received"
     rows = log.rows(
         f"SELECT c.dispatched, c.worker, max(coalesce({end}, c.cancelled)), "
-        f"min(coalesce({end}, NULL) IS NOT NULL), group_concat(w.partitions, ';') "
+        f"min(coalesce({end}, NULL) IS NOT NULL), "
+        "CASE WHEN min(c.computed IS NOT NULL) THEN sum(c.computed - c.computing) END, group_concat(w.partitions, ';') "
         "FROM chunks c JOIN works w ON w.id = c.work WHERE c.ending != 'lost' GROUP BY c.dispatched, c.worker, c.task "
         "ORDER BY c.dispatched, c.task"
     )
     return [
-        TaskTime(dispatched, worker, end, bool(known), [j for part in parts.split(";") for j in json.loads(part)])
-        for dispatched, worker, end, known, parts in rows
+        TaskTime(at, worker, end, bool(known), computing, [j for part in parts.split(";") for j in json.loads(part)])
+        for at, worker, end, known, computing, parts in rows
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,24 +32,55 @@ def measured(run: Run, *, due: bool = True) -> tuple[NDArray[np.float64], NDArra
     >>> times.tolist(), round(load, 3)
     ([[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]], 0.333)
     """
+    rows, whole = _rounds(run, due=due)
+    workers = range(len(rows[0]))
+    seconds = np.array([[row[i].end - row[i].dispatched for i in workers] for row in rows])
+    censored = np.array([[not row[i].known for i in workers] for row in rows])
+    return seconds, censored, float(np.mean([[row[i].covered for i in workers] for row in rows]) / whole)
+
+
+def computed(run: Run) -> NDArray[np.float64] | None:
+    """Seconds that workers computed, for the rounds of :func:`measured`; nan for tasks that were cut off.
+
+    None where injected delays go by load, as these then are computing, too.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> fleet = anyk.cluster("simulated:partition=0.5,cores=3", workers=3, delays="constant:2")
+    >>> computed(anyk.train(problem, "uncoded", fleet, steps=1))
+    array([[0.5, 0.5, 0.5]])
+    """
+    if run.cost.by_load:
+        return None
+    rows, _ = _rounds(run, due=False)
+    return np.array([[row[i].computing for i in range(len(row))] for row in rows], dtype=np.float64)
+
+
+class _Task(NamedTuple):
+    dispatched: float
+    end: float
+    known: bool
+    computing: float | None
+    covered: int
+
+
+def _rounds(run: Run, *, due: bool) -> tuple[list[dict[int, _Task]], int]:
+    """The tasks of each time at which all workers were given one, by worker, and the size of all partitions."""
     workers = int(run.config["workers"])
     with with_plugins(run.config, f"the run '{run.path}'"):
         strategy = build_strategy(run.config["strategy"], workers=workers)
     shares: Sequence[int] = strategy.layout.shares or [1] * strategy.layout.partitions
-    table: dict[tuple[float, int], dict[int, tuple[float, bool, int]]] = {}
+    table: dict[tuple[float, int], dict[int, _Task]] = {}
     given: Counter[tuple[float, int]] = Counter()  # rounds that take no time begin at the same one
-    for dispatched, worker, end, known, partitions in task_times(run.log, due=due):
+    for dispatched, worker, end, known, computing, partitions in task_times(run.log, due=due):
         if end is not None:
-            covered = sum(shares[j] for j in partitions)
             row = table.setdefault((dispatched, given[dispatched, worker]), {})
-            row[worker] = end - dispatched, not known, covered
+            row[worker] = _Task(dispatched, end, known, computing, sum(shares[j] for j in partitions))
             given[dispatched, worker] += 1
-    whole = [row for row in table.values() if len(row) == workers and not all(cut for _, cut, _ in row.values())]
+    whole = [row for row in table.values() if len(row) == workers and any(task.known for task in row.values())]
     if not whole:
         raise BadInput("a trace needs rounds, but the workers of this run were never all given a task at once")
-    seconds = np.array([[row[i][0] for i in range(workers)] for row in whole])
-    censored = np.array([[row[i][1] for i in range(workers)] for row in whole])
-    return seconds, censored, float(np.mean([[row[i][2] for i in range(workers)] for row in whole]) / sum(shares))
+    return whole, sum(shares)
 
 
 def save_trace(run: Run, path: str | Path) -> tuple[int, int, float]:
