@@ -5,7 +5,7 @@ import pytest
 
 import anyk
 from anyk.reports import report
-from anyk.reports.page.tasks import CUT, USED, tasks_of
+from anyk.training.tasks import CUT, USED, tasks_of
 
 PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})
 SPEC = "<img src=x onerror=alert(1)>"

@@ -14,8 +14,8 @@ from anyk.protocol import Lost
 from anyk.reports import report
 from anyk.reports.page.account import account, heat, shares
 from anyk.reports.page.facts import departures, race_verdict, rounds, run_verdict
-from anyk.reports.page.tasks import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
 from anyk.training.schema import Ended, Update
+from anyk.training.tasks import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
 from anyk.training.tracing import measured
 
 PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})

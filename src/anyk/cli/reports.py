@@ -8,7 +8,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.options import plugin_option
-from anyk.cli.output import check_file
+from anyk.cli.output import check_file, people, say
 from anyk.errors import BadInput
 
 
@@ -42,3 +42,40 @@ def report(runs: tuple[str, ...], out: str) -> None:
         for one in opened:
             one.close()
     click.echo(f"report: {written} ({Path(written).stat().st_size / 1e6:.1f} MB); open it in a browser")
+
+
+@main.command()
+@click.argument("run")
+@click.option("--to", "kind", type=click.Choice(["perfetto", "parquet", "csv"]), default="perfetto", show_default=True,
+              help="A trace for ui.perfetto.dev, or tables.")  # fmt: skip
+@click.option("-o", "--out", metavar="PATH", help="The file, or for tables the folder, to write; default: named after "
+              "the run, in the current folder.")  # fmt: skip
+def export(run: str, kind: str, out: str | None) -> None:
+    """Export a run to other programs: a trace for Perfetto, or its tables as Parquet or CSV.
+
+    The tables are steps, chunks (every task, with its times and how it ended), events, works, reuses and notes.
+
+    \b
+    anyk export runs/train-1                        train-1.perfetto.json.gz, for ui.perfetto.dev
+    anyk export runs/train-1 --to csv -o tables     tables/chunks.csv, tables/steps.csv, ...
+    """
+    from anyk.exporting import save_perfetto, save_tables
+    from anyk.training import Run, is_race
+
+    if is_race(run):
+        raise BadInput(f"'{run}' is the folder of a race; export one of the runs in it")
+    console = people(None)
+    with Run.open(run) as found:
+        name = Path(run).resolve().name
+        if kind == "perfetto":
+            file = out or f"{name}.perfetto.json.gz"
+            check_file(file, "trace")
+            count = save_perfetto(found, file)
+            say(
+                console, f"trace: {file} ({count:,} events); open it at ui.perfetto.dev, which keeps it on your machine"
+            )
+            return
+        folder = out or f"{name}-tables"
+        counts = save_tables(found, folder, "csv" if kind == "csv" else "parquet")
+        told = ", ".join(f"{table} {count:,}" for table, count in counts.items())
+        say(console, f"tables: {folder} (rows: {told})")

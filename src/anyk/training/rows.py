@@ -287,6 +287,15 @@ _QUERIES = {
 TABLES = tuple(_QUERIES)
 _TEXT = {"slot", "ending", "kind", "info", "text", "partitions", "coefficients", "compress"}
 _WHOLE = {"task", "chunk", "worker", "version", "work", "seq"}
+COUNTS = (
+    "step",
+    "done",
+    "replies",
+    "stalest",
+    "worker",
+    "task",
+    "chunk",
+)  # whole, though floats where some are missing
 
 
 def columns(log: RunLog, table: str) -> dict[str, NDArray[Any]]:

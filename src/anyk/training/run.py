@@ -8,20 +8,23 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk import html
 from anyk.checks import typed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Vector
 from anyk.specs import parse
 from anyk.training import checkpoints, rows
 from anyk.training.beginning import Beginning
 from anyk.training.config import read_config
 from anyk.training.runlog import RunLog
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -382,6 +385,29 @@ class Run:
     def notes(self) -> list[dict[str, Any]]:
         """Workers lost, set aside or given up, and why the run stopped."""
         return self.log.table("SELECT time, kind, text FROM notes ORDER BY seq, time")
+
+    def to_frame(self, table: str = "steps") -> pandas.DataFrame:
+        """A table of the log as a data frame of pandas; whole numbers that may be missing are of its type Int64.
+
+        ``table``: steps (every version, with its loss and metric), chunks (every task: when it was dispatched, started,
+        computed and received, in seconds on the run's clock, and how it ended), events, works (the partitions and
+        coefficients of chunks), reuses (messages that later steps used again) or notes.
+
+        Raises :class:`~anyk.errors.BadInput` for another table, :class:`~anyk.errors.MissingPackage` without pandas.
+
+        >>> import anyk
+        >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+        >>> run = anyk.train(problem, "uncoded", "simulated", workers=2, delays="constant:1", steps=3)
+        >>> run.to_frame("chunks").groupby("ending").size().to_dict()
+        {'cancelled': 2, 'counted': 6}
+        """
+        columns = rows.columns(self.log, table)
+        try:
+            import pandas
+        except ImportError:
+            raise MissingPackage("pandas", "data", "a data frame") from None
+        frame = pandas.DataFrame(columns)
+        return frame.astype({name: "Int64" for name in rows.COUNTS if name in frame})
 
     def result(self) -> dict[str, Any]:
         """The run's line of a race's JSON."""

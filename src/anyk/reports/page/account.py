@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.reports.page.tasks import CUT, FATES, LATE, OPEN, Tasks
 from anyk.training import rows
 from anyk.training.run import Run
+from anyk.training.tasks import CUT, FATES, LATE, OPEN, Tasks
 
 
 class Account(NamedTuple):
@@ -37,7 +37,7 @@ def account(run: Run, tasks: Tasks) -> Account:
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     >>> run = anyk.train(problem, "uncoded", "simulated:task=1", workers=3, delays="constant:2", steps=2)
-    >>> from anyk.reports.page.tasks import tasks_of
+    >>> from anyk.training.tasks import tasks_of
     >>> account(run, tasks_of(run))
     Account(waiting=4.0, computing=2.0, sending=0.0, driver=0.0)
     """

@@ -14,13 +14,13 @@ from anyk.codes.base import EXACT
 from anyk.reports.columns import Columns
 from anyk.reports.page import facts, figures
 from anyk.reports.page.account import account, heat, shares
-from anyk.reports.page.tasks import FATES, LOST, Tasks, tasks_of
 from anyk.reports.plots import banded, purpose
 from anyk.reports.staleness import mean_staleness
 from anyk.reports.tables import number, race_notes, race_table, ratio_to_floor
 from anyk.training import rows
 from anyk.training.run import Run
 from anyk.training.seeds import grouped
+from anyk.training.tasks import FATES, LOST, Tasks, tasks_of
 
 _NOTES = 60  # lines of what happened
 _REUSES = 20_000  # messages used again that are written down

@@ -14,11 +14,11 @@ from anyk.errors import BadInput
 from anyk.planning import explain
 from anyk.recording import Record
 from anyk.reports.page.account import Account
-from anyk.reports.page.tasks import CUT, LOST, SPARE, Tasks
 from anyk.reports.tables import ratio_to_floor
 from anyk.training import rows
 from anyk.training.run import Run
 from anyk.training.seeds import OverSeeds, SeedsComparison, compare_seeds
+from anyk.training.tasks import CUT, LOST, SPARE, Tasks
 
 _CELLS = 20_000  # times that are explained; more take seconds
 _WHERE = {

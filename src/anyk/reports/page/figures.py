@@ -28,8 +28,8 @@ from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from anyk.reports.page.account import Heat, Share
-from anyk.reports.page.tasks import FATES, LATE, LOST, Tasks
 from anyk.training.run import Run
+from anyk.training.tasks import FATES, LATE, LOST, Tasks
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5cc0", "#8c8c8c")
 DASHES = ("solid", "dashed", "dotted", "dashdot", "solid", "dashed", "dotted", "dashdot")
