@@ -4,10 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import anyk
 from anyk.clusters import Compute, Simulated
 from anyk.errors import BadInput
+from anyk.planning import simulate
 from anyk.planning.fleets import Fleet, fleet_of, slowness
 from anyk.recording import Record
 
@@ -76,3 +79,40 @@ def test_partitions_cost_each_worker_its_own_on_the_virtual_clock() -> None:
     assert ends == [2.0, 4.0, 6.0]
     with pytest.raises(BadInput, match="given for 2 workers"):
         Simulated(3, compute=Compute(0.0, (1.0, 2.0), 0.0, 3))
+
+
+CLOSED = ["nested:stragglers=3", "nested:stragglers=2,kind=cyclic", "progress:load=3", "progress:load=2,placement=random",
+          "partial:stragglers=1", "partial:stragglers=1,load=5,inner=cyclic", "tree:children=2", "tree:children=6",
+          "binary:stragglers=1", "binary:stragglers=3", "frc:stragglers=2", "cyclic:stragglers=2", "k-sync:k=4"]  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(CLOSED), st.integers(0, 999), st.sampled_from([0.0, 0.5, 3.0]), st.booleans())
+def test_rounds_in_closed_form_are_those_of_the_virtual_clock(spec: str, seed: int, slope: float, slow: bool) -> None:
+    """Also where parts of a task count, and some workers compute at a third of the speed of the others."""
+    n = 8 if spec.startswith("nested:stragglers=3") else N
+    random = np.random.default_rng(seed)
+    times = 1.5 + random.exponential(1.0, (9, n))
+    slopes = slope * np.where(np.arange(n) % 3 == 2, 3.0, 1.0) if slow else np.full(n, slope)
+    found = fleet(times, slopes, load=1 / n)
+    strategy = anyk.strategy(spec, workers=n)
+    closed = found.closed(strategy)
+    assert closed is not None and closed == pytest.approx(found.simulated(strategy), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["gc:stragglers=2", "gc:stragglers=1,end=cutoff", "sr-sgc:B=1,W=2,lambda=2", "sr-sgc:B=2,W=3,lambda=4",
+                     "sr-sgc:B=1,W=2,lambda=2,inner=frc,end=decodable", "m-sgc:B=1,W=2,lambda=1", "m-sgc:B=2,W=3,lambda=6",
+                     "m-sgc:B=1,W=3,lambda=2,end=decodable", "m-sgc:B=1,W=2,lambda=1,inner=frc,end=decodable"]),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_rounds_of_sequential_codes_are_those_of_the_virtual_clock(spec: str, seed: int) -> None:
+    """Without an end of jobs: of as many jobs as there are rounds, the rounds that begin one."""
+    random = np.random.default_rng(seed)
+    times = 0.5 + random.exponential(1.0, (16, N)) * random.integers(0, 2, (16, N))
+    strategy = anyk.strategy(spec, workers=N)
+    assert strategy.exact
+    jobs = 16 - (strategy.for_jobs(16).rounds_for(16) - 16)
+    durations = strategy.durations(times)
+    assert durations is not None and durations[:jobs] == pytest.approx(simulate(strategy, times, jobs=jobs)[0][:jobs])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Annotated
 
 from anyk.checks import check
@@ -36,6 +35,7 @@ from anyk.codes.progress import ChunkOrderCode, NestedCode, ProgressCode
 from anyk.codes.regular import BiregularCode, ExpanderCode, RandomBiregularCode
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded
 from anyk.codes.search import worst_stragglers
+from anyk.codes.spread import spread
 from anyk.codes.tree import TreeCode
 from anyk.errors import BadInput
 from anyk.specs import Registry
@@ -45,29 +45,17 @@ register = registry.register
 CodeSpec = Annotated[str, registry]
 
 
-def _spread(name: str, key: str, least: int = 1, most: int = 32) -> Callable[[int], Iterator[str]]:
-    """A grid over one key: every value up to 4, then about 1.4 times the one before, at most half of the workers."""
-
-    def grid(workers: int) -> Iterator[str]:
-        value = least
-        while value <= min(most, workers // 2):
-            yield f"{name}:{key}={value}"
-            value = max(value + 1, round(1.4 * value)) if value >= 4 else value + 1
-
-    return grid
-
-
 # exact
 register("uncoded")(Uncoded)
-register("frc", grid=_spread("frc", "stragglers"))(FractionalRepetition)
-register("cyclic", grid=_spread("cyclic", "stragglers", most=8))(CyclicRepetition)
-register("mds", grid=_spread("mds", "stragglers", most=8))(CyclicMDS)
-register("binary", grid=_spread("binary", "stragglers", most=8))(BinaryCode)
-register("nested", grid=_spread("nested", "stragglers", most=8))(NestedCode)
-register("progress", grid=_spread("progress", "load", least=2, most=8))(ChunkOrderCode)
-register("partial", grid=_spread("partial", "stragglers", most=8))(PartialStragglers)
-register("bcc", grid=_spread("bcc", "load", least=2))(BatchedCoupons)
-register("comm-efficient", grid=_spread("comm-efficient", "stragglers", most=8))(CommunicationEfficient)
+register("frc", grid=spread("frc", "stragglers"))(FractionalRepetition)
+register("cyclic", grid=spread("cyclic", "stragglers", most=8))(CyclicRepetition)
+register("mds", grid=spread("mds", "stragglers", most=8))(CyclicMDS)
+register("binary", grid=spread("binary", "stragglers", most=8))(BinaryCode)
+register("nested", grid=spread("nested", "stragglers", most=8))(NestedCode)
+register("progress", grid=spread("progress", "load", least=2, most=8))(ChunkOrderCode)
+register("partial", grid=spread("partial", "stragglers", most=8))(PartialStragglers)
+register("bcc", grid=spread("bcc", "load", least=2))(BatchedCoupons)
+register("comm-efficient", grid=spread("comm-efficient", "stragglers", most=8))(CommunicationEfficient)
 register("draco", grid=lambda workers: ())(DracoCode)  # against Byzantine workers, not stragglers
 register("tree")(TreeCode)
 

@@ -282,6 +282,11 @@ class Code(ReadOnly, metaclass=Checked):
 
     # ------------------------------------------------------------------------------------------- planning
 
+    @property
+    def quick(self) -> bool:
+        """Whether :meth:`finish_times` takes all rounds at once, and not one reply after another."""
+        return type(self).finish_times is not Code.finish_times
+
     def finish_times(self, arrivals: ArrayLike) -> Floats:
         """When the sum becomes recoverable, for many rounds at once.
 

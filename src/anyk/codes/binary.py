@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
@@ -81,6 +82,15 @@ class BinaryCode(Code):
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""
         return _ClassDecoder(self) if self._repetition is None else self._repetition.decoder()
+
+    @property
+    def quick(self) -> bool:
+        """See :attr:`Code.quick`."""
+        return self._repetition is not None
+
+    def finish_times(self, arrivals: ArrayLike) -> Floats:
+        """See :meth:`Code.finish_times`."""
+        return super().finish_times(arrivals) if self._repetition is None else self._repetition.finish_times(arrivals)
 
     def _solve(self, replies: Indices) -> Floats:
         """The first complete class, else least squares."""

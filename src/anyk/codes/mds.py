@@ -17,6 +17,7 @@ from anyk.errors import BadInput
 
 _SMALL = 512  # workers up to which a second opinion is asked for where the closed form is off
 _GOOD = 1e-9  # by more than this
+_SURE = 64  # workers up to which every set decodes in closed form
 
 
 @typed
@@ -121,6 +122,11 @@ class CyclicMDS(Code):
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""
         return CountingDecoder(self)
+
+    @property
+    def quick(self) -> bool:
+        """See :attr:`Code.quick`; of many workers some sets may not decode as exactly as they should."""
+        return self.workers <= _SURE
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
         """The (n - s)-th arrival, where every set decodes; see :meth:`Code.finish_times`."""

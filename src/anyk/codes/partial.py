@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from anyk.checks import typed
 from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
@@ -96,6 +97,11 @@ class PartialStragglers(Code):
             own = tuple(range(worker * self._private, (worker + 1) * self._private))
             rows += [(own, (1.0,) * len(own)), (tuple(first + j for j in held), coefficients)]
         return tuple(rows)
+
+    def finish_times(self, arrivals: ArrayLike) -> Floats:
+        """All first messages, and enough of the second; see :meth:`Code.finish_times`."""
+        times = self._arrivals(arrivals)
+        return np.maximum(times[:, ::2].max(axis=1), self.code.finish_times(times[:, 1::2]))
 
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""

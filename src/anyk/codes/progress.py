@@ -77,6 +77,15 @@ class ProgressCode(Code):
     def watch(self) -> Watch:
         """A fresh watch for one step."""
 
+    def ready_times(self, seconds: Floats, each: Floats) -> Floats | None:
+        """When the sum can be had, for many rounds at once; by default that is not known.
+
+        ``seconds``: what workers take for all of their partitions, ``each``: for one of them, which they finish one
+        after another at the end; both rounds x workers. Returns shape (rounds,).
+        """
+        del seconds, each
+        return None
+
 
 @typed
 @dataclass(frozen=True)
@@ -172,6 +181,15 @@ class NestedCode(ProgressCode):
     def watch(self) -> Watch:
         """See :meth:`ProgressCode.watch`."""
         return _LevelWatch(self)
+
+    def ready_times(self, seconds: Floats, each: Floats) -> Floats:
+        """See :meth:`ProgressCode.ready_times`: the first of the levels."""
+        load = self.tolerates + 1
+        needs = [len(level.rows[0][0]) for level in self.levels]
+        times = [
+            level.finish_times(seconds - (load - need) * each) for level, need in zip(self.levels, needs, strict=True)
+        ]
+        return np.asarray(np.min(times, axis=0))
 
 
 class _LevelWatch(Watch):
@@ -298,6 +316,13 @@ class ChunkOrderCode(ProgressCode):
     def watch(self) -> Watch:
         """See :meth:`ProgressCode.watch`."""
         return _CoverWatch(self)
+
+    def ready_times(self, seconds: Floats, each: Floats) -> Floats:
+        """See :meth:`ProgressCode.ready_times`: the last partition, by the first of its holders."""
+        first = np.full(seconds.shape, np.inf)
+        for place, held in enumerate(np.array(self.orders).T):  # each partition once at each position
+            first[:, held] = np.minimum(first[:, held], seconds - (self.load - 1 - place) * each)
+        return np.asarray(first.max(axis=1))
 
     def _solve(self, replies: Indices) -> Floats:
         """The first of each partition."""

@@ -88,7 +88,7 @@ class Fleet:
 
     def closed(self, strategy: Strategy) -> Floats | None:
         """The same without the virtual clock; None where the strategy has no such form."""
-        return strategy.durations_by_parts(self.seconds(loads_of(strategy)), self._rate / strategy.layout.partitions)
+        return strategy.durations_by_parts(self.seconds(loads_of(strategy)), self._rate)
 
     def simulated(self, strategy: Strategy) -> Floats:
         """The same on the virtual clock."""

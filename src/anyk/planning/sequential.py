@@ -8,8 +8,7 @@ same and only the cut-off moves.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,9 +17,17 @@ from numpy.typing import ArrayLike, NDArray
 from anyk.codes import FractionalRepetition
 from anyk.errors import BadInput
 from anyk.strategies.sequential import End
+from anyk.strategies.sequential.replay import (
+    LEAST,
+    Decided,
+    KnownRounds,
+    bits_of,
+    gradient_coding,
+    multiplexed,
+    selective,
+)
 
 _WINDOW = 20  # rounds that SR-SGC's straggler model looks back on at most
-_LEAST = 1e-6  # seconds that a load-adjusted delay takes at least
 
 
 @dataclass(frozen=True)
@@ -62,26 +69,9 @@ class TraceGrid:
             raise BadInput(f"jobs must be 1 to the trace's {len(table)} rounds, got {jobs}")
         self.rounds, self.workers = table.shape
         self.load, self.slope, self.jobs, self.mu = load, slope, jobs, mu
-        self._rows = [_sorted(row) for row in table]
-        self._table = table
+        self._known = KnownRounds(table, mu)
 
     # ------------------------------------------------------------------------------------------- rounds
-
-    def _round(self, t: int, shift: float, end: End, model: _Model) -> tuple[float, int, bool]:
-        """Seconds of round t, who straggles in it, and whether those late at the cut-off did not fit."""
-        times, slower = self._rows[t]
-        if times[0] + shift < _LEAST:  # clipped: some tie at the least
-            times, slower = _sorted(np.maximum(_LEAST, self._table[t] + shift))
-            shift = 0.0
-        cut = (1.0 + self.mu) * (times[0] + shift)
-        on_time = bisect_right(times, cut - shift)
-        late = slower[on_time]
-        fitting = not late or model.fits(late)
-        if end == "cutoff":
-            return (min(cut, times[-1] + shift), late, False) if fitting else (times[-1] + shift, 0, True)
-        first, last = (1, on_time) if fitting else (on_time + 1, self.workers)
-        k = first + bisect_left(range(first, last), True, key=lambda k: model.fits(slower[k]))
-        return times[k - 1] + shift, slower[k], not fitting
 
     def _shift(self, load: float) -> float:
         return (load - self.load) * self.slope
@@ -95,7 +85,7 @@ class TraceGrid:
         """The groups of the code within a job as bits, none where they do not count, and its load."""
         if inner == "frc" or (end == "decodable" and self.workers % (stragglers + 1) == 0):
             code = FractionalRepetition(self.workers, stragglers=stragglers)
-            return [sum(1 << worker for worker in members) for members in code.members], code.load / self.workers
+            return bits_of(code.group_of), code.load / self.workers
         return [], (stragglers + 1) / self.workers
 
     def _keys(self, end: End, usual: End, inner: str) -> str:
@@ -107,7 +97,7 @@ class TraceGrid:
     def uncoded(self) -> Candidate:
         """No coding: every round waits for all."""
         shift = self._shift(1.0 / self.workers)
-        seconds = sum(max(_LEAST, self._rows[t][0][-1] + shift) for t in range(self.jobs))
+        seconds = sum(max(LEAST, self._known.rows[t][0][-1] + shift) for t in range(self.jobs))
         return Candidate("uncoded", 1.0 / self.workers, 0, seconds, self.jobs, self.jobs)
 
     def repetition(self, s: int) -> Candidate:
@@ -120,14 +110,11 @@ class TraceGrid:
     ) -> Candidate:
         """``gc`` with any s stragglers."""
         groups, load = self._inner(s, end, inner)
-        shift, total, waits = self._shift(load), 0.0, 0
-        model = _Model(s - 1, []) if strict else _Model(s, groups)
-        for t in range(self.jobs):
-            seconds, _, waited = self._round(t, shift, end, model)
-            total += seconds
-            waits += waited
+        decided = gradient_coding(
+            self._known, self.jobs, stragglers=s, end=end, groups=groups, strict=strict, shift=self._shift(load)
+        )
         spec = f"gc:stragglers={s}{',strict=true' * strict}{self._keys(end, 'decodable', inner)}"
-        return Candidate(spec, load, 0, total, waits, self.jobs)
+        return self._added(spec, load, 0, decided)
 
     def multiplexed(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
         """``m-sgc``."""
@@ -139,44 +126,29 @@ class TraceGrid:
             load = ((W - 1) * own + B * max(own, round(coded * n))) / parts
         else:
             groups, load = [], (W - 1 + B) / (n * (W - 1))
-        shift, total, waits = self._shift(load), 0.0, 0
-        past: list[int] = []
-        model = _Model(lambda_, groups, past, B, W)
-        for t in range(self._needs(spec, W - 2 + B)):
-            seconds, late, waited = self._round(t, shift, end, model)
-            total += seconds
-            waits += waited
-            past.append(late)
-        return Candidate(spec, load, W - 2 + B, total, waits, self.jobs)
+        T = W - 2 + B
+        decided = multiplexed(
+            self._known, self._needs(spec, T), B=B, W=W, most=lambda_, end=end, groups=groups, shift=self._shift(load)
+        )
+        return self._added(spec, load, T, decided)
 
     def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
         """``sr-sgc``."""
-        J, s = self.jobs, -(-B * lambda_ // (W - 1 + B))
+        s = -(-B * lambda_ // (W - 1 + B))
         spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         groups, load = self._inner(s, end, inner)
-        shift, total, waits = self._shift(load), 0.0, 0
-        past: list[int] = []  # stragglers, and 0 for rounds that count for nothing
-        lates: list[int] = []
-        missing: list[int] = []
-        model = _Model(s, groups) if groups else _Model(lambda_, [], past, B, W)
-        for t in range(self._needs(spec, B)):
-            miss = missing[t - B] if t >= B else 0
-            if groups:
-                again = _one_of_each([group for group in groups if not group & ~miss], lates[t - B] if t >= B else 0)
-            else:
-                again = _lowest(miss, max(0, miss.bit_count() - s))
-            if t >= J and not again:  # the job is done: the round is skipped
-                late = 0
-            else:
-                if groups:
-                    model.union, model.among = miss & ~again, again
-                seconds, late, waited = self._round(t, shift, end, model)
-                total += seconds
-                waits += waited
-            past.append(0 if late.bit_count() <= s and not again & ~late else late)
-            lates.append(late)
-            missing.append(late | again)
-        return Candidate(spec, load, B, total, waits, J)
+        decided = selective(
+            self._known, self._needs(spec, B), B=B, W=W, most=lambda_, tolerated=s, end=end, groups=groups,
+            jobs=self.jobs, shift=self._shift(load),
+        )  # fmt: skip
+        return self._added(spec, load, B, decided)
+
+    def _added(self, spec: str, load: float, T: int, decided: Decided) -> Candidate:
+        seconds, waits = 0.0, 0
+        for one, waited in decided:
+            seconds += one
+            waits += waited
+        return Candidate(spec, load, T, seconds, waits, self.jobs)
 
     # ------------------------------------------------------------------------------------------- all of them
 
@@ -215,69 +187,6 @@ class TraceGrid:
                 for size in sizes:
                     for end in ends:
                         yield self.multiplexed(B, W, size - 1, end=end, inner="frc")
-
-
-class _Model:
-    """Who may straggle in a round: nobody in ``again``, and, with those in ``union``, no more than a code bears.
-
-    ``groups`` of workers of which one each must be left (none: any ``most`` may be missing). Of those who straggle only
-    the ones ``among`` these matter to it. With B and W, ``again`` and ``union`` are those who straggled in the last
-    rounds of the ``past``, a list that grows. Sets of workers are the bits of whole numbers.
-    """
-
-    __slots__ = ("_B", "_W", "_known", "_past", "again", "among", "groups", "most", "union")
-
-    def __init__(self, most: int, groups: list[int], past: Sequence[int] = (), B: int = 0, W: int = 1) -> None:
-        self.most, self.groups, self.union, self.again, self.among = most, groups, 0, 0, -1
-        self._past, self._B, self._W, self._known = past, B, W, 0
-
-    def fits(self, late: int) -> bool:
-        """Whether these may straggle."""
-        if len(self._past) != self._known:
-            self._look_back()
-        if late & self.again:
-            return False
-        missing = self.union | (late & self.among)
-        if missing.bit_count() <= self.most:
-            return True
-        return bool(self.groups) and all(group & ~missing for group in self.groups)
-
-    def _look_back(self) -> None:
-        past, B, W = self._past, self._B, self._W
-        self._known = len(past)
-        union = again = 0
-        for mask in past[-(W - 1) :]:
-            union |= mask
-        for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
-            again |= mask
-        self.union, self.again = union, again
-
-
-def _sorted(row: NDArray[np.float64]) -> tuple[list[float], list[int]]:
-    """The times of a round in order, and for each k the bits of all workers but the k fastest."""
-    order = np.argsort(row, kind="stable")
-    mask, slower = 0, [0]
-    for worker in order[::-1].tolist():
-        mask |= 1 << worker
-        slower.append(mask)
-    return row[order].tolist(), slower[::-1]
-
-
-def _one_of_each(groups: list[int], late: int) -> int:
-    """The lowest worker of each group, if possible of those that were late."""
-    chosen = 0
-    for group in groups:
-        among = group & late or group
-        chosen |= among & -among
-    return chosen
-
-
-def _lowest(mask: int, count: int) -> int:
-    """The ``count`` lowest bits that are set."""
-    rest = mask
-    for _ in range(count):
-        rest &= rest - 1
-    return mask & ~rest
 
 
 def tune(

@@ -185,12 +185,15 @@ class Strategy(ABC):
         del seconds
         return None
 
-    def durations_by_parts(self, seconds: NDArray[np.float64], each: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    def durations_by_parts(
+        self, seconds: NDArray[np.float64], whole: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
         """As :meth:`durations`, for strategies that use parts of a task; by default they count when all is done.
 
-        ``each``: seconds for one partition (rounds x workers), which come one after another at the end of a task.
+        ``whole``: seconds for computing on the whole data (rounds x workers), of which each partition takes its share,
+        one after another at the end of a task.
         """
-        del each
+        del whole
         return self.durations(seconds)
 
     def pace(self, delays: DelayLaw) -> Pace:

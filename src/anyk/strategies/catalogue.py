@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from anyk import codes, specs
 from anyk.checks import check, typed
 from anyk.codes.made import LEFT_OUT
+from anyk.codes.spread import rising
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.adapting import AdaptingSteps
@@ -19,6 +20,7 @@ from anyk.strategies.gossip import Barrier, DecentralisedSGD, ElasticSGD, Matcha
 from anyk.strategies.growth import AdaSync, Gradual, Rule
 from anyk.strategies.kfamily import Base, KFamily, Kind, Stale
 from anyk.strategies.pairwise import PairwiseGossip
+from anyk.strategies.parts import PartRounds
 from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import Rounds
 from anyk.strategies.scaling import Scaling
@@ -49,6 +51,20 @@ def _usual_k(workers: int, k: int | None) -> int:
 def _shares(workers: int) -> list[int]:
     """Half, three quarters and nine tenths of the workers."""
     return sorted({max(1, round(share * workers)) for share in (0.5, 0.75, 0.9)})
+
+
+def _bursty(name: str, workers: int) -> Iterator[str]:
+    """Settings for bursts of up to 3 rounds, of jobs that last 5 rounds at most, with both ends of a round."""
+    repeated = [(B, x * B + 1) for B in (1, 2, 3) for x in (1, 2)]
+    multiplexed = [(B, W) for W in (2, 3, 4) for B in range(1, W) if W - 1 + B <= 5]
+    for B, W in repeated if name == "sr-sgc" else multiplexed:
+        for end in ("", ",end=decodable"):
+            for number in rising(1, workers):
+                yield f"{name}:B={B},W={W},lambda={number}{end}"
+            for size in rising(2, workers // 2):  # of groups that count
+                stragglers = size - 1 if name == "m-sgc" else -(-(size - 1) * (W - 1 + B) // B)
+                if workers % size == 0 and stragglers <= workers:
+                    yield f"{name}:B={B},W={W},lambda={stragglers},inner=frc{end}"
 
 
 # ------------------------------------------------------------------------------------------- rounds
@@ -364,9 +380,9 @@ register("matcha")(MatchaSGD)
 register("easgd")(ElasticSGD)
 register("coop")(CooperativeSGD)
 register("ad-psgd")(PairwiseGossip)
-register("gc", grid=lambda workers: ())(GradientCodingRounds)
-register("sr-sgc", grid=lambda workers: ())(SelectiveRepetition)
-register("m-sgc", grid=lambda workers: ())(Multiplexed)
+register("gc", grid=lambda workers: (f"gc:stragglers={s}" for s in rising(1, workers // 2)))(GradientCodingRounds)
+register("sr-sgc", grid=lambda workers: _bursty("sr-sgc", workers))(SelectiveRepetition)
+register("m-sgc", grid=lambda workers: _bursty("m-sgc", workers))(Multiplexed)
 
 
 @register("compressed", grid=lambda workers: ())  # of another strategy
@@ -391,6 +407,8 @@ def rounds(code: codes.Code, **keys: Any) -> Strategy:
     'ProgressRounds'
     """
     made: Any = _ROUNDS[code.policy().rounds]
+    if made is Rounds and code.messages > 1:
+        made = PartRounds
     known = {f.name for f in fields(made)}
     for key in keys:
         if key not in known:

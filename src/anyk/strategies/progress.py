@@ -7,7 +7,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from anyk.checks import typed
+from anyk.codes.base import Floats
 from anyk.codes.progress import ProgressCode, Watch
 from anyk.errors import BadInput
 from anyk.plain import derived
@@ -156,6 +159,16 @@ class ProgressRounds(Strategy):
     def _tasks(self) -> tuple[Task, ...]:
         orders = [tuple(map(int, order)) for order in self.code.orders]
         return tuple((Chunk(order, (1.0,) * len(order), send="request"),) for order in orders)
+
+    def durations(self, seconds: Floats) -> Floats | None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return self.durations_by_parts(seconds, np.zeros_like(seconds))
+
+    def durations_by_parts(self, seconds: Floats, whole: Floats) -> Floats | None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        if not self.exact or self.cancel != "preempt":
+            return None
+        return self.code.ready_times(seconds, whole / self.code.partitions)
 
     # ------------------------------------------------------------------------------------------- events
 

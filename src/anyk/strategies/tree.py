@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from anyk.checks import typed
+from anyk.codes.base import Floats
 from anyk.codes.tree import ROOT, TreeCode
 from anyk.protocol import (
     Cancel,
@@ -69,6 +70,28 @@ class TreeRounds(Strategy):
     cancel: CancelMode = "preempt"
 
     # ------------------------------------------------------------------------------------------- settings
+
+    @property
+    def exact(self) -> bool:
+        """See :class:`~anyk.protocol.Strategy`; each parent waits until its children's messages decode."""
+        return True
+
+    def durations(self, seconds: Floats) -> Floats | None:
+        """See :class:`~anyk.protocol.Strategy`: from the leaves up, a parent's own share and its children's."""
+        if self.cancel != "preempt":
+            return None
+        children = len(self.code.children_of(ROOT))
+        ready, below, first = seconds.copy(), seconds.shape[1], seconds.shape[1]
+        for layer in range(self.code.depth, 0, -1):  # of which the messages come
+            first -= children**layer
+            messages = ready[:, first:below].reshape(-1, children)
+            decoded = self.code.code.finish_times(messages).reshape(len(seconds), -1)
+            if layer == 1:
+                break
+            parents = slice(first - children ** (layer - 1), first)
+            ready[:, parents] = np.maximum(ready[:, parents], decoded)
+            below = first
+        return np.asarray(decoded[:, 0])
 
     @cached_property
     def layout(self) -> Layout:

@@ -8,7 +8,8 @@ from typing import Any
 
 from anyk.errors import BadInput
 from anyk.specs import show
-from anyk.strategies.sequential.base import DEFAULTS, Late, SequentialRounds
+from anyk.strategies.sequential.base import SequentialRounds
+from anyk.strategies.sequential.settings import DEFAULTS, Late
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

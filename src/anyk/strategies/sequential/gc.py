@@ -12,8 +12,10 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.protocol import Layout
 from anyk.specs import show
-from anyk.strategies.sequential.base import DEFAULTS, End, SequentialRounds
+from anyk.strategies.sequential.base import SequentialRounds
 from anyk.strategies.sequential.inner import Flags
+from anyk.strategies.sequential.replay import Decided, KnownRounds, gradient_coding
+from anyk.strategies.sequential.settings import DEFAULTS, End
 from anyk.strategies.sequential.state import Place, SequentialState
 
 
@@ -104,6 +106,11 @@ class GradientCodingRounds(OneCode):
         values |= {"strict": self.strict, "inner": self.inner, "models": self.trained, "jobs": self.jobs}
         usual = {"end": "decodable", "wait": self.usual_wait, "models": 1}
         return show(self.name, values | {"batch": self.batch}, DEFAULTS | usual)
+
+    def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
+        return gradient_coding(
+            known, known.count, stragglers=self.stragglers, end=self.end, groups=groups, strict=self.strict
+        )
 
     def _assign(self, s: OneCodeState, t: int) -> list[list[tuple[int, int]]]:
         return [[(t, 0)]] * self.workers

@@ -14,6 +14,7 @@ from anyk.checks import typed
 from anyk.protocol import Layout
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.inner import Flags, Inner
+from anyk.strategies.sequential.replay import Decided, KnownRounds, multiplexed
 from anyk.strategies.sequential.state import Place, SequentialState
 
 
@@ -91,6 +92,9 @@ class Multiplexed(ForBursts):
             tuple(sorted({j for piece in range(pieces) for j in self._rows(i, piece)[0]})) for i in range(self.workers)
         )
         return Layout(self.workers, len(self.shares), assignment, self.slots, shares=self.shares)
+
+    def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
+        return multiplexed(known, known.count, B=self.B, W=self.W, most=self.lambda_, end=self.end, groups=groups)
 
     def rebuild(self, state: MultiplexedState) -> None:
         """See :class:`~anyk.protocol.Strategy`."""

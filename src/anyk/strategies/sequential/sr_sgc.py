@@ -11,6 +11,7 @@ from anyk.errors import BadInput
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
 from anyk.strategies.sequential.inner import Flags
+from anyk.strategies.sequential.replay import Decided, KnownRounds, selective
 
 
 @dataclass(slots=True)
@@ -54,6 +55,12 @@ class SelectiveRepetition(ForBursts, OneCode):
     def tolerated(self) -> int:
         """See :class:`OneCode`."""
         return -(-self.B * self.lambda_ // (self.W - 1 + self.B))
+
+    def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
+        return selective(
+            known, known.count, B=self.B, W=self.W, most=self.lambda_, tolerated=self.tolerated, end=self.end,
+            groups=groups,
+        )  # fmt: skip
 
     def _repeating(self, s: RepetitionState, t: int) -> list[int]:
         """Of the workers that have not returned job t - B those beyond s; a job that is done needs nobody."""
