@@ -93,6 +93,7 @@ def test_rounds_in_closed_form_are_those_of_the_virtual_clock(spec: str, seed: i
     n = 8 if spec.startswith("nested:stragglers=3") else N
     random = np.random.default_rng(seed)
     times = 1.5 + random.exponential(1.0, (9, n))
+    slope = 1e3 if spec.startswith("partial") else slope  # all computing: there a task's messages come in its order
     slopes = slope * np.where(np.arange(n) % 3 == 2, 3.0, 1.0) if slow else np.full(n, slope)
     found = fleet(times, slopes, load=1 / n)
     strategy = anyk.strategy(spec, workers=n)

@@ -140,7 +140,8 @@ def test_strategies_of_users_take_part_and_others_are_not_ranked() -> None:
     assert any(one.family in ("uncoded", "k-batch-sync") and not one.exact for one in found.others)
     assert {"pasgd", "frc"} <= {one.spec.partition(":")[0] for one in found.others} | {"frc"}  # local steps are no sums
     front = pareto(found.candidates)
-    assert [one.load for one in front] == sorted({one.load for one in front}, reverse=True)
+    prices = [(one.seconds_per_step.median, one.load, one.memory, one.vectors or 0.0) for one in front]
+    assert all(any(a < b for a, b in zip(one, two, strict=True)) for one in prices for two in prices if one is not two)
     assert sum(one.probability_best for one in found.candidates) == pytest.approx(1.0)
 
 
@@ -184,5 +185,45 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
 
 def test_leaving_out_a_worker_is_not_told_where_todays_strategy_does_not_exist_without_it() -> None:
     found = anyk.plan(record(exponential(20)), today="frc:load=3", slope=0.0, resamples=50)  # 3 does not divide 5
-    assert found.today.spec == "frc:load=3" and found.dropped is None
-    assert anyk.plan(record(exponential(20)), slope=0.0, resamples=50).dropped is not None
+    assert found.today.spec == "frc:load=3" and found.advice[0].today is None
+    assert anyk.plan(record(exponential(20)), slope=0.0, resamples=50).advice[0].today is not None
+
+
+def test_changes_of_the_fleet_and_what_they_gain() -> None:
+    """A worker three times as slow: without it or repaired, two thirds are gained; a spare helps a code, not who waits for all."""
+    times = np.ones((40, N))
+    times[:, 2] = 3.0
+    found = anyk.plan(record(times), slope=0.0, resamples=50)
+    advice = {one.what: one for one in found.advice}
+    assert advice["worker 2 left out"].today == pytest.approx(2 / 3)
+    assert advice["worker 2 repaired"].today == pytest.approx(2 / 3)
+    assert advice["1 spare worker"].today == pytest.approx(0.0) and set(advice) >= {"2 spare workers"}
+    assert found.best.exact and found.best.gain.median == pytest.approx(2 / 3)
+
+
+def test_times_that_were_cut_off_are_continued_by_laws_and_probed() -> None:
+    times = exponential(60, workers=12) + 0.5
+    fifth = np.sort(times, axis=1)[:, 4:5]
+    cut = Record(np.minimum(times, fifth), censored=times > fifth, load=1 / 12)
+    found = anyk.plan(cut, today="k-sync:k=5", slope=0.0, resamples=50, everything=True)
+    uncoded = next(one for one in found.others if one.spec == "uncoded")
+    truth = times.max(axis=1).mean()
+    assert found.verdict == "nothing" and uncoded.seen == 0.0
+    assert uncoded.seconds_per_step.low < truth < uncoded.seconds_per_step.high
+    assert found.probe is not None and "--strategy uncoded --steps 30" in found.probe
+    with pytest.raises(BadInput, match="every time of the record is cut off"):
+        anyk.plan(Record(times, censored=np.ones(times.shape, bool)))
+    assert anyk.plan(record(exponential(20)), resamples=20).probe is None
+
+
+def test_several_models_bring_codes_over_rounds_and_limits_hold() -> None:
+    """Bursts of one round, four workers: with two models m-sgc is soonest; a limit of memory leaves less."""
+    times = np.ones((60, 4))
+    times[np.arange(0, 60, 2), np.arange(30) % 4] = 9.0
+    one = anyk.plan(Record(times, load=1 / 4), slope=4.0, resamples=30)
+    two = anyk.plan(Record(times, load=1 / 4), slope=4.0, models=2, resamples=30)
+    assert one.best.family not in ("m-sgc", "sr-sgc") and two.best.family in ("m-sgc", "sr-sgc")
+    assert two.best.seconds_per_step.median < one.best.seconds_per_step.median
+    assert "models=2" in two.today.spec
+    lean = anyk.plan(Record(times, load=1 / 4), slope=4.0, memory=0.25, resamples=30)
+    assert {choice.memory for choice in lean.candidates} == {0.25} and lean.verdict == "nothing"

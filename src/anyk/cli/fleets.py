@@ -87,6 +87,10 @@ def explain(
 @click.option("--steps", type=int, help="Steps of the run to plan for; default: as many as the record has rounds.")
 @click.option("--max-load", type=float, default=1.0, show_default=True,
               help="Largest share of the data that a worker may compute.")  # fmt: skip
+@click.option("--memory", type=float, default=1.0, show_default=True,
+              help="Largest share of the data that a worker may hold.")  # fmt: skip
+@click.option("--models", type=int, default=1, show_default=True,
+              help="Models trained at once, which codes over several rounds need.")  # fmt: skip
 @click.option("--all", "everything", is_flag=True,
               help="Show every strategy, also those whose steps are not the exact sum.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the resamples.")
@@ -102,8 +106,8 @@ def explain(
 @plugin_option
 def plan(
     source: str, today: str, slope: float | None, other: str | None, workers: int | None, steps: int | None,
-    max_load: float, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any, out: str | None,
-    picture: str | None, json_file: str | None,
+    max_load: float, memory: float, models: int, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any,
+    out: str | None, picture: str | None, json_file: str | None,
 ) -> None:  # fmt: skip
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
 
@@ -126,7 +130,7 @@ def plan(
     tell = None if quiet else _tell
     found = make(
         known, workers=workers, today=today, slope=slope, other=other, steps=steps, max_load=max_load,
-        everything=everything, seed=seed, resamples=resamples, unit=unit, tell=tell,
+        memory=memory, models=models, everything=everything, seed=seed, resamples=resamples, unit=unit, tell=tell,
     )  # fmt: skip
     if json_file != "-":
         console = people(json_file)
@@ -136,10 +140,15 @@ def plan(
         say(console, *plan_lines(found), "", plan_table(shown, found.today))
         left = len(found.candidates) - len(shown)
         if left > 0:
-            say(console, f"{left} more are neither faster nor of lower load than these; --all shows them")
-        if found.others:
+            say(console, f"{left} more are neither faster nor cheaper than these; --all shows them")
+        unknown = [one for one in found.others if one.exact]
+        if unknown:
+            said = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
+            say(console, "", said, plan_table(unknown if everything else unknown[:5], found.today))
+        inexact = [one for one in found.others if not one.exact]
+        if inexact:
             say(console, "", "the steps of these are not the exact sum, and may be worth less; they are not ranked")
-            say(console, plan_table(found.others, found.today))
+            say(console, plan_table(inexact, found.today))
     if picture is not None:
         draw_plan(found, picture)
         click.echo(f"picture: {picture}", err=json_file == "-")

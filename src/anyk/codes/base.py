@@ -343,6 +343,11 @@ class MatrixCode(Code):
         return 0
 
 
+def windows(workers: int, load: int) -> tuple[tuple[int, ...], ...]:
+    """Of each worker i the partitions i, …, i + load - 1 (mod workers), sorted."""
+    return tuple(tuple(sorted((i + step) % workers for step in range(load))) for i in range(workers))
+
+
 def usual_load(workers: int) -> int:
     """The load that random codes get when none is given: about the logarithm of the workers, at least 2."""
     return min(workers, max(2, round(log(workers)))) if workers > 1 else 1
@@ -394,5 +399,6 @@ __all__ = [
     "check_workers",
     "incidence",
     "usual_load",
+    "windows",
     "whole",
 ]

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Method, Row, check_stragglers, check_workers, whole
+from anyk.codes.base import Code, Decoder, Floats, Indices, Method, Row, check_stragglers, check_workers, whole, windows
 from anyk.codes.decoders import CountingDecoder, Decoding, Exact, Own
 from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
@@ -101,6 +101,11 @@ class CommunicationEfficient(Code):
                 best = worst, (V, N, coefficients)
         assert best is not None
         return best[1]
+
+    @fixed_property
+    def assignment(self) -> tuple[tuple[int, ...], ...]:
+        """See :attr:`Code.assignment`."""
+        return windows(self.workers, self.load)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers, windows
 from anyk.codes.decoders import CountingDecoder
 from anyk.codes.made import ReadOnly, fixed_property, frozen
 from anyk.errors import BadInput
@@ -67,6 +67,11 @@ class CyclicRepetition(Code):
     def load(self) -> int:
         """s + 1."""
         return self.tolerates + 1
+
+    @fixed_property
+    def assignment(self) -> tuple[tuple[int, ...], ...]:
+        """See :attr:`Code.assignment`."""
+        return windows(self.workers, self.load)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:

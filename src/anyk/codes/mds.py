@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers, windows
 from anyk.codes.decoders import EXACT, CountingDecoder
 from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
@@ -106,6 +106,11 @@ class CyclicMDS(Code):
         """What each column is divided by."""
         n = self.workers
         return np.cos((np.arange(n) - (n - 1) / 2) * np.pi / n) if self.negacyclic else np.ones(n)
+
+    @fixed_property
+    def assignment(self) -> tuple[tuple[int, ...], ...]:
+        """See :attr:`Code.assignment`."""
+        return windows(self.workers, self.tolerates + 1)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:

@@ -101,7 +101,7 @@ class PartialStragglers(Code):
     def finish_times(self, arrivals: ArrayLike) -> Floats:
         """All first messages, and enough of the second; see :meth:`Code.finish_times`."""
         times = self._arrivals(arrivals)
-        return np.maximum(times[:, ::2].max(axis=1), self.code.finish_times(times[:, 1::2]))
+        return np.asarray(np.maximum(times[:, ::2].max(axis=1), self.code.finish_times(times[:, 1::2])))
 
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""

@@ -2,6 +2,7 @@
 
 from anyk.planning import erasurehead
 from anyk.planning.adversaries import Threshold, adversarial_threshold, chosen_stragglers
+from anyk.planning.advice import Advice
 from anyk.planning.bounds import (
     async_factor,
     best_k,
@@ -25,6 +26,7 @@ from anyk.protocol import Pace
 from anyk.strategies import discard_seconds
 
 __all__ = [
+    "Advice",
     "Candidate",
     "TraceGrid",
     "Tuned",

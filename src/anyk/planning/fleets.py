@@ -95,7 +95,12 @@ class Fleet:
         rounds, workers = self.times.shape
         loads = loads_of(strategy)
         jobs = rounds - (strategy.for_jobs(rounds).rounds_for(rounds) - rounds)
-        if _sends_parts(strategy):  # a message comes when its part has been computed
+        code = code_of(strategy)
+        rounds_of = "coded" if code is None else code.policy().rounds
+        if code is not None and rounds_of == "coded" and code.messages > 1:  # in order, which cores do not heed
+            share = self.seconds(loads) / np.array([len(held) for held in strategy.layout.assignment])
+            cluster = Simulated(workers, delays=Table(share, by="round", per="load"))
+        elif rounds_of != "coded":  # a part counts when it is computed
             fixed = np.maximum(0.0, self.seconds(loads) - loads * self.slopes)
             each = tuple((self.slopes / strategy.layout.partitions).tolist())
             cluster = Simulated(workers, delays=Table(fixed, by="round"), compute=Compute(0.0, each, 0.0, workers))
@@ -117,12 +122,13 @@ class Fleet:
 
 def loads_of(strategy: Strategy) -> Floats:
     """The share of the data that each worker computes in a step, shape (workers,)."""
-    return np.asarray(strategy.loads, dtype=np.float64)
+    return np.asarray(strategy.shares_computed, dtype=np.float64)
 
 
-def _sends_parts(strategy: Strategy) -> bool:
-    code = getattr(strategy, "code", None)
-    return isinstance(code, codes.Code) and (code.messages > 1 or code.policy().rounds != "coded")
+def code_of(strategy: Strategy) -> codes.Code | None:
+    """The code whose rounds a strategy runs."""
+    code = vars(strategy).get("code")
+    return code if isinstance(code, codes.Code) else None
 
 
 # ------------------------------------------------------------------------------------------- how slow each worker is

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk import codes, keyed
-from anyk.errors import BadInput, RunFailed
+from anyk import keyed
+from anyk.planning.candidates import candidates_for, paces_of, specs_for
 from anyk.planning.fleets import Fleet, loads_of
-from anyk.planning.resampling import block_length, resampled
+from anyk.planning.resampling import Resampled, block_length, resampled
 from anyk.protocol import Strategy
-from anyk.strategies import registry
-from anyk.strategies import strategy as build_strategy
+
+__all__ = ["Asked", "Choice", "Estimate", "Judgement", "in_short", "pareto", "specs_for"]
 
 Floats = NDArray[np.float64]
 _GAIN = 0.03  # below it nothing is worth changing
 _TIE = 0.01
 _SEEN = 0.95  # share of a candidate's steps that measured times must decide
-_FAR = 1e3  # times as long: what is known to be cut off might take
 _FEW, _INDEPENDENT = 30, 10.0  # rounds, and blocks, below which the evidence is thin
 
 
@@ -43,7 +42,9 @@ class Choice:
     largest share of the data that a worker computes in a step; ``exact``: whether a step is as good as today's.
     ``probability_best``: in how many resamples it came out best of those that compete; ``optimism``: what was added to
     the promise since the best of many looks better than it is; ``seen``: the share of its steps that measured times
-    decide.
+    decide; where that is too little, seconds and gain are those of the least and the largest continuation of the times
+    that were cut off. Its price: ``worker_seconds`` of a step, ``memory`` (the largest share of the data that a worker
+    holds) and ``vectors`` as long as the model that are sent in a step (``bytes_per_step`` where the problem is known).
     """
 
     spec: str
@@ -55,18 +56,20 @@ class Choice:
     probability_best: float
     optimism: float
     seen: float
+    worker_seconds: float
+    memory: float
+    vectors: float | None = None
+    bytes_per_step: float | None = None
     residual: float | None = None
     staleness: float | None = None
     samples_per_step: float | None = None
     seconds_to_target: float | None = None
     learning_rate: float | None = None
 
-
-def specs_for(workers: int) -> Iterator[str]:
-    """Every spec that a code or strategy of the registries gives for planning, of those that can be built."""
-    for entry in (*registry, *codes.registry):
-        grid = entry.grid(workers) if entry.grid is not None else (entry.name,)
-        yield from grid
+    @property
+    def measured(self) -> bool:
+        """Whether measured times decide enough of its steps."""
+        return self.seen >= _SEEN
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Asked:
 
     today: str
     max_load: float
+    memory: float
+    models: int
     steps: int
     resamples: int
     burst: float
@@ -89,49 +94,20 @@ class Judgement:
     def __init__(self, fleet: Fleet, asked: Asked) -> None:
         self.fleet = fleet
         rounds, n = fleet.times.shape
-        self._today = build_strategy(asked.today, workers=n).spec
-        made = {self._today: build_strategy(asked.today, workers=n)}
-        for spec in specs_for(n):
-            try:
-                strategy = build_strategy(spec, workers=n)
-            except BadInput:
-                continue  # it does not exist for so many workers
-            wanted = strategy.exact or asked.everything
-            if wanted and loads_of(strategy).max() <= asked.max_load + 1e-12:
-                made.setdefault(strategy.spec, strategy)
-        self._far = fleet.taking(np.where(fleet.censored, fleet.times * _FAR, fleet.times))
-        series, self._seen = self._measured(made, asked.tell)
-        self.specs = [spec for spec in made if spec in series]
+        made = candidates_for(
+            asked.today, n, max_load=asked.max_load, memory=asked.memory, models=asked.models,
+            everything=asked.everything,
+        )  # fmt: skip
+        self._today = next(iter(made))
+        self._paces = paces_of(fleet, made, asked.seed, asked.tell)
+        self.left_out = tuple(self._paces.left_out)
+        self.specs = [spec for spec in made if spec in self._paces.series]
         self._made = made
-        table = np.stack([series[spec] for spec in self.specs])
+        table = np.stack([self._paces.series[spec] for spec in self.specs])
         self.block = self._block(table[self.specs.index(self._today)], rounds, asked.burst)
         drawn = resampled(rounds, asked.steps, self.block, asked.resamples, keyed.generator(asked.seed, "plan"))
         self.thin = rounds < _FEW or drawn.effective < _INDEPENDENT
         self._decide(table, drawn)
-
-    def _measured(
-        self, made: dict[str, Strategy], tell: Callable[[str], None] | None
-    ) -> tuple[dict[str, Floats], dict[str, float]]:
-        """Seconds of each round under each strategy, and the share of them that measured times decide."""
-        series: dict[str, Floats] = {}
-        seen: dict[str, float] = {}
-        rounds = len(self.fleet.times)
-        for spec, strategy in made.items():
-            try:
-                found = self.fleet.closed(strategy)
-                if found is None:
-                    if tell is not None:
-                        tell(spec)
-                    found = self.fleet.simulated(strategy)
-                far = self._far.durations(strategy) if self.fleet.censored.any() else found
-            except (BadInput, RunFailed):
-                if spec == self._today:
-                    raise
-                continue
-            if np.isfinite(found).all() and found.mean() > 0:
-                seen[spec] = float((np.abs(far - found) <= 1e-9 * found).mean())
-                series[spec] = found if len(found) == rounds else np.resize(found, rounds)
-        return series, seen
 
     @staticmethod
     def _block(today: Floats, rounds: int, burst: float) -> int:
@@ -139,20 +115,19 @@ class Judgement:
         longest: float = max(block_length(today), float(np.cbrt(rounds)), 2.0 * burst)
         return max(1, min(math.ceil(longest), rounds // 3))
 
-    def _decide(self, table: Floats, drawn: Any) -> None:
-        at = self.specs.index(self._today)
+    def _decide(self, table: Floats, drawn: Resampled) -> None:
+        at, paces = self.specs.index(self._today), self._paces
         past, future = drawn.spread(table)
         center = np.log(table.mean(axis=1))
-        loads = {spec: float(loads_of(self._made[spec]).max()) for spec in self.specs}
         exact = self._made[self._today].exact  # else nothing competes: the progress of inexact steps differs
         competing = [
             i for i, spec in enumerate(self.specs)
-            if i == at or (exact and self._made[spec].exact and self._seen[spec] >= _SEEN)
+            if i == at or (exact and self._made[spec].exact and paces.seen[spec] >= _SEEN)
         ]  # fmt: skip
         picks = np.array(competing)[past[:, competing].argmin(axis=1)]
         bias = float((past[np.arange(len(past)), picks] - center[picks]).mean())
         unsure = float(center[picks].std())
-        best_count = {i: float((picks == i).mean()) for i in competing}
+        best_count = np.bincount(picks, minlength=len(self.specs)) / len(picks)
         choices = {}
         for i, spec in enumerate(self.specs):
             chosen = i in competing and i != at
@@ -160,12 +135,9 @@ class Judgement:
             seconds = self._estimate(drawn, past[:, i] - center[i] + future[:, i], center[i] + shift, unsure * chosen)
             ratio = (past[:, i] - past[:, at] - center[i] + center[at]) + (future[:, i] - future[:, at])
             taken = self._estimate(drawn, ratio, center[i] - center[at] + shift, unsure * chosen)
-            gain = Estimate(1.0 - taken.median, 1.0 - taken.high, 1.0 - taken.low)
-            choices[i] = Choice(
-                spec, spec.partition(":")[0], self._made[spec].exact, seconds,
-                gain if i != at else Estimate(0.0, 0.0, 0.0), loads[spec],
-                best_count.get(i, 0.0), shift, self._seen[spec],
-            )  # fmt: skip
+            if paces.seen[spec] < _SEEN or paces.seen[self._today] < _SEEN:
+                seconds, taken = self._unmeasured(spec, seconds, taken)
+            choices[i] = self._choice(spec, seconds, taken, float(best_count[i]), shift)
         order = sorted(competing, key=lambda i: (choices[i].seconds_per_step.median, choices[i].load))
         least = choices[order[0]].seconds_per_step.median
         ties = [i for i in order if choices[i].seconds_per_step.median <= (1.0 + _TIE) * least]
@@ -176,8 +148,28 @@ class Judgement:
         self.others = tuple(choices[i] for i in sorted(rest, key=lambda i: choices[i].seconds_per_step.median))
         self._halves = [1.0 - float(half[winner].mean() / half[at].mean()) for half in np.array_split(table, 2, axis=1)]
 
+    def _choice(self, spec: str, seconds: Estimate, taken: Estimate, best: float, shift: float) -> Choice:
+        strategy: Strategy = self._made[spec]
+        workers = self.fleet.times.shape[1]
+        gain = Estimate(1.0 - taken.median, 1.0 - taken.high, 1.0 - taken.low)
+        return Choice(
+            spec, spec.partition(":")[0], strategy.exact, seconds,
+            gain if spec != self._today else Estimate(0.0, 0.0, 0.0), float(loads_of(strategy).max()), best, shift,
+            self._paces.seen[spec], workers * seconds.median, strategy.share_held, strategy.vectors_sent,
+        )  # fmt: skip
+
+    def _unmeasured(self, spec: str, seconds: Estimate, taken: Estimate) -> tuple[Estimate, Estimate]:
+        """From the least to the largest of what times that were cut off may have been, with the interval of either."""
+        paces = self._paces
+        own = [paces.series[spec], *paces.imputed[spec]]
+        now = [paces.series[self._today], *paces.imputed[self._today]]
+        versions = max(len(own), len(now))
+        means = np.array([own[min(v, len(own) - 1)].mean() for v in range(versions)])
+        ratios = means / np.array([now[min(v, len(now) - 1)].mean() for v in range(versions)])
+        return _between(seconds, means), _between(taken, ratios)
+
     @staticmethod
-    def _estimate(drawn: Any, deviations: Floats, center: float, unsure: float) -> Estimate:
+    def _estimate(drawn: Resampled, deviations: Floats, center: float, unsure: float) -> Estimate:
         low, high = drawn.widened(deviations)
         more = 1.645 * unsure
         return Estimate(
@@ -193,7 +185,7 @@ class Judgement:
     def verdict(self) -> tuple[Literal["change", "nothing"], str, Literal["enough", "thin", "none"]]:
         """Change or nothing, why, and how good the evidence is."""
         evidence: Literal["enough", "thin"] = "thin" if self.thin else "enough"
-        if self._seen[self._today] < _SEEN:
+        if self._paces.seen[self._today] < _SEEN:
             return "nothing", "today's own steps are not measured: too many times were cut off", "none"
         if len(self.candidates) == 1:
             return (
@@ -214,6 +206,12 @@ class Judgement:
         return "nothing", why, evidence
 
 
+def _between(one: Estimate, values: Floats) -> Estimate:
+    """An interval around a value, spread over several that it may be."""
+    low, high = one.low / one.median, one.high / one.median
+    return Estimate(float(np.median(values)), float(values.min() * low), float(values.max() * high))
+
+
 def in_short(judged: Judgement) -> str:
     """The verdict and why."""
     verdict, why, _ = judged.verdict()
@@ -221,9 +219,12 @@ def in_short(judged: Judgement) -> str:
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:
-    """Those than which none is both sooner and of less load, the soonest first."""
+    """Those than which none is sooner, of less load and memory, and sends less; the soonest first."""
     front: list[Choice] = []
+    prices: list[tuple[float, ...]] = []
     for choice in sorted(choices, key=lambda one: (one.seconds_per_step.median, one.load)):
-        if not front or choice.load < front[-1].load - 1e-12:
+        price = (choice.load, choice.memory, choice.vectors or 0.0)
+        if all(any(mine < known - 1e-12 for mine, known in zip(price, other, strict=True)) for other in prices):
             front.append(choice)
+            prices.append(price)
     return front

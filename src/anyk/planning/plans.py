@@ -7,9 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
 from anyk.planning import attribution as of
+from anyk.planning.advice import Advice, advice, probe
 from anyk.planning.explaining import explain
 from anyk.planning.fleets import Fleet, drawn, fleet_of
 from anyk.planning.judging import Asked, Choice, Estimate, Judgement, in_short, pareto, specs_for
@@ -25,9 +28,10 @@ __all__ = ["Choice", "Estimate", "Fleet", "Plan", "pareto", "plan", "specs_for"]
 class Plan:
     """What to run: :func:`plan` makes it. ``verdict`` is change or nothing, ``evidence`` enough, thin or none.
 
-    ``candidates`` compete, the fastest first; ``others`` make steps that are not the exact sum, and are not
-    ranked. ``dropped``: (worker, gain of today's strategy without it), of the costliest. ``slopes``: seconds that each
-    worker computes on the whole data; ``record`` and ``fleet``: what the plan was made from.
+    ``candidates`` compete, the fastest first; ``others`` make steps that are not the exact sum or not measured, and are
+    not ranked. ``advice``: what changes of the fleet itself would give; ``probe``: where too many times were cut off,
+    the run that would tell. ``slopes``: seconds that each worker computes on the whole data; ``record`` and ``fleet``:
+    what the plan was made from.
     """
 
     verdict: Literal["change", "nothing"]
@@ -39,7 +43,8 @@ class Plan:
     best: Choice
     candidates: tuple[Choice, ...]
     others: tuple[Choice, ...]
-    dropped: tuple[int | str, float] | None
+    advice: tuple[Advice, ...]
+    probe: str | None
     record: dict[str, Any]
     fleet: dict[str, Any]
     slopes: tuple[float, ...]
@@ -68,7 +73,8 @@ class Plan:
 def plan(
     source: str | Path | Run | Record | DelayModel, *, workers: int | None = None, today: str = "uncoded",
     slope: float | None = None, other: str | Path | Run | Record | None = None, steps: int | None = None,
-    max_load: float = 1.0, everything: bool = False, seed: int = 0, resamples: int = 400, unit: str | None = None,
+    max_load: float = 1.0, memory: float = 1.0, models: int = 1, everything: bool = False, seed: int = 0,
+    resamples: int = 400, unit: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:  # fmt: skip
     """Which strategy to run on a fleet, among those whose steps are worth the same, and what that gains.
@@ -78,12 +84,14 @@ def plan(
     ``slope`` is given, or fitted to a second record, ``other``, at another load; else it is assumed that all of a
     task's time is computing, and the plan says what follows if half of it is. ``steps``: of the run that the promise is
     for; left out, as many as the record has rounds. ``max_load``: the largest share of the data that a worker may
-    compute. ``everything``: look also at strategies whose steps are not the exact sum; they are not ranked.
+    compute in a step, ``memory``: the largest that it may hold. ``models``: how many are trained at once, a step
+    each in turn. ``everything``: look also at strategies whose steps are not the exact sum; they are not ranked.
     ``tell`` hears of each strategy that has to be simulated.
 
     Raises :class:`~anyk.errors.BadInput` for a record without rounds in which all workers were measured, or fewer than
     5 of them.
 
+    >>> import numpy as np
     >>> times = np.ones((60, 12))
     >>> times[np.arange(60), np.arange(60) % 12] = 10.0
     >>> found = plan(Record(times, load=1 / 12), slope=0.0)
@@ -92,6 +100,10 @@ def plan(
     """
     if not 0.0 < max_load <= 1.0:
         raise BadInput(f"max_load must be above 0 and at most 1 (all of the data), got {max_load:g}")
+    if not 0.0 < memory <= 1.0:
+        raise BadInput(f"memory must be above 0 and at most 1 (all of the data at each worker), got {memory:g}")
+    if models < 1:
+        raise BadInput(f"models must be at least 1, got {models}")
     if resamples < 20:
         raise BadInput(f"resamples must be at least 20, got {resamples}")
     record = drawn(source, workers, seed) if isinstance(source, DelayModel) else read(source, unit=unit)
@@ -100,6 +112,9 @@ def plan(
         raise BadInput(
             f"a plan takes 5 rounds or more in which all of 2 workers or more were measured; got {rounds} x {n}"
         )
+    if np.asarray(record.censored)[record.known].all():
+        raise BadInput("every time of the record is cut off, so nothing is known of how long tasks take; record a run "
+                       "that waits for all: anyk train … --strategy uncoded")  # fmt: skip
     horizon = rounds if steps is None else steps
     if horizon < 1:
         raise BadInput(f"steps must be at least 1, got {steps}")
@@ -108,17 +123,20 @@ def plan(
     if found.drifts and not 1 / of.DRIFT < found.drift < of.DRIFT:
         change = f"the last quarter of its rounds takes {found.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
-    asked = Asked(today, max_load, horizon, resamples, found.mean_burst, seed, everything, tell)
+    asked = Asked(today, max_load, memory, models, horizon, resamples, found.mean_burst, seed, everything, tell)
     judged = Judgement(fleet, asked)
     verdict, why, evidence = judged.verdict()
+    assumptions += judged.left_out
     if guessed:
         half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(asked, everything=False, tell=None))
         assumptions.append(f"if only half of that time is computing: {in_short(half)}")
-    first = found.workers[0].worker
-    dropped = _without(fleet, record.workers.index(first), judged.today)
+    places = [record.workers.index(one.worker) for one in found.workers]
+    named = [place for place in places if record.workers[place] in found.named]
+    specs = judged.today.spec, judged.best.spec
     return Plan(
         verdict, why, evidence, horizon, tuple(assumptions), judged.today, judged.best, judged.candidates,
-        judged.others, None if dropped is None else (first, dropped),
+        judged.others, advice(fleet, record.workers, places[0], named or places[:1], specs, seed),
+        probe(judged.today, judged.others),
         {"digest": record.digest, "censored": record.cut, "block": judged.block, "load": fleet.load, "seed": seed,
          **origin(source, unit)},
         {"workers": n, "rounds": rounds, "slowest": [one.worker for one in found.workers[:5]],
@@ -129,11 +147,3 @@ def plan(
 
 def _span(found: Estimate) -> Span:
     return Span(found.median, found.low, found.high)
-
-
-def _without(fleet: Fleet, place: int, today: Choice) -> float | None:
-    """The gain of today's strategy without one worker; None where it does not exist for the others."""
-    try:
-        return 1.0 - fleet.without([place]).alone(today.spec) / today.seconds_per_step.median
-    except BadInput:
-        return None

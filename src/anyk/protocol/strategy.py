@@ -68,6 +68,13 @@ class Layout:
         return tuple(slot for slot in self.slots if slot not in self.auxiliary)
 
 
+def _assigned(layout: Layout) -> list[float]:
+    """The share of the data that each worker is assigned."""
+    sizes = layout.shares or (1,) * layout.partitions
+    total = sum(sizes)
+    return [sum(sizes[j] for j in held) / total for held in layout.assignment]
+
+
 class Compressor(Protocol):
     """Facts of a compressor of messages that a strategy may depend on.
 
@@ -173,12 +180,28 @@ class Strategy(ABC):
         return None
 
     @property
-    def loads(self) -> Sequence[float]:
+    def shares_computed(self) -> Sequence[float]:
         """The share of the data that each worker computes in a step; by default, all that it is assigned."""
+        return _assigned(self.layout)
+
+    @property
+    def share_held(self) -> float:
+        """The largest share of the data that a worker holds; by default, all that it is assigned."""
+        return max(_assigned(self.layout))
+
+    @property
+    def vectors_sent(self) -> float | None:
+        """Vectors as long as the model that workers are sent and send back in a step, at most; None: not known.
+
+        By default, where steps are exact, every worker is sent the model and sends a message.
+        """
         layout = self.layout
-        sizes = layout.shares or (1,) * layout.partitions
-        total = sum(sizes)
-        return [sum(sizes[j] for j in held) / total for held in layout.assignment]
+        return layout.workers * (1.0 + 1.0 / layout.blocks) if self.exact else None
+
+    @property
+    def models_trained(self) -> int:
+        """The models that are trained at once."""
+        return len(self.layout.trained)
 
     def durations(self, seconds: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """Seconds of each round, if workers take so long for their tasks (shape rounds x workers); None: simulate."""

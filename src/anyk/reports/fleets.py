@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.planning import Checked, Choice, Explanation, Plan, pareto
+from anyk.planning import Advice, Checked, Choice, Explanation, Plan, pareto
 from anyk.planning.attribution import lower_median
 from anyk.planning.sentences import seconds_text
 from anyk.recording import Record
@@ -16,6 +16,7 @@ from anyk.reports.plots import COLOURS, new_figure, save
 
 _ROWS = 10  # workers in the table
 _BARS = 20  # workers in the picture
+_WORTH = 0.01  # gain of a change of the fleet that is worth a word
 _HIGHEST = 2.0  # times today's seconds, beyond which a strategy is not drawn
 
 
@@ -87,11 +88,14 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
             "today's" if one.spec == today.spec else f"{100 * one.gain.median:.0f} %",
             "" if one.spec == today.spec else f"{100 * one.gain.low:.0f} to {100 * one.gain.high:.0f} %",
             f"{one.load:.3g}",
+            f"{one.memory:.3g}",
+            "" if one.vectors is None else f"{one.vectors:g}",
             f"{100 * one.probability_best:.0f} %",
         ]
         for one in choices
     ]
-    titles = ["  strategy", "seconds\na step", "90 % interval", "gain", "90 % interval", "load", "best in\nresamples"]
+    titles = ["  strategy", "seconds\na step", "90 % interval", "gain", "90 % interval", "load", "memory",
+              "vectors\nsent", "best in\nresamples"]  # fmt: skip
     return Columns(titles, rows)
 
 
@@ -100,9 +104,11 @@ def plan_lines(found: Plan) -> list[str]:
     advice = "change" if found.verdict == "change" else f"stay with '{found.today.spec}'"
     lines = [f"{advice}: {found.why}", f"for a run of {found.horizon} steps; evidence: {found.evidence}"]
     lines += [f"assumed: {text}" for text in found.assumptions]
-    if found.dropped is not None and found.dropped[1] >= 0.01:
-        worker, gain = found.dropped
-        lines.append(f"leaving out worker {worker}, the costliest, would by itself gain {100 * gain:.0f} %")
+    if found.probe is not None:
+        lines.append(found.probe)
+    for one in found.advice:
+        if max(one.today or 0.0, one.best or 0.0) >= _WORTH:
+            lines.append(f"{one.what}: {_gains(one, found)}")
     return lines
 
 
@@ -117,6 +123,17 @@ def checked_lines(found: Checked) -> list[str]:
     if found.added is not None:
         lines.append(f"by the log's own stamps, {found.added / steps:.3g} s a step passed besides the workers' times")
     return [*lines, *found.remarks]
+
+
+def _gains(one: Advice, found: Plan) -> str:
+    """What a change of the fleet gains over today, under today's strategy and the best."""
+    parts = []
+    for spec, gain in {found.today.spec: one.today, found.best.spec: one.best}.items():
+        known = f"does not exist for so many workers under '{spec}'" if gain is None else f"under '{spec}'"
+        if gain is not None:
+            known = f"{'gains' if gain >= 0 else 'loses'} {100 * abs(gain):.0f} % {known}"
+        parts.append(known)
+    return ", ".join(parts)
 
 
 def draw_plan(found: Plan, path: str | Path) -> None:

@@ -23,6 +23,11 @@ class PartRounds(Rounds):
     [9.0]
     """
 
+    @property
+    def vectors_sent(self) -> float:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return float(self.code.workers + self.code.replies)
+
     def durations(self, seconds: Floats) -> Floats | None:
         """See :class:`~anyk.protocol.Strategy`."""
         return self.durations_by_parts(seconds, np.zeros_like(seconds))

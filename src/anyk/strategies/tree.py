@@ -76,6 +76,11 @@ class TreeRounds(Strategy):
         """See :class:`~anyk.protocol.Strategy`; each parent waits until its children's messages decode."""
         return True
 
+    @property
+    def vectors_sent(self) -> float:
+        """See :class:`~anyk.protocol.Strategy`; a parent reads its children's messages where they lie."""
+        return 2.0 * self.code.workers
+
     def durations(self, seconds: Floats) -> Floats | None:
         """See :class:`~anyk.protocol.Strategy`: from the leaves up, a parent's own share and its children's."""
         if self.cancel != "preempt":

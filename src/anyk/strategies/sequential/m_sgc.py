@@ -75,6 +75,16 @@ class Multiplexed(ForBursts):
         return ((self.W - 1) * own + self.B * max(own, coded)) / sum(self.shares)
 
     @property
+    def share_held(self) -> float:
+        """See :class:`~anyk.protocol.Strategy`: all of its own pieces, and its part of every group."""
+        return ((self.W - 1) * self._each + (self.B * self.code.load if self.coded else 0)) / sum(self.shares)
+
+    @property
+    def vectors_sent(self) -> float:
+        """See :class:`~anyk.protocol.Strategy`: W - 1 + B jobs in each task."""
+        return 2.0 * self.workers * (self.W - 1 + self.B)
+
+    @property
     def tolerated(self) -> int:
         """See :class:`SequentialRounds`."""
         return self.lambda_

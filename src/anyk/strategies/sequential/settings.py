@@ -79,9 +79,19 @@ class SequentialSettings(Strategy):
         return True
 
     @property
-    def loads(self) -> Sequence[float]:
+    def shares_computed(self) -> Sequence[float]:
         """See :class:`~anyk.protocol.Strategy`."""
         return (self.load,) * self.workers
+
+    @property
+    def vectors_sent(self) -> float:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return 2.0 * self.workers
+
+    @property
+    def models_trained(self) -> int:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return self.trained
 
     @property
     @abstractmethod
