@@ -35,7 +35,7 @@ def save_perfetto(run: Run, path: str | Path) -> int:
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     >>> run = anyk.train(problem, "uncoded", "simulated", workers=2, delays="constant:1", steps=1)
     >>> save_perfetto(run, Path(tempfile.mkdtemp()) / "run.json")
-    21
+    20
     """
     target = Path(path)
     if not target.name.endswith((".json", ".json.gz")):

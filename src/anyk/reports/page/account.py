@@ -36,7 +36,7 @@ def account(run: Run, tasks: Tasks) -> Account:
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
-    >>> run = anyk.train(problem, "uncoded", "simulated:task=1", workers=3, delays="constant:2", steps=2)
+    >>> run = anyk.train(problem, "uncoded", "simulated:task=1,cores=3", workers=3, delays="constant:2", steps=2)
     >>> from anyk.training.tasks import tasks_of
     >>> account(run, tasks_of(run))
     Account(waiting=4.0, computing=2.0, sending=0.0, driver=0.0)
