@@ -18,7 +18,7 @@ from anyk.delays import Table
 from anyk.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk
-from anyk.strategies.balance import Balance, batch_of, better
+from anyk.strategies.balance import Balance, _growing, batch_of, better
 from anyk.testing import check_strategy
 
 GD = anyk.optimizers.GD(lr=0.3)
@@ -41,6 +41,7 @@ def cuts(run: anyk.Run) -> list[str]:
 # ------------------------------------------------------------------------------------------- shares that are given
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_codes_with_shares_cut_the_data_once_and_decode_exactly(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 9))
@@ -235,10 +236,11 @@ def test_what_changes_is_cut_again() -> None:
 def test_a_delay_that_is_the_same_for_any_share_is_not_taken_for_computing() -> None:
     """Worker 0 waits a second and computes as the others: after one mistake, its share is right to a partition."""
     even, size = np.array([2.0, 1.0, 1.0, 1.0]), np.array([16, 16, 16, 16])
-    first = better(np.tile(even, (10, 1)), size, None)
+    first = better(np.tile(even, (10, 1)), size, np.ones(4))
     assert first is not None
     seconds = np.array([1.0, 0.0, 0.0, 0.0]) + np.array(first) / 16.0
-    second = better(np.tile(seconds, (10, 1)), np.array(first), (size.tolist(), even.tolist()))
+    table = np.tile(seconds, (10, 1))
+    second = better(table, np.array(first), _growing(seconds, np.array(first), (size.tolist(), even.tolist())))
     # min max over shares: 1 + x/16 = (64 - x) / 3 / 16, so x = 4
     assert (second or first)[0] in (3, 4, 5)
 
@@ -275,7 +277,7 @@ def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int)
     """Against the bound of shares in any fraction: no group is slower than that by more than one partition."""
     random = np.random.default_rng(seed)
     each = random.uniform(0.5, 3.0, groups)  # seconds of an even share
-    made = better(np.tile(each, (10, 1)), np.full(groups, 16), None)
+    made = better(np.tile(each, (10, 1)), np.full(groups, 16), np.ones(groups))
     ideal = groups / (1.0 / each).sum()
     if made is not None:
         assert sum(made) == 16 * groups

@@ -219,6 +219,15 @@ class Strategy(ABC):
         del whole
         return self.durations(seconds)
 
+    def settled(self, seconds: NDArray[np.float64], slopes: NDArray[np.float64], load: float) -> Strategy:
+        """The strategy as it runs once it has come to know a fleet, for one that adapts; by default as it is.
+
+        ``seconds``: of tasks that cover the share ``load`` of the data, shape (rounds, workers); ``slopes``: seconds
+        for the whole data, shape (workers,).
+        """
+        del seconds, slopes, load
+        return self
+
     def pace(self, delays: DelayLaw) -> Pace:
         """Expected seconds of an update and mean staleness under a delay law; by default not known."""
         del delays

@@ -21,6 +21,7 @@ _REMEMBERED = 50  # rounds that are looked back on
 _CHANCE = 0.002  # at most, that workers which are alike would look as different
 _GAIN = 0.05  # of a round's seconds that other shares must save, in either half of those rounds
 _APART = 0.2  # relative change of a share from which its effect can be told from noise
+_LEAST = 0.1  # of a share's seconds that are taken to be in proportion to its size, whatever was measured
 _OFF = 0.1  # how far the samples of a step may be from what was asked for
 
 Floats = NDArray[np.float64]
@@ -80,8 +81,8 @@ class Balance:
         own.rounds += 1
         if own.rounds % _ROUNDS:
             return None
-        table = np.array(own.seconds)
-        sizes = better(table, np.array(own.sizes), own.before)
+        table, known = np.array(own.seconds), np.array(own.sizes)
+        sizes = better(table, known, _growing(np.median(table, axis=0), known, own.before))
         if sizes is not None:
             own.before = own.sizes, np.median(table, axis=0).tolist()
             own.sizes, own.seconds, own.rounds = sizes, [], 0
@@ -116,21 +117,43 @@ def batch_of(batch: int, workers: int, partitions: int) -> int:
     return each
 
 
-def better(seconds: Floats, sizes: NDArray[np.int_], before: tuple[list[int], list[float]] | None) -> list[int] | None:
+def settled(code: RepetitionCode, seconds: Floats, slopes: Floats, load: float) -> list[int]:
+    """The sizes of blocks to which balance comes on a fleet.
+
+    ``seconds``: shape (rounds, workers), of tasks that cover the share ``load`` of the data; ``slopes``: seconds for
+    the whole data, shape (workers,).
+
+    >>> from anyk.codes import Uncoded
+    >>> even, slopes = Uncoded(3).cut([16, 16, 16]), np.array([6.0, 3.0, 3.0])
+    >>> settled(even, np.tile([2.0, 1.0, 1.0], (10, 1)), slopes, load=1 / 3)
+    [10, 19, 19]
+    """
+    sizes = np.array(code.sizes)
+    shares = (sizes / sizes.sum())[list(code.group_of)]
+    there = np.maximum(seconds + (shares - load) * slopes, 0.0)
+    first = [members[int(np.argmin(np.median(there[:, members], axis=0)))] for members in map(list, code.members)]
+    table = np.stack([there[:, list(members)].min(axis=1) for members in code.members], axis=1)
+    median = np.median(table, axis=0)
+    if not (median > 0.0).all():
+        return code.sizes
+    growing = np.clip(slopes[first] * shares[first] / median, _LEAST, 1.0)
+    return better(table, sizes, growing) or code.sizes
+
+
+def better(seconds: Floats, sizes: NDArray[np.int_], growing: Floats) -> list[int] | None:
     """Sizes under which rounds would be shorter; None where that is not sure.
 
-    ``seconds``: shape (rounds, groups); ``before``: other sizes, and median seconds under them.
+    ``seconds``: shape (rounds, groups); ``growing``: the part of each group's that is in proportion to its size.
 
-    >>> steady = np.tile([2.0, 1.0, 1.0], (10, 1))
-    >>> better(steady, np.array([16, 16, 16]), None)
+    >>> steady, sizes = np.tile([2.0, 1.0, 1.0], (10, 1)), np.array([16, 16, 16])
+    >>> better(steady, sizes, np.ones(3))
     [10, 19, 19]
     >>> wandering = np.stack([np.roll(row, shift) for shift, row in enumerate(steady)])
-    >>> better(wandering, np.array([16, 16, 16]), None) is None
+    >>> better(wandering, sizes, np.ones(3)) is None
     True
     """
     if not (seconds > 0.0).all():  # nothing can be shorter
         return None
-    growing = _growing(np.median(seconds, axis=0), sizes, before)
 
     def taken(rows: Floats, made: Sequence[int]) -> float:
         """Mean seconds of these rounds under other sizes."""
@@ -166,7 +189,7 @@ def _growing(median: Floats, sizes: NDArray[np.int_], before: tuple[list[int], l
     with np.errstate(divide="ignore", invalid="ignore"):
         part = (median - np.array(before[1])) / change * sizes / median
     told = (np.abs(change) >= _APART * np.array(before[0])) & np.isfinite(part)
-    return np.where(told, np.clip(part, 0.1, 1.0), 1.0)
+    return np.where(told, np.clip(part, _LEAST, 1.0), 1.0)
 
 
 def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: int) -> list[int]:

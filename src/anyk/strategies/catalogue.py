@@ -70,7 +70,12 @@ def _bursty(name: str, workers: int) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------- rounds
 
 
-@register("sync", grid=lambda workers: ())  # uncoded by another name
+def _balanced(workers: int) -> list[str]:
+    """Shares that follow the workers' speed, without and with replicas."""
+    return ["uncoded:balance=auto", *(f"frc:stragglers={s},balance=auto" for s in (1, 2, 3) if s < workers)]
+
+
+@register("sync", grid=_balanced)  # itself is uncoded by another name
 def _sync(workers: int, *, batch: int = 0, shares: tuple[int, ...] = (), balance: Auto = None) -> Strategy:
     """Synchronous SGD: every worker's gradient, every step (the same as uncoded)."""
     return Rounds(codes.Uncoded(workers, shares), batch=batch, balance=_balance(balance))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ from anyk.protocol import (
     slot_names,
 )
 from anyk.strategies.adapting import AdaptingSteps
-from anyk.strategies.balance import Balance, batch_of, even_parts
+from anyk.strategies.balance import Balance, batch_of, even_parts, settled
 from anyk.strategies.pace import uncoded_pace
 from anyk.strategies.scaling import Scaling, scaling_of
 from anyk.strategies.snapshots import at_snapshot, check_snapshot
@@ -277,6 +277,13 @@ class RoundSettings(Strategy):
         if isinstance(self.rule, Count):
             return np.minimum(decodable, np.sort(seconds, axis=1)[:, min(self.rule.number, seconds.shape[1]) - 1])
         return decodable if isinstance(self.rule, Decodable) else None
+
+    def settled(self, seconds: Floats, slopes: Floats, load: float) -> Strategy:
+        """See :class:`~anyk.protocol.Strategy`: with the shares that balance comes to."""
+        if self.balance is None:
+            return self
+        code = self._balanced_code
+        return replace(self, code=code.cut(settled(code, seconds, slopes, load)), balance=None)
 
     def pace(self, delays: DelayLaw) -> Pace:
         """See :class:`~anyk.protocol.Strategy`."""
