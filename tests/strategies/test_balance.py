@@ -296,3 +296,30 @@ def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int)
 def test_what_balance_cannot_do_is_refused(spec: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         anyk.strategy(spec, workers=4)
+
+
+# ------------------------------------------------------------------------------------------- planned
+
+
+def planned(times: NDArray[np.float64], **options: Any) -> Any:
+    return anyk.plan(anyk.recording.Record(times, load=1 / times.shape[1]), **options)
+
+
+def test_plans_tell_lasting_slowness_from_stragglers_that_wander() -> None:
+    n, rounds = 8, 80
+    random = np.random.default_rng(2)
+    noise = random.normal(1.0, 0.01, (rounds, n))
+    speeds = np.ones(n)
+    speeds[[2, 5]] = 2.5
+    lasting = planned(speeds * noise)
+    assert (lasting.verdict, lasting.best.spec) == ("change", "uncoded:balance=auto")
+    # n workers of which two have 2/5 of the speed; a partition in sixteen too many, and the largest of the noise
+    assert 8 / 6.8 <= lasting.best.seconds_per_step.median <= 8 / 6.8 * 17 / 16 * 1.02
+    assert lasting.best.load < 1 / 6.8 + 1 / 128
+    wandering = noise.copy()
+    wandering[np.arange(rounds), random.integers(0, n, rounds)] *= 6.0
+    found = planned(wandering, slope=2.0)
+    assert found.verdict == "change"
+    assert "balance" not in found.best.spec
+    even = next(one for one in found.candidates if one.spec == "uncoded:balance=auto")
+    assert even.seconds_per_step.median == pytest.approx(found.today.seconds_per_step.median, rel=0.02)

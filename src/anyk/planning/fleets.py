@@ -81,6 +81,10 @@ class Fleet:
         """The fleet with its own fixed parts, and with computing that takes as long as the other's."""
         return Fleet(self.fixed + other.load * other.slopes, self.censored, other.load, other.slopes)
 
+    def settled(self, strategy: Strategy) -> Strategy:
+        """A strategy as it runs once it has come to know this fleet."""
+        return strategy.settled(self.times, self.slopes, self.load)
+
     def durations(self, strategy: Strategy) -> Floats:
         """Seconds of each round under a strategy."""
         found = self.closed(strategy)
@@ -88,10 +92,12 @@ class Fleet:
 
     def closed(self, strategy: Strategy) -> Floats | None:
         """The same without the virtual clock; None where the strategy has no such form."""
+        strategy = self.settled(strategy)
         return strategy.durations_by_parts(self.seconds(loads_of(strategy)), self._rate)
 
     def simulated(self, strategy: Strategy) -> Floats:
         """The same on the virtual clock."""
+        strategy = self.settled(strategy)
         rounds, workers = self.times.shape
         loads = loads_of(strategy)
         jobs = rounds - (strategy.for_jobs(rounds).rounds_for(rounds) - rounds)

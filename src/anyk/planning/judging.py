@@ -151,10 +151,11 @@ class Judgement:
     def _choice(self, spec: str, seconds: Estimate, taken: Estimate, best: float, shift: float) -> Choice:
         strategy: Strategy = self._made[spec]
         workers = self.fleet.times.shape[1]
+        load = float(loads_of(self.fleet.settled(strategy)).max())
         gain = Estimate(1.0 - taken.median, 1.0 - taken.high, 1.0 - taken.low)
         return Choice(
             spec, spec.partition(":")[0], strategy.exact, seconds,
-            gain if spec != self._today else Estimate(0.0, 0.0, 0.0), float(loads_of(strategy).max()), best, shift,
+            gain if spec != self._today else Estimate(0.0, 0.0, 0.0), load, best, shift,
             self._paces.seen[spec], workers * seconds.median, strategy.share_held, strategy.vectors_sent,
         )  # fmt: skip
 

@@ -138,8 +138,8 @@ def _bursts(facts: dict[str, Any], straggling: NDArray[np.bool_]) -> Iterator[st
         )
     elif facts["named"] and length > 3:
         yield (
-            f"a worker that straggles goes on for {length:.2g} {plural} on average: some workers are slow for good, and "
-            "smaller shares of the data would suit them (balance=auto)"
+            f"a worker that straggles goes on for {length:.2g} {plural} on average: some workers are slow for good, "
+            "and smaller shares of the data would suit them (balance=auto)"
         )
     else:
         yield f"stragglers last {length:.2g} {plural}: coding within a round is enough"

@@ -152,7 +152,7 @@ def better(seconds: Floats, sizes: NDArray[np.int_], growing: Floats) -> list[in
     >>> better(wandering, sizes, np.ones(3)) is None
     True
     """
-    if not (seconds > 0.0).all():  # nothing can be shorter
+    if len(seconds) < _ROUNDS or not (seconds > 0.0).all():  # too few to tell, or nothing can be shorter
         return None
 
     def taken(rows: Floats, made: Sequence[int]) -> float:
@@ -206,6 +206,11 @@ def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: i
         made[group] += 1
         heapq.heapreplace(heap, (seconds + each[group], group))
     return made
+
+
+def shares_of(code: Code) -> tuple[int, ...]:
+    """The shares that a code was given; none where its blocks are as even as possible."""
+    return code.shares if isinstance(code, RepetitionCode) else ()
 
 
 def owners(code: RepetitionCode) -> list[int]:

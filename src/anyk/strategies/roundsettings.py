@@ -22,7 +22,7 @@ from anyk.protocol import (
     slot_names,
 )
 from anyk.strategies.adapting import AdaptingSteps
-from anyk.strategies.balance import Balance, batch_of, even_parts, settled
+from anyk.strategies.balance import Balance, batch_of, even_parts, settled, shares_of
 from anyk.strategies.pace import uncoded_pace
 from anyk.strategies.scaling import Scaling, scaling_of
 from anyk.strategies.snapshots import at_snapshot, check_snapshot
@@ -118,10 +118,6 @@ class RoundSettings(Strategy):
         shares = np.array([len(block) for block in code.blocks_of]) * (code.groups / code.partitions)
         return code.cut([max(1, round(parts * share)) for share in shares.tolist()])
 
-    @property
-    def _shares(self) -> tuple[int, ...]:
-        return self.code.shares if isinstance(self.code, RepetitionCode) else ()
-
     @cached_property
     def _samples(self) -> int:
         """The samples drawn of each partition; 0: all."""
@@ -131,7 +127,7 @@ class RoundSettings(Strategy):
     @cached_property
     def _together(self) -> bool:
         """Whether the partitions of a block stand for one, of a size of its own."""
-        return self.balance is not None or bool(self._shares)
+        return self.balance is not None or bool(shares_of(self.code))
 
     @cached_property
     def method(self) -> Method:
@@ -212,7 +208,7 @@ class RoundSettings(Strategy):
         if self.work is not None:
             own = self.work.clients is None or wait != str(self.work.clients)
             keys: dict[str, Any] = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
-            keys |= {"shares": self._shares, "balance": "auto" if self.balance else None}
+            keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None}
             return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
         parts = [] if wait is None else [f"wait={wait}"]
         parts += [f"scaling={self.scaling_used}"] * (self.scaling_used != self._default_scaling)
@@ -277,6 +273,12 @@ class RoundSettings(Strategy):
         if isinstance(self.rule, Count):
             return np.minimum(decodable, np.sort(seconds, axis=1)[:, min(self.rule.number, seconds.shape[1]) - 1])
         return decodable if isinstance(self.rule, Decodable) else None
+
+    @property
+    def shares_computed(self) -> Sequence[float]:
+        """See :class:`~anyk.protocol.Strategy`; under balance at first."""
+        code = self.first_code
+        return super().shares_computed if self.balance is None else [len(a) / code.partitions for a in code.assignment]
 
     def settled(self, seconds: Floats, slopes: Floats, load: float) -> Strategy:
         """See :class:`~anyk.protocol.Strategy`: with the shares that balance comes to."""
