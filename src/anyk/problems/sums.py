@@ -7,7 +7,7 @@ count, and so weighs a sample by the company it is in.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +20,10 @@ from anyk.problems.base import Index, cut
 if TYPE_CHECKING:
     import torch
 
-    from anyk.problems.torch_partitions import Network
+    from anyk.problems.torch_network import Batch, Network
 
 _TRIED = 32  # samples of the data set that a loss is tried on before a run
-_TOGETHER = 4  # of them at once
+TOGETHER = 4  # of them at once
 _SINGLES = 8  # samples of a batch that are compared with themselves alone, at most
 
 
@@ -44,7 +44,7 @@ def telling(arrays: Sequence[NDArray[Any]], samples: int, together: int | None =
     random = keyed.generator(0, "telling", samples)
     chosen += random.permutation(random.integers(ends[:-1], ends[1:])).tolist()
     rows = random.permutation(list(dict.fromkeys(chosen))[:_TRIED]).astype(np.intp)
-    for group in np.array_split(rows, -(-len(rows) // min(together or _TOGETHER, _TOGETHER))):
+    for group in np.array_split(rows, -(-len(rows) // min(together or TOGETHER, TOGETHER))):
         yield np.sort(group)
 
 
@@ -59,6 +59,12 @@ def is_no_sum(of: str, *, mean: bool, way: str) -> BadInput:
 _TORCH = (
     "to leave out targets give torch's own CrossEntropyLoss(ignore_index=…) or NLLLoss, which is exact, else a loss "
     "that is a sum over samples, with reduction='sum'"
+)
+
+
+_COUNT = (
+    "where it is a mean over the targets that are not padding, give count=…, a function of a batch that gives their "
+    "number, else a loss that is a sum over samples, with reduction='sum'"
 )
 
 
@@ -105,7 +111,7 @@ def check_loss(network: Network, outputs: Any, targets: torch.Tensor, of: str) -
         return
     own, part = torch.cat([g for _, g in alone]), gradient[some] * (count if network.mean else 1)
     largest = max(float(own.norm(dim=1).max()), float(part.norm(dim=1).max()))
-    tolerance = _tolerance(network, targets)
+    tolerance = _tolerance(network)
     fits = float((own - part).norm(dim=1).max()) <= tolerance * largest
     if len(some) == count:
         fits = fits and _fits(whole, [loss for loss, _ in alone], network.mean, tolerance)
@@ -113,32 +119,82 @@ def check_loss(network: Network, outputs: Any, targets: torch.Tensor, of: str) -
         raise is_no_sum(of, mean=network.mean, way=_TORCH)
 
 
-def check_parts(network: Network, batch: tuple[torch.Tensor, ...], of: str) -> None:
-    """As :func:`check_loss`, of values alone, where outputs cannot be cut: the module sees each sample by itself.
+def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: int, of: str) -> None:
+    """As :func:`check_loss`, from samples themselves: ``batch_of`` gives a batch of those that are named of ``count``.
 
-    It evaluates, so that neither dropout nor the statistics of batch norm make a difference.
+    Compared are the loss and its gradient with respect to the parameters, in evaluation, so that neither dropout nor
+    the statistics of batch norm make a difference. Raises also where the loss of a single sample fails or is not a
+    number, as that of one without any target that counts.
     """
-    import torch
-
+    if count < 2:
+        return
     training = network.module.training
     network.module.eval()
     try:
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():
-            whole, again = (float(network.loss_of(batch)[0]) for _ in range(2))
-            parts = [
-                float(network.loss_of(tuple(tensor[i : i + 1] for tensor in batch))[0]) for i in range(len(batch[-1]))
-            ]
-    except Exception:
-        return
+        _check_samples(network, batch_of, count, of)
     finally:
         network.module.train(training)
-    if whole == again and np.isfinite(whole) and not _fits(whole, parts, network.mean, _tolerance(network, batch[-1])):
-        raise is_no_sum(of, mean=network.mean, way=_TORCH)
 
 
-def _tolerance(network: Network, targets: torch.Tensor) -> float:
+def _check_samples(network: Network, batch_of: Callable[[Index], Batch], count: int, of: str) -> None:
+    import torch
+
+    def at(rows: Index) -> tuple[torch.Tensor, float]:
+        """The loss of some samples and its gradient, as one vector, times the terms where it is a mean; the terms."""
+        batch = batch_of(rows)
+        terms = network.terms(batch, len(rows))
+        if not terms:
+            return torch.zeros(()), 0.0
+        loss = network.loss_of(batch)
+        wanted = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(loss, wanted, allow_unused=True)
+        parts = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+        together = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double()
+        return together * (terms if network.mean else 1.0), terms
+
+    every = np.arange(count)
+    with warnings.catch_warnings(action="ignore"), torch.enable_grad():
+        try:
+            (whole, terms), (again, _) = at(every), at(every)
+        except BadInput:
+            raise
+        except Exception:  # what fails in a run is said there
+            return
+        if not terms or float(whole[0]) != float(again[0]) or not bool(torch.isfinite(whole).all()):
+            return
+        total, counted, largest = torch.zeros_like(whole), 0.0, torch.stack((whole[0].abs(), whole[1:].norm()))
+        for i in range(count):
+            try:
+                part, own = at(every[i : i + 1])
+            except BadInput:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                raise BadInput(
+                    f"whether the loss is a sum over samples cannot be told: of several ({of}) it is a number, but of "
+                    f"one of them alone it fails ({reason}); give one that a single sample has, too"
+                ) from None
+            if not bool(torch.isfinite(part).all()):
+                raise BadInput(
+                    f"the loss of {of} together is a number, but that of one of them alone is not: it leaves out "
+                    f"targets; {_COUNT}"
+                )
+            if own:
+                total, counted = total + part, counted + own
+                largest = torch.maximum(largest, torch.stack((part[0].abs(), part[1:].norm())))
+    if counted != terms:
+        raise BadInput(
+            f"count gives {terms:g} terms for {of} together and {counted:g} for them one by one; it must count "
+            "what the loss of a batch adds up"
+        )
+    apart = torch.stack(((whole - total)[0].abs(), (whole - total)[1:].norm()))
+    if bool((apart > _tolerance(network) * largest).any()):
+        raise is_no_sum(of, mean=network.mean, way=_COUNT)
+
+
+def _tolerance(network: Network) -> float:
     """Relative: of bfloat16, of what other devices round, or far above what single precision does."""
-    return 0.02 if network.precision or targets.device.type != "cpu" else 1e-4
+    return 0.02 if network.precision or network.kind != "cpu" else 1e-4
 
 
 def _fits(whole: float, parts: Sequence[float], mean: bool, tolerance: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Index, some_rows
+from anyk.problems.torch_network import Batch, mapped
 from anyk.problems.torch_random import kept_generators, seed_all
 
 if TYPE_CHECKING:
@@ -35,15 +36,22 @@ def tensor_over(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Alias(array)))
 
 
-class Arrays:
-    """Samples as arrays with equal first axis: the module's inputs, then the targets."""
+_LABELS = ("labels", "label")  # what data sets of dictionaries call their targets
 
-    def __init__(self, arrays: Sequence[Any], name: str, dtype: np.dtype[Any]) -> None:
-        if len(arrays) < 2:
+
+class Arrays:
+    """Samples as arrays with equal first axis: the module's inputs, then the targets; or, with ``keys``, by name."""
+
+    def __init__(
+        self, arrays: Sequence[Any], name: str, dtype: np.dtype[Any], keys: Sequence[Any] | None = None
+    ) -> None:
+        if len(arrays) < (2 if keys is None else 1):
             raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
-        self.arrays = [_array(array, name, dtype) for array in arrays]
-        if self.arrays[-1].dtype.kind in "iu":
-            self.arrays[-1] = self.arrays[-1].astype(np.int64, copy=False)  # what torch's losses take classes as
+        self.arrays, self._keys = [_array(array, name, dtype) for array in arrays], keys
+        for i, array in enumerate(self.arrays):
+            target = i == len(arrays) - 1 if keys is None else keys[i] in _LABELS
+            if array.dtype.kind in "iu" and target:
+                self.arrays[i] = array.astype(np.int64, copy=False)  # what torch's losses take classes as
         lengths = [len(array) for array in self.arrays]
         if len(set(lengths)) > 1:
             raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
@@ -51,10 +59,11 @@ class Arrays:
     def __len__(self) -> int:
         return len(self.arrays[0])
 
-    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> tuple[torch.Tensor, ...]:
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
         """Some samples; on the CPU those of a slice lie where the arrays do. Nothing is drawn, so ``key`` is unused."""
         del key
-        return tuple(tensor_over(array[rows]).to(device) for array in self.arrays)
+        tensors = tuple(tensor_over(array[rows]).to(device) for array in self.arrays)
+        return tensors if self._keys is None else dict(zip(self._keys, tensors, strict=True))
 
     def some(self, samples: int, of: str) -> Arrays:
         """So many of the samples; see :func:`~anyk.problems.base.some_rows`."""
@@ -65,8 +74,14 @@ class Arrays:
     @property
     def labels(self) -> NDArray[Any] | None:
         """The targets where they are one whole number each, shape (samples,), else None."""
-        targets = self.arrays[-1]
-        return targets if targets.dtype.kind in "biu" and targets.ndim == 1 else None
+        keys = self._keys
+        named = (
+            self.arrays[-1:]
+            if keys is None
+            else [a for a, key in zip(self.arrays, keys, strict=True) if key in _LABELS]
+        )
+        whole = len(named) == 1 and named[0].dtype.kind in "biu" and named[0].ndim == 1
+        return named[0] if whole else None
 
     def arranged(self, order: Index) -> Arrays:
         """The same samples in another order."""
@@ -76,12 +91,15 @@ class Arrays:
 
 
 class Items:
-    """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
+    """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target).
+
+    ``collate``: how items become a batch, torch's own way if left out. ``free``: a batch may be anything.
+    """
 
     labels: None = None  # reading them would read everything
 
-    def __init__(self, data: Any) -> None:
-        self.data = data
+    def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None, *, free: bool = False) -> None:
+        self.data, self._collate, self._free = data, collate, free
         self._rows: Index | None = None  # those of the data set's items that are samples, if not all
 
     def __len__(self) -> int:
@@ -89,19 +107,16 @@ class Items:
 
     def some(self, samples: int, of: str) -> Items:
         """So many of the samples, which keep their numbers; see :func:`~anyk.problems.base.some_rows`."""
-        made, rows = Items(self.data), some_rows(len(self), samples, of)
+        made, rows = copy(self), some_rows(len(self), samples, of)
         made._rows = self._rows if isinstance(rows, slice) else rows
         return made
 
-    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> tuple[torch.Tensor, ...]:
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
         """Some samples, as torch's own loader puts them together.
 
         What an item draws (augmentation) from torch, NumPy's global generator or ``random`` is determined by ``key``
         and its number: it does not depend on who reads it, nor on what was read before.
         """
-        import torch
-        from torch.utils.data import default_collate
-
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         if self._rows is not None:
             numbers = self._rows[list(numbers)].tolist()
@@ -115,13 +130,28 @@ class Items:
                     raise RunFailed(
                         f"item {i} of the data set cannot be read: {type(error).__name__}: {error}"
                     ) from error
-        parts = default_collate(items) if isinstance(items[0], (tuple, list)) else ()
+            batch = self._together(items)
+        return mapped(batch, lambda tensor: tensor.to(device))
+
+    def _together(self, items: list[Any]) -> Batch:
+        """Items as a batch; in a ``collate`` of the user's own draws are keyed by the last of them."""
+        import torch
+        from torch.utils.data import default_collate
+
+        if self._collate is None and not self._free and not isinstance(items[0], (tuple, list)):
+            raise BadInput(f"an item of a data set {_PAIR}, got {_described(items[0])}; {_OTHERWISE}")
+        batch = (self._collate or default_collate)(items)
+        if self._free:
+            return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
+        parts = batch if isinstance(batch, (tuple, list)) else ()
         if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
-            raise BadInput(
-                f"an item of a data set must be a tuple of tensors or numbers, the inputs and then the target, got "
-                f"{_described(items[0])}; wrap the data set in one whose items are such tuples"
-            )
-        return tuple(part.to(device) for part in parts)
+            what, got = ("an item of a data set", items[0]) if self._collate is None else ("a batch", batch)
+            raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
+        return tuple(parts)
+
+
+_PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
+_OTHERWISE = "wrap the data set in one whose items are such tuples, or give a loss(module, batch), which takes any"
 
 
 def _described(item: Any) -> str:
@@ -154,17 +184,34 @@ def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array)
 
 
-def samples_of(data: Any, name: str, dtype: np.dtype[Any]) -> Arrays | Items:
-    """A user's data as one of the two kinds; raises :class:`~anyk.errors.BadInput` where it is neither."""
+def samples_of(
+    data: Any,
+    name: str,
+    dtype: np.dtype[Any],
+    collate: Callable[[list[Any]], Any] | None = None,
+    *,
+    free: bool = False,
+) -> Arrays | Items:
+    """A user's data as one of the two kinds; raises :class:`~anyk.errors.BadInput` where it is neither.
+
+    ``free``: the loss takes whole batches, which may be anything; otherwise a batch is a tuple.
+    """
     import torch
 
     if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
         data = data.tensors
     listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
+    listed = listed and collate is None  # else its tensors are items
+    if collate is not None and isinstance(data, (tuple, Mapping)):
+        raise BadInput(f"collate_fn puts items of a data set together, and {name} is arrays; leave it out")
     if isinstance(data, tuple) or listed:
         return Arrays(data, name, dtype)
+    if isinstance(data, Mapping):
+        if not free:
+            raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
+        return Arrays(list(data.values()), name, dtype, list(data))
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(
-        data, (str, dict, np.ndarray, torch.Tensor)
+        data, (str, np.ndarray, torch.Tensor)
     ):
         raise BadInput(
             f"{name} must be a pair (X, y) of tensors or arrays, or a data set with a length and items by number, got "
@@ -172,4 +219,7 @@ def samples_of(data: Any, name: str, dtype: np.dtype[Any]) -> Arrays | Items:
         )
     if not len(data):
         raise BadInput(f"{name} is empty")
-    return Items(data)
+    return Items(data, collate, free=free)
+
+
+_NAMED = "arrays by name go with a loss(module, batch), whose first parameter is called 'module' or 'model'"

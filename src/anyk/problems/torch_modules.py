@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from anyk.checks import check
-from anyk.errors import BadInput, MissingPackage, RunFailed
-from anyk.problems.base import Vector, cut, problem_text
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Index, Vector, cut, problem_text
 from anyk.problems.digest import digest_of
 from anyk.problems.splits import Dirichlet, checked
-from anyk.problems.sums import check_loss, check_parts, has_entries, telling
+from anyk.problems.sums import check_loss, check_samples, has_entries, telling
+from anyk.problems.torch_checks import check_norms, check_options, ignored_by, is_mean, takes_module
 from anyk.problems.torch_data import Arrays, Items, samples_of
+from anyk.problems.torch_metrics import Metric, Metrics, measured, usual
+from anyk.problems.torch_network import Batch, Network, mapped
 from anyk.problems.torch_partitions import (
-    Network,
     TorchPartitions,
     dtype_of,
     even_ends,
@@ -41,19 +41,6 @@ _RENEWED = 1024  # items over which running statistics are computed to evaluate,
 _EVALUATED = 512  # samples that a forward pass has at most where nobody said how many fit into memory
 _TRIED = 2  # samples that module and loss are tried on; batch norm cannot do with one
 
-Metric = Callable[[Any, Any], float]
-
-
-def _accuracy(outputs: torch.Tensor, targets: torch.Tensor, ignored: int | None = None) -> float:
-    """Share of targets that have the largest output; classes are the second axis, as in torch's losses, or the last."""
-    classes = 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else -1
-    right = outputs.argmax(dim=classes) == targets
-    return float((right if ignored is None else right[targets != ignored]).double().mean())
-
-
-def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    return float(((outputs.double().reshape(targets.shape) - targets) ** 2).mean())
-
 
 class TorchProblem:
     """A PyTorch module with a loss; see :class:`~anyk.problems.base.Problem`.
@@ -62,19 +49,27 @@ class TorchProblem:
     the order of ``module.parameters()``; a shared parameter counts once, and frozen ones (``requires_grad=False``) stay
     as they are. The model begins as ``module`` is when this is called; :meth:`module_at` gives a module back.
 
-    - ``loss(outputs, targets)`` gives a batch's mean or its sum, as ``reduction`` says (left out: what the loss says
-      of itself, as torch's do, else ``"mean"``). A mean must be that over the samples alike; for one with class weights
-      use a sum. One that is not is refused, here or at the first gradient of a partition. The mean of torch's
-      ``CrossEntropyLoss`` and ``NLLLoss`` over the targets that are not ignored (``ignore_index``) is that over all of
-      them in the data set, however they are spread over partitions.
+    - ``loss``: a function of ``(outputs, targets)``, or of ``(module, batch)`` if its first parameter is called
+      ``module`` or ``model`` (``lambda model, batch: model(**batch).loss``). It gives a batch's mean or its sum, as
+      ``reduction`` says (left out: what the loss says of itself, as torch's do, else ``"mean"``). A mean must be that
+      over the samples alike; for one with class weights use a sum. One that is not is refused, here or at the first
+      gradient of a partition. The mean of torch's ``CrossEntropyLoss`` and ``NLLLoss`` over the targets that are not
+      ignored (``ignore_index``) is that over all of them in the data set, however they are spread over partitions.
+    - ``count``: a function of a batch that gives the number of terms over which ``loss`` is a mean, where these are not
+      the samples: ``lambda batch: (batch["labels"][:, 1:] != -100).sum()``. The objective is then the sum of all terms
+      of the data set divided by their number, for which they are counted once, in a pass over the data.
     - ``dataset``: inputs and targets as a tuple of tensors or arrays, ``(X, y)``, each with one entry for each sample;
       or a map-style data set. Arrays exist once on a machine, and numbers with a fraction become what the parameters
-      are; a data set is pickled to workers as it is and read item by item. ``held_out`` likewise.
+      are; a data set is pickled to workers as it is and read item by item. ``held_out`` likewise. For
+      ``loss(module, batch)`` also arrays by name, ``{"input_ids": …, "labels": …}``, and items of any kind that
+      ``collate_fn`` (torch's own, if left out) puts together; it must not draw.
     - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices) and, if it has one, the
       driver evaluates. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
     - ``microbatch``: samples computed at once at most, where a partition does not fit into memory.
     - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
+      With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or what ``count``
+      counts); left out: ``loss``, that of held-out samples.
     - ``split``: how samples are spread over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec),
       if not as they come; for arrays whose targets are one whole number each.
 
@@ -115,34 +110,41 @@ class TorchProblem:
         metrics: Mapping[str, Metric] | None = None,
         better: Literal["higher", "lower"] | None = None,
         split: Dirichlet | str | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        count: Callable[[Any], Any] | None = None,
     ) -> None:
-        _check_options(device, precision, l2, microbatch)
-        mean = _is_mean(loss, reduction)
+        check_options(device, precision, l2, microbatch)
+        mean, free = is_mean(loss, reduction), takes_module(loss)
         try:
             own = copy.deepcopy(module).cpu()
             own.zero_grad(set_to_none=True)
         except Exception as error:
             raise BadInput(f"the module cannot be copied: {error}") from None
-        self._network = Network(own, loss, device=device, precision=precision, mean=mean)
-        _check_norms(own)
-        ignored = _ignored(loss)
+        self._network = Network(
+            own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count
+        )
+        check_norms(own)
+        ignored = ignored_by(loss)
         parameters = trained(own)
         self.dtype = dtype_of(parameters)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = float(l2)
-        self._data = samples_of(dataset, "the data set", self.dtype)
+        self._data = samples_of(dataset, "the data set", self.dtype, collate_fn, free=free)
         unlabelled = "the targets are not an array of one whole number for each sample"
         self.uneven = checked(split, None if self._data.labels is not None else unlabelled)
-        self._held_out = None if held_out is None else samples_of(held_out, "held_out", self.dtype)
+        self._held_out = (
+            None if held_out is None else samples_of(held_out, "held_out", self.dtype, collate_fn, free=free)
+        )
         self._microbatch = microbatch
         self.samples = len(self._data)
-        if mean and ignored is not None:
+        if count is not None:
+            self._count_terms()
+        elif mean and ignored is not None:
             self._count_targets(ignored)
         self._last: tuple[Vector, Network, torch.device, int] | None = None
-        targets = self._try()
-        plain = {"mse": _mse} if targets.is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
-        self._metrics: dict[str, Metric] = dict(plain if metrics is None else metrics)
+        tried = self._try()
+        self._metrics: Metrics = dict(usual(self._network, tried, ignored) if metrics is None else metrics)
         if not self._metrics:
             raise BadInput("metrics must name at least one function, or be left out")
         self.metric = next(iter(self._metrics))
@@ -153,14 +155,15 @@ class TorchProblem:
     def __repr__(self) -> str:
         return problem_text(self)
 
-    def _try(self) -> torch.Tensor:
-        """Compute a gradient on a copy of some samples; returns their targets."""
+    def _try(self) -> Batch:
+        """Compute a gradient on a copy of some samples; returns them."""
         some = min(_TRIED, self.samples)
         try:
             network = copy.copy(self._network)
             network.device = "cpu"
             tried = TorchPartitions(network, self._data, cut(some, 1))
-            tried._held[0] = tuple(tensor.clone() for tensor in self._data.tensors(slice(0, some), "cpu"))
+            batch = mapped(self._data.tensors(slice(0, some), "cpu"), lambda tensor: tensor.clone())
+            tried._held[0] = batch
             tried.partial_gradient(0, self.initial())
         except BadInput:
             raise
@@ -171,30 +174,53 @@ class TorchProblem:
                 f"module and loss fail on the first {some} samples: {type(error).__name__}: {error}"
             ) from None
         self._try_loss(tried._network)
-        return tried._held[0][-1]
+        return batch
 
     def _try_loss(self, network: Network) -> None:
         """Refuse a loss of several samples that is not the mean, or the sum, of theirs, where that can be told."""
         import torch
 
-        targets = [self._data.arrays[-1]] if isinstance(self._data, Arrays) else []
+        arrays = self._data.arrays if isinstance(self._data, Arrays) else []
+        targets = arrays if network.takes_module else arrays[-1:]
         for rows in telling(targets, self.samples, self._microbatch):
             of = f"samples {', '.join(map(str, rows))}"
+
+            def batch_of(chosen: Index, rows: Index = rows) -> Batch:
+                return self._data.tensors(rows[chosen], "cpu")
+
             try:
-                batch = self._data.tensors(rows, "cpu")
                 with drawing(0, torch.device("cpu")), kept_buffers(network.module), torch.no_grad():
+                    if network.opaque:
+                        check_samples(network, batch_of, len(rows), of)
+                        continue
+                    batch = self._data.tensors(rows, "cpu")
+                    network.times(batch, len(rows))
                     outputs = network.outputs(batch)
-                    network.loss_and_times(outputs, batch[-1])
+                    network.loss_at(outputs, batch[-1])
                     if has_entries(outputs, len(rows)):
                         check_loss(network, outputs, batch[-1], of)
                     else:
-                        check_parts(network, batch, of)
+                        check_samples(network, batch_of, len(rows), of)
             except BadInput:
                 raise
             except RunFailed as error:
                 raise BadInput(str(error)) from None
             except Exception:  # samples that lie apart need not fit together; what fails in a run is said there
                 continue
+
+    def _count_terms(self) -> None:
+        """Make the loss a mean over the terms of the whole data set, which takes a pass over it."""
+        try:
+            total = sum(self._network.terms(batch, size) for batch, size in self._batches(self._data, "cpu"))
+        except BadInput:
+            raise
+        except RunFailed as error:
+            raise BadInput(str(error)) from None
+        except Exception as error:
+            raise BadInput(f"count fails on the data set: {type(error).__name__}: {error}") from None
+        if not total:
+            raise BadInput("count finds no term in the whole data set: there is nothing to learn from")
+        self._network.scale = self.samples / total
 
     def _count_targets(self, ignored: int) -> None:
         """Make the mean over targets that are not ignored one over those of the whole data set: a sum, divided."""
@@ -210,17 +236,20 @@ class TorchProblem:
         network = self._network
         network.loss = copy.copy(network.loss)
         network.loss.reduction = "sum"
-        network.mean, network.times = False, self.samples / count
+        network.mean, network.scale = False, self.samples / count
 
     def _check_held_out(self, data: Arrays | Items, *, own_metrics: bool) -> None:
         """Say that the metric does not suit what the module gives, before a run and not after it."""
         import torch
 
-        network = copy.deepcopy(self._network)
+        network, some = copy.deepcopy(self._network), min(_TRIED, len(data))
         network.module.eval()
         try:
-            batch = data.tensors(slice(0, min(_TRIED, len(data))), "cpu")
+            batch = data.tensors(slice(0, some), "cpu")
             with torch.no_grad():
+                if network.takes_module:
+                    network.loss_of(batch)
+                    return
                 outputs = network.outputs(batch)
         except BadInput:
             raise
@@ -257,9 +286,12 @@ class TorchProblem:
         import torch
 
         network, device = self._at(w)
+        total = 0.0
         with torch.no_grad():
-            found = [network.loss_of(batch) for batch in self._batches(self._data, device)]
-        return sum(float(loss) * times for loss, times in found) / self.samples + 0.5 * self.l2 * float(w @ w)
+            for batch, size in self._batches(self._data, device):
+                if times := network.times(batch, size):
+                    total += float(network.loss_of(batch)) * times
+        return total / self.samples + 0.5 * self.l2 * float(w @ w)
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""
@@ -269,9 +301,7 @@ class TorchProblem:
             return {}
         network, device = self._at(w)
         with torch.no_grad():
-            found = [(network.outputs(batch).cpu(), batch[-1].cpu()) for batch in self._batches(self._held_out, device)]
-        outputs, targets = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return {name: float(metric(outputs, targets)) for name, metric in self._metrics.items()}
+            return measured(network, self._metrics, self._batches(self._held_out, device))
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """A module with the parameters ``w`` (length d) and running statistics that suit them, in evaluation mode."""
@@ -342,72 +372,11 @@ class TorchProblem:
             norm.momentum = None  # the plain mean over all batches
         network.module.train()
         with torch.no_grad(), drawing(0, device):
-            for batch in self._batches(data, device):
-                network.outputs(batch)
+            for batch, _ in self._batches(data, device):
+                network.forward(batch)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
-    def _batches(self, data: Arrays | Items, device: torch.device) -> Iterator[tuple[torch.Tensor, ...]]:
+    def _batches(self, data: Arrays | Items, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
         for a, b in pairwise(even_ends(len(data), self._microbatch or _EVALUATED)):
-            yield data.tensors(slice(a, b), device)
-
-
-def _check_options(device: str, precision: str | None, l2: float, microbatch: int | None) -> None:
-    try:
-        import torch
-    except ImportError:
-        raise MissingPackage("PyTorch", "torch", "TorchProblem") from None
-    try:
-        known = torch.device(device).type in ("cpu", "cuda")
-    except RuntimeError:
-        known = False
-    if not known:
-        raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
-    check(l2, float, "l2")
-    check(microbatch, int | None, "microbatch")
-    if precision == "fp16":
-        raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
-    if precision not in (None, "bf16"):
-        raise BadInput(f"precision must be None or 'bf16', got {precision!r}")
-    if not 0.0 <= l2 < float("inf"):
-        raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
-    if microbatch is not None and microbatch < 1:
-        raise BadInput(f"microbatch must be at least 1 sample, got {microbatch}")
-
-
-def _check_norms(module: torch.nn.Module) -> None:
-    """Refuse running statistics that nothing would compute."""
-    from torch.nn.modules.instancenorm import _InstanceNorm
-
-    for name, part in module.named_modules():
-        if isinstance(part, _InstanceNorm) and part.track_running_stats:
-            raise BadInput(
-                f"layer '{name}' is an instance norm with running statistics, which are computed anew for batch norms "
-                "alone; give it track_running_stats=False"
-            )
-
-
-def _ignored(loss: Any) -> int | None:
-    """The target that a loss of torch's ignores."""
-    import torch
-
-    known = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
-    return int(loss.ignore_index) if known else None
-
-
-def _is_mean(loss: Any, reduction: str | None) -> bool:
-    """Whether the loss gives a batch's mean; refuses a mean that is not one over samples alike."""
-    import torch
-
-    said = getattr(loss, "reduction", None)
-    if reduction is not None and said in ("mean", "sum") and reduction != said:
-        raise BadInput(f"reduction is '{reduction}', but the loss says that it gives the {said}")
-    reduction = reduction or said or "mean"
-    if reduction not in ("mean", "sum"):
-        raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
-    weighted = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)) and loss.weight is not None
-    if weighted and reduction == "mean":
-        raise BadInput("a weighted mean of losses is not the mean of the samples'; give the loss reduction='sum'")
-    if isinstance(loss, torch.nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
-        raise BadInput("the loss has parameters of its own, which would not be trained; make them part of the module")
-    return reduction == "mean"
+            yield data.tensors(slice(a, b), device), b - a

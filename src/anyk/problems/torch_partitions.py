@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -18,77 +17,13 @@ from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.replicas import ROWS, Trial, model_like
-from anyk.problems.sums import check_loss
-from anyk.problems.torch_data import Arrays, Items, tensor_over
+from anyk.problems.sums import TOGETHER, check_loss, check_samples
+from anyk.problems.torch_data import Arrays, Items, Rows, tensor_over
+from anyk.problems.torch_network import Batch, Network, mapped, tensors_in
 from anyk.problems.torch_random import cuda_generators, drawing, kept_generators
 
 if TYPE_CHECKING:
     import torch
-
-
-class Network:
-    """A module, its loss and how they are computed: what worker and driver have in common.
-
-    ``mean``: the loss gives a batch's mean, which counts as often as the batch has samples; otherwise it gives a sum,
-    which counts ``times``. ``unknown``: a target that the loss's mean leaves out, where nobody has counted how many
-    there are.
-    """
-
-    times = 1.0
-    unknown: int | None = None
-
-    def __init__(self, module: torch.nn.Module, loss: Any, *, device: str, precision: str | None, mean: bool) -> None:
-        self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
-
-    def move(self) -> torch.device:
-        """Go to the device and say which it is: of several CUDA devices each worker takes the next."""
-        import torch
-
-        device = torch.device(self.device)
-        if device.type == "cuda":
-            if not torch.cuda.is_available():
-                raise BadInput(f"there is no device '{self.device}' here: torch finds no CUDA; use device='cpu'")
-            if self.device == "cuda":
-                number = int(os.environ.get("ANYK_WORKER", "0")) % torch.cuda.device_count()
-                device = torch.device("cuda", number)
-        for part in (self.module, self.loss):
-            if isinstance(part, torch.nn.Module):
-                part.to(device)
-        return device
-
-    def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """What the module makes of a batch's inputs."""
-        import torch
-
-        kind = batch[-1].device.type
-        with torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision is not None):
-            made: torch.Tensor = self.module(*batch[:-1])
-        return made
-
-    def loss_of(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, float]:
-        """What the loss says of a batch, and by what that is to be multiplied to be the sum of its sample losses."""
-        return self.loss_and_times(self.outputs(batch), batch[-1])
-
-    def loss_and_times(self, outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """As :meth:`loss_of`, from what the module made of the inputs."""
-        if self.unknown is not None and not targets.is_floating_point() and bool((targets == self.unknown).any()):
-            raise BadInput(
-                f"the loss is a mean over the targets that are not {self.unknown} (ignore_index), and how many there "
-                "are in the whole data set is known of arrays alone; give the data as tensors, (X, y), or the loss "
-                "reduction='sum'"
-            )
-        return self.loss_at(outputs, targets), len(targets) if self.mean else self.times
-
-    def loss_at(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """What the loss says of outputs and targets: one number."""
-        import torch
-
-        with torch.autocast(targets.device.type, dtype=torch.bfloat16, enabled=self.precision is not None):
-            loss = self.loss(outputs, targets)
-        if not isinstance(loss, torch.Tensor) or loss.dim():
-            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
-        return loss
 
 
 class TorchPartitions:
@@ -111,7 +46,7 @@ class TorchPartitions:
         ]
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's lie where the model does
-        self._held: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._held: dict[int, Batch] = {}
         self._device: torch.device | None = None
         self._trial: Trial | None = None
         self._looked: set[int] = set()  # partitions on whose samples the loss has been looked at
@@ -193,19 +128,24 @@ class TorchPartitions:
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
         with _one_thread(), drawing(_key(bits, self._first + partition, rows), self._device), kept_buffers(module):
-            for batch in self._batches(partition, rows, bits):
-                given = [*parameters, *batch]
+            for batch, size in self._batches(partition, rows, bits):
+                times = self._network.times(batch, size)
+                if not times:
+                    continue
+                given = [*parameters, *tensors_in(batch)]
                 versions = [tensor._version for tensor in given]
-                outputs = self._network.outputs(batch)
-                loss, times = self._network.loss_and_times(outputs, batch[-1])
+                outputs = None if self._network.takes_module else self._network.outputs(batch)
+                loss = self._network.loss_of(batch) if outputs is None else self._network.loss_at(outputs, batch[-1])
                 parts = torch.autograd.grad(loss, parameters, allow_unused=True)
                 if [tensor._version for tensor in given] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
                 for piece, part in zip(pieces, parts, strict=True):
                     if part is not None:
                         piece.add_(part, alpha=times)  # and not the loss times that: it may be bf16
-                if partition not in self._looked:
+                if partition not in self._looked and not self._network.opaque:
                     self._look_at_loss(partition, outputs, batch[-1])
+            if partition not in self._looked and self._network.opaque:
+                self._look_at_samples(partition, rows, bits)
         self._looked.add(partition)
         gradient: Vector = total.cpu().numpy()
         return gradient
@@ -216,21 +156,36 @@ class TorchPartitions:
         with kept_generators(cuda_generators(self._device)):
             check_loss(self._network, outputs, targets, f"{len(targets)} samples of partition {partition}")
 
-    def _batches(self, partition: int, rows: Index | None, key: int) -> Iterator[tuple[torch.Tensor, ...]]:
-        """The samples of a partition or these of its rows, as many at once as a microbatch has."""
-        assert self._device is not None
+    def _look_at_samples(self, partition: int, rows: Index | None, bits: int) -> None:
+        """As :meth:`_look_at_loss`, from a few of the samples themselves."""
+        size = self.sizes[partition] if rows is None else len(rows)
+        some = np.unique(np.linspace(0, size - 1, min(TOGETHER, size, self._microbatch or size)).astype(np.intp))
+        check_samples(
+            self._network,
+            lambda chosen: self._batch(partition, some[chosen] if rows is None else rows[some[chosen]], bits),
+            len(some),
+            f"{len(some)} samples of partition {partition}",
+        )
+
+    def _batches(self, partition: int, rows: Index | None, key: int) -> Iterator[tuple[Batch, int]]:
+        """The samples of a partition or these of its rows, as many at once as a microbatch has, and how many."""
         first, last = self._bounds[partition]
-        held = self._held.get(partition)
         size = last - first if rows is None else len(rows)
         for a, b in pairwise(even_ends(size, self._microbatch or size)):
-            if held is None:
-                some = slice(first + a, first + b) if rows is None else rows[a:b] + first
-                yield self._samples.tensors(some, self._device, key)
-            elif rows is None:
-                yield tuple(tensor[a:b] for tensor in held)
-            else:
-                chosen = tensor_over(rows[a:b]).to(self._device)
-                yield tuple(tensor[chosen] for tensor in held)
+            yield self._batch(partition, slice(a, b) if rows is None else rows[a:b], key), b - a
+
+    def _batch(self, partition: int, rows: Rows, key: int) -> Batch:
+        """Some samples of a partition, together."""
+        assert self._device is not None
+        first = self._bounds[partition][0]
+        held = self._held.get(partition)
+        if held is None:
+            some = slice(first + rows.start, first + rows.stop) if isinstance(rows, slice) else rows + first
+            return self._samples.tensors(some, self._device, key)
+        if isinstance(rows, slice):
+            return mapped(held, lambda tensor: tensor[rows])
+        chosen = tensor_over(rows).to(self._device)
+        return mapped(held, lambda tensor: tensor[chosen])
 
 
 def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:

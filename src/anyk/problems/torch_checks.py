@@ -1,0 +1,93 @@
+"""What a PyTorch problem is made of: options, layers and losses that cannot work are refused here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from anyk.checks import check
+from anyk.errors import BadInput, MissingPackage
+
+if TYPE_CHECKING:
+    import torch
+
+_MODULE = ("module", "model")  # what a loss calls the module that it takes
+
+
+def check_options(device: str, precision: str | None, l2: float, microbatch: int | None) -> None:
+    """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage("PyTorch", "torch", "TorchProblem") from None
+    try:
+        known = torch.device(device).type in ("cpu", "cuda")
+    except RuntimeError:
+        known = False
+    if not known:
+        raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
+    check(l2, float, "l2")
+    check(microbatch, int | None, "microbatch")
+    if precision == "fp16":
+        raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
+    if precision not in (None, "bf16"):
+        raise BadInput(f"precision must be None or 'bf16', got {precision!r}")
+    if not 0.0 <= l2 < float("inf"):
+        raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
+    if microbatch is not None and microbatch < 1:
+        raise BadInput(f"microbatch must be at least 1 sample, got {microbatch}")
+
+
+def check_norms(module: torch.nn.Module) -> None:
+    """Refuse running statistics that nothing would compute."""
+    from torch.nn.modules.instancenorm import _InstanceNorm
+
+    for name, part in module.named_modules():
+        if isinstance(part, _InstanceNorm) and part.track_running_stats:
+            raise BadInput(
+                f"layer '{name}' is an instance norm with running statistics, which are computed anew for batch norms "
+                "alone; give it track_running_stats=False"
+            )
+
+
+def ignored_by(loss: Any) -> int | None:
+    """The target that a loss of torch's ignores."""
+    import torch
+
+    known = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
+    return int(loss.ignore_index) if known else None
+
+
+def is_mean(loss: Any, reduction: str | None) -> bool:
+    """Whether the loss gives a batch's mean; refuses a mean that is not one over samples alike."""
+    import torch
+
+    said = getattr(loss, "reduction", None)
+    if reduction is not None and said in ("mean", "sum") and reduction != said:
+        raise BadInput(f"reduction is '{reduction}', but the loss says that it gives the {said}")
+    reduction = reduction or said or "mean"
+    if reduction not in ("mean", "sum"):
+        raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
+    weighted = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)) and loss.weight is not None
+    if weighted and reduction == "mean":
+        raise BadInput("a weighted mean of losses is not the mean of the samples'; give the loss reduction='sum'")
+    if isinstance(loss, torch.nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
+        raise BadInput("the loss has parameters of its own, which would not be trained; make them part of the module")
+    return reduction == "mean"
+
+
+def takes_module(loss: Any) -> bool:
+    """Whether a loss is one of (module, batch), which it says by the name of its first parameter.
+
+    >>> takes_module(lambda model, batch: 0.0), takes_module(lambda outputs, targets: 0.0)
+    (True, False)
+    """
+    if not callable(loss):
+        raise BadInput(
+            f"the loss must be a function of (outputs, targets) or (module, batch), got {type(loss).__name__}"
+        )
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):  # one that is compiled says nothing of itself
+        return False
+    return len(names) > 1 and names[0] in _MODULE

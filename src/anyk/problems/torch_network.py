@@ -1,0 +1,147 @@
+"""A module, its loss and how they are computed: what a PyTorch problem's workers and its driver have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from anyk.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+Batch = Any  # a tuple, the inputs and then the targets, or what a data set of the user's own is put together to
+
+
+class Network:
+    """A module and its loss, which is one of the two kinds: ``loss(outputs, targets)`` or ``loss(module, batch)``.
+
+    ``mean``: the loss gives a batch's mean, over its samples or, with ``count``, over so many terms; otherwise it gives
+    a sum. ``scale``: what a sum of losses is multiplied by, so that the number of samples divides it, where the mean is
+    over something else. ``unknown``: a target that the loss's mean leaves out, where nobody has counted how many there
+    are. ``kind``: the type of the device that the module is on.
+    """
+
+    scale = 1.0
+    unknown: int | None = None
+    kind = "cpu"
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Any,
+        *,
+        device: str,
+        precision: str | None,
+        mean: bool,
+        takes_module: bool = False,
+        count: Callable[[Batch], Any] | None = None,
+    ) -> None:
+        self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
+        self.takes_module, self._count = takes_module, count
+
+    @property
+    def opaque(self) -> bool:
+        """Whether what the loss makes of a batch can only be told from whole samples, not from the module's outputs."""
+        return self.takes_module or self._count is not None
+
+    def move(self) -> torch.device:
+        """Go to the device and say which it is: of several CUDA devices each worker takes the next."""
+        import torch
+
+        device = torch.device(self.device)
+        if device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise BadInput(f"there is no device '{self.device}' here: torch finds no CUDA; use device='cpu'")
+            if self.device == "cuda":
+                number = int(os.environ.get("ANYK_WORKER", "0")) % torch.cuda.device_count()
+                device = torch.device("cuda", number)
+        self.kind = device.type
+        for part in (self.module, self.loss):
+            if isinstance(part, torch.nn.Module):
+                part.to(device)
+        return device
+
+    def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """What the module makes of a batch's inputs."""
+        with self._precisely():
+            made: torch.Tensor = self.module(*batch[:-1])
+        return made
+
+    def forward(self, batch: Batch) -> None:
+        """Run the module on a batch, for what that does to its buffers."""
+        if self.takes_module:
+            self.loss_of(batch)
+        else:
+            self.outputs(batch)
+
+    def loss_of(self, batch: Batch) -> torch.Tensor:
+        """What the loss says of a batch: one number."""
+        if not self.takes_module:
+            return self.loss_at(self.outputs(batch), batch[-1])
+        with self._precisely():
+            loss = self.loss(self.module, batch)
+        return _one_number(loss)
+
+    def loss_at(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """What the loss says of outputs and targets: one number."""
+        with self._precisely():
+            loss = self.loss(outputs, targets)
+        return _one_number(loss)
+
+    def terms(self, batch: Batch, size: int) -> float:
+        """The terms of a batch's loss: one for each of its ``size`` samples, or as many as are counted."""
+        if self._count is None:
+            return size
+        count = self._count(batch)
+        try:
+            found = float(count)
+        except (TypeError, ValueError, RuntimeError):
+            found = -1.0
+        if not (found >= 0.0 and found.is_integer()):
+            said = f"{found:g}" if found >= 0.0 else f"{type(count).__name__} {count}"
+            raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {said}")
+        return found
+
+    def times(self, batch: Batch, size: int) -> float:
+        """By what a batch's loss is to be multiplied to be part of a sum that the number of samples divides."""
+        unknown = self.unknown
+        if unknown is not None and not batch[-1].is_floating_point() and bool((batch[-1] == unknown).any()):
+            raise BadInput(
+                f"the loss is a mean over the targets that are not {unknown} (ignore_index), and how many there "
+                "are in the whole data set is known of arrays alone; give the data as tensors, (X, y), or count=…, or "
+                "the loss reduction='sum'"
+            )
+        terms = self.terms(batch, size)  # a batch without any adds nothing, and a mean over nothing is not a number
+        return self.scale * (terms if self.mean else min(terms, 1.0))
+
+    def _precisely(self) -> Any:
+        import torch
+
+        return torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.precision is not None)
+
+
+def _one_number(loss: Any) -> torch.Tensor:
+    import torch
+
+    if not isinstance(loss, torch.Tensor) or loss.dim():
+        shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
+    return loss
+
+
+def tensors_in(batch: Batch) -> list[torch.Tensor]:
+    """All tensors of a batch, in tuples, lists and dictionaries."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+
+
+def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """A batch with its tensors changed."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)

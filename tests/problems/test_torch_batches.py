@@ -1,0 +1,213 @@
+"""Losses of (module, batch): modules that compute their own loss, batches of any kind, means over terms."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import anyk
+from anyk.errors import BadInput
+from anyk.problems import TorchProblem
+from anyk.problems.sums import telling
+
+WORDS, LONGEST = 7, 6
+
+
+class Causal(nn.Module):
+    """A model of sequences that computes its own loss, as those of transformers do."""
+
+    def __init__(self, *, zero=False, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Embedding(WORDS, 5)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(5, WORDS)
+        if zero:  # every sequence then has the same loss, whatever it weighs
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+        self.double()
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        hidden = self.embedding(input_ids)
+        if attention_mask is not None:
+            hidden = hidden * attention_mask[..., None]
+        logits = self.head(self.dropout(torch.cumsum(hidden, dim=1)))
+        loss = None if labels is None else cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:])
+        return SimpleNamespace(loss=loss, logits=logits)
+
+
+def own_loss(model, batch):
+    return model(**batch).loss
+
+
+def tokens(batch):
+    return (batch["labels"][:, 1:] != -100).sum()
+
+
+def sequences(samples=24):
+    random = torch.Generator().manual_seed(4)
+    ids = torch.randint(0, WORDS, (samples, LONGEST), generator=random)
+    lengths = torch.randint(1, LONGEST + 1, (samples,), generator=random)  # of one word there is no term
+    mask = (torch.arange(LONGEST) < lengths[:, None]).long()
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+class Texts(torch.utils.data.Dataset):
+    """Items of different lengths, to be padded."""
+
+    def __init__(self, whole):
+        self.whole = whole
+
+    def __len__(self):
+        return len(self.whole["input_ids"])
+
+    def __getitem__(self, i):
+        length = int(self.whole["attention_mask"][i].sum())
+        return {"ids": self.whole["input_ids"][i, :length].tolist(), "id": f"text {i}"}
+
+
+def padded(items):
+    ids = nn.utils.rnn.pad_sequence([torch.tensor(item["ids"]) for item in items], batch_first=True)
+    mask = nn.utils.rnn.pad_sequence([torch.ones(len(item["ids"]), dtype=torch.long) for item in items], True)
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def flat(tensors):
+    return np.concatenate([tensor.detach().reshape(-1).numpy() for tensor in tensors])
+
+
+def whole_gradient(module, loss, batch):
+    return flat(torch.autograd.grad(loss(module, batch), list(module.parameters())))
+
+
+def cases():
+    whole = sequences()
+    full = {"input_ids": whole["input_ids"], "labels": whole["input_ids"]}
+    pair = nn.Linear(3, 2).double()
+    X = torch.randn(24, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = X[:, :2].argmax(dim=1)
+    items = [{"x": x, "y": label} for x, label in zip(X, y, strict=True)]
+
+    def pairs(module, batch):
+        return cross_entropy(module(batch[0]), batch[1])
+
+    def named(module, batch):
+        return cross_entropy(module(batch["x"]), batch["y"], reduction="sum")
+
+    return {
+        "arrays by name": (Causal(), own_loss, full, {}, full),
+        "terms of arrays": (Causal(), own_loss, whole, {"count": tokens}, whole),
+        "a head of zeros": (Causal(zero=True), own_loss, whole, {"count": tokens, "microbatch": 3}, whole),
+        "terms of items": (Causal(), own_loss, Texts(whole), {"count": tokens, "collate_fn": padded}, whole),
+        "a pair": (pair, pairs, (X, y), {}, (X, y)),
+        "items by torch's loader": (pair, named, items, {"reduction": "sum"}, {"x": X, "y": y}),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_step_is_one_of_the_whole_batch_under_any_code(name):
+    module, loss, data, options, batch = cases()[name]
+    problem = TorchProblem(module, loss, data, held_out=data, **options)
+    w, samples = problem.initial(), 24
+    expected = whole_gradient(module, loss, batch) / (samples if "reduction" in options else 1)
+    for spec in ("uncoded", "frc:stragglers=2", "cyclic:stragglers=2"):
+        cluster = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=1)
+        run = anyk.train(problem, spec, cluster, steps=1, optimizer=anyk.optimizers.GD())
+        assert w - run.model == pytest.approx(expected, abs=1e-9)
+    value = float(loss(module, batch).detach()) / (samples if "reduction" in options else 1)
+    assert problem.loss(w) == pytest.approx(value, rel=1e-12)
+    assert problem.metric == "loss" and problem.better == "lower"
+    assert problem.metrics(w)["loss"] == pytest.approx(value, rel=1e-12)
+
+
+def test_mini_batches_have_the_mean_over_all_terms_as_their_expectation():
+    whole = sequences()
+    problem = TorchProblem(Causal(), own_loss, whole, count=tokens)
+    parts, w, module = problem.split(3), problem.initial(), Causal()
+    parts = pickle.loads(cloudpickle.dumps(parts))  # as a worker has them
+    rows = np.array([0, 3, 5])
+    chosen = {key: value[8:16][rows] for key, value in whole.items()}
+    total = whole_gradient(module, own_loss, chosen) * float(tokens(chosen))
+    found = parts.partial_gradient(1, w, rows) / 24
+    assert found == pytest.approx(total / float(tokens(whole)), abs=1e-12)
+
+
+def test_a_run_reads_dictionaries_and_measures_by_functions_of_module_and_batch():
+    whole = sequences(48)
+
+    def right(model, batch):
+        made, kept = model(batch["input_ids"]).logits[:, :-1].argmax(-1), batch["labels"][:, 1:] != -100
+        return (made == batch["labels"][:, 1:])[kept].double().mean()
+
+    problem = TorchProblem(Causal(dropout=0.2), own_loss, whole, count=tokens, held_out=whole, metrics={"right": right},
+                           better="higher", microbatch=5)  # fmt: skip
+    run = anyk.train(problem, "frc:stragglers=1,batch=6", anyk.clusters.Simulated(4), steps=40,
+                     optimizer=anyk.optimizers.Adam(lr=0.05))  # fmt: skip
+    module = problem.module_at(run.model)
+    assert run.metric["value"] == pytest.approx(float(right(module, whole)), rel=1e-12)
+    assert run.loss < problem.loss(problem.initial())
+
+
+def test_statistics_of_batch_norm_are_those_of_the_batches():
+    X = torch.randn(16, 3, dtype=torch.float64)
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
+    problem = TorchProblem(module, lambda model, batch: (model(batch["x"]) ** 2).mean(), {"x": X}, microbatch=8)
+    there = problem.module_at(problem.initial())
+    assert there[0].running_mean.numpy() == pytest.approx(X.mean(dim=0).numpy(), abs=1e-12)
+
+
+def test_means_over_tokens_are_refused_unless_they_are_counted():
+    whole = sequences()
+    for module in (Causal(), Causal(zero=True)):
+        for data, options in ((whole, {}), (Texts(whole), {"collate_fn": padded})):
+            with pytest.raises(BadInput, match=r"(is not the mean of their|one of them alone is not).* give count=…"):
+                TorchProblem(module, own_loss, data, **options)
+
+
+def test_what_the_first_samples_do_not_show_the_partitions_do():
+    random = torch.Generator().manual_seed(6)
+    ids = torch.randint(0, WORDS, (300, LONGEST), generator=random)
+    whole = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    tried = np.concatenate(list(telling([], 300)))
+    short = next(i for i in range(0, 300, 3) if i not in tried)  # 100 partitions of 3
+    whole["attention_mask"][short, 2:] = 0
+    problem = TorchProblem(Causal(), own_loss, Texts(whole), collate_fn=padded)
+    parts = problem.split(100)
+    parts.partial_gradient((short // 3 + 1) % 100, problem.initial())
+    with pytest.raises(BadInput, match=f"3 samples of partition {short // 3} together .* give count=…"):
+        parts.partial_gradient(short // 3, problem.initial())
+
+
+def test_what_cannot_work_with_batches_is_said():
+    whole, module = sequences(), Causal()
+    full = {"input_ids": whole["input_ids"], "labels": whole["input_ids"]}
+    texts, plain = Texts(whole), nn.Linear(3, 1).double()
+    X, y = torch.randn(8, 3).double(), torch.zeros(8).double()
+    bad = [
+        ((module, own_loss, full), {"count": lambda b: 5}, "count gives 5 terms for .* together and 10 for them one by one"),
+        ((module, own_loss, full), {"count": lambda b: 0}, "count finds no term in the whole data set"),
+        ((module, own_loss, full), {"count": lambda b: 0.5}, "a whole number, got 0.5"),
+        ((module, own_loss, full), {"count": lambda b: "many"}, "a whole number, got str many"),
+        ((module, own_loss, full), {"count": lambda b: b["x"]}, "count fails on the data set: KeyError: 'x'"),
+        ((module, own_loss, full), {"collate_fn": padded}, "collate_fn puts items of a data set together, and the data set is"),
+        ((module, own_loss, texts), {}, "module and loss fail on the first 2 samples: "),
+        ((module, lambda m, b: m(**b).loss, full), {}, "arrays by name go with a loss\\(module, batch\\), whose first"),
+        ((module, own_loss, full), {"held_out": {"labels": full["labels"]}}, "the module fails on held_out: TypeError"),
+        ((module, lambda model, batch: model(**batch).logits, full), {}, "must give one number for a batch"),
+        ((module, lambda model, batch: model(**batch).loss ** 2, full), {}, "is not the mean of their losses"),
+        ((module, own_loss, full), {"reduction": "sum"}, "is not the sum of their losses"),
+        ((module, 3, full), {}, "the loss must be a function of \\(outputs, targets\\) or \\(module, batch\\), got int"),
+        ((plain, lambda o, t: (o[:, 0] - t).pow(2).mean(), [{"x": X[0], "y": y[0]}] * 4), {},
+         "got dict with keys 'x', 'y'; .* or give a loss\\(module, batch\\), which takes any"),
+        ((plain, lambda model, batch: model(batch[0][1:]).pow(2).mean(), (X, y)), {}, "one of them alone"),
+    ]  # fmt: skip
+    for arguments, options, sentence in bad:
+        with pytest.raises(BadInput, match=sentence):
+            TorchProblem(*arguments, **options)
