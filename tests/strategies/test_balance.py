@@ -312,7 +312,8 @@ def test_plans_tell_lasting_slowness_from_stragglers_that_wander() -> None:
     speeds = np.ones(n)
     speeds[[2, 5]] = 2.5
     lasting = planned(speeds * noise)
-    assert (lasting.verdict, lasting.best.spec) == ("change", "uncoded:balance=auto")
+    found = (lasting.verdict, lasting.evidence, lasting.best.spec)
+    assert found == ("change", "enough", "uncoded:balance=auto")
     # n workers of which two have 2/5 of the speed; a partition in sixteen too many, and the largest of the noise
     assert 8 / 6.8 <= lasting.best.seconds_per_step.median <= 8 / 6.8 * 17 / 16 * 1.02
     assert lasting.best.load < 1 / 6.8 + 1 / 128

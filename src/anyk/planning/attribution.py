@@ -75,6 +75,11 @@ def mean_burst(straggling: NDArray[np.generic]) -> float:
     return float(flags.sum() / max(1, begins.sum()))
 
 
+def passing_burst(straggling: Flags) -> float:
+    """The same of those who straggle in at most half of all rounds: to be slow for good is no burst."""
+    return mean_burst(straggling[:, straggling.mean(axis=0) <= 0.5])
+
+
 def gilbert_elliott(straggling: Flags) -> tuple[float, float]:
     """Chances a round that a worker begins to straggle, and that one that straggles stops; nan where never seen."""
     before, after = straggling[:-1], straggling[1:]

@@ -123,7 +123,8 @@ def plan(
     if found.drifts and not 1 / of.DRIFT < found.drift < of.DRIFT:
         change = f"the last quarter of its rounds takes {found.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
-    asked = Asked(today, max_load, memory, models, horizon, resamples, found.mean_burst, seed, everything, tell)
+    burst = of.passing_burst(of.late(fleet.times))
+    asked = Asked(today, max_load, memory, models, horizon, resamples, burst, seed, everything, tell)
     judged = Judgement(fleet, asked)
     verdict, why, evidence = judged.verdict()
     assumptions += judged.left_out

@@ -130,19 +130,20 @@ def _bursts(facts: dict[str, Any], straggling: NDArray[np.bool_]) -> Iterator[st
         yield "nobody takes more than 1.5 times a round's median: there are no stragglers to speak of"
         return
     length = facts["mean_burst"]
-    plural = "round" if f"{length:.2g}" == "1" else "rounds"
+    shown = f"{length:.2g}" if length < 10 else f"{length:.0f}"
+    plural = "round" if shown == "1" else "rounds"
     if facts["bursty"] and length > 1.5:
         yield (
-            f"stragglers last {length:.2g} {plural}, longer than chance would have it: codes that span several rounds "
+            f"stragglers last {shown} {plural}, longer than chance would have it: codes that span several rounds "
             "(m-sgc, sr-sgc) can make use of that"
         )
     elif facts["named"] and length > 3:
         yield (
-            f"a worker that straggles goes on for {length:.2g} {plural} on average: some workers are slow for good, "
+            f"a worker that straggles goes on for {shown} {plural} on average: some workers are slow for good, "
             "and smaller shares of the data would suit them (balance=auto)"
         )
     else:
-        yield f"stragglers last {length:.2g} {plural}: coding within a round is enough"
+        yield f"stragglers last {shown} {plural}: coding within a round is enough"
 
 
 def _together(record: Record, facts: dict[str, Any]) -> Iterator[str]:
