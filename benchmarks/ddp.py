@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import anyk
 from anyk.clusters import Messages
 from anyk.protocol import Chunk
+from anyk.training.callbacks import Watching
 
 WORKERS, BATCH, RATE = 8, 64, 4e-3
 STRATEGIES = ("k-sync:k=4", "agc:load=2,wait=3")
@@ -150,7 +151,9 @@ def ours(problem, spec, seed, steps, delays):
 
     unseen = copy.copy(problem)  # evaluated as the versions of DDP are, afterwards, and not beside the run
     unseen.loss, unseen.metrics = lambda w: 0.0, lambda w: {}
-    anyk.train(unseen, spec, cluster, optimizer=optimizer, steps=steps, evaluate=f"every={steps}", watch=keep)
+    anyk.train(
+        unseen, spec, cluster, optimizer=optimizer, steps=steps, evaluate=f"every={steps}", callbacks=[Watching(keep)]
+    )
     return times, versions
 
 

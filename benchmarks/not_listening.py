@@ -18,6 +18,7 @@ import numpy as np
 from common import accelerated, amazon, processes, show
 
 import anyk
+from anyk.training.callbacks import Watching
 
 STEPS, STOP = 400, 2.0
 problem = amazon()
@@ -52,7 +53,7 @@ def stopped_at_random(spec, seed):
         if driver.step == 1:
             stopper.start()
 
-    run = anyk.train(problem, spec, cluster, optimizer=accelerated(), steps=STEPS, watch=watch)
+    run = anyk.train(problem, spec, cluster, optimizer=accelerated(), steps=STEPS, callbacks=[Watching(watch)])
     over.set()
     stopper.join()
     time.sleep(0.1)

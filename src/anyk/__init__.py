@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from anyk import (
+        callbacks,
         clusters,
         codes,
         compression,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         testing,
         training,
     )
+    from anyk.callbacks import Callback, Checkpoint, EarlyStopping, StopRun
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
@@ -37,10 +39,14 @@ if TYPE_CHECKING:
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
-    "clusters", "codes", "compression", "decompile", "delays", "graphs", "optimizers", "planning", "problems",
-    "recording", "reports", "strategies", "testing", "training",
+    "callbacks", "clusters", "codes", "compression", "decompile", "delays", "graphs", "optimizers", "planning",
+    "problems", "recording", "reports", "strategies", "testing", "training",
 )  # fmt: skip
 _NAMES = {
+    "Callback": "callbacks",
+    "Checkpoint": "callbacks",
+    "EarlyStopping": "callbacks",
+    "StopRun": "callbacks",
     "cluster": "clusters",
     "check": "planning",
     "explain": "planning",
@@ -80,11 +86,16 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "BadInput",
+    "Callback",
+    "Checkpoint",
+    "EarlyStopping",
     "Evaluate",
     "NotDecodable",
     "Race",
     "Run",
     "RunFailed",
+    "StopRun",
+    "callbacks",
     "check",
     "cluster",
     "clusters",

@@ -31,10 +31,8 @@ from anyk.problems.base import Vector
 from anyk.problems.linear import LinearProblem, checked_l2, row_weights
 from anyk.problems.scaling import Floats, Scaling
 from anyk.training.api import train
-from anyk.training.driver import Driver
-from anyk.training.evaluate import Evaluate
-from anyk.training.evaluation import Evaluator
-from anyk.training.progress import Watch
+from anyk.training.callbacks import Callback, StepInfo, StopRun, check_callbacks
+from anyk.training.evaluate import USUAL, Evaluate
 from anyk.training.run import Run
 
 Numbers = NDArray[np.floating[Any]]
@@ -51,7 +49,7 @@ def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
     return validate_data(estimator, *data, **checks)
 
 
-class _Settled:
+class _Settled(Callback):
     """Ends a run when steps change the model by no more than ``tol`` of its largest number."""
 
     def __init__(self, tol: float) -> None:
@@ -59,11 +57,9 @@ class _Settled:
         self.calm = 0
         self._before: Vector | None = None
 
-    def __call__(self, driver: Driver, evaluator: Evaluator) -> None:
-        """After a step."""
-        del evaluator
-        assert driver.last_update is not None
-        w = driver.models[driver.last_update.slot]
+    def on_step(self, info: StepInfo) -> None:
+        """See :class:`~anyk.training.callbacks.Callback`."""
+        w = info.model
         if self._before is None:
             self._before = w.copy()  # the cluster's own is written over
             return
@@ -71,7 +67,7 @@ class _Settled:
         self.calm = self.calm + 1 if change <= self.tol * np.abs(w).max() else 0
         self._before[:] = w
         if self.done:
-            driver.end()
+            raise StopRun(f"{_CALM} steps in a row have changed the model by no more than tol={self.tol:g}")
 
     @property
     def done(self) -> bool:
@@ -108,6 +104,7 @@ class _Linear(BaseEstimator):
         fit_intercept: bool = True,
         warm_start: bool = False,
         random_state: Any = None,
+        callbacks: Any = None,
     ) -> None:
         self.strategy = strategy
         self.cluster = cluster
@@ -121,6 +118,7 @@ class _Linear(BaseEstimator):
         self.fit_intercept = fit_intercept
         self.warm_start = warm_start
         self.random_state = random_state
+        self.callbacks = callbacks
 
     def _fit(self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None) -> None:
         """From the start, or with ``warm_start`` from the model there is, until it settles."""
@@ -180,7 +178,7 @@ class _Linear(BaseEstimator):
         )
 
     def _train(
-        self, problem: LinearProblem, rate: float, steps: int, watch: Watch | None, *, begin: Run | None = None
+        self, problem: LinearProblem, rate: float, steps: int, settled: _Settled | None, *, begin: Run | None = None
     ) -> None:
         """So many steps from the problem's start, or on from a run, and what they come to."""
         total = steps + (0 if begin is None else begin.steps)
@@ -195,8 +193,9 @@ class _Linear(BaseEstimator):
             ),
             optimizer=build_optimizer(self.optimizer, lr=rate if self.lr is None else self.lr),
             steps=total,
-            evaluate=Evaluate(every=total),  # the first and the last: nobody looks at those between
-            watch=watch,
+            # without callbacks the first and the last: nobody looks at those between
+            evaluate=USUAL if self.callbacks else Evaluate(every=total),
+            callbacks=[*check_callbacks(self.callbacks), *([] if settled is None else [settled])],
             begin=begin,
         )
         self.n_iter_ = self.run_.steps
@@ -243,7 +242,8 @@ class AnykClassifier(ClassifierMixin, _Linear):
     many as rows. ``cluster="simulated"`` computes here, on a virtual clock, and is quick; ``"processes"`` starts
     workers for every fit. ``l2``: 1 / rows if left out. ``max_iter``: steps at most; ``tol``: ends when three steps in
     a row change no number of the model, as it is stepped on, by more than that share of its largest (None or 0: never).
-    ``random_state``: of the delays.
+    ``random_state``: of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which
+    clone the estimator, copy them).
 
     Features of any size are fine: steps are taken in coordinates in which each has the same curvature. Its mean m is
     taken away where there is an intercept and ``X`` is dense (else m = 0), and it is divided by
@@ -283,6 +283,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
         class_weight: dict[Any, float] | str | None = None,
         warm_start: bool = False,
         random_state: Any = None,
+        callbacks: Any = None,
     ) -> None:
         super().__init__(
             strategy,

@@ -22,6 +22,7 @@ import anyk
 from anyk.clusters import Cluster, Mpi, Ray
 from anyk.testing import Squares
 from anyk.testing.clusters import CHECKS, check_a_lost_worker, check_exact_sums, check_same_models
+from anyk.training.callbacks import Watching
 
 WHOLE = "whole" in sys.argv
 # An actor takes a second or two of a processor to start, and these two checks start 70. What strategies ask of Ray is
@@ -159,7 +160,7 @@ def on_two_machines(nodes: Any, second: Any) -> None:
 
         cluster = Ray(4, delays=anyk.delays.Constant(0.05), cpus=1.5)  # at most two on a machine
         made.append(cluster)
-        run = anyk.train(Squares(4), "uncoded", cluster, steps=8, watch=watch)
+        run = anyk.train(Squares(4), "uncoded", cluster, steps=8, callbacks=[Watching(watch)])
         ledger = run.ledger
         assert at == [3]
         assert run.steps == 8

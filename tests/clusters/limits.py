@@ -19,6 +19,7 @@ import numpy as np
 
 import anyk
 from anyk.testing.clusters import check_bounds
+from anyk.training.callbacks import Watching
 from anyk.training.counts import ENDINGS
 
 SIZES = (6, 8, 30)
@@ -108,7 +109,9 @@ def survive(spec: str, n: int, fault: str, *, seed: int = 0, steps: int = 40) ->
             os.kill(cluster.helper, signal.SIGKILL)
 
     with waking(frozen, going):
-        run = anyk.train(problem, spec, cluster, optimizer=anyk.optimizers.GD(lr=0.1), steps=steps, watch=watch)
+        run = anyk.train(
+            problem, spec, cluster, optimizer=anyk.optimizers.GD(lr=0.1), steps=steps, callbacks=[Watching(watch)]
+        )
     try:
         assert done == [fault]
         assert run.steps == steps, f"{run.steps} steps of {steps}"

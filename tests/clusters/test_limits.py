@@ -12,6 +12,7 @@ import anyk
 from anyk.codes import registry as codes
 from anyk.delays import Exponential
 from anyk.strategies import registry as strategies
+from anyk.training.callbacks import Watching
 
 sys.path.insert(0, str(Path(__file__).parent))
 from limits import FAULTS, SIZES, STRATEGIES, fitting, make_problem, settled, survive
@@ -56,7 +57,9 @@ def test_messages_that_wait_for_a_frozen_worker_are_taken_up_again(spec: str, tm
 
     optimizer = anyk.optimizers.GD(lr=0.1)
     out = tmp_path / "run"
-    anyk.train(make_problem(), spec, cluster, optimizer=optimizer, seconds=1.0, out=out, watch=watch).close()
+    anyk.train(
+        make_problem(), spec, cluster, optimizer=optimizer, seconds=1.0, out=out, callbacks=[Watching(watch)]
+    ).close()
     run = anyk.resume(out, seconds=60.0, steps=20)
     assert run.steps == 20
     settled(run, make_problem())

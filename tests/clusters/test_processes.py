@@ -16,6 +16,7 @@ import scipy.sparse
 
 import anyk
 from anyk.testing import Squares
+from anyk.training.callbacks import Watching
 
 
 def plain_descent(problem, steps, lr=0.5):
@@ -70,7 +71,9 @@ def test_kill_9_at_any_moment_changes_nothing(spec):
     killer.start()
     try:
         optimizer = anyk.optimizers.GD(lr=0.5)
-        run = anyk.train(problem, spec, cluster, optimizer=optimizer, steps=200, watch=lambda *_: begun.set())
+        run = anyk.train(
+            problem, spec, cluster, optimizer=optimizer, steps=200, callbacks=[Watching(lambda *_: begun.set())]
+        )
     finally:
         stop.set()
         begun.set()
@@ -90,7 +93,9 @@ def until_heard(problem, cluster, heard):
             driver.end()
 
     optimizer = anyk.optimizers.GD(lr=0.5)
-    return anyk.train(problem, "frc:stragglers=1", cluster, optimizer=optimizer, seconds=120.0, watch=watch)
+    return anyk.train(
+        problem, "frc:stragglers=1", cluster, optimizer=optimizer, seconds=120.0, callbacks=[Watching(watch)]
+    )
 
 
 def test_kill_9_while_a_reply_is_being_written():
@@ -109,7 +114,9 @@ def test_a_worker_that_dies_at_once_is_given_up_by_name():
         if cluster._handles[1].gone:
             driver.end()
 
-    run = anyk.train(Squares(4, faults={1: "die"}), "frc:stragglers=1", cluster, steps=3000, watch=watch)
+    run = anyk.train(
+        Squares(4, faults={1: "die"}), "frc:stragglers=1", cluster, steps=3000, callbacks=[Watching(watch)]
+    )
     gone = [note["text"] for note in run.notes if note["kind"] == "given up"]
     assert len(gone) == 1
     assert "worker 1" in gone[0]
@@ -134,7 +141,7 @@ def test_a_stopped_worker_is_left_behind():
         if driver.step > 25 and any(task % 4 == 0 for task, _ in driver.last_update.messages):
             driver.end()
 
-    run = anyk.train(Squares(4), "frc:stragglers=1", cluster, seconds=120.0, watch=watch)
+    run = anyk.train(Squares(4), "frc:stragglers=1", cluster, seconds=120.0, callbacks=[Watching(watch)])
     by_step = dict(run.log.rows("SELECT step, sum(worker = 0) FROM chunks WHERE step IS NOT NULL GROUP BY step"))
     assert sum(by_step[step] for step in range(8, 25)) == 0
     assert by_step[run.steps] == 1
@@ -224,7 +231,7 @@ cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.05))
 def watch(driver, evaluator):
     print("step", driver.step, *cluster.pids.values(), cluster._forkserver.pid, flush=True)
 optimizer = anyk.optimizers.GD(lr=1.0)
-run = anyk.train(Mine(), "uncoded", cluster, optimizer=optimizer, steps=int(sys.argv[1]), watch=watch, out=sys.argv[2])
+run = anyk.train(Mine(), "uncoded", cluster, optimizer=optimizer, steps=int(sys.argv[1]), callbacks=[anyk.training.callbacks.Watching(watch)], out=sys.argv[2])
 print("done", run.model.tolist(), flush=True)
 """
 
@@ -293,7 +300,7 @@ def test_the_helper_is_started_again_and_the_workers_join_in():
             os.kill(cluster.helper, signal.SIGKILL)
 
     optimizer = anyk.optimizers.GD(lr=0.5)
-    run = anyk.train(Squares(3), "uncoded", cluster, optimizer=optimizer, steps=12, watch=watch)
+    run = anyk.train(Squares(3), "uncoded", cluster, optimizer=optimizer, steps=12, callbacks=[Watching(watch)])
     assert np.allclose(run.model, plain_descent(Squares(3), 12), rtol=1e-9)
     lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
     assert len(lost) == 6
@@ -311,7 +318,7 @@ def test_the_helper_imports_scipy_for_sparse_data_only(sparse):
     def watch(driver, evaluator):
         loaded.append("scipy/sparse" in Path(f"/proc/{cluster.helper}/maps").read_text())
 
-    anyk.train(problem, "uncoded", cluster, steps=1, watch=watch)
+    anyk.train(problem, "uncoded", cluster, steps=1, callbacks=[Watching(watch)])
     assert loaded == [sparse]
 
 
@@ -322,7 +329,7 @@ def test_a_helper_that_ends_again_and_again_ends_the_run_with_a_sentence():
         os.kill(cluster.helper, signal.SIGKILL)
 
     with pytest.raises(anyk.RunFailed, match="helper program .* has ended, 5 times within 60 s, .* resume the run"):
-        anyk.train(Squares(2), "uncoded", cluster, steps=1000, watch=watch)
+        anyk.train(Squares(2), "uncoded", cluster, steps=1000, callbacks=[Watching(watch)])
 
 
 def test_a_worker_that_is_killed_again_and_again_is_not_given_up(monkeypatch):
@@ -363,7 +370,9 @@ def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
             driver.end()
 
     optimizer = anyk.optimizers.GD(lr=0.5)
-    run = anyk.train(problem, "frc:stragglers=1", cluster, optimizer=optimizer, seconds=60.0, watch=watch)
+    run = anyk.train(
+        problem, "frc:stragglers=1", cluster, optimizer=optimizer, seconds=60.0, callbacks=[Watching(watch)]
+    )
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
     assert bool(lost) == (fault == "forks")
@@ -382,7 +391,7 @@ def test_what_a_gradient_leaves_in_a_group_of_its_own_ends_with_its_worker():
         pids.update(cluster.pids.values())
         seen.update(pid for pid, session in _sessions() if session in pids and pid not in pids)
 
-    run = anyk.train(Squares(2, faults={1: "stray"}), "uncoded", cluster, steps=4, watch=watch)
+    run = anyk.train(Squares(2, faults={1: "stray"}), "uncoded", cluster, steps=4, callbacks=[Watching(watch)])
     assert run.steps == 4
     assert seen
     assert wait_gone(list(seen)) == []

@@ -22,6 +22,7 @@ from anyk import specs
 from anyk.cli import main
 from anyk.reports import Columns, race_notes, race_table
 from anyk.training import compare
+from anyk.training.callbacks import Watching
 from anyk.training.config import write_sealed
 from anyk.training.racing import charged, racers
 
@@ -205,7 +206,7 @@ def test_an_interrupted_race_goes_on_to_the_same_models(tmp_path):
             driver.interrupt()
 
     with pytest.raises(KeyboardInterrupt):
-        anyk.race(PROBLEM, specs, out=tmp_path / "cut", watch=interrupt, **setting)
+        anyk.race(PROBLEM, specs, out=tmp_path / "cut", callbacks=[Watching(interrupt)], **setting)
     part = anyk.Race.open(tmp_path / "cut")
     assert [run.steps for run in part.runs] == [12, 5] and part.waiting == ("agc:load=3,wait=1",)
     part.close()
@@ -224,12 +225,12 @@ def test_ctrl_c_in_a_race_prints_what_there_is_and_a_command_that_works(tmp_path
 
     folder = tmp_path / "race"
 
-    def interrupt(self: Any, driver: Any, evaluator: Any) -> None:
-        if driver.strategy.spec == "frc:load=3" and driver.step == 2:
-            driver.interrupt()
+    def interrupt(self: Any, info: Any) -> None:
+        if info.driver.strategy.spec == "frc:load=3" and info.step == 2:
+            info.driver.interrupt()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Progress, "__call__", interrupt)
+        patched.setattr(Progress, "on_step", interrupt)
         cut = run(
             "race", *SMALL, "--strategy", "uncoded", "--strategy", "frc:load=3", "--steps", "4", "--out", str(folder)
         )

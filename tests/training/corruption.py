@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 import anyk
 from anyk.cli import main
 from anyk.training import checkpoints
+from anyk.training.callbacks import Watching
 
 STEPS = 8
 PAGE = 4096
@@ -49,7 +50,7 @@ def make(place: Path) -> dict[str, Path]:
     fleet = anyk.cluster("simulated", workers=3, delays="exp:mean=1", seed=1)
     anyk.train(
         problem, "uncoded:wait=2", fleet, optimizer=optimizer, steps=STEPS, out=place / "ended", checkpoint_every=0.0,
-        watch=watch,
+        callbacks=[Watching(watch)],
     ).close()  # fmt: skip
     return {name: place / name for name in ("ended", "killed")}
 

@@ -12,6 +12,7 @@ import pytest
 import anyk
 from anyk.errors import BadInput
 from anyk.optimizers import GD, Adam, Momentum, Nesterov
+from anyk.training.callbacks import Watching
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=250,features=5")
 
@@ -60,7 +61,7 @@ def test_replayed_floored_and_without_the_other(kind: str, spec: str, tmp_path: 
 
 
 @pytest.mark.parametrize("spec", ["frc:load=2", "sr-sgc:B=1,W=2,lambda=3,models=2"])
-@pytest.mark.parametrize("killed", ["at once", "half-way"])
+@pytest.mark.parametrize("killed", ["at once", "by a callback", "half-way"])
 def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:
     several = "models" in spec
     problem = anyk.problems.ManyProblems([PROBLEM] * 2) if several else PROBLEM
@@ -70,12 +71,16 @@ def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:
     )
     whole = anyk.train(problem, spec, fleet(), begin=first, **setting)
 
-    def watch(*_: Any) -> None:
-        raise ZeroDivisionError
+    error = SystemExit if killed == "at once" else ZeroDivisionError  # of which the first leaves no checkpoint
 
-    if killed == "at once":  # and before its first checkpoint
-        with pytest.raises(ZeroDivisionError):
-            anyk.train(problem, spec, fleet(), begin=first, out=tmp_path / "run", watch=watch, **setting)
+    def watch(*_: Any) -> None:
+        raise error
+
+    if killed != "half-way":
+        with pytest.raises(error):
+            anyk.train(
+                problem, spec, fleet(), begin=first, out=tmp_path / "run", callbacks=[Watching(watch)], **setting
+            )
     else:
         seconds = whole.seconds / 2
         anyk.train(problem, spec, fleet(), begin=first, out=tmp_path / "run", seconds=seconds, **setting).close()

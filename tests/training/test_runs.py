@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import anyk
 from anyk.clusters import Compute, Outage, Simulated
 from anyk.testing import Squares
+from anyk.training.callbacks import Watching
 from anyk.training.counts import ENDINGS
 from anyk.training.evaluation import Evaluator
 from anyk.training.tracing import measured
@@ -325,7 +326,7 @@ cluster = anyk.cluster("simulated", workers=6, delays="exp:mean=0.5", seed=3)
 def watch(driver, evaluator):
     print(driver.step, flush=True)
 anyk.train(problem, "agc:load=2,wait=3", cluster, steps=100000, out={str(tmp_path / "run")!r}, checkpoint_every=0.05,
-           watch=watch)
+           callbacks=[anyk.training.callbacks.Watching(watch)])
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
@@ -352,10 +353,17 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path):
     def watch(driver, evaluator):
         if driver.step == 10:
             driver.log.flush()
-            raise ZeroDivisionError
+            raise SystemExit
 
-    with pytest.raises(ZeroDivisionError):
-        anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20, out=tmp_path / "run", watch=watch)
+    with pytest.raises(SystemExit):
+        anyk.train(
+            problem,
+            "frc",
+            anyk.cluster("simulated", **setting),
+            steps=20,
+            out=tmp_path / "run",
+            callbacks=[Watching(watch)],
+        )
     unfinished = anyk.training.Run.open(tmp_path / "run")
     with pytest.raises(anyk.BadInput, match="no model yet.*resume it"):
         unfinished.model  # noqa: B018
@@ -378,7 +386,15 @@ def test_an_interrupted_run_on_processes_resumes(tmp_path):
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Exponential(0.02), seed=1)
     optimizer = anyk.optimizers.GD(lr=0.5)
     with pytest.raises(KeyboardInterrupt):
-        anyk.train(Squares(4), "frc:load=2", cluster, optimizer=optimizer, steps=20, out=tmp_path / "run", watch=watch)
+        anyk.train(
+            Squares(4),
+            "frc:load=2",
+            cluster,
+            optimizer=optimizer,
+            steps=20,
+            out=tmp_path / "run",
+            callbacks=[Watching(watch)],
+        )
     resumed = anyk.resume(tmp_path / "run", problem=Squares(4))
     assert resumed.steps == 20
     centre = Squares(4).centres.mean(axis=0)
@@ -429,7 +445,7 @@ def test_the_log_is_never_far_behind_on_a_quiet_cluster(tmp_path):
             seen.append((driver.log.seq, db.execute("SELECT max(seq) FROM events").fetchone()[0]))
         db.close()
 
-    run = anyk.train(Squares(2), "uncoded", cluster, steps=4, out=tmp_path / "run", watch=watch)
+    run = anyk.train(Squares(2), "uncoded", cluster, steps=4, out=tmp_path / "run", callbacks=[Watching(watch)])
     run.close()
     assert all(written is None or made - written <= 4 for made, written in seen)
 
@@ -529,7 +545,7 @@ def test_a_checkpoint_between_any_two_events_of_real_workers_can_be_resumed(tmp_
     with pytest.raises(KeyboardInterrupt):
         anyk.train(
             Squares(8), "uncoded", anyk.clusters.Processes(8), optimizer=optimizer, steps=20, out=tmp_path / "run",
-            checkpoint_every=0.0, watch=watch,
+            checkpoint_every=0.0, callbacks=[Watching(watch)],
         )  # fmt: skip
     state = anyk.training.checkpoints.load(tmp_path / "run")[0]
     live = {task for task, *_ in state["cluster"]["in_flight"]}
@@ -558,8 +574,8 @@ def test_progress_says_what_goes_on_between_steps_and_counts_workers(monkeypatch
     monkeypatch.setattr(Evaluator, "_look_now_and_then", lambda _: None)  # something is left to evaluate at the end
     screen = _Screen()
     seen = []
-    watch = anyk.reports.Progress(screen, also=lambda driver, _: seen.append(driver.step))
-    anyk.train(Squares(3), "k-batch-sync:k=7", anyk.clusters.Processes(3), steps=5, watch=watch,
+    both = [anyk.reports.Progress(screen), Watching(lambda driver, _: seen.append(driver.step))]
+    anyk.train(Squares(3), "k-batch-sync:k=7", anyk.clusters.Processes(3), steps=5, callbacks=both,
                optimizer=anyk.optimizers.GD(lr=0.1))  # fmt: skip
     assert screen.lines[0] == "starting 3 workers"
     assert any(line.startswith("evaluating ") for line in screen.lines[1:])

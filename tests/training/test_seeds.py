@@ -18,6 +18,7 @@ import anyk
 from anyk.cli import main
 from anyk.reports import race_notes, race_table
 from anyk.training import compare, compare_seeds, spread
+from anyk.training.callbacks import Watching
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=200,features=5")
 SETTING: dict[str, Any] = {"workers": 6, "cluster": "simulated", "delays": "exp:mean=1", "steps": 8}
@@ -132,7 +133,7 @@ def test_a_race_with_seeds_is_one_folder(tmp_path):
             driver.interrupt()
 
     with pytest.raises(KeyboardInterrupt):
-        anyk.race(PROBLEM, BOTH, seeds=2, out=tmp_path / "cut", watch=interrupt, **SETTING)
+        anyk.race(PROBLEM, BOTH, seeds=2, out=tmp_path / "cut", callbacks=[Watching(interrupt)], **SETTING)
     shown = run("show", tmp_path / "cut")
     assert shown.exit_code == 0, shown.output
     assert (

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 from anyk.training import checkpoints
+from anyk.training.callbacks import Watching
 from anyk.training.config import read_config, write_config
 
 SETTING = {"workers": 4, "delays": "exp:mean=1", "seed": 1}
@@ -137,7 +138,7 @@ def test_a_run_that_goes_on_and_one_that_has_not_ended(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         anyk.train(problem, "m-sgc:B=1,W=2,lambda=2,models=2", anyk.cluster("simulated", **SETTING), steps=8,
-                   out=tmp_path / "first", watch=watch, checkpoint_every=0.0)  # fmt: skip
+                   out=tmp_path / "first", callbacks=[Watching(watch)], checkpoint_every=0.0)  # fmt: skip
     assert anyk.verify(tmp_path / "first").whole
     anyk.resume(tmp_path / "first", problem=problem).close()
     assert anyk.verify(tmp_path / "first").whole

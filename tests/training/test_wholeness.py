@@ -12,6 +12,7 @@ import anyk
 from anyk.clusters import Simulated
 from anyk.testing import Squares
 from anyk.training import checkpoints
+from anyk.training.callbacks import Watching
 from anyk.training.runlog import RunLog
 from anyk.training.schema import TABLES
 
@@ -23,7 +24,7 @@ def trained(folder, steps=8, every=10.0, watch=None):
     fleet = Simulated(4, delays=EXP, seed=1)
     return anyk.train(
         Squares(4), "frc:load=2,wait=3", fleet, optimizer=GD, steps=steps, out=folder, checkpoint_every=every,
-        watch=watch,
+        callbacks=[] if watch is None else [Watching(watch)],
     )  # fmt: skip
 
 

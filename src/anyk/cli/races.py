@@ -137,7 +137,7 @@ def race(
                 target=given["target"],
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                watch=progress,
+                callbacks=[progress],
                 before=_saying(console, given["quiet"], head),
             )
     except KeyboardInterrupt:
@@ -213,7 +213,7 @@ def resume_the_race(
     try:
         with Progress(console, quiet=quiet) as progress:
             result = resume_race(
-                folder, problem=made, trust=trust, add=add, seeds=seeds, watch=progress, before=before, tell=warn,
+                folder, problem=made, trust=trust, add=add, seeds=seeds, callbacks=[progress], before=before, tell=warn,
                 **limits,
             )  # fmt: skip
     except KeyboardInterrupt:

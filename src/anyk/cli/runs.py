@@ -117,7 +117,7 @@ def train(
                 begin=begin,
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                watch=progress,
+                callbacks=[progress],
             )
     except KeyboardInterrupt:
         exit_interrupted(folder)
@@ -187,7 +187,7 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
                 optimizer=make_optimizer(problem, given),
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                watch=progress,
+                callbacks=[progress],
                 before=tell,
                 **{name: given[name] for name in names},
             )
@@ -256,7 +256,7 @@ def resume(
     try:
         with Progress(console, quiet=quiet) as progress:
             done = resume_training(
-                run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust, watch=progress,
+                run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust, callbacks=[progress],
                 tell=warn, **kept,
             )  # fmt: skip
     except KeyboardInterrupt:

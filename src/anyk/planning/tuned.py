@@ -19,7 +19,6 @@ from anyk.planning.sequential import Candidate, fit_slope, tune
 from anyk.problems.base import Problem
 from anyk.training.evaluate import USUAL, Evaluate
 from anyk.training.many import train_many
-from anyk.training.progress import Watch
 from anyk.training.run import Run
 from anyk.training.tracing import measured
 
@@ -93,7 +92,7 @@ def train_tuned(
     target: float | None = None,
     out: str | Path | None = None,
     evaluate: Evaluate | str | None = USUAL,
-    watch: Watch | None = None,
+    callbacks: Sequence[Any] = (),
     progress: bool = False,
     before: Callable[[str, Sequence[Candidate]], None] | None = None,
 ) -> Tuned:
@@ -158,7 +157,7 @@ def train_tuned(
             begin=runs[-1] if runs else None,
             out=None if folder is None else folder / name,
             evaluate=evaluate,
-            watch=watch,
+            callbacks=callbacks,
             progress=progress,
         )
         runs.append(run)

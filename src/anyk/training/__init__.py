@@ -12,8 +12,9 @@ from anyk.training.many import train_many
 from anyk.training.promise import Promise
 from anyk.training.racefolder import is_race
 from anyk.training.racing import Race, race, resume_race
+from anyk.training.receipts import CutOff, Receipt
 from anyk.training.replaying import Replay, replay
-from anyk.training.run import CutOff, Receipt, Run
+from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 from anyk.training.schema import Evaluation
 from anyk.training.seeds import OverSeeds, SeedsComparison, Spread, compare_seeds, grouped, spread

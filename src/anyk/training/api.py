@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,7 @@ from anyk.strategies import completed, settled
 from anyk.strategies import strategy as build_strategy
 from anyk.training import checkpoints
 from anyk.training.beginning import Beginning
+from anyk.training.callbacks import check_callbacks
 from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
 from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, with_plugins
@@ -45,7 +46,7 @@ from anyk.training.limits import (
     check_rows,
     plan,
 )
-from anyk.training.progress import Watch, showing
+from anyk.training.progress import showing
 from anyk.training.promise import Promise
 from anyk.training.rows import newest
 from anyk.training.run import Run
@@ -72,7 +73,7 @@ def train(
     out: str | Path | None = None,
     evaluate: Evaluate | str | None = USUAL,
     checkpoint_every: float = 10.0,
-    watch: Watch | None = None,
+    callbacks: Sequence[Any] = (),
     progress: bool = False,
 ) -> Run:
     """Train until ``steps`` steps, ``seconds`` seconds or the ``target`` of the metric; whatever comes first.
@@ -87,8 +88,8 @@ def train(
     of the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
     the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds. Loss and metric are
     evaluated off the clock as ``evaluate`` says (:class:`anyk.Evaluate` or its spec), with None not at all.
-    ``watch`` is called after every step; ``progress`` shows the state of the run on standard error. On Ctrl-C the run
-    is saved and ``KeyboardInterrupt`` raised.
+    ``callbacks`` hear of steps, evaluations and workers lost (:class:`anyk.Callback`); ``progress`` shows the state of
+    the run on standard error. On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised.
 
     ``begin``: a run, or its folder, where this one begins, with any other strategy and cluster. Models, states of the
     optimiser (the same; its learning rate may be another) and version numbers are taken over, so that learning rates,
@@ -142,7 +143,7 @@ def train(
         config["begin"] = come_from
     if promise is not None:
         config["plan"] = promise.plain()
-    beside = Beside(evaluate, checkpoint_every, watch)
+    beside = Beside(evaluate, checkpoint_every, check_callbacks(callbacks))
     return _begun(strategy, cluster, problem, optimizer, config, beside, beginning, out, progress=progress)
 
 
@@ -164,12 +165,12 @@ def _begun(
         config["digests"] = digests_of(problem, cluster, config)
         config["environment"] = environment()
         new_folder(folder, known=NAME)
-    with locked(folder), showing(progress, beside.watch) as watch:
+    with locked(folder), showing(progress, beside.callbacks) as callbacks:
         with empty_if_it_fails(folder):
             if beginning is not None and folder is not None:
                 beginning.save(folder)
             log = RunLog(None if folder is None else folder / "log.sqlite")
-            beside = replace(beside, watch=watch)
+            beside = replace(beside, callbacks=callbacks)
             launch = Launch(
                 strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning
             )
@@ -199,7 +200,7 @@ def resume(
     trust: bool = False,
     evaluate: Evaluate | str | None = _AS_BEFORE,
     checkpoint_every: float = 10.0,
-    watch: Watch | None = None,
+    callbacks: Sequence[Any] = (),
     tell: Callable[[str], None] | None = None,
     progress: bool = False,
 ) -> Run:
@@ -228,9 +229,9 @@ def resume(
     with (
         names_in_folder(folder, code, trust=trust),
         with_plugins(config, f"the run '{folder}'"),
-        showing(progress, watch) as watching,
+        showing(progress, check_callbacks(callbacks)) as hearing,
     ):
-        beside = Beside(read_evaluate(config.get("evaluate", "")), checkpoint_every, watching, tell)
+        beside = Beside(read_evaluate(config.get("evaluate", "")), checkpoint_every, hearing, tell)
         return _resume(folder, config, limits, problem, optimizer, beside, trust=trust)
 
 

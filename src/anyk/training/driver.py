@@ -59,8 +59,9 @@ class Driver:
     Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and what a strategy
     asks of losses and gradients is answered from ``told``, in that order. ``beginning``: where another run stood, from
     which this one goes on. ``on_step`` is called with the driver after every step of a model that is trained for its
-    own sake, ``on_event`` after every event that has been dealt with. ``loss_of`` evaluates the objective of a slot
-    for a strategy that asks for it, if not the problem itself.
+    own sake, ``on_news`` when what an event led to has been done (may end the run), ``on_lost`` when a worker was lost,
+    ``on_event`` after every event that has been dealt with and did not end the run. ``loss_of`` evaluates the objective
+    of a slot for a strategy that asks for it, if not the problem itself.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Driver:
         told: Sequence[LossEvaluated | NoiseMeasured] = (),
         beginning: Beginning | None = None,
         on_step: Callable[[Driver], None] | None = None,
+        on_news: Callable[[Driver], None] | None = None,
+        on_lost: Callable[[Lost], None] | None = None,
         on_event: Callable[[Driver], None] | None = None,
         loss_of: Callable[[str, Vector], float] | None = None,
     ) -> None:
@@ -84,7 +87,7 @@ class Driver:
         self.strategy, self.cluster, self.problem, self.optimizer, self.log = strategy, cluster, problem, optimizer, log
         self.running = Running(strategy)
         self.steps, self.seconds = steps, seconds
-        self._on_step, self._on_event = on_step, on_event
+        self._on_step, self._on_news, self._on_lost, self._on_event = on_step, on_news, on_lost, on_event
         self.beginning = beginning
         self.layout = layout = strategy.layout
         self.versions = Versions(cluster, layout, problem, optimizer, beginning)
@@ -99,6 +102,9 @@ class Driver:
         self.stopped: Stop | None = None
         self.interrupted = self._over = False
         self.last_update: Combine | Mix | None = None
+        self.last: Update | None = None  # what the log says of it
+        self.taking: Combine | Mix | None = None  # the step that is being taken, messages inside messages included
+        self.obeying: Sequence[Command] = ()  # the commands it came with
         self.on_time = 0  # workers whose messages were used in the last step
         self._orders: list[Order] = []  # commands that the cluster has not been told yet
         self._carry_out: dict[type[Command], Callable[[Any], None]] = {
@@ -153,7 +159,7 @@ class Driver:
         self._answer()  # what a resumed run's strategy had asked and not been told
         # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
-        on_event = self._on_event
+        on_event, on_news = self._on_event, self._on_news
         for event in self.cluster.events():
             if event is None:
                 if log is not None:
@@ -189,6 +195,8 @@ class Driver:
                 self._obey(commands)
                 if self._questions.answers and not self.finished():
                     self._answer()
+                if on_news is not None:
+                    on_news(self)
                 if self.finished():
                     break
                 if self._pace is not None:
@@ -224,6 +232,11 @@ class Driver:
         """The newest version of each slot."""
         return self.versions.models
 
+    @property
+    def now(self) -> float:
+        """When the event at hand happened, on the run's clock."""
+        return self._now
+
     def end(self) -> None:
         """End the run after the event at hand: what it was for has been reached."""
         self._over = True
@@ -252,7 +265,7 @@ class Driver:
     # ------------------------------------------------------------------------------------------- commands
 
     def _obey(self, commands: Sequence[Command]) -> None:
-        carry_out = self._carry_out
+        carry_out, self.obeying = self._carry_out, commands
         for command in commands:
             method = carry_out.get(type(command))
             if method is not None:
@@ -302,6 +315,7 @@ class Driver:
         if self._updates is not None:
             if isinstance(full, Combine) and full.divisor == "all":
                 full = self._updates.audited(full)
+            self.taking = full
             w = self._updates.result(command)
         self.versions.publish(slot, w)
         bits = 0 if self.log is None or w is None else keyed.digest(w)
@@ -314,12 +328,10 @@ class Driver:
             residual, gain, scale = 0.0, 1.0, 1.0
             if isinstance(full, Combine):
                 residual, gain, scale = full.residual or 0.0, full.gain, full.scale
-            self.log.update(
-                Update(
-                    slot, version + 1, self.time, used.replies, residual, gain, used.staleness, used.stalest,
-                    scale, bits,
-                )
-            )  # fmt: skip
+            self.last = Update(
+                slot, version + 1, self.time, used.replies, residual, gain, used.staleness, used.stalest, scale, bits
+            )
+            self.log.update(self.last)
         if self._on_step is not None and slot not in self.layout.auxiliary:
             self._on_step(self)
 
@@ -356,6 +368,8 @@ class Driver:
         if self.log is not None:
             self.log.note(event.time, "given up" if event.gone else "lost", f"worker {event.worker}: {event.reason}")
         self.ledger.lose(event.worker)
+        if self._on_lost is not None:
+            self._on_lost(event)
 
     # ------------------------------------------------------------------------------------------- checkpoints
 

@@ -46,7 +46,8 @@ class Evaluator:
         self._loss = evaluate.on != "held_out"
         self._apart = evaluate.seconds
         self.done: dict[tuple[str, int], Evaluation] = {}
-        self._fresh: list[Evaluation] = []
+        self.latest: Evaluation | None = None  # the newest version evaluated so far
+        self._fresh: list[tuple[Evaluation, Vector]] = []
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
         self._returned: list[tuple[str, int]] = []
@@ -65,6 +66,7 @@ class Evaluator:
         """An evaluation that an earlier part of the run has made."""
         slot, time = evaluation.slot, evaluation.time
         self.done[slot, evaluation.version] = evaluation
+        self._note(evaluation)
         self._last[slot] = max(time, self._last.get(slot, time))
 
     def go_on(self, every: int) -> None:
@@ -72,11 +74,9 @@ class Evaluator:
         if not self._fixed:
             self.every = every
 
-    @property
-    def latest(self) -> Evaluation | None:
-        """The newest version evaluated so far."""
-        with self._lock:
-            return max(self.done.values(), key=lambda e: e.version, default=None)
+    def _note(self, evaluation: Evaluation) -> None:
+        if self.latest is None or evaluation.version >= self.latest.version:
+            self.latest = evaluation
 
     @property
     def reached(self) -> Evaluation | None:
@@ -123,8 +123,8 @@ class Evaluator:
             return self._apart
         return 0.0 if self._thread is None or self._fixed else _APART
 
-    def fresh(self) -> list[Evaluation]:
-        """The evaluations made since last asked."""
+    def fresh(self) -> list[tuple[Evaluation, Vector]]:
+        """The evaluations made since last asked, each with the model that was evaluated."""
         with self._lock:
             fresh, self._fresh = self._fresh, []
         return fresh
@@ -162,7 +162,8 @@ class Evaluator:
         evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:
             self.done[slot, version] = evaluation
-            self._fresh.append(evaluation)
+            self._note(evaluation)
+            self._fresh.append((evaluation, w))
             self._kept.pop((slot, version), None)
 
     def _look_now_and_then(self) -> None:

@@ -17,16 +17,16 @@ from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
-from anyk.protocol import Strategy
-from anyk.training import checkpoints
+from anyk.protocol import Lost, Strategy
+from anyk.training import checkpoints, hookstates
 from anyk.training.beginning import Beginning
+from anyk.training.callbacks import Callbacks, EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
 from anyk.training.driver import Driver
 from anyk.training.environment import changes
 from anyk.training.evaluate import Evaluate, gives_loss, needs_loss, resolved
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.limits import first_metrics
-from anyk.training.progress import Watch, stage
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 from anyk.training.session import session
@@ -40,7 +40,7 @@ class Beside:
 
     evaluate: Evaluate | None
     checkpoint_every: float
-    watch: Watch | None
+    callbacks: Callbacks = Callbacks()  # noqa: RUF009  # a tuple
     tell: Callable[[str], None] | None = None
 
 
@@ -67,6 +67,10 @@ class Launch:
         self._evaluator: Evaluator | None = None
         self._save_at = 0.0
         self._begun = False  # before it has, nothing is written
+        self._hooks = hooks = Hooks(beside.callbacks)
+        self._told = self._ended = False  # callbacks, of the run's beginning; whether no hook can end the run any more
+        self._steps, self._evaluations = hooks["on_step"], hooks["on_evaluation"]
+        self._news: list[tuple[str, Any]] = []  # hooks that are to be called
         self.driver = Driver(
             strategy,
             cluster,
@@ -77,12 +81,26 @@ class Launch:
             seconds=config.get("seconds"),
             beginning=beginning,
             on_step=self._after_step,
+            on_news=self._tell_news if self._steps or self._evaluations else None,
+            on_lost=self._after_loss if hooks["on_worker_lost"] else None,
             on_event=None if folder is None else self._after_event,
             loss_of=self._loss_of,
         )
 
     def run(self) -> Run:
-        """Drive the run to its end, and write down what it came to."""
+        """Drive the run to its end, write down what it came to, and tell callbacks."""
+        try:
+            run = self._run()
+        except BaseException as error:
+            self._tell_end(error, None)
+            raise
+        self._tell_end(None, run)
+        if self._hooks.failed is not None:
+            run.close()
+            raise self._hooks.failed
+        return run
+
+    def _run(self) -> Run:
         driver, log = self.driver, self._log
         ended: BaseException | None = None
         try:
@@ -96,9 +114,18 @@ class Launch:
         except BaseException:
             self._abandon()
             raise
-        if driver.interrupted:
+        failed = self._hooks.failed
+        if failed is not None:
+            ended = failed
+            text = f"{failed.__notes__[-1]}: {type(failed).__name__}: {failed}"
+            log.note(driver.time, "failed", text)
+            if self._folder is not None:
+                failed.add_note(f"the run was saved at step {driver.step}; go on with anyk.resume('{self._folder}')")
+        elif driver.interrupted:
             ended = KeyboardInterrupt()
             log.note(driver.time, "interrupted", f"at step {driver.step}")
+        elif self._hooks.stop is not None:
+            log.note(driver.time, "stopped", self._hooks.stop)
         try:
             self._conclude()
         except RunFailed as error:
@@ -112,16 +139,19 @@ class Launch:
         return Run(log, self._config, path=self._folder, models=models, beginning=driver.beginning, standing=standing)
 
     def _drive(self) -> None:
-        driver, saved, watch = self.driver, self._saved, self._beside.watch
+        driver, saved = self.driver, self._saved
         with _patient_interrupts(driver), _quick_switching():
             if resolved(self._beside.evaluate, self._problem) is not None:
                 first_metrics(self._problem)  # what metrics import is not to be imported on the clock
             if not self._cluster.virtual:
-                stage(watch, f"starting {self._cluster.workers} workers")
+                self._hooks.stage(f"starting {self._cluster.workers} workers")
             with session(driver, None if saved is None else (saved.state, saved.vectors), on_open=self._opened):
                 self._begun = True
                 self._keep_first()
+                self._take_evaluations()
+                self._tell_news(driver)
                 driver.run()
+                self._tell_news(driver)
                 self._save()
         if saved is None or driver.versions.newest != saved.state["versions"] or driver.interrupted:
             return
@@ -155,8 +185,15 @@ class Launch:
             evaluator.recall(evaluation)
         if saved is not None:
             evaluator.go_on(saved.state["every"])
+            hookstates.restore(self._hooks.callbacks, saved.state.get(hookstates.KEY, {}), saved.vectors)
             if evaluator.reached is not None:
                 self.driver.end()
+        step = self.driver.step if saved is None else min(saved.state["versions"].values())
+        self._told = True
+        title = self._hooks.callbacks.title
+        self._tell("on_begin", RunInfo(self._config, self._folder, step, self._problem.metric, title, self.driver))
+        if self._hooks.failed is not None:
+            raise self._hooks.failed
 
     def _loss_of(self, slot: str, w: Vector) -> float:
         """The objective, for a strategy that asks; raises where it is not to be evaluated."""
@@ -185,12 +222,51 @@ class Launch:
             driver.versions.pin(slot, version)
         for returned in evaluator.let_go():
             driver.versions.unpin(*returned)
-        for evaluation in evaluator.fresh():
-            self._log.evaluation(evaluation)
+        self._take_evaluations()
         if evaluator.target is not None and evaluator.reached is not None:
             driver.end()
-        if self._beside.watch is not None:
-            self._beside.watch(driver, evaluator)
+        if self._steps:
+            last, newest = driver.last, evaluator.latest
+            assert last is not None
+            loss, metric, evaluated = (None,) * 3 if newest is None else (newest.loss, newest.metric, newest.version)
+            info = StepInfo(
+                slot, version, driver.time, driver.on_time, last.residual, last.gain, last.staleness, last.stalest,
+                loss, metric, evaluated, driver, evaluator,
+            )  # fmt: skip
+            self._news.append(("on_step", info))
+
+    def _take_evaluations(self) -> None:
+        """Log what has been evaluated, and have it told."""
+        assert self._evaluator is not None
+        for evaluation, w in self._evaluator.fresh():
+            self._log.evaluation(evaluation)
+            if self._evaluations:
+                self._news.append(("on_evaluation", EvaluationInfo(*evaluation, w.copy())))
+
+    def _after_loss(self, event: Lost) -> None:
+        self._tell("on_worker_lost", LostInfo(event.worker, self.driver.step, event.time, event.reason, event.gone))
+
+    def _tell_news(self, driver: Driver) -> None:
+        """Call the hooks that are due."""
+        del driver
+        while self._news:
+            self._tell(*self._news.pop(0))
+
+    def _tell(self, hook: str, info: Any) -> None:
+        """Call a hook of all callbacks; where one ends the run, it ends after the event at hand."""
+        if self._hooks(hook, info) and not self._ended:
+            if self._hooks.failed is None:
+                self.driver.end()
+            else:
+                self.driver.interrupt()
+
+    def _tell_end(self, error: BaseException | None, run: Run | None) -> None:
+        """Tell callbacks of the end, if they heard of the beginning."""
+        if self._told:
+            step, seconds = self.driver.step, self.driver.time
+            loss, metric = (None, None) if run is None else (run.loss, (run.metric or {}).get("value"))
+            self._ended = True
+            self._tell("on_end", EndInfo(step, seconds, loss, metric, run, error))
 
     def _after_event(self, driver: Driver) -> None:
         del driver
@@ -206,7 +282,10 @@ class Launch:
         log = self._log
         log.flush(lasting=True)  # never behind a checkpoint
         state = self.driver.state() | {"every": self._evaluator.every, "seal": log.seal}
-        log.checkpoint(checkpoints.save(self._folder, state, self.driver.vectors()))
+        states, arrays = hookstates.saved(self._hooks.callbacks)
+        if states:
+            state[hookstates.KEY] = states
+        log.checkpoint(checkpoints.save(self._folder, state, self.driver.vectors() | arrays))
 
     def _abandon(self) -> None:
         """Leave the log as it is."""
@@ -220,11 +299,16 @@ class Launch:
         assert evaluator is not None
         for slot, w in driver.versions.trained.items():
             evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
-        evaluations = evaluator.finish(
-            lambda done, of: stage(self._beside.watch, f"evaluating {done} of {of}", at_once=False)
-        )
-        for evaluation in evaluator.fresh():
-            log.evaluation(evaluation)
+        self._ended = True
+
+        def tell(done: int, of: int) -> None:
+            self._take_evaluations()
+            self._tell_news(driver)
+            self._hooks.stage(f"evaluating {done} of {of}", at_once=False)
+
+        evaluations = evaluator.finish(tell)
+        self._take_evaluations()
+        self._tell_news(driver)
         versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
         steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
         reached = evaluator.reached
@@ -238,7 +322,7 @@ class Launch:
                 "metric": metric,
                 "time_to_target": reached.time if reached else None,
                 "ledger": driver.ledger.counts.plain(),
-                "stopped": driver.stopped.reason if driver.stopped else None,
+                "stopped": driver.stopped.reason if driver.stopped else self._hooks.stop,
             }
         )
 

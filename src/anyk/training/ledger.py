@@ -44,6 +44,16 @@ class Ledger:
         self._cut_of: list[deque[int]] = [deque() for _ in range(workers)]
         self.gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
 
+    @property
+    def under_way(self) -> Mapping[int, Batch]:
+        """The batches of tasks under way, by task."""
+        return self._given
+
+    @property
+    def cut_off(self) -> Mapping[int, Batch]:
+        """The batches of cancelled tasks whose end is not known yet, by task."""
+        return self._cut
+
     def batch(self, task: int) -> Batch | None:
         """The batch of a task that is under way."""
         return self._given.get(task)

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import time as clock
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from anyk.training.driver import Driver
-from anyk.training.evaluation import Evaluator
+from anyk.training.callbacks import Callback, Callbacks, RunInfo, StepInfo
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Watch = Callable[[Driver, Evaluator], None]
 _LIVE = 0.1  # seconds between redraws on a terminal
 _PLAIN = 2.0  # seconds between lines elsewhere
 
 
-class Progress:
-    """Shows loss, metric, steps, seconds and workers on time; pass it as ``watch``.
+class Progress(Callback):
+    """Shows loss, metric, steps, seconds and workers on time; one of a run's ``callbacks``.
 
-    ``console``: where; standard error if left out. ``also``: called after every step as well.
+    ``console``: where; standard error if left out.
     """
 
-    def __init__(
-        self,
-        console: Console | None = None,
-        *,
-        quiet: bool = False,
-        also: Watch | None = None,
-    ) -> None:
+    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
         from rich.console import Console
 
-        self._console, self._quiet, self._also = console or Console(stderr=True), quiet, also
+        self._console, self._quiet = console or Console(stderr=True), quiet
         self._last = 0.0
         self._live: Any = None
-        self._shown: tuple[Driver, Evaluator] | None = None
+        self._run: RunInfo | None = None
+        self._first = True
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._quiet:
@@ -53,16 +46,17 @@ class Progress:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
-    def __call__(self, driver: Driver, evaluator: Evaluator) -> None:
-        """After a step."""
-        if self._also is not None:
-            self._also(driver, evaluator)
+    def on_begin(self, info: RunInfo) -> None:
+        """See :class:`~anyk.training.callbacks.Callback`."""
+        self._run, self._first = info, True
+
+    def on_step(self, info: StepInfo) -> None:
+        """See :class:`~anyk.training.callbacks.Callback`."""
         if not self._due():
             return
-        first = self._shown is None or self._shown[0] is not driver
-        self._shown = driver, evaluator
-        if self._live is not None or not first:  # in a file a run's first step says nothing yet
-            self._show(describe(driver, evaluator))
+        first, self._first = self._first, False
+        if self._run is not None and (self._live is not None or not first):  # in a file the first step says nothing yet
+            self._show(describe(self._run, info))
 
     def stage(self, text: str, *, at_once: bool = True) -> None:
         """What goes on between steps: workers start, versions are evaluated."""
@@ -86,32 +80,24 @@ class Progress:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def describe(driver: Driver, evaluator: Evaluator) -> str:
+def describe(run: RunInfo, info: StepInfo) -> str:
     """One line on how a run stands."""
-    of = f"/{driver.steps}" if driver.steps else ""
-    parts = [f"{driver.strategy.spec}", f"step {driver.step}{of}", f"{driver.time:.1f} s"]
-    latest = evaluator.latest
-    if latest is not None:
-        if latest.loss is not None:
-            parts.append(f"loss {latest.loss:.4g}")
-        if latest.metric is not None:
-            parts.append(f"{evaluator.problem.metric} {latest.metric:.4f}")
-    parts.append(f"{driver.on_time} of {driver.layout.workers} workers on time")
+    steps = run.config.get("steps")
+    of = f"/{steps}" if steps else ""
+    parts = [run.strategy, f"step {info.driver.step}{of}", f"{info.seconds:.1f} s"]
+    if info.loss is not None:
+        parts.append(f"loss {info.loss:.4g}")
+    if info.metric is not None:
+        parts.append(f"{run.metric} {info.metric:.4f}")
+    parts.append(f"{info.workers} of {run.config['workers']} workers on time")
     return "  ".join(parts)
 
 
 @contextlib.contextmanager
-def showing(progress: bool, watch: Watch | None) -> Iterator[Watch | None]:
-    """``watch``, with progress shown besides if that is asked for."""
+def showing(progress: bool, callbacks: Callbacks) -> Iterator[Callbacks]:
+    """The callbacks, with progress shown besides if that is asked for."""
     if not progress:
-        yield watch
+        yield callbacks
         return
-    with Progress(also=watch) as shown:
-        yield shown
-
-
-def stage(watch: Watch | None, text: str, *, at_once: bool = True) -> None:
-    """Tell who watches, if it can show that, what goes on between steps."""
-    stage = getattr(watch, "stage", None)
-    if stage is not None:
-        stage(text, at_once=at_once)
+    with Progress() as shown:
+        yield Callbacks((*callbacks, shown)).with_title(callbacks.title)

@@ -27,6 +27,7 @@ from anyk.specs import with_keys
 from anyk.strategies import settled
 from anyk.strategies import strategy as build_strategy
 from anyk.training.api import resume, train
+from anyk.training.callbacks import Callbacks, check_callbacks
 from anyk.training.config import write_sealed
 from anyk.training.defaults import usual_optimizer
 from anyk.training.digests import (
@@ -41,7 +42,7 @@ from anyk.training.digests import (
 from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluated, read_evaluate, spec_of
 from anyk.training.folder import check_plain, new_folder
 from anyk.training.limits import check_address, check_limits, check_rows
-from anyk.training.progress import Watch, showing
+from anyk.training.progress import showing
 from anyk.training.racefolder import FORMAT, NAME, entries, is_race, named, read_race, run_folders, seeds_of, titled
 from anyk.training.run import Run, setup
 from anyk.training.seeds import compare_seeds, grouped
@@ -161,7 +162,7 @@ def race(
     target: float | None = None,
     out: str | Path | None = None,
     evaluate: Evaluate | str | None = USUAL,
-    watch: Watch | None = None,
+    callbacks: Sequence[Any] = (),
     progress: bool = False,
     before: Before | None = None,
 ) -> Race:
@@ -174,7 +175,7 @@ def race(
     run folder for each; :func:`resume_race` goes on with it, and a run that fails there does not end the race
     (:attr:`Race.failures`). Every strategy ends at the first of ``steps``, ``seconds`` and ``target`` that it
     reaches. ``before`` is called with the title of each run (:meth:`Race.title`) before it begins; ``evaluate``,
-    ``watch`` and ``progress`` are as for :func:`train`.
+    ``callbacks`` (the same for all runs) and ``progress`` are as for :func:`train`.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work and, without ``out``,
     :class:`~anyk.errors.RunFailed` when a run cannot go on.
@@ -209,11 +210,13 @@ def race(
         check_evaluate(evaluate, strategy, target)
     if out is None:
         runs = []
-        beside: dict[str, Any] = {"evaluate": evaluate, "watch": watch, "progress": progress}
+        hearing = check_callbacks(callbacks)
+        beside: dict[str, Any] = {"evaluate": evaluate, "progress": progress}
         for entry in entries({"runs": named_runs, "seed": seed, "seeds": seeds}):
             if before is not None:
                 before(entry.title)
             fleet = build_cluster(cluster, workers=workers, delays=law, seed=entry.seed, communication=communication)
+            beside["callbacks"] = hearing.with_title(entry.folder)
             runs.append(train(trained, entry.strategy, fleet, optimizer=optimizer, **limits, **beside))
         return Race(tuple(runs))
     folder = Path(out)
@@ -237,8 +240,8 @@ def race(
     config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named_runs)})
     new_folder(folder, known=NAME)
     write_sealed(folder / NAME, config)
-    with showing(progress, watch) as watching:
-        return _run(folder, config, trained, optimizer, law, {}, False, watching, before)
+    with showing(progress, check_callbacks(callbacks)) as hearing:
+        return _run(folder, config, trained, optimizer, law, {}, False, hearing, before)
 
 
 def resume_race(
@@ -252,7 +255,7 @@ def resume_race(
     seconds: float | None = None,
     target: float | None = None,
     trust: bool = False,
-    watch: Watch | None = None,
+    callbacks: Sequence[Any] = (),
     before: Before | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Race:
@@ -302,7 +305,17 @@ def resume_race(
     config["digests"] = config["digests"] | {"files": files_of(config["runs"]) | config["digests"].get("files", {})}
     write_sealed(folder / NAME, config)
     return _run(
-        folder, config, problem, optimizer, fleet.delays, limits if new else {}, True, watch, before, trust, tell
+        folder,
+        config,
+        problem,
+        optimizer,
+        fleet.delays,
+        limits if new else {},
+        True,
+        check_callbacks(callbacks),
+        before,
+        trust,
+        tell,
     )
 
 
@@ -314,7 +327,7 @@ def _run(
     law: DelayModel,
     limits: Mapping[str, Any],
     resumed: bool,
-    watch: Watch | None,
+    callbacks: Callbacks,
     before: Before | None,
     trust: bool = False,
     tell: Callable[[str], None] | None = None,
@@ -323,6 +336,7 @@ def _run(
     runs = []
     for entry in entries(config):
         place = folder / entry.folder
+        hearing = callbacks.with_title(entry.folder)
         if resumed and place.is_dir():
             run = Run.open(place)
             if _finished(run) and not limits:
@@ -333,7 +347,9 @@ def _run(
             before(entry.title)
         try:
             if resumed and place.is_dir():
-                run = resume(place, problem=problem, optimizer=optimizer, trust=trust, watch=watch, tell=tell, **limits)
+                run = resume(
+                    place, problem=problem, optimizer=optimizer, trust=trust, callbacks=hearing, tell=tell, **limits
+                )
             else:
                 fleet = build_cluster(
                     config["cluster"],
@@ -344,7 +360,7 @@ def _run(
                 )
                 asked: dict[str, Any] = {name: config.get(name) for name in _LIMITS}
                 asked["evaluate"] = config.get("evaluate", "")
-                run = train(problem, entry.strategy, fleet, optimizer=optimizer, out=place, watch=watch, **asked)
+                run = train(problem, entry.strategy, fleet, optimizer=optimizer, out=place, callbacks=hearing, **asked)
         except RunFailed:
             if not (place / "log.sqlite").is_file():
                 raise

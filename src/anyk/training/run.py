@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,31 +20,11 @@ from anyk.specs import parse
 from anyk.training import checkpoints, rows
 from anyk.training.beginning import Beginning
 from anyk.training.config import read_config
+from anyk.training.receipts import Receipt, logged_receipt
 from anyk.training.runlog import RunLog
 
 if TYPE_CHECKING:
     import pandas
-
-
-@dataclass(frozen=True)
-class CutOff:
-    """A chunk that was not waited for: it took ``seconds`` from its dispatch, or at least that if not ``known``.
-
-    ``done`` of ``partitions`` were finished when it stopped; None where nobody can tell.
-    """
-
-    worker: int
-    task: int
-    seconds: float
-    known: bool
-    done: int | None
-    partitions: int
-
-    def __str__(self) -> str:
-        if self.known:
-            return f"worker {self.worker}, {self.seconds:.3f} s"
-        done = "" if self.done is None else f", {self.done} of {self.partitions} partitions done"
-        return f"worker {self.worker}, at least {self.seconds:.3f} s{done}"
 
 
 @dataclass(frozen=True)
@@ -58,29 +37,6 @@ class Cost:
     computing: float
     waiting: float
     by_load: bool
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """The messages that made one version of a slot, and the fate of the others.
-
-    ``weights``: the weight with which each partition counted, shape (partitions,); ``used``: (worker, task, weight,
-    staleness) of each message, and ``samples`` how many it was computed from (of local work in each of its steps; None
-    for each without a problem); ``cut_off``: workers that were not waited for; ``spare``: workers whose messages had
-    arrived but were not needed; ``rest``: all others, still at work or absent.
-    """
-
-    slot: str
-    version: int
-    time: float
-    weights: NDArray[np.float64]
-    residual: float
-    gain: float
-    used: tuple[tuple[int, int, float | str, int], ...]
-    cut_off: tuple[CutOff, ...]
-    spare: tuple[int, ...] = ()
-    rest: tuple[int, ...] = ()
-    samples: tuple[int | None, ...] = ()
 
 
 class Run:
@@ -305,52 +261,10 @@ class Run:
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
         """The receipt of a version; raises :class:`~anyk.errors.BadInput` if there is no such version."""
         slot = slot or self.slot
-        made = rows.made(self.log, slot, version)
-        if made is None:
+        found = logged_receipt(self.log, self.config, slot, version)
+        if found is None:
             raise BadInput(f"no version {version} of '{slot}'; the run has 1 to {self.steps}")
-        used = rows.used(self.log, slot, version)
-        works, sizes = rows.works(self.log), rows.sizes(self.log)
-        total = 1 + max((j for work in works.values() for j in work.partitions), default=-1)
-        weights = np.zeros(int(self.config.get("partitions", total)))
-        for chunk in used:
-            weight = chunk.weight
-            partitions, coefficients, _ = works[chunk.work]
-            if isinstance(weight, str):  # one a block: what a partition's coefficient is on average over the blocks
-                parts = np.asarray(coefficients).reshape(len(partitions), -1) * np.asarray(json.loads(weight))
-                np.add.at(weights, partitions, parts.mean(axis=1))
-            else:
-                np.add.at(weights, partitions, weight * np.asarray(coefficients))
-        before = rows.time_before(self.log, slot, version)
-        late = rows.cancelled(self.log, before, max(made.time, before), version)
-        cut = tuple(
-            CutOff(
-                chunk.worker,
-                chunk.task,
-                (chunk.cancelled if chunk.due is None else chunk.due) - chunk.dispatched,
-                chunk.due is not None,
-                chunk.done,
-                len(works[chunk.work].partitions),
-            )
-            for chunk in late
-            if chunk.received is None or chunk.received > chunk.cancelled
-        )
-        counted, late_ones = {chunk.worker for chunk in used}, {one.worker for one in cut}
-        spare = {chunk.worker for chunk in late} - counted - late_ones
-        rest = set(range(int(self.config.get("workers", 0)))) - counted - late_ones - spare
-        messages = tuple(chunk[:4] for chunk in used)
-        return Receipt(
-            slot,
-            version,
-            made.time,
-            weights,
-            made.residual,
-            made.gain,
-            messages,
-            cut,
-            tuple(sorted(spare)),
-            tuple(sorted(rest)),
-            tuple(works[chunk.work].samples(sizes) if sizes else None for chunk in used),
-        )
+        return found
 
     def staleness(self, slot: str | None = None) -> dict[int, int]:
         """How many of the messages used had which staleness, of one model or of all that were trained.

@@ -329,12 +329,13 @@ class RunLog:
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             if not seq:  # it begins again
                 self._db.execute("DELETE FROM partitions")
-            self._db.execute(
-                "DELETE FROM evaluations WHERE version > "
-                "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)"
-            )
             found = self._db.execute("SELECT id, upto FROM seals WHERE seal = ?", (seal,)).fetchone()
             number, upto = (0, [0] * len(TABLES)) if found is None else (found[0], json.loads(found[1]))
+            self._db.execute(  # what is sealed stays: a slot that has no update yet may have begun at any version
+                "DELETE FROM evaluations WHERE rowid > ? AND version > "
+                "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)",
+                (upto[list(TABLES).index("evaluations")],),
+            )
             self._db.execute("DELETE FROM seals WHERE id > ?", (number,))
             self._upto, self.seal = upto, seal if number else ""
             if self.path is not None:

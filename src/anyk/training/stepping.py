@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +22,19 @@ from anyk.problems.base import Problem, Vector, ensure_problem
 from anyk.problems.torch_partitions import dtype_of, norms_of, pieces_of, trained
 from anyk.protocol import Strategy
 from anyk.strategies import strategy as build_strategy
-from anyk.training.api import train
+from anyk.training.api import resume, train
+from anyk.training.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
+from anyk.training.config import NAME, read_config
+from anyk.training.driver import Driver
 from anyk.training.evaluate import USUAL, Evaluate
+from anyk.training.receipts import Receipt, receipt_after, receipt_of_step
 from anyk.training.run import Run
 
 if TYPE_CHECKING:
     import torch
 
 
-@dataclass(slots=True)
+@dataclass
 class Step:
     """A gradient of the objective, decoded, and the model to be changed with it, both of length d.
 
@@ -40,6 +46,12 @@ class Step:
     gradient: Vector
     model: Vector
     scale: float
+    _receipt: Callable[[int], Receipt] = field(repr=False, compare=False)
+
+    @cached_property
+    def receipt(self) -> Receipt:
+        """Which partitions counted with which weight, and who was cut off: as known when it is first asked for."""
+        return self._receipt(self.number + 1)
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,9 @@ class _HandOver(Optimizer):
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
         del state
-        model = self.rounds.hand_over(Step(t, gradient.astype(w.dtype), w.copy(), scale))  # both may be kept
+        model = self.rounds.hand_over(
+            Step(t, gradient.astype(w.dtype), w.copy(), scale, self.rounds.receipt)  # both may be kept
+        )
         if np.shape(model) != w.shape:
             raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
         out = np.empty_like(w) if out is None else out
@@ -65,15 +79,59 @@ class _HandOver(Optimizer):
         return out
 
 
+class _Loop(Callback):
+    """What a loop's run tells the loop, and the states that its checkpoints keep for it."""
+
+    def __init__(self, keep: tuple[Any, ...]) -> None:
+        self._keep = keep
+        self.driver: Driver | None = None
+        self.left = False
+
+    def on_begin(self, info: RunInfo) -> None:
+        """See :class:`~anyk.training.callbacks.Callback`."""
+        self.driver = info.driver
+
+    def on_step(self, info: StepInfo) -> None:
+        """See :class:`~anyk.training.callbacks.Callback`."""
+        if self.left:
+            raise StopRun(f"the loop was left at step {info.step}")
+
+    def state_dict(self) -> list[Any]:
+        """Of each of the user's objects."""
+        return [one.state_dict() for one in self._keep]
+
+    def load_state_dict(self, states: list[Any]) -> None:
+        """Restore the user's objects."""
+        if len(states) != len(self._keep):
+            raise BadInput(
+                f"the run keeps the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
+            )
+        for one, state in zip(self._keep, states, strict=True):
+            one.load_state_dict(state)
+
+
 class Rounds:
     """The steps of a run, to be taken by whoever iterates over it; :func:`rounds` makes one."""
 
-    def __init__(self, problem: Problem, strategy: Strategy, cluster: Cluster, into: Any, options: Any) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        strategy: Strategy,
+        cluster: Cluster,
+        into: Any,
+        keep: tuple[Any, ...],
+        callbacks: tuple[Any, ...],
+        options: dict[str, Any],
+        resumed: Path | None,
+    ) -> None:
         self._what = problem, strategy, cluster
-        self._into, self._options = into, options
+        self._into, self._options, self._resumed = into, options, resumed
+        self._loop = _Loop(keep)
+        self._callbacks = Callbacks((*callbacks, self._loop))
+        self._waiting = False  # whether the run waits for the loop's next model
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         self._ends: SimpleQueue[None] = SimpleQueue()
-        self._begun = self._left = False
+        self._begun = False
         self._run: Run | None = None
         self._error: BaseException | None = None
 
@@ -95,8 +153,12 @@ class Rounds:
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
         try:
+            first = self._resumed is not None
             while (step := self._steps.get()) is not None:
                 if self._into is not None:
+                    if first:
+                        _put_model(self._into, step.model)
+                        first = False
                     _put_gradient(self._into, step.gradient)
                 try:
                     yield step
@@ -105,9 +167,11 @@ class Rounds:
                         step.model = _parameters(self._into)
                 self._ends.put(None)
         finally:
-            self._left = True
+            self._loop.left = True
             self._ends.put(None)
             thread.join()
+            if first and self._into is not None and self._run is not None:  # there was nothing left to do
+                _put_model(self._into, self._run.model)
             if statistics is not None:
                 statistics.close()
         if self._error is not None:
@@ -115,26 +179,42 @@ class Rounds:
 
     def hand_over(self, step: Step) -> Vector:
         """Hand a step out, in the run's thread, and wait for the model that is made of it."""
-        if self._left:
+        if self._loop.left:
             raise RunFailed("the loop was left while it waited for a gradient")
+        self._waiting = True
         self._steps.put(step)
         self._ends.get()
+        self._waiting = False
         return step.model
+
+    def receipt(self, version: int) -> Receipt:
+        """That of a version, also of the one that the loop is making."""
+        driver = self._loop.driver
+        assert driver is not None
+        slot = driver.strategy.layout.slots[0]
+        if self._run is not None:
+            return self._run.receipt(version)
+        if self._waiting:  # so that the run's thread looks at nothing meanwhile
+            making = driver.versions[slot] + 1 == version
+            found = receipt_of_step(driver) if making else receipt_after(driver, slot, version)
+            if found is not None:
+                return found
+        raise BadInput(f"ask for the receipt of step {version} in the loop's body, or of the run after the loop")
 
     def _train(self) -> None:
         problem, strategy, cluster = self._what
         own = _HandOver(rounds=self)
         try:
-            self._run = train(problem, strategy, cluster, optimizer=own, watch=self._watch, **self._options)
+            if self._resumed is None:
+                self._run = train(problem, strategy, cluster, optimizer=own, callbacks=self._callbacks, **self._options)
+            else:
+                self._run = resume(
+                    self._resumed, problem=problem, optimizer=own, callbacks=self._callbacks, **self._options
+                )
         except BaseException as error:
             self._error = error
         finally:
             self._steps.put(None)
-
-    def _watch(self, driver: Any, evaluator: Any) -> None:
-        del evaluator
-        if self._left:
-            driver.end()
 
 
 class _Statistics:
@@ -221,7 +301,12 @@ def rounds(
     steps: int | None = None,
     seconds: float | None = None,
     into: torch.nn.Module | None = None,
+    out: str | Path | None = None,
+    go_on: bool = False,
+    keep: Any = (),
     evaluate: Evaluate | str | None = USUAL,
+    checkpoint_every: float = 10.0,
+    callbacks: Sequence[Any] = (),
 ) -> Rounds:
     """Gradients for a training loop of one's own: ``for step in anyk.rounds(…)``.
 
@@ -234,8 +319,14 @@ def rounds(
     exception: as after :func:`anyk.train`, they are computed anew over the training data, whenever the module
     evaluates, its ``state_dict()`` is taken or it is copied or pickled, and at the end of the loop.
 
-    Limits and ``evaluate`` are those of :func:`anyk.train`; leaving the loop early, also by an exception, ends the run,
-    and the step at which it was left counts as its last one. The run is ``.run`` of what this returns.
+    ``out`` is a run folder, with checkpoints, as of :func:`anyk.train`. With ``go_on`` the run in it is resumed, if
+    there is one: the same script can be started again after it was killed. ``keep``: the loop's optimiser, schedulers,
+    or whatever else has ``state_dict`` and ``load_state_dict``; their states are part of the checkpoints, and restored
+    before the first step, as are the parameters of ``into``. What the loop keeps elsewhere is not.
+
+    Limits, ``evaluate`` and ``callbacks`` are those of :func:`anyk.train`; leaving the loop early, also by an
+    exception, ends the run, and the step at which it was left counts as its last one. The run is ``.run`` of what this
+    returns.
 
     Raises :class:`~anyk.errors.BadInput` for strategies whose workers take the steps (local updates) or that train
     several models, and where the module's parameters or batch norms are not the problem's; the loop raises what the
@@ -258,7 +349,41 @@ def rounds(
         raise BadInput(f"'{made.spec}' trains {len(made.layout.slots)} models; a loop of your own trains one")
     if into is not None:
         problem = _From(problem, _matching(into, problem))
-    return Rounds(problem, made, cluster, into, {"steps": steps, "seconds": seconds, "evaluate": evaluate})
+    options: dict[str, Any] = {"steps": steps, "seconds": seconds, "evaluate": evaluate}
+    options["checkpoint_every"] = checkpoint_every
+    folder = None if out is None else Path(out)
+    if go_on and folder is None:
+        raise BadInput("go_on resumes the run in a folder; give out=…")
+    resumed = folder if go_on and folder is not None and (folder / NAME).exists() else None
+    if resumed is None:
+        options["out"] = folder
+    else:
+        _check_same(resumed, made, cluster)
+    return Rounds(problem, made, cluster, into, _kept(keep), check_callbacks(callbacks), options, resumed)
+
+
+def _kept(keep: Any) -> tuple[Any, ...]:
+    """The user's objects whose states are kept."""
+    found = tuple(keep) if isinstance(keep, (list, tuple)) else (keep,)
+    for one in found:
+        if isinstance(one, type) or not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise BadInput(
+                "keep must be objects with state_dict and load_state_dict, such as optimisers and schedulers of "
+                f"PyTorch, got {one!r}"
+            )
+    return found
+
+
+def _check_same(folder: Path, strategy: Strategy, cluster: Cluster) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where the run in a folder has another strategy or cluster than the loop."""
+    config = read_config(folder)
+    before = build_strategy(config["strategy"], workers=config["workers"]).spec
+    asked = {"strategy": strategy.spec, "workers": cluster.workers, "cluster": cluster.spec}
+    for name, found in (config | {"strategy": before}).items():
+        if name in asked and asked[name] != found:
+            raise BadInput(
+                f"the run '{folder}' has the {name} '{found}', the loop '{asked[name]}'; give the same, or another out"
+            )
 
 
 def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
@@ -292,6 +417,16 @@ def _parameters(module: torch.nn.Module) -> Vector:
     """The trainable parameters, in their order, as one vector."""
     w: Vector = np.concatenate([parameter.detach().cpu().numpy().reshape(-1) for parameter in trained(module)])
     return w
+
+
+def _put_model(module: torch.nn.Module, w: Vector) -> None:
+    import torch
+
+    parameters = trained(module)
+    pieces = pieces_of(torch.from_numpy(w.copy()), [tuple(parameter.shape) for parameter in parameters])
+    with torch.no_grad():
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.copy_(piece)
 
 
 def _put_gradient(module: torch.nn.Module, gradient: Vector) -> None:

@@ -1,0 +1,27 @@
+"""Callbacks: hooks into a run, and some that are ready to use.
+
+``anyk.train(…, callbacks=[EarlyStopping(patience=5), TensorBoard("logs")])``; the same in ``rounds``, ``race``,
+``resume`` and the estimators. Write your own as a :class:`Callback`.
+"""
+
+from anyk.callbacks.checkpoint import Checkpoint
+from anyk.callbacks.early_stopping import EarlyStopping
+from anyk.callbacks.logs import Logging
+from anyk.callbacks.mlflow_tracking import MLflow
+from anyk.callbacks.tensorboard_events import TensorBoard
+from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo, StopRun
+
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "EarlyStopping",
+    "EndInfo",
+    "EvaluationInfo",
+    "Logging",
+    "LostInfo",
+    "MLflow",
+    "RunInfo",
+    "StepInfo",
+    "StopRun",
+    "TensorBoard",
+]

@@ -1,0 +1,47 @@
+"""The best evaluation of a run so far, by its loss or its metric."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from anyk.errors import BadInput
+from anyk.training.callbacks import EvaluationInfo, RunInfo
+
+Quantity = Literal["loss", "metric"]
+
+
+class Best:
+    """The best value so far of one model; ``of``: the loss, or the metric, of which larger or smaller is better."""
+
+    def __init__(self, of: Quantity, min_delta: float = 0.0) -> None:
+        if of not in ("loss", "metric"):
+            raise BadInput(f"of must be 'loss' or 'metric', got {of!r}")
+        if not 0.0 <= min_delta < float("inf"):
+            raise BadInput(f"min_delta must be a finite number of at least 0, got {min_delta:g}")
+        self.of, self.min_delta = of, min_delta
+        self.value: float | None = None
+        self.step = -1
+        self._sign = 1.0
+
+    def begin(self, info: RunInfo, who: str) -> None:
+        """A run begins; raises :class:`~anyk.errors.BadInput` where nothing is evaluated."""
+        if info.config.get("evaluate") == "none":
+            raise BadInput(f"{who} needs evaluation, which evaluate=None switches off; leave out one of them")
+        higher = self.of == "metric" and info.config.get("better") == "higher"
+        self._sign = -1.0 if higher else 1.0
+
+    def improved(self, info: EvaluationInfo) -> bool | None:
+        """Whether an evaluation is better than all before, by at least ``min_delta``; None where it says nothing.
+
+        Evaluations of older versions than one that has been seen say nothing.
+        """
+        value = info.loss if self.of == "loss" else info.metric
+        if value is None or info.step <= self.step:
+            return None
+        self.step = info.step
+        if value != value or (self.value is not None and self._sign * value > self._sign * self.value - self.min_delta):
+            return False
+        if self.value is not None and value == self.value:
+            return False
+        self.value = value
+        return True

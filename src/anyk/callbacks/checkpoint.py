@@ -1,0 +1,94 @@
+"""Keep models of a run in files: every so many steps, and the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyk.callbacks.best import Best, Quantity
+from anyk.checks import typed
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Vector
+from anyk.training.callbacks import Callback, EvaluationInfo, RunInfo, StepInfo
+
+
+@typed
+class Checkpoint(Callback):
+    """Writes models, flat vectors of length d, as ``.npy`` files into ``folder``, to be read by ``numpy.load``.
+
+    ``every``: after so many steps each, as ``step-00000100.npy``. ``best``: the best evaluated so far by ``loss`` or
+    ``metric``, as ``best.npy``. Of several models trained at once each has files of its own (``model 1-best.npy``), and
+    so has each run of a race, in a folder with its strategy's name. What a run needs to be resumed is kept elsewhere:
+    in the folder ``out`` of :func:`anyk.train`.
+
+    Raises :class:`~anyk.errors.BadInput` where neither is asked for or nothing is evaluated, and ends the run with
+    :class:`~anyk.errors.RunFailed` where a file cannot be written.
+
+    >>> import anyk, numpy, tempfile
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
+    >>> folder = tempfile.mkdtemp()
+    >>> keep = Checkpoint(folder, every=10, best="loss")
+    >>> run = anyk.train(problem, "uncoded", "simulated", workers=3, steps=20, callbacks=[keep])
+    >>> sorted(path.name for path in Path(folder).iterdir())
+    ['best.npy', 'step-00000010.npy', 'step-00000020.npy']
+    >>> bool((numpy.load(f"{folder}/step-00000020.npy") == run.model).all())
+    True
+    """
+
+    def __init__(self, folder: str | Path, *, every: int | None = None, best: Quantity | None = None) -> None:
+        if every is None and best is None:
+            raise BadInput(
+                "a Checkpoint keeps models every so many steps or the best; give every=100, best='loss' or both"
+            )
+        if every is not None and every < 1:
+            raise BadInput(f"every must be at least 1 step, got {every}")
+        self.folder, self.every, self.best = Path(folder), every, best
+        if best is not None:
+            Best(best)
+        self._into = self.folder
+        self._seen: dict[str, Best] = {}
+        self._restored: dict[str, Any] = {}
+
+    def on_begin(self, info: RunInfo) -> None:
+        """See :class:`Callback`."""
+        self._info, self._seen = info, {}
+        self._into = self.folder / info.title if info.title else self.folder
+        if self.best is not None:
+            Best(self.best).begin(info, "best of Checkpoint")
+
+    def on_step(self, info: StepInfo) -> None:
+        """See :class:`Callback`."""
+        if self.every is not None and info.step % self.every == 0:
+            self._write(info.slot, f"step-{info.step:08}", info.model)
+
+    def on_evaluation(self, info: EvaluationInfo) -> None:
+        """See :class:`Callback`."""
+        if self.best is None:
+            return
+        if info.slot not in self._seen:
+            made = self._seen[info.slot] = Best(self.best)
+            made.begin(self._info, "best of Checkpoint")
+            made.value, made.step = self._restored.pop(info.slot, (None, -1))
+        if self._seen[info.slot].improved(info):
+            self._write(info.slot, "best", info.model)
+
+    def _write(self, slot: str, name: str, model: Vector) -> None:
+        file = self._into / f"{'' if slot == 'model' else f'{slot}-'}{name}.npy"
+        part = file.with_suffix(".part")
+        try:
+            self._into.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as opened:
+                np.save(opened, model, allow_pickle=False)
+            part.replace(file)
+        except OSError as error:
+            raise RunFailed(f"the model '{file}' cannot be written ({error.strerror})") from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from."""
+        return {slot: (best.value, best.step) for slot, best in self._seen.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self._restored = dict(state)

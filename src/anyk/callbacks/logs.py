@@ -1,0 +1,65 @@
+"""A run as messages of Python's logging, under the logger ``anyk.run``."""
+
+from __future__ import annotations
+
+import logging
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
+
+
+@typed
+class Logging(Callback):
+    """Writes a run to the logger ``anyk.run``: its beginning and end, evaluations and every ``every``-th step (INFO),
+    workers that were lost (WARNING) and what it failed of (ERROR).
+
+    What is shown, and where, is the business of ``logging``.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
+    >>> run = anyk.train(problem, "uncoded", "simulated", workers=3, steps=20, callbacks=[Logging(every=10)])
+    """
+
+    def __init__(self, every: int = 1, logger: str = "anyk.run") -> None:
+        if every < 1:
+            raise BadInput(f"every must be at least 1 step, got {every}")
+        self._every, self._log = every, logging.getLogger(logger)
+
+    def on_begin(self, info: RunInfo) -> None:
+        """See :class:`Callback`."""
+        self._metric = info.metric
+        where = "in memory" if info.path is None else info.path
+        self._log.info("%s begins at step %d (%s, %s)", info.strategy, info.step, info.config["cluster"], where)
+
+    def on_step(self, info: StepInfo) -> None:
+        """See :class:`Callback`."""
+        if info.step % self._every == 0:
+            self._log.info(
+                "step %d of %s at %.3f s: %d workers, residual %.3g, staleness %.3g",
+                info.step, info.slot, info.seconds, info.workers, info.residual, info.staleness,
+            )  # fmt: skip
+
+    def on_evaluation(self, info: EvaluationInfo) -> None:
+        """See :class:`Callback`."""
+        self._log.info("step %d of %s: %s", info.step, info.slot, _values(info, self._metric))
+
+    def on_worker_lost(self, info: LostInfo) -> None:
+        """See :class:`Callback`."""
+        fate = "given up" if info.gone else "lost"
+        self._log.warning(
+            "worker %d %s at step %d, %.3f s: %s", info.worker, fate, info.step, info.seconds, info.reason
+        )
+
+    def on_end(self, info: EndInfo) -> None:
+        """See :class:`Callback`."""
+        if info.error is None:
+            self._log.info("ended at step %d, %.3f s: %s", info.step, info.seconds, _values(info, self._metric))
+        else:
+            kind = type(info.error).__name__
+            self._log.error("ended at step %d, %.3f s: %s: %s", info.step, info.seconds, kind, info.error)
+
+
+def _values(info: EvaluationInfo | EndInfo, metric: str) -> str:
+    values = {"loss": info.loss, metric: info.metric}
+    return ", ".join(f"{name} {value:.6g}" for name, value in values.items() if value is not None) or "not evaluated"

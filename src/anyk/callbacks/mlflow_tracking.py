@@ -1,0 +1,71 @@
+"""A run as a run of MLflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyk.checks import typed
+from anyk.errors import BadInput, MissingPackage
+from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, RunInfo, StepInfo
+
+
+@typed
+class MLflow(Callback):
+    """Logs settings as parameters, and steps and evaluations as metrics, of a run of MLflow.
+
+    ``experiment``: in which (``Default`` if left out); ``tracking_uri``: where (as MLflow is set up). Of steps every
+    ``every``-th is logged. Each run of a race, and each part of a run that is resumed, is a run of MLflow's, named by
+    its strategy; it ends as FINISHED, FAILED or KILLED. Needs the package ``mlflow`` (or ``mlflow-skinny``):
+    ``pip install 'anyk[mlflow]'``.
+    """
+
+    def __init__(self, experiment: str | None = None, *, tracking_uri: str | None = None, every: int = 1) -> None:
+        if every < 1:
+            raise BadInput(f"every must be at least 1 step, got {every}")
+        self._client = _package().MlflowClient(tracking_uri)
+        self._experiment, self._every = experiment, every
+        self._run: str | None = None
+
+    def on_begin(self, info: RunInfo) -> None:
+        """See :class:`Callback`."""
+        self._metric = info.metric
+        self._run = self._client.create_run(self._experiment_id(), run_name=info.title or info.strategy).info.run_id
+        for key, value in info.settings.items():
+            self._client.log_param(self._run, key, value)
+
+    def _experiment_id(self) -> str:
+        name = self._experiment or "Default"
+        found = self._client.get_experiment_by_name(name)
+        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+
+    def on_step(self, info: StepInfo) -> None:
+        """See :class:`Callback`."""
+        if info.step % self._every == 0:
+            values = {"residual": info.residual, "staleness": info.staleness, "workers": info.workers}
+            self._log(info.slot, values | {"seconds": info.seconds}, info.step)
+
+    def on_evaluation(self, info: EvaluationInfo) -> None:
+        """See :class:`Callback`."""
+        self._log(info.slot, {"loss": info.loss, self._metric: info.metric}, info.step)
+
+    def on_end(self, info: EndInfo) -> None:
+        """See :class:`Callback`."""
+        if self._run is not None:
+            killed = isinstance(info.error, KeyboardInterrupt)
+            status = "FINISHED" if info.error is None else "KILLED" if killed else "FAILED"
+            self._client.set_terminated(self._run, status)
+            self._run = None
+
+    def _log(self, slot: str, values: dict[str, Any], step: int) -> None:
+        of = "" if slot == "model" else f"{slot}/"
+        for name, value in values.items():
+            if value is not None:
+                self._client.log_metric(self._run, f"{of}{name}", float(value), step=step)
+
+
+def _package() -> Any:
+    try:
+        import mlflow
+    except ImportError:
+        raise MissingPackage("MLflow", "mlflow", "callbacks.MLflow") from None
+    return mlflow

@@ -1,0 +1,75 @@
+"""The states of callbacks in checkpoints: of those with a ``state_dict``, as plain data and arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyk.errors import BadInput
+from anyk.problems.base import Vector
+
+KEY = "callbacks"  # under which checkpoints have them
+
+
+def saved(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Vector]]:
+    """The states, by callback, as plain data in which arrays have only their names, and the arrays by name.
+
+    Raises :class:`~anyk.errors.BadInput` for states that are not made of numbers, texts, lists, dicts and arrays.
+    """
+    arrays: dict[str, Vector] = {}
+    return {name: _plain(one.state_dict(), f"{KEY}/{name}", arrays) for name, one in _stateful(callbacks)}, arrays
+
+
+def restore(callbacks: Sequence[Any], states: Mapping[str, Any], arrays: Mapping[str, Vector]) -> None:
+    """Give callbacks back the states that :func:`saved` gave; those that were not there before are left as they are."""
+    for name, one in _stateful(callbacks):
+        if name in states:
+            one.load_state_dict(_again(states[name], arrays))
+
+
+def _stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The callbacks with a state, each with its class's name and its number among those of the class."""
+    count: dict[str, int] = {}
+    for one in callbacks:
+        if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
+            kind = type(one).__name__
+            count[kind] = count.get(kind, -1) + 1
+            yield f"{kind} {count[kind]}", one
+
+
+def _plain(value: Any, place: str, arrays: dict[str, Vector]) -> Any:
+    if isinstance(value, Mapping):  # keys need not be texts
+        return {"dict": [[key, _plain(part, f"{place}/{key}", arrays)] for key, part in value.items()]}
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part, f"{place}/{number}", arrays) for number, part in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": parts}
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        arrays[place] = value.detach().cpu().numpy()
+        return {"tensor": place, "shape": list(value.shape)}
+    if isinstance(value, (np.ndarray, np.generic)):
+        arrays[place] = np.asarray(value)
+        return {"array": place, "shape": list(value.shape)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise BadInput(f"the state of a callback has a {type(value).__name__} at {place}, which cannot be saved")
+
+
+def _again(plain: Any, arrays: Mapping[str, Vector]) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    kind = next(iter(plain))
+    if kind == "dict":
+        return {key: _again(part, arrays) for key, part in plain["dict"]}
+    if kind in ("list", "tuple"):
+        parts = [_again(part, arrays) for part in plain[kind]]
+        return tuple(parts) if kind == "tuple" else parts
+    array = np.array(arrays[plain[kind]]).reshape(plain["shape"])
+    if kind == "array":
+        return array
+    import torch
+
+    return torch.from_numpy(array)
