@@ -324,3 +324,24 @@ def test_plans_tell_lasting_slowness_from_stragglers_that_wander() -> None:
     assert "balance" not in found.best.spec
     even = next(one for one in found.candidates if one.spec == "uncoded:balance=auto")
     assert even.seconds_per_step.median == pytest.approx(found.today.seconds_per_step.median, rel=0.02)
+
+
+def test_gradients_of_shares_that_move_need_not_agree_but_those_of_replicas_must() -> None:
+    import torch
+
+    draws = torch.Generator().manual_seed(0)  # its own: no two calls alike
+
+    class Noisy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(5, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x) * torch.rand((), generator=draws)
+
+    random = np.random.default_rng(0)
+    X, y = random.normal(size=(160, 5)).astype(np.float32), random.integers(0, 2, 160)
+    made = TorchProblem(Noisy(), torch.nn.CrossEntropyLoss(), (X, y))
+    anyk.train(made, "uncoded:balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
+    with pytest.raises(BadInput, match="a code takes replicas of a partition for equal"):
+        anyk.train(made, "frc:load=2,balance=auto", "simulated", workers=4, steps=2, optimizer=GD)

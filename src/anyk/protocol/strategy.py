@@ -39,7 +39,8 @@ class Layout:
     vector. ``inner``: that workers take local steps, with this optimiser's spec, or with the run's own where it is
     empty (None: they compute gradients). ``voting``: messages of the same partitions are compared, and one that differs
     is outvoted. ``together``: each message is the plain sum of consecutive partitions, which are computed at once, as
-    if they were one (a mini-batch is drawn from all of them).
+    if they were one (a mini-batch is drawn from all of them). ``replicated``: whether several workers compute gradients
+    of the same partition in a step (None: if it is assigned to several).
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -56,6 +57,7 @@ class Layout:
     inner: str | None = None
     voting: bool = False
     together: bool = False
+    replicated: bool | None = None
 
     @property
     def unit(self) -> float:
