@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -16,8 +18,15 @@ from mkdocs.structure.pages import Page
 import anyk
 from anyk.cli import main
 
+sys.path.insert(0, str(Path(__file__).parent))
+import site_pictures
+
 ROOT = Path(__file__).parents[1]
 ROOMS = [*(name for name in anyk.__all__ if hasattr(getattr(anyk, name), "__path__")), "protocol", "sklearn"]
+PICTURE = re.compile(r"<!-- picture: (?P<kind>code|strategy) (?P<spec>\S+)(?: workers=(?P<workers>\d+))? -->")
+DRAWN: set[str] = set()
+PLAIN = {"matrix"}  # a matrix of the user's own
+log = logging.getLogger("mkdocs.plugins.anyk")
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 # links out of docs/ lead to pages made here
 PLACES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"} | {
@@ -47,9 +56,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Lead links out of docs/ to the pages made here."""
+    """Draw the pictures that a page asks for, and lead links out of docs/ to the pages made here."""
+    markdown = PICTURE.sub(_drawn, markdown)
     up = "../" * page.file.src_uri.count("/")
     return re.sub(r"(\]\()(?:\.\./)+([\w./-]+)(?=[)#])", lambda link: _inside(link, up), markdown)
+
+
+def on_post_build(**_: object) -> None:
+    """Every code and strategy has its picture on some page."""
+    for registry in (anyk.codes.registry, anyk.strategies.registry):
+        for missing in sorted({entry.name for entry in registry} - DRAWN - PLAIN):
+            log.warning(f"no page has a picture of '{missing}': <!-- picture: {registry.kind} SPEC workers=N -->")
+
+
+def _drawn(asked: re.Match[str]) -> str:
+    spec = asked["spec"]
+    DRAWN.add(spec.partition(":")[0])
+    if asked["kind"] == "code":
+        return site_pictures.code(spec, int(asked["workers"] or 6))
+    return site_pictures.timeline(spec, int(asked["workers"] or 5))
 
 
 def _inside(link: re.Match[str], up: str) -> str:
