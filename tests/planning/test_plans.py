@@ -227,3 +227,22 @@ def test_several_models_bring_codes_over_rounds_and_limits_hold() -> None:
     assert "models=2" in two.today.spec
     lean = anyk.plan(Record(times, load=1 / 4), slope=4.0, memory=0.25, resamples=30)
     assert {choice.memory for choice in lean.candidates} == {0.25} and lean.verdict == "nothing"
+
+
+def test_a_fleet_of_two_speeds_is_balanced_and_one_of_wandering_stragglers_coded() -> None:
+    """Half of six take twice as long, all computing: shares of 2 to 1 take 4/3 in place of 2; and both remedies together."""
+    random = np.random.default_rng(0)
+    two = np.tile([1.0, 2.0] * 3, (60, 1)) * (1.0 + 0.001 * random.random((60, N)))
+    found = anyk.plan(record(two), slope=float(N), resamples=50)
+    shares = next(one for one in found.candidates if one.spec == "uncoded:balance=auto")
+    assert found.verdict == "change" and found.best.seconds_per_step.median <= shares.seconds_per_step.median * 1.01
+    assert shares.seconds_per_step.median == pytest.approx(4 / 3, rel=0.05)
+    assert shares.memory == shares.load == pytest.approx(2 / 9, rel=0.1)
+    wandering = np.ones((60, N))
+    wandering[np.arange(60), np.arange(60) % N] += 9.0
+    coded = anyk.plan(record(wandering), slope=float(N), resamples=50)
+    assert coded.best.exact and "balance" not in coded.best.spec
+    held = two.copy()
+    held[np.arange(60), random.integers(0, N, 60)] += 20.0
+    both = anyk.plan(record(held), slope=float(N), resamples=50)
+    assert both.verdict == "change" and both.best.family in ("frc", "nested", "progress")

@@ -73,6 +73,11 @@ class ProgressCode(Code):
     def orders(self) -> Sequence[tuple[int, ...]]:
         """For each worker, its partitions in the order in which it computes them."""
 
+    @fixed_property
+    def assignment(self) -> tuple[tuple[int, ...], ...]:
+        """See :attr:`Code.assignment`."""
+        return tuple(tuple(sorted(order)) for order in self.orders)
+
     @abstractmethod
     def watch(self) -> Watch:
         """A fresh watch for one step."""
@@ -185,10 +190,7 @@ class NestedCode(ProgressCode):
     def ready_times(self, seconds: Floats, each: Floats) -> Floats:
         """See :meth:`ProgressCode.ready_times`: the first of the levels."""
         load = self.tolerates + 1
-        needs = [len(level.rows[0][0]) for level in self.levels]
-        times = [
-            level.finish_times(seconds - (load - need) * each) for level, need in zip(self.levels, needs, strict=True)
-        ]
+        times = [level.finish_times(seconds - (load - level.load) * each) for level in self.levels]
         return np.asarray(np.min(times, axis=0))
 
 

@@ -32,9 +32,14 @@ def specs_for(workers: int) -> Iterator[str]:
         yield from entry.grid(workers) if entry.grid is not None else (entry.name,)
 
 
-def built(spec: str, workers: int, models: int) -> Strategy:
-    """The strategy for so many models trained at once; raises :class:`~anyk.errors.BadInput` where there is none."""
+def built(spec: str, workers: int, models: int, *, exact: bool = False) -> Strategy:
+    """The strategy for so many models trained at once; raises :class:`~anyk.errors.BadInput` where there is none.
+
+    ``exact``: one whose steps are not the exact sum will not do.
+    """
     made = build_strategy(spec, workers=workers)
+    if exact and not made.exact:
+        raise BadInput(f"steps of '{spec}' are not the exact sum")
     if made.models_trained == models:
         return made
     made = build_strategy(with_keys(spec, {"models": models}), workers=workers)
@@ -44,18 +49,20 @@ def built(spec: str, workers: int, models: int) -> Strategy:
 
 
 def candidates_for(
-    today: str, workers: int, *, max_load: float, memory: float, models: int, everything: bool
+    today: str, fleet: Fleet, *, max_load: float, memory: float, models: int, everything: bool
 ) -> dict[str, Strategy]:
     """Today's strategy first, then every other of the registries within the limits, by spec."""
+    workers = fleet.times.shape[1]
     now = built(today, workers, models)
     made = {now.spec: now}
     for spec in specs_for(workers):
         try:
-            strategy = built(spec, workers, models)
-            within = loads_of(strategy).max() <= max_load + 1e-12 and strategy.share_held <= memory + 1e-12
+            strategy = built(spec, workers, models, exact=not everything)
+            on_it = fleet.settled(strategy)
+            within = loads_of(on_it).max() <= max_load + 1e-12 and on_it.share_held <= memory + 1e-12
         except BadInput:
             continue  # it does not exist for so many workers or models
-        if within and (strategy.exact or everything):
+        if within:
             made.setdefault(strategy.spec, strategy)
     return made
 

@@ -93,9 +93,9 @@ class Judgement:
 
     def __init__(self, fleet: Fleet, asked: Asked) -> None:
         self.fleet = fleet
-        rounds, n = fleet.times.shape
+        rounds = len(fleet.times)
         made = candidates_for(
-            asked.today, n, max_load=asked.max_load, memory=asked.memory, models=asked.models,
+            asked.today, fleet, max_load=asked.max_load, memory=asked.memory, models=asked.models,
             everything=asked.everything,
         )  # fmt: skip
         self._today = next(iter(made))
@@ -141,7 +141,7 @@ class Judgement:
         order = sorted(competing, key=lambda i: (choices[i].seconds_per_step.median, choices[i].load))
         least = choices[order[0]].seconds_per_step.median
         ties = [i for i in order if choices[i].seconds_per_step.median <= (1.0 + _TIE) * least]
-        winner = min(ties, key=lambda i: (choices[i].load, choices[i].seconds_per_step.median))
+        winner = min(ties, key=lambda i: (round(choices[i].load, 9), choices[i].vectors or 0.0))
         self.today, self._first = choices[at], choices[winner]
         self.candidates = tuple(choices[i] for i in order)
         rest = [i for i in choices if i not in competing]
@@ -151,12 +151,12 @@ class Judgement:
     def _choice(self, spec: str, seconds: Estimate, taken: Estimate, best: float, shift: float) -> Choice:
         strategy: Strategy = self._made[spec]
         workers = self.fleet.times.shape[1]
-        load = float(loads_of(self.fleet.settled(strategy)).max())
+        settled = self.fleet.settled(strategy)
         gain = Estimate(1.0 - taken.median, 1.0 - taken.high, 1.0 - taken.low)
         return Choice(
             spec, spec.partition(":")[0], strategy.exact, seconds,
-            gain if spec != self._today else Estimate(0.0, 0.0, 0.0), load, best, shift,
-            self._paces.seen[spec], workers * seconds.median, strategy.share_held, strategy.vectors_sent,
+            gain if spec != self._today else Estimate(0.0, 0.0, 0.0), float(loads_of(settled).max()), best, shift,
+            self._paces.seen[spec], workers * seconds.median, settled.share_held, strategy.vectors_sent,
         )  # fmt: skip
 
     def _unmeasured(self, spec: str, seconds: Estimate, taken: Estimate) -> tuple[Estimate, Estimate]:
