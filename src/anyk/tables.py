@@ -10,7 +10,7 @@ import json
 import math
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -201,20 +201,30 @@ def absent(column: NDArray[Any]) -> NDArray[np.bool_]:
     return np.array([value is None for value in column.tolist()], dtype=bool)
 
 
-def read_csv(file: Path, allowed: Limit, *, header: bool | None = None) -> Table:
+def read_csv(
+    file: Path,
+    allowed: Limit,
+    *,
+    header: bool | None = None,
+    text: Callable[[Sequence[str]], Iterable[int]] | None = None,
+) -> Table:
     """Read a CSV file, plain or packed (``.gz``, ``.bz2``), separated by commas, in UTF-8.
 
     A column is numeric if all its cells are numbers or missing, else text as it stands. ``header`` says whether the
     first row holds names; None finds out (see :func:`_has_header`) and raises BadInput where that cannot be known, as
-    for anything that is not such a file.
+    for anything that is not such a file. ``text`` says, of the columns' names, which are text whatever they hold.
     """
-    text: set[int] = set()  # columns known to be text, whose cells must not be turned into numbers
+    words: set[int] = set()  # columns known to be text, whose cells must not be turned into numbers
+    if text is not None:
+        with reading(file, "CSV"), open_text(file, allowed) as opened:
+            top = next(csv_rows(opened, file), [])
+        words |= set(text(_named(top, bool(header))))
     while True:
-        first, chunks = _read_cells(file, allowed, text, header)
+        first, chunks = _read_cells(file, allowed, words, header)
         found = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
         if not any(chunk[i].dtype.kind == "f" for chunk in chunks for i in found):
             break
-        text |= found  # their first cells looked like numbers: read these again as the text they are
+        words |= found  # their first cells looked like numbers: read these again as the text they are
     columns = [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(chunks[0]))] if chunks else []
     if header is None and first:
         columns = columns or [np.empty(0) for _ in first]
@@ -222,9 +232,18 @@ def read_csv(file: Path, allowed: Limit, *, header: bool | None = None) -> Table
         if not header:
             columns = [_prepend(cell, column) for cell, column in zip(first, columns, strict=True)]
     columns = columns or [np.empty(0) for _ in first]
+    return Table(_named(first, bool(header)), tuple(columns), bool(header))
+
+
+def _named(first: Sequence[str], header: bool) -> tuple[str, ...]:
+    """Names of columns, of which ``first`` is the first row."""
     names = [cell.strip() for cell in first] if header else [""] * len(first)
-    named = tuple(name or f"column {i}" for i, name in enumerate(names))
-    return Table(named, tuple(columns), bool(header))
+    return tuple(name or f"column {i}" for i, name in enumerate(names))
+
+
+def csv_rows(text: io.TextIOWrapper, file: Path) -> Iterator[list[str]]:
+    """The rows of a CSV file, as text; blank lines are none."""
+    return (row for row in csv.reader(lines(text, file), strict=True, skipinitialspace=True) if row)
 
 
 def _read_cells(
@@ -326,10 +345,11 @@ def is_row_number(values: NDArray[Any]) -> bool:
     return bool((values == values[0] + np.arange(len(values))).all())
 
 
-def read_parquet(file: Path, allowed: Limit) -> Table:
+def read_parquet(file: Path, allowed: Limit, *, needed: Collection[str] | None = None) -> Table:
     """Read a Parquet file of numbers and text; the index that pandas may have stored is left out.
 
-    Raises BadInput for a file that is none, and for columns of dates, lists and the like, by name.
+    Raises BadInput for a file that is none, and for columns of dates, lists and the like, by name; where only some are
+    ``needed``, others of such kinds are read as missing.
     """
     try:
         import pyarrow
@@ -351,8 +371,9 @@ def read_parquet(file: Path, allowed: Limit) -> Table:
         if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or _of_text(kind)
     }
     number = (pyarrow.types.is_floating, pyarrow.types.is_integer, pyarrow.types.is_boolean, pyarrow.types.is_decimal)
+    odd = {i for i, kind in enumerate(kinds) if i not in text and not any(fits(kind) for fits in number)}
     for i, kind in enumerate(kinds):
-        if i not in text and not any(fits(kind) for fits in number):
+        if i in odd and (needed is None or names[i] in needed):
             raise BadInput(
                 f"column '{names[i]}' of {shown(file)} holds {kind} values, which are neither numbers nor text; "
                 "make them one of the two, or leave the column out"
@@ -363,7 +384,8 @@ def read_parquet(file: Path, allowed: Limit) -> Table:
     with reading(file, "Parquet"), parquet.ParquetFile(file, read_dictionary=words, pre_buffer=False) as opened:
         table = opened.read(use_threads=False)  # threads that read on behind an error crash the process
         for i, place in enumerate(kept):
-            columns.append(_of_arrow(table.column(place), i in text))
+            column = np.full(table.num_rows, np.nan) if i in odd else _of_arrow(table.column(place), i in text)
+            columns.append(column)
     return Table(tuple(names), tuple(columns), True)
 
 

@@ -44,7 +44,18 @@ def test_a_whole_folder(folder):
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == f"the run '{folder}' is whole"
     names = [line.split()[0] for line in result.output.splitlines()[:-1]]
-    assert names == ["configuration", "log", "rows", "sequence", "ledger", "checkpoint", "the", "traces", "data"]
+    assert names == [
+        "configuration",
+        "log",
+        "rows",
+        "sequence",
+        "ledger",
+        "checkpoint",
+        "the",
+        "predictor",
+        "traces",
+        "data",
+    ]
     assert "events 1 to " in result.output and "chunks dispatched and ended, each once" in result.output
     report = json.loads(run("verify", folder, "--json", "-").stdout)
     assert report["whole"] and {check["whole"] for check in report["checks"]} == {True}

@@ -59,6 +59,7 @@ def main() -> None:
     anyk race                    train with four strategies under the same stragglers, and compare
     anyk train --strategy SPEC   train with one strategy
     anyk report RUN              write one HTML page about runs or races; see also export
+    anyk predict RUN FILE        predict for the rows of a file with the model of a run
     anyk codes                   compare gradient codes; see also codes show, codes compare
     anyk explain SOURCE          explain what slow workers cost in a measured fleet; see also record
     anyk plan SOURCE             say which strategy to run on a measured fleet, and what that gains
@@ -76,7 +77,20 @@ def main() -> None:
 
 
 # they add their commands to the group above
-from anyk.cli import clusters, codes, decompile, fleets, graphs, lists, races, reports, reproduce, runs, traces  # noqa: E402
+from anyk.cli import (  # noqa: E402
+    clusters,
+    codes,
+    decompile,
+    fleets,
+    graphs,
+    lists,
+    predictions,
+    races,
+    reports,
+    reproduce,
+    runs,
+    traces,
+)
 
 __all__ = [
     "clusters",
@@ -86,6 +100,7 @@ __all__ = [
     "graphs",
     "lists",
     "main",
+    "predictions",
     "races",
     "reports",
     "reproduce",

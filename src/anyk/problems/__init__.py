@@ -19,6 +19,7 @@ from anyk.problems.linear import LeastSquares, LinearProblem, LogisticRegression
 from anyk.problems.linear_partitions import LinearPartitions
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
+from anyk.problems.predicting import Coefficients, Predictor
 from anyk.problems.splits import Dirichlet, splits
 from anyk.problems.torch_modules import TorchProblem
 from anyk.problems.torch_partitions import TorchPartitions
@@ -51,7 +52,9 @@ def _two_layer(data: Dataset, *, hidden: int = 32, seed: int = 0) -> Callable[..
     def make(X: Any, y: Any, *, y_test: Any = None, **rest: Any) -> TwoLayerNetwork:
         classes = np.unique(y)  # a two-class data set may name its classes -1 and 1
         test = None if y_test is None else np.searchsorted(classes, y_test)
-        return TwoLayerNetwork(X, np.searchsorted(classes, y), y_test=test, hidden=hidden, seed=seed, **rest)
+        made = TwoLayerNetwork(X, np.searchsorted(classes, y), y_test=test, hidden=hidden, seed=seed, **rest)
+        made.labels = tuple(label for i, label in enumerate(data.labels) if data.task == "binary" or i in classes)
+        return made
 
     return make
 
@@ -86,7 +89,7 @@ def from_data(
         recipe["model"] = model
     if split is not None:
         recipe["split"] = split
-    return models.build(model, data=made)(
+    problem = models.build(model, data=made)(
         made.X_train,
         made.y_train,
         X_test=made.X_test,
@@ -95,6 +98,8 @@ def from_data(
         recipe=recipe,
         split=split,
     )
+    problem.encoding, problem.labels = made.encoding, problem.labels or made.labels
+    return problem
 
 
 def from_recipe(recipe: dict[str, Any]) -> Problem:
@@ -119,6 +124,7 @@ def from_recipe(recipe: dict[str, Any]) -> Problem:
 
 
 __all__ = [
+    "Coefficients",
     "Dataset",
     "Dirichlet",
     "JaxPartitions",
@@ -130,6 +136,7 @@ __all__ = [
     "ManyPartitions",
     "ManyProblems",
     "Partitions",
+    "Predictor",
     "Problem",
     "SoftmaxRegression",
     "TorchPartitions",

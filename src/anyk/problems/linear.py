@@ -13,9 +13,11 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Vector, cut, problem_text, some_rows
+from anyk.problems.data.encoding import Encoding
 from anyk.problems.digest import digest_of
 from anyk.problems.linear_partitions import LinearPartitions
-from anyk.problems.scaling import Scaling
+from anyk.problems.predicting import Predictor
+from anyk.problems.scaling import Scaling, in_units
 from anyk.problems.splits import Dirichlet, checked
 
 Floats = NDArray[np.float64]
@@ -84,6 +86,9 @@ class LinearProblem:
     curvature: ClassVar[float] = 1.0  # of a sample's loss in its score, at most
     metric: str
     better: Literal["higher", "lower"]
+    # of data from elsewhere: how X came about, and what the classes are called
+    encoding: Encoding = Encoding()
+    labels: tuple[float | str, ...] = ()
 
     def __init__(
         self,
@@ -215,9 +220,22 @@ class LinearProblem:
 
     def in_units(self, w: Vector) -> tuple[Floats, Floats]:
         """A model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
-        W = np.asarray(w, dtype=np.float64).reshape(-1, self.outputs)
-        weights, intercepts = (W[:-1], W[-1]) if self.intercept else (W, np.zeros(self.outputs))
-        return (weights, intercepts) if self.scaling is None else self.scaling.undone(weights, intercepts)
+        return in_units(w, self.outputs, self.intercept, self.scaling)
+
+    def predictor(self) -> Predictor:
+        """What a run keeps to predict with; see :class:`~anyk.problems.predicting.Predictor`."""
+        scaling = self.scaling
+        known = () if self.classes is None else tuple(self.classes.tolist())
+        return Predictor(
+            self.kind,
+            features=int(self.X.shape[1]) - self.intercept,
+            outputs=self.outputs,
+            intercept=self.intercept,
+            classes=self.labels[: len(known)] or known,
+            encoding=self.encoding,
+            center=() if scaling is None else tuple(scaling.center.tolist()),
+            scale=() if scaling is None else tuple(scaling.scale.tolist()),
+        )
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""

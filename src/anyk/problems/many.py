@@ -117,6 +117,11 @@ class ManyProblems:
         """See :class:`~anyk.problems.base.Problem`; :class:`~anyk.errors.BadInput` where one cannot be."""
         return ManyProblems([sampled(problem, samples) for problem in self._of.values()])
 
+    def predictor(self) -> Any:
+        """Of the first problem, if it has one."""
+        own = getattr(self._first, "predictor", None)
+        return None if own is None else own()
+
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`; of all."""
         distinct = {id(problem): data_digest(problem) for problem in self._of.values()}

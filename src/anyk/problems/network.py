@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut, stacked
 from anyk.problems.linear import SoftmaxRegression
 from anyk.problems.linear_partitions import softmax_slope
+from anyk.problems.predicting import Predictor
 from anyk.problems.splits import Dirichlet
 
 
@@ -119,6 +121,10 @@ class TwoLayerNetwork(SoftmaxRegression):
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         return TwoLayerPartitions(*self._rows(ends), ends, self.hidden, self.outputs)
+
+    def predictor(self) -> Predictor:
+        """See :meth:`LinearProblem.predictor`."""
+        return replace(super().predictor(), hidden=self.hidden)
 
     def initial(self) -> Vector:
         """Small random weights, the same for the same seed; zeros would make all hidden units alike."""

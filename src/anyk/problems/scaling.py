@@ -17,8 +17,8 @@ Floats = NDArray[np.float64]
 class Scaling:
     """Columns as a model sees them, ``z = (x - center) / scale``; both of shape (columns,).
 
-    Of sparse columns the centers are 0, so that they stay sparse. Models are exact in either units:
-    ``z.v + b = x.(v / scale) + (b - center.(v / scale))``.
+    Of sparse data only columns with entries in half of the rows or more have a center, so that they stay sparse. Models
+    are exact in either units: ``z.v + b = x.(v / scale) + (b - center.(v / scale))``.
 
     >>> scaling = Scaling.standard(np.array([[1.0, 5.0], [3.0, 5.0]]))
     >>> scaling.center.tolist(), scaling.scale.tolist()
@@ -30,7 +30,7 @@ class Scaling:
 
     @classmethod
     def standard(cls, X: Any, weights: Floats | None = None) -> Scaling:
-        """To mean 0 and variance 1; sparse columns to variance 1. A constant column stays as it is.
+        """To mean 0 and variance 1 (columns without a center: variance 1); a constant column stays as it is.
 
         ``X``: rows x columns, dense or sparse; ``weights``: of the rows. Raises :class:`~anyk.errors.BadInput` where
         the numbers are too large to be squared.
@@ -40,13 +40,12 @@ class Scaling:
         dense = isinstance(X, np.ndarray)
         with np.errstate(over="ignore", invalid="ignore"):
             found = StandardScaler(with_mean=dense).fit(X.astype(np.float64, copy=False), sample_weight=weights)
-        scale = np.asarray(found.scale_, dtype=np.float64)
         low, high = (getattr(X, name)(axis=0) for name in ("min", "max"))
         if not dense:
             low, high = low.toarray().reshape(-1), high.toarray().reshape(-1)
         constant = low == high
-        center = np.where(constant, 0.0, found.mean_) if dense else np.zeros(X.shape[1])
-        return cls(center, np.where(constant, 1.0, scale)).checked()
+        center = np.where(constant | ~_full(X), 0.0, found.mean_)
+        return cls(center, np.where(constant, 1.0, found.scale_)).checked()
 
     @classmethod
     def curved(cls, X: Any, weights: Floats | None, *, curvature: float, l2: float, centered: bool) -> Scaling:
@@ -56,11 +55,10 @@ class Scaling:
         intercept makes up for it). Of all diagonal scalings this one is within a factor of the number of columns of the
         best condition (van der Sluis 1969). Raises as :meth:`standard`.
         """
-        center = np.zeros(X.shape[1])
-        if centered and isinstance(X, np.ndarray):
-            center = np.average(X, axis=0, weights=weights).astype(np.float64)
+        shares = np.full(X.shape[0], 1.0 / X.shape[0]) if weights is None else weights / weights.sum()
+        center = np.where(_full(X), X.T @ shares, 0.0) if centered else np.zeros(X.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
-            squares = _mean_of_squares(X, center, weights)
+            squares = _mean_of_squares(X, center, shares)
         scale = np.sqrt(curvature * squares + l2)
         # what is left of a constant column is rounding: it must not be blown up
         rounding = 4 * np.finfo(X.dtype).eps * np.abs(center) * np.sqrt(curvature)
@@ -80,6 +78,12 @@ class Scaling:
             made /= self.scale.astype(X.dtype)
             return made
         made = X.copy()
+        if self.center.any():
+            from scipy import sparse
+
+            ones = sparse.csr_array(np.ones((X.shape[0], 1), dtype=X.dtype))
+            made = sparse.csr_array(made - ones @ sparse.csr_array(self.center[None, :].astype(X.dtype)))
+        made.sort_indices()  # now: sorted later, the same data would have another digest
         made.data /= self.scale.astype(X.dtype)[made.indices]
         return made
 
@@ -94,14 +98,28 @@ class Scaling:
         return W * self.scale[:, None], np.asarray(intercepts, dtype=np.float64) + self.center @ W
 
 
-def _mean_of_squares(X: Any, center: Floats, weights: Floats | None) -> Floats:
+def in_units(w: Any, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
+    """A flat model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
+    W = np.asarray(w, dtype=np.float64).reshape(-1, outputs)
+    weights, intercepts = (W[:-1], W[-1]) if intercept else (W, np.zeros(outputs))
+    return (weights, intercepts) if scaling is None else scaling.undone(weights, intercepts)
+
+
+def _full(X: Any) -> NDArray[np.bool_]:
+    """Which columns have entries in half of the rows or more."""
+    rows, columns = X.shape
+    if isinstance(X, np.ndarray):
+        return np.ones(columns, dtype=bool)
+    return np.asarray(2 * np.bincount(X.indices, minlength=columns) >= rows)
+
+
+def _mean_of_squares(X: Any, center: Floats, shares: Floats) -> Floats:
     """Of each column less its center, a block of rows at a time."""
-    rows = X.shape[0]
-    shares = np.full(rows, 1.0 / rows) if weights is None else weights / weights.sum()
     if not isinstance(X, np.ndarray):
+        X = Scaling(center, np.ones(len(center))).apply(X)
         return np.asarray(X.multiply(X).T @ shares, dtype=np.float64).reshape(-1)
     total = np.zeros(X.shape[1])
-    for begin in range(0, rows, 4096):
+    for begin in range(0, X.shape[0], 4096):
         block = X[begin : begin + 4096] - center
         total += shares[begin : begin + 4096] @ (block * block)
     return total

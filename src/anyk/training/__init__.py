@@ -9,6 +9,7 @@ from anyk.training.evaluate import Evaluate
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.many import train_many
+from anyk.training.predicting import predict_file
 from anyk.training.promise import Promise
 from anyk.training.racefolder import is_race
 from anyk.training.racing import Race, race, resume_race
@@ -49,6 +50,7 @@ __all__ = [
     "floor_seconds",
     "grouped",
     "is_race",
+    "predict_file",
     "race",
     "replay",
     "resume",

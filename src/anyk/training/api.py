@@ -26,7 +26,7 @@ from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy
 from anyk.strategies import completed, settled
 from anyk.strategies import strategy as build_strategy
-from anyk.training import checkpoints
+from anyk.training import checkpoints, predictors
 from anyk.training.beginning import Beginning
 from anyk.training.callbacks import check_callbacks
 from anyk.training.config import FORMAT, NAME, read_config, write_config
@@ -178,6 +178,8 @@ def _begun(
                 earlier = config["begin"]
                 log.note(0.0, "begun", f"at step {earlier['step']} of {earlier['run']} ({earlier['strategy']})")
             if folder is not None:
+                if (kept := predictors.keep(problem, folder)) is not None:
+                    config["digests"]["predictor"] = kept
                 write_config(folder, config)  # last: with it, the folder is a run's
         before = launch.driver.step
         try:

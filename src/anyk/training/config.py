@@ -32,7 +32,7 @@ class Digests(msgspec.Struct, frozen=True):
     ``data``: of the problem's arrays, None where it has none to look at. ``traces``: of measured delays, by file.
     ``files``: SHA-256 of files that strategies name (a matrix), by path. ``code``: SHA-256, by name, of the files and
     modules that the configuration names, of plug-ins, and of what such files import from their own folder.
-    ``plugins``: those of them that are plug-ins, by path.
+    ``plugins``: those of them that are plug-ins, by path. ``predictor``: SHA-256 of what it keeps to predict with.
     """
 
     data: str | None = None
@@ -40,6 +40,7 @@ class Digests(msgspec.Struct, frozen=True):
     files: dict[str, str] = {}
     code: dict[str, str] = {}
     plugins: list[str] = []
+    predictor: str | None = None
 
 
 class RunConfig(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from anyk.training.evaluate import Evaluate, gives_loss, needs_loss, resolved
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.limits import first_metrics
+from anyk.training.predictors import predictor_of
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 from anyk.training.session import session
@@ -136,7 +137,15 @@ class Launch:
             raise ended
         standing = driver.versions.standing()
         models = {slot: standing.models.get(slot, w).copy() for slot, w in driver.models.items()}
-        return Run(log, self._config, path=self._folder, models=models, beginning=driver.beginning, standing=standing)
+        return Run(
+            log,
+            self._config,
+            path=self._folder,
+            models=models,
+            beginning=driver.beginning,
+            standing=standing,
+            predictor=predictor_of(self._problem),
+        )
 
     def _drive(self) -> None:
         driver, saved = self.driver, self._saved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +17,10 @@ from anyk import html
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Vector
+from anyk.problems.data.rows import read_rows
+from anyk.problems.predicting import Coefficients, Predictor
 from anyk.specs import parse
-from anyk.training import checkpoints, rows
+from anyk.training import checkpoints, predictors, rows
 from anyk.training.beginning import Beginning
 from anyk.training.config import read_config
 from anyk.training.receipts import Receipt, logged_receipt
@@ -55,9 +58,10 @@ class Run:
         models: dict[str, Vector] | None,
         beginning: Beginning | None = None,
         standing: Beginning | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
         self.log, self.config, self.path = log, config, path
-        self._models, self._beginning, self._standing = models, beginning, standing
+        self._models, self._beginning, self._standing, self._predictor = models, beginning, standing, predictor
 
     @classmethod
     @typed
@@ -222,6 +226,42 @@ class Run:
         if saved is None:
             raise BadInput(f"'{self.path}' has no model yet: the run ended before its first checkpoint; resume it")
         return {slot: saved.vectors[f"model/{slot}/{version}"] for slot, version in saved.state["versions"].items()}
+
+    @property
+    def predictor(self) -> Predictor:
+        """How its model predicts; :class:`~anyk.errors.BadInput` where that is not known, as of PyTorch's and JAX's."""
+        if self._predictor is None and self.path is not None:
+            self._predictor = predictors.kept(self.path, self.config)
+        return predictors.needed(self._predictor)
+
+    def predict(
+        self, X: Any, *, probabilities: bool = False, tell: Callable[[str], None] | None = None
+    ) -> NDArray[Any]:
+        """What the (first) final model says of rows: the likeliest label or the value of each, shape (rows,).
+
+        ``X``: a data frame, a dictionary of columns or a file, whose columns are found by name, or an array with the
+        columns of the training data in order. Names, categories, scaling and values for
+        missing ones are those of the training data. ``probabilities``: those of the classes instead, shape (rows,
+        classes), in the order of ``run.predictor.labels``. ``tell`` is called with a sentence where a column of text
+        has values that the model has not seen, which then count as none of the known. Raises
+        :class:`~anyk.errors.BadInput` where ``X`` does not fit the model, and where no predictor was kept.
+
+        >>> import anyk
+        >>> problem = anyk.problems.LogisticRegression([[0.0], [1.0], [2.0], [3.0]], [5, 5, 7, 7], intercept=True)
+        >>> run = anyk.train(problem, "uncoded", "simulated", workers=2, steps=200)
+        >>> run.predict([[0.5], [2.5]]).tolist(), run.predict([[1.5]], probabilities=True).shape
+        ([5, 7], (1, 2))
+        """
+        predictor = self.predictor
+        file = isinstance(X, str | Path)
+        rows = read_rows(Path(X), predictor, tell=tell) if file else predictor.matrix(X, "X", tell)
+        scores = predictor.scores(self.model, rows)
+        return predictor.chances(scores) if probabilities else predictor.decided(scores)
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """The (first) final model in the units of the input; :class:`~anyk.errors.BadInput` where it is not linear."""
+        return self.predictor.coefficients(self.model)
 
     @cached_property
     def history(self) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,7 @@ from anyk.errors import BadInput
 from anyk.named import sha256_of
 from anyk.problems import data_digest, from_recipe, sources
 from anyk.specs import parse as split
-from anyk.training import beginning, checkpoints, config, racefolder, rows
+from anyk.training import beginning, checkpoints, config, predictors, racefolder, rows
 from anyk.training.counts import ENDINGS
 from anyk.training.digests import file_digest, traces_of
 from anyk.training.runlog import LOST, RunLog
@@ -114,6 +114,8 @@ def _checks(folder: Path) -> Iterator[Check]:
         return
     if "begin" in found:
         yield _checked("beginning", lambda: _beginning(folder))
+    if "predictor" in found["digests"]:
+        yield _checked("predictor", lambda: _predictor(folder, found))
     yield from _of_digests(found)
 
 
@@ -206,6 +208,11 @@ def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
 def _beginning(folder: Path) -> str:
     step = beginning.Beginning.load(folder).step
     return f"{beginning.NAME}, step {step}"
+
+
+def _predictor(folder: Path, found: Mapping[str, Any]) -> str:
+    predictor = predictors.kept(folder, found)
+    return f"{predictors.NAME}, {predictor.features:,} columns"
 
 
 def _of_digests(found: Mapping[str, Any]) -> Iterator[Check]:

@@ -6,33 +6,22 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.keyed import generator
+from anyk.problems.data.encoding import Column, Encoding, Matrix
 from anyk.specs import Registry, parse
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 Task: TypeAlias = Literal["binary", "multiclass", "regression"]
 Progress: TypeAlias = Callable[[str], None]
-Matrix: TypeAlias = "NDArray[np.float64] | csr_array[Any]"
 
 _FEW = 20  # a target of at most so many different whole numbers is taken for classes
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a file before it was encoded; one of text has one 0/1 column for each of its ``categories``."""
-
-    name: str
-    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +33,9 @@ class Dataset:
     ``multiclass``, any number for ``regression``. ``classes`` holds the original labels in that order, and is empty
     for regression. ``name`` is the spec the data set was made from.
 
-    ``intercept``: a model should add an intercept, as ``X`` has no constant column. Of a file: ``columns`` are those
-    that ``X`` was made from, in order, ``label`` is the target's name, and ``summary`` says in a sentence how the file
-    was understood.
+    ``intercept``: a model should add an intercept, as ``X`` has no constant column. Of a file: ``encoding`` says what
+    ``X`` was made from (``columns``, in order, and ``label``, the target's name), and ``summary`` says in a sentence
+    how the file was understood.
     """
 
     name: str
@@ -57,9 +46,26 @@ class Dataset:
     y_test: NDArray[np.float64]
     classes: tuple[str, ...] = ()
     intercept: bool = False
-    columns: tuple[Column, ...] = ()
-    label: str = ""
+    encoding: Encoding = field(default_factory=Encoding)
     summary: str = ""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the file that ``X`` was made from."""
+        return self.encoding.columns
+
+    @property
+    def labels(self) -> tuple[float | str, ...]:
+        """The classes as they were: text, or numbers."""
+        try:
+            return self.classes if self.encoding.words else tuple(map(float, self.classes))
+        except ValueError:  # of a source that is not a file
+            return self.classes
+
+    @property
+    def label(self) -> str:
+        """The target's column of the file."""
+        return self.encoding.label
 
 
 def tell(sentence: str) -> None:
@@ -122,17 +128,22 @@ def assemble(
     seed: int,
 ) -> Dataset:
     """Hold out the fraction ``test`` of the rows, chosen by ``seed``; the order of rows is shuffled by it too."""
-    check_fraction(test)
     rows, features = X.shape
     if not features:
         raise BadInput("a data set needs at least 1 column beside the target, got none")
+    train, last = held_out(rows, test, seed)
+    return joined(X[train], y[train], X[last], y[last], task=task, classes=classes)
+
+
+def held_out(rows: int, test: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of so many rows train and which test, both shuffled; raises :class:`~anyk.errors.BadInput` for too few."""
+    check_fraction(test)
     if rows < 2:
         raise BadInput(f"a data set needs at least 2 rows, one to train and one to test, got {rows}")
     # Rounded before ceil: 0.7 * 10 is a hair above 7, which is no reason to hold out an eighth row.
     held = min(max(math.ceil(round(test * rows, 6)), 1), rows - 1)
     order = generator(seed, "split").permutation(rows)
-    train, last = order[: rows - held], order[rows - held :]
-    return joined(X[train], y[train], X[last], y[last], task=task, classes=classes)
+    return order[: rows - held], order[rows - held :]
 
 
 def joined(

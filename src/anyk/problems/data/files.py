@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.problems.data.dataset import (
-    Column,
     Dataset,
-    Matrix,
     Progress,
     assemble,
     check_fraction,
+    held_out,
     joined,
     read_target,
     sources,
 )
+from anyk.problems.data.encoding import Encoding, Fill, Matrix, missing, rows_text, truths
 from anyk.tables import (
     Limit,
     Table,
@@ -46,11 +46,7 @@ def finite(X: Any, where: str, names: Sequence[str] | None = None) -> None:
     if len(bad):
         column, rows = bad.min(), int((bad == bad.min()).sum())
         what = f"column '{names[column]}'" if names else f"column {column}"
-        raise BadInput(f"{what} of {where} is missing or not finite in {_rows(rows)}; remove or fill them")
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+        raise BadInput(f"{what} of {where} is missing or not finite in {rows_text(rows)}; remove or fill them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +57,9 @@ class _Asked:
     header: bool | None
     allowed: Limit
     progress: Progress | None
+    fill: Fill | None = None
+    test: float = 0.2
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,7 @@ class _Samples:
     y: NDArray[Any]  # numbers or text
     target: str  # how errors call y
     test: tuple[Matrix, NDArray[Any]] | None = None
-    label: str = ""
-    columns: tuple[Column, ...] = ()
+    encoding: Encoding = field(default_factory=Encoding)
     remarks: tuple[str, ...] = ()  # on how the file was understood
 
 
@@ -80,6 +78,7 @@ def from_file(
     target: str | None = None,
     task: Literal["auto", "binary", "multiclass", "regression"] = "auto",
     header: Literal["auto", "yes", "no"] = "auto",
+    fill: Fill | None = None,
     intercept: bool = True,
     test: float = 0.2,
     seed: int = 0,
@@ -95,6 +94,9 @@ def from_file(
     encoded, which makes ``X`` sparse; numbers stay as they are; an unnamed first column that numbers the rows is left
     out. svmlight (``.svm``, ``.svmlight``, ``.libsvm``, also ``.gz`` or ``.bz2``): sparse. npz: arrays ``X`` and
     ``y``; where it also holds ``X_test`` and ``y_test`` these are the test rows and ``test`` is not used.
+
+    ``fill``: a missing value is replaced by the ``mean`` or ``median`` of its column's training rows (text by the most
+    frequent value); left out, missing values are refused. It is kept with the model.
 
     The model gets an intercept unless ``intercept=false``. ``task=auto`` looks at the target: two values are binary;
     text or a few whole numbers multiclass; else regression. ``progress`` is told in a sentence how the file was
@@ -121,38 +123,58 @@ def from_file(
             raise BadInput(
                 f"{key}={value} is for {kinds}, but {shown(file)} is {extension[1:]}, which names its own; drop it"
             )
+    if fill is not None and _READERS[extension] is _svmlight:
+        raise BadInput(f"fill={fill} is for CSV, Parquet and npz; what {shown(file)} leaves out is 0, not missing")
     known = None if header == "auto" else header == "yes"
-    samples = _READERS[extension](file, _Asked(target, known, limit(file, max_gb), progress))
+    samples = _READERS[extension](file, _Asked(target, known, limit(file, max_gb), progress, fill, test, seed))
     if samples.test is None:
         y, found, classes = read_target(samples.y, task, samples.target)
         data = assemble(samples.X, y, task=found, classes=classes, test=test, seed=seed)
     else:
         X_test, y_test = samples.test
         y, found, classes = read_target(np.concatenate([samples.y, y_test]), task, samples.target)
-        rows = len(samples.y)
-        data = joined(samples.X, y[:rows], X_test, y[rows:], task=found, classes=classes)
+        first = len(samples.y)
+        data = joined(samples.X, y[:first], X_test, y[first:], task=found, classes=classes)
     among = f" ({listed(classes)})" if classes else ""
     width = data.X_train.shape[1]
     wide = f"{width:,} column{'s' * (width != 1)}" + " and an intercept" * intercept
     summary = ", ".join(
-        [f"{file.name}: {_rows(len(data.y_train) + len(data.y_test))}", wide, f"task {found}{among}", *samples.remarks]
+        [
+            f"{file.name}: {rows_text(len(data.y_train) + len(data.y_test))}",
+            wide,
+            f"task {found}{among}",
+            *samples.remarks,
+        ]
     )
     if progress is not None:
         progress(summary)
-    return replace(data, intercept=intercept, columns=samples.columns, label=samples.label, summary=summary)
+    encoding = replace(samples.encoding, words=samples.y.dtype.kind not in "fiub")
+    return replace(data, intercept=intercept, encoding=encoding, summary=summary)
 
 
 def _svmlight(file: Path, asked: _Asked) -> _Samples:
+    X, y, base = read_svmlight(file, asked.allowed)
+    finite(y[:, None], shown(file), ["the target"])
+    return _Samples(X, y, f"the target of {shown(file)}", encoding=Encoding(base=base))
+
+
+def read_svmlight(file: Path, allowed: Limit, base: int | None = None) -> tuple[Matrix, NDArray[np.float64], int]:
+    """``X``, the targets, and the number of the first column: ``base``, or 0 where column 0 has an entry, else 1."""
     from sklearn.datasets import load_svmlight_file
 
-    with reading(file, "svmlight"), open_binary(file, asked.allowed) as binary:
-        X, y = load_svmlight_file(binary)
+    with reading(file, "svmlight"), open_binary(file, allowed) as binary:
+        X, y = load_svmlight_file(binary, zero_based=True)
     if not X.shape[0]:
         raise BadInput(f"{shown(file)} is empty")
-    asked.allowed.check(8.0 * X.shape[1])  # a model has a weight for every column, also where one entry names the last
+    allowed.check(8.0 * X.shape[1])  # a model has a weight for every column, also where one entry names the last
+    X = cast(Any, X.tocsr())
+    first = int(X.indices.min()) if X.nnz else 0
+    if base == 1 and X.nnz and not first:
+        raise BadInput(f"{shown(file)} has a column 0, but the columns that the model learned from begin with 1")
+    base = min(first, 1) if base is None else base
+    X = X[:, base:]
     finite(X, shown(file))
-    finite(y[:, None], shown(file), ["the target"])
-    return _Samples(X.tocsr(), y, f"the target of {shown(file)}")
+    return X, y, base
 
 
 def _npz(file: Path, asked: _Asked) -> _Samples:
@@ -162,19 +184,26 @@ def _npz(file: Path, asked: _Asked) -> _Samples:
             f"{shown(file)} holds {listed(found) or 'nothing'}, but needs the arrays X and y, and may hold both X_test "
             "and y_test"
         )
-    X, y = _npz_pair(file, arrays, "X", "y")
-    pair = _npz_pair(file, arrays, "X_test", "y_test") if "X_test" in arrays else None
+    X, y = _npz_pair(file, arrays, "X", "y", asked.fill)
+    pair = _npz_pair(file, arrays, "X_test", "y_test", asked.fill) if "X_test" in arrays else None
     if pair is not None and pair[0].shape[1] != X.shape[1]:
         raise BadInput(
             f"X of {shown(file)} has {X.shape[1]} columns but X_test has {pair[0].shape[1]}; they must agree"
         )
     if pair is not None and pair[1].dtype.kind != y.dtype.kind:
         raise BadInput(f"one of y and y_test in {shown(file)} is text and the other numbers; they must agree")
-    return _Samples(X, y, f"array 'y' of {shown(file)}", pair)
+    encoding, where = Encoding(), f"X in {shown(file)}"
+    if asked.fill is not None:
+        names = [f"column {i}" for i in range(X.shape[1])]
+        rows = slice(None) if pair is not None else held_out(len(X), asked.test, asked.seed)[0]
+        encoding = Encoding(Encoding.fitted(names, list(X.T), rows, asked.fill, where))
+        X = encoding.encode(list(X.T), where)
+        pair = None if pair is None else (encoding.encode(list(pair[0].T), f"X_test in {shown(file)}"), pair[1])
+    return _Samples(X, y, f"array 'y' of {shown(file)}", pair, encoding)
 
 
 def _npz_pair(
-    file: Path, arrays: dict[str, NDArray[Any]], first: str, second: str
+    file: Path, arrays: dict[str, NDArray[Any]], first: str, second: str, fill: Fill | None
 ) -> tuple[NDArray[np.float64], NDArray[Any]]:
     for name, kinds, form in (
         (first, "biuf", "a table of numbers"),
@@ -185,10 +214,11 @@ def _npz_pair(
             raise BadInput(f"array '{name}' of {shown(file)} should be {form}, got {dtype} of shape {shape}")
     X, y = _float64(arrays[first]), arrays[second]
     if len(X) != len(y):
-        raise BadInput(f"{first} of {shown(file)} has {_rows(len(X))} but {second} has {len(y)}; they must agree")
+        raise BadInput(f"{first} of {shown(file)} has {rows_text(len(X))} but {second} has {len(y)}; they must agree")
     if not len(X):
         raise BadInput(f"{first} of {shown(file)} has no rows")
-    finite(X, f"{first} in {shown(file)}")
+    if fill is None:
+        finite(X, f"{first} in {shown(file)}")
     if y.dtype.kind == "U":
         with reading(file, "npz"):
             y.tolist()  # not every four bytes are a character
@@ -227,7 +257,7 @@ def _from_table(table: Table, file: Path, asked: _Asked, *remarks: str) -> _Samp
     names = list(table.names)
     if len(names) < 2 or not table.rows:
         raise BadInput(
-            f"{shown(file)} has {_rows(table.rows)} and {len(names)} column{'s' * (len(names) != 1)} (separated by "
+            f"{shown(file)} has {rows_text(table.rows)} and {len(names)} column{'s' * (len(names) != 1)} (separated by "
             "commas); a target, a feature and two rows are the least"
         )
     place, found = _target_column(names, file, asked.target)
@@ -241,32 +271,23 @@ def _from_table(table: Table, file: Path, asked: _Asked, *remarks: str) -> _Samp
     if unnamed and 0 in columns and len(columns) > 1 and is_row_number(columns[0]):
         del columns[0]  # pandas' index
         remarks += ("row numbers in the first column left out",)
-    features = {i: _feature(column, f"column '{shown(names[i])}' of {shown(file)}") for i, column in columns.items()}
-    if all(column.dtype.kind == "f" for column in features.values()):
-        described = tuple(Column(names[i]) for i in features)
-        return _Samples(
-            np.column_stack(list(features.values())), y, where, label=label, columns=described, remarks=remarks
-        )
-
-    from scipy.sparse import csr_array, hstack
-
-    blocks, encoded = [], []
-    for i, column in features.items():
-        if column.dtype.kind == "f":
-            blocks.append(csr_array(column[:, None]))
-            encoded.append(Column(names[i]))
-            continue
-        categories, codes = np.unique(column, return_inverse=True)
-        ones = (np.ones(len(column)), codes.reshape(-1), np.arange(len(column) + 1))
-        blocks.append(csr_array(ones, shape=(len(column), len(categories))))
-        encoded.append(Column(names[i], tuple(categories)))
-        if asked.progress is not None:
+    kept = [names[i] for i in columns]
+    values = [truths(column) for column in columns.values()]
+    if asked.fill is None:
+        for name, column in zip(kept, values, strict=True):
+            _complete(column, f"column '{shown(name)}' of {shown(file)}", " (fill=median)")
+    elif gaps := sum(int(missing(column).sum()) for column in values):
+        remarks += (f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by {asked.fill}",)
+    rows = slice(None) if asked.fill is None else held_out(table.rows, asked.test, asked.seed)[0]
+    described = Encoding.fitted(kept, values, rows, asked.fill, shown(file))
+    encoding = Encoding(described, table.header, label=label)
+    for one in described:
+        if one.categories and asked.progress is not None:
             asked.progress(
-                f"one-hot encoding the text column '{shown(names[i])}' of {file.name}: {len(categories)} different "
+                f"one-hot encoding the text column '{shown(one.name)}' of {file.name}: {len(one.categories)} different "
                 "values"
             )
-    X = cast(Matrix, hstack(blocks, format="csr"))
-    return _Samples(X, y, where, label=label, columns=tuple(encoded), remarks=remarks)
+    return _Samples(encoding.encode(values, shown(file)), y, where, encoding=encoding, remarks=remarks)
 
 
 def _target_column(names: list[str], file: Path, target: str | None) -> tuple[int, str]:
@@ -295,16 +316,8 @@ def _target_column(names: list[str], file: Path, target: str | None) -> tuple[in
     return place % len(names), ""
 
 
-def _complete(column: NDArray[Any], where: str) -> NDArray[Any]:
+def _complete(column: NDArray[Any], where: str, how: str = "") -> NDArray[Any]:
     """The column itself; BadInput where a value is missing or infinite."""
     if count := int(absent(column).sum()):
-        raise BadInput(f"{where} is missing or not finite in {_rows(count)}; remove or fill them")
+        raise BadInput(f"{where} is missing or not finite in {rows_text(count)}; remove or fill them{how}")
     return column
-
-
-def _feature(column: NDArray[Any], where: str) -> NDArray[Any]:
-    """A column as float64, true and false as 1 and 0, or as an object array of str."""
-    _complete(column, where)
-    if column.dtype.kind == "f" or not {value.lower() for value in column} <= {"true", "false"}:
-        return column
-    return np.array([float(value.lower() == "true") for value in column])

@@ -9,7 +9,8 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.keyed import generator
-from anyk.problems.data.dataset import Dataset, Matrix, Task, assemble, sources
+from anyk.problems.data.dataset import Dataset, Task, assemble, sources
+from anyk.problems.data.encoding import Matrix
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

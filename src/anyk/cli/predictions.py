@@ -1,0 +1,40 @@
+"""Commands that use a trained model: predict."""
+
+from __future__ import annotations
+
+import click
+
+from anyk.cli import main
+from anyk.cli.options import plugin_option
+from anyk.cli.output import check_file, warn
+
+
+@main.command()
+@click.argument("run")
+@click.argument("file")
+@click.option("-o", "--out", metavar="FILE", help="Write here (.csv, or .parquet for a Parquet file); "
+              "default: standard output.")  # fmt: skip
+@click.option("--probabilities", is_flag=True, help="Add the probability of each class.")
+@click.option("--header", type=click.Choice(["yes", "no"]), help="Whether the first row of a CSV file holds names; "
+              "default: as in the training data.")  # fmt: skip
+@click.option("--max-gb", type=float, metavar="NUMBER", help="Memory that the file may unpack to; default: 1 GB, or 8 "
+              "times its size.")  # fmt: skip
+@plugin_option
+def predict(
+    run: str, file: str, out: str | None, probabilities: bool, header: str | None, max_gb: float | None
+) -> None:
+    """Predict for the rows of a file with the model of a run.
+
+    RUN is the folder of a run, FILE a CSV, Parquet, npz (array X) or svmlight file. The output has the columns of FILE
+    (of npz and svmlight none) and one more, 'prediction'. Columns are found by name, in any order; others are copied.
+    Missing values are filled as in training (--data file:fill=median), or else refused; a category that was not in the
+    training data counts as none, which is reported.
+    """
+    from anyk.training import predict_file
+
+    out = None if out == "-" else out
+    check_file(out, "file")
+    names = None if header is None else header == "yes"
+    rows = predict_file(run, file, out, probabilities=probabilities, header=names, max_gb=max_gb, tell=warn)
+    if out is not None:
+        click.echo(f"{rows:,} predictions: {out}", err=True)

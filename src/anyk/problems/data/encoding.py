@@ -1,0 +1,220 @@
+"""How columns of a file become numbers: which ones, with which categories, and what stands for a missing value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.tables import Table, is_number, listed, shown
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Matrix: TypeAlias = "NDArray[np.float64] | csr_array[Any]"
+Fill: TypeAlias = Literal["mean", "median"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a file before it was encoded; one of text has one 0/1 column for each of its ``categories``.
+
+    ``fill`` is put where a value is missing; None: that is refused.
+    """
+
+    name: str
+    categories: tuple[str, ...] = ()
+    fill: float | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """The columns of ``X`` in the file that a model learns from; kept with the model, and applied to other files.
+
+    ``columns``: those in order, empty where a file has none of its own (svmlight, a data set that is not a file).
+    ``named``: their names are the file's, so that other files may have them in another order. ``base``: the number of a
+    svmlight file's first column, 0 or 1. ``label``: the target's column. ``words``: the target's labels are text.
+    """
+
+    columns: tuple[Column, ...] = ()
+    named: bool = False
+    base: int | None = None
+    label: str = ""
+    words: bool = False
+
+    @classmethod
+    def fitted(
+        cls, names: Sequence[str], values: Sequence[NDArray[Any]], rows: Any, fill: Fill | None, where: str
+    ) -> tuple[Column, ...]:
+        """The columns as they are to be encoded; ``rows``: those that may be learned from, by index.
+
+        Categories are all there are; what is filled in is the mean or median, of text the most frequent value.
+        """
+        made = []
+        for name, column in zip(names, values, strict=True):
+            said = f"column '{shown(name)}' of {where}"
+            known = column[rows][~missing(column[rows])]
+            if fill is not None and not len(known):
+                raise BadInput(f"{said} has no value in the rows to learn from; leave it out")
+            if column.dtype.kind == "f":
+                filled = None if fill is None else float(np.mean(known) if fill == "mean" else np.median(known))
+                made.append(Column(name, (), filled))
+                continue
+            categories = tuple(np.unique(column[~missing(column)]))
+            usual = None
+            if fill is not None:
+                words, counts = np.unique(known, return_counts=True)
+                usual = str(words[counts.argmax()])
+            made.append(Column(name, categories, usual))
+        return tuple(made)
+
+    @property
+    def width(self) -> int:
+        """Columns of ``X``."""
+        return sum(len(column.categories) or 1 for column in self.columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What to call the columns of ``X``: ``size``, ``colour=red``, …"""
+        found: list[str] = []
+        for column in self.columns:
+            found += [f"{column.name}={one}" for one in column.categories] or [column.name]
+        return tuple(found)
+
+    def places(self, names: Sequence[str], where: str) -> list[int]:
+        """Where a table with these columns has those of the encoding: by name, or else by their order.
+
+        Raises :class:`~anyk.errors.BadInput` where one is missing.
+        """
+        if not self.named and len(names) == len(self.columns):
+            return list(range(len(names)))
+        there = defaultdict(list)
+        for place, name in enumerate(names):
+            there[name].append(place)
+        found, lacking = [], []
+        for column in self.columns:
+            if there[column.name]:
+                found.append(there[column.name].pop(0))
+            else:
+                lacking.append(column.name)
+        if lacking and not self.named:
+            raise BadInput(
+                f"{where} has {len(names)} columns, but the model learned from {len(self.columns)}, which have no names"
+            )
+        if lacking:
+            near = get_close_matches(lacking[0], names, n=1)
+            hint = f"did you mean '{shown(near[0])}'?" if near else f"its columns: {listed(names)}"
+            several = f"the columns {listed(lacking)}" if len(lacking) > 1 else f"a column '{shown(lacking[0])}'"
+            raise BadInput(f"{where} lacks {several}, which the model learned from; {hint}")
+        return found
+
+    def text(self, names: Sequence[str]) -> set[int]:
+        """Which of a table's columns are to be read as text; none where columns are missing."""
+        try:
+            found = self.places(names, "")
+        except BadInput:
+            return set()
+        return {place for place, column in zip(found, self.columns, strict=True) if column.categories}
+
+    def of_table(self, table: Table, where: str, tell: Callable[[str], None] | None) -> Matrix:
+        """A table as the model's ``X``; see :meth:`encode`."""
+        places = self.places(table.names, where)
+        return self.encode([table.columns[place] for place in places], where, tell)
+
+    def encode(self, values: Sequence[NDArray[Any]], where: str, tell: Callable[[str], None] | None = None) -> Matrix:
+        """``X``, dense where all columns are numbers, else sparse; missing values are filled in.
+
+        A category that was not known is none of them: its columns are all 0, which ``tell`` hears of. Raises
+        :class:`~anyk.errors.BadInput` for missing values without a fill, infinite ones, text in a column of numbers and
+        numbers in a column of text.
+        """
+        ready = [
+            _checked(column, given, f"column '{shown(column.name)}' of {where}")
+            for column, given in zip(self.columns, values, strict=True)
+        ]
+        if all(not column.categories for column in self.columns):
+            return np.column_stack(ready)
+        from scipy.sparse import csr_array, hstack
+
+        blocks = []
+        for column, given in zip(self.columns, ready, strict=True):
+            if not column.categories:
+                blocks.append(csr_array(given[:, None]))
+                continue
+            of = {word: code for code, word in enumerate(column.categories)}
+            codes = np.array([of.get(word, -1) for word in given.tolist()], dtype=np.int64)
+            known = codes >= 0
+            if tell is not None and not known.all():
+                _tell_unknown(column, given[~known], where, tell)
+            ends = np.concatenate(([0], np.cumsum(known)))
+            blocks.append(
+                csr_array((np.ones(int(ends[-1])), codes[known], ends), shape=(len(given), len(column.categories)))
+            )
+        made: Matrix = hstack(blocks, format="csr")
+        return made
+
+
+def missing(column: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where a value is not known: NaN, or None in a column of text."""
+    if column.dtype.kind == "f":
+        return np.asarray(np.isnan(column))
+    return np.array([value is None for value in column.tolist()], dtype=bool)
+
+
+def truths(column: NDArray[Any]) -> NDArray[Any]:
+    """A column of text that says nothing but true and false as 1 and 0; any other as it is."""
+    if column.dtype.kind == "f":
+        return column
+    words = {value.lower() for value in column.tolist() if value is not None}
+    if not words or not words <= {"true", "false"}:
+        return column
+    return np.array([np.nan if value is None else float(value.lower() == "true") for value in column.tolist()])
+
+
+def rows_text(count: int) -> str:
+    """A number of rows in words."""
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _checked(column: Column, given: NDArray[Any], said: str) -> NDArray[Any]:
+    """A column's values, filled in and of the right kind."""
+    absent = missing(given)
+    if given.dtype.kind == "f":
+        absent = absent | np.isinf(given) if column.fill is None else absent
+    if column.categories and given.dtype.kind == "f":
+        if not absent.all():
+            raise BadInput(f"{said} holds numbers, but the model learned from text there; save it as text")
+        given = np.full(len(given), None, dtype=object)
+    elif not column.categories and given.dtype.kind != "f":
+        given = truths(given)
+        if given.dtype.kind != "f" and absent.all():
+            given = np.full(len(given), np.nan)
+        if given.dtype.kind != "f":
+            words = [value for value in given.tolist() if value is not None]
+            odd = next((value for value in words if not is_number(value)), words[0])
+            raise BadInput(f"{said} holds text, such as '{shown(odd)}', but the model learned from numbers there")
+    if absent.any():
+        if column.fill is None:
+            raise BadInput(
+                f"{said} is missing or not finite in {rows_text(int(absent.sum()))}; remove or fill them, or train "
+                "with fill=median"
+            )
+        given = given.copy()
+        given[absent] = column.fill
+    if given.dtype.kind == "f" and (bad := int(np.isinf(given).sum())):
+        raise BadInput(f"{said} is infinite in {rows_text(bad)}; only missing values can be filled")
+    return given
+
+
+def _tell_unknown(column: Column, words: NDArray[Any], where: str, tell: Callable[[str], None]) -> None:
+    some = ", ".join(f"'{shown(word)}'" for word in sorted(set(words.tolist()))[:3])
+    tell(
+        f"column '{shown(column.name)}' of {where} has values that the model has not seen, such as {some}, in "
+        f"{rows_text(len(words))}; there it counts as none of those it knows"
+    )

@@ -1,0 +1,203 @@
+"""What a trained vector says of new rows: the names, categories and labels that it learned from, kept with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.problems.base import Vector
+from anyk.problems.data.encoding import Encoding, Matrix
+from anyk.problems.scaling import Floats, Scaling, in_units
+from anyk.tables import Table
+
+Tell = Callable[[str], None]
+
+
+class Coefficients(NamedTuple):
+    """A linear model in the units of its input: scores are ``X @ weights + intercepts``.
+
+    ``names``: of the columns (those of text have one for each category); ``weights``: shape (columns, outputs);
+    ``intercepts``: shape (outputs,); ``outputs``: what the scores are of, which is the second of two classes, each of
+    more, or the target.
+    """
+
+    names: tuple[str, ...]
+    weights: Floats
+    intercepts: Floats
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """How a flat vector is a model of rows; the vector itself is not in it.
+
+    ``kind``: ``logistic``, ``softmax``, ``least-squares`` or ``two-layer`` (with ``hidden`` units); ``features``:
+    columns of X, ``outputs``: scores of a row; ``classes``: the labels; ``center``, ``scale``: see
+    :class:`~anyk.problems.scaling.Scaling`, empty without one.
+
+    >>> import anyk
+    >>> problem = anyk.problems.LeastSquares([[0.0], [2.0]], [1.0, 5.0], intercept=True)
+    >>> problem.predictor().predict(np.array([2.0, 1.0]), [[0.5], [1.0]]).tolist()
+    [2.0, 3.0]
+    """
+
+    kind: str
+    features: int
+    outputs: int
+    intercept: bool
+    hidden: int = 0
+    classes: tuple[float | str, ...] = ()
+    encoding: Encoding = field(default_factory=Encoding)
+    center: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+
+    # ------------------------------------------------------------------------------------------- what it says
+
+    def predict(self, w: Vector, X: Any, *, tell: Tell | None = None) -> NDArray[Any]:
+        """The likeliest label of each row, or its value; ``X``: see :meth:`matrix`."""
+        return self.decided(self.scores(w, self.matrix(X, "X", tell)))
+
+    def decided(self, scores: Floats) -> NDArray[Any]:
+        """What scores (rows, outputs) say: labels or values, shape (rows,)."""
+        if not self.classes:
+            return np.asarray(scores[:, 0])
+        best = (scores[:, 0] > 0).astype(np.intp) if self.outputs == 1 else scores.argmax(axis=1)
+        return np.asarray(self.labels[best])
+
+    def chances(self, scores: Floats) -> Floats:
+        """Probabilities of the classes, shape (rows, classes); :class:`~anyk.errors.BadInput` where there are none."""
+        from scipy.special import expit, softmax
+
+        self.check_classes()
+        if self.outputs > 1:
+            return np.asarray(softmax(scores, axis=1))
+        return np.column_stack([expit(-scores[:, 0]), expit(scores[:, 0])])
+
+    def check_classes(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where there are no classes to have probabilities."""
+        if not self.classes:
+            raise BadInput("the model predicts numbers, which have no probabilities; leave probabilities out")
+
+    def scores(self, w: Vector, X: Matrix) -> Floats:
+        """Shape (rows, outputs)."""
+        if self.kind == "two-layer":
+            from anyk.problems.network import layers
+
+            first, bias, second, offset = layers(w, self.features, self.hidden, self.outputs)
+            return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
+        weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
+        return np.asarray(X @ weights + intercepts, dtype=np.float64)
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The classes: text, whole numbers or numbers."""
+        if any(isinstance(one, str) for one in self.classes):
+            return np.array(list(map(str, self.classes)), dtype=object)
+        found = np.array(self.classes, dtype=np.float64)
+        return found.astype(np.int64) if (found == np.floor(found)).all() else found
+
+    def coefficients(self, w: Vector) -> Coefficients:
+        """In the units of the input; :class:`~anyk.errors.BadInput` where the model is not linear."""
+        if self.kind == "two-layer":
+            raise BadInput("a two-layer network has no coefficients; its weights are run.model")
+        weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
+        names = self.encoding.names or tuple(f"column {i}" for i in range(self.features))
+        classes = tuple(map(str, self.labels.tolist())) if self.classes else (self.encoding.label or "value",)
+        return Coefficients(names, weights, intercepts, classes[-1:] if self.outputs == 1 else classes)
+
+    # ------------------------------------------------------------------------------------------- rows
+
+    def matrix(self, X: Any, where: str, tell: Tell | None = None) -> Matrix:
+        """Rows as the model's columns of numbers.
+
+        ``X`` is a table by name (a data frame, a dictionary of columns, a :class:`~anyk.tables.Table`), whose columns
+        may be in any order and more than are needed, or an array with the model's columns in order; a sparse one has
+        the columns of text encoded. Raises :class:`~anyk.errors.BadInput` where it does not fit the model.
+        """
+        from scipy import sparse
+
+        if sparse.issparse(X):
+            return self._plain(sparse.csr_array(X), where)
+        if isinstance(X, Table):
+            table = X
+        elif isinstance(X, Mapping) or hasattr(X, "columns"):
+            names = list(X) if isinstance(X, Mapping) else list(X.columns)
+            table = Table(tuple(map(str, names)), tuple(_column(X[name], where) for name in names), True)
+        else:
+            values = np.asarray(X)
+            if values.ndim != 2:
+                raise BadInput(f"{where} must be a table (rows x columns), got shape {values.shape}")
+            if not self.encoding.columns:
+                return self._plain(values, where)
+            columns = tuple(_column(column, where) for column in values.T)
+            self._check_width(len(columns), len(self.encoding.columns), where)
+            return self.encoding.encode(columns, where, tell)
+        if len({len(column) for column in table.columns}) > 1:
+            raise BadInput(f"the columns of {where} are not equally long")
+        if self.encoding.columns:
+            return self.encoding.of_table(table, where, tell)
+        for name, column in zip(table.names, table.columns, strict=True):
+            if column.dtype.kind != "f":
+                raise BadInput(f"column '{name}' of {where} holds text, but the model learned from numbers alone")
+        return self._plain(np.column_stack(table.columns), where)
+
+    def _plain(self, X: Any, where: str) -> Matrix:
+        """Numbers that need no encoding."""
+        from anyk.problems.data.files import finite
+
+        self._check_width(X.shape[1], self.features, where)
+        if X.dtype.kind not in "biuf":
+            raise BadInput(f"{where} must hold numbers, got {X.dtype}")
+        X = X.astype(np.float64)
+        finite(X, where, self.encoding.names or None)
+        made: Matrix = X
+        return made
+
+    def _check_width(self, found: int, wanted: int, where: str) -> None:
+        if found != wanted:
+            raise BadInput(f"{where} has {found} columns, but the model learned from {wanted}")
+
+    @property
+    def _scaling(self) -> Scaling | None:
+        return Scaling(np.array(self.center), np.array(self.scale)) if self.scale else None
+
+    # ------------------------------------------------------------------------------------------- kept
+
+    def encoded(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
+
+    @classmethod
+    def decoded(cls, text: bytes) -> Predictor:
+        """What :meth:`encoded` made; ValueError where it is anything else."""
+        made = msgspec.json.decode(text, type=cls)
+        wide = made.encoding.width if made.encoding.columns else made.features
+        if wide != made.features or len(made.scale) not in (0, made.features) or len(made.center) != len(made.scale):
+            raise ValueError("its parts do not fit together")
+        return made
+
+
+def _column(values: Any, where: str) -> NDArray[Any]:
+    """A column as a table has it: numbers with NaN, or text with None."""
+    found = np.asarray(values)
+    if found.dtype.kind in "biuf":
+        return found.astype(np.float64)
+    if found.dtype.kind not in "OUT":
+        raise BadInput(f"{where} holds {found.dtype} values, which are neither numbers nor text")
+    cells = found.tolist()
+    absent = np.asarray(values.isna()) if hasattr(values, "isna") else [one is None or one != one for one in cells]
+    present = [one for one, gone in zip(cells, absent, strict=True) if not gone]
+    if all(isinstance(one, str) for one in present):
+        column = np.empty(len(cells), dtype=object)
+        column[:] = [None if gone else one for one, gone in zip(cells, absent, strict=True)]
+        return column
+    try:
+        return np.array([np.nan if gone else float(one) for one, gone in zip(cells, absent, strict=True)])
+    except (TypeError, ValueError):
+        raise BadInput(f"a column of {where} holds numbers and text together; make it one of the two") from None
