@@ -1,7 +1,10 @@
-"""Matrices from files: dense ones from CSV, npy or npz, sparse ones as ``scipy.sparse.save_npz`` writes them."""
+"""Arrays and matrices from files: dense ones from CSV, npy or npz, sparse ones as ``scipy.sparse.save_npz`` writes."""
 
 from __future__ import annotations
 
+import math
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -9,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.tables import existing_file, limit, listed, read_csv, read_npy, read_npz, reading, shown
+from anyk.tables import Limit, existing_file, limit, listed, read_csv, reading, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -84,6 +87,63 @@ def _sparse(path: Path, arrays: dict[str, NDArray[Any]]) -> csr_array[Any]:
         row, column = distinct[:, int(counts.argmax())].tolist()
         raise BadInput(f"'{shown(path)}' has two values for row {row}, column {column}; add them up")
     return once
+
+
+def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Those of the arrays ``wanted`` that an npz file holds, and the names of all it holds.
+
+    What an array takes is read off its header, and compared with the file, before any memory is taken. Raises
+    BadInput for a file that is none, is damaged, or holds Python objects, which only unpickling could read.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    if not _is_zip(file):
+        raise BadInput(f"{shown(file)} cannot be read as npz: it is not an npz file, or is truncated")
+    with reading(file, "npz"), zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        taken = 0
+        for name in wanted:
+            if name in members:
+                with archive.open(members[name]) as member:
+                    arrays[name] = _read_array(
+                        f"array '{name}' of {shown(file)}", member, members[name].file_size, allowed, taken
+                    )
+                taken += arrays[name].size * 8
+    return arrays, list(members)
+
+
+def read_npy(file: Path, allowed: Limit) -> NDArray[Any]:
+    """The array in an npy file; as :func:`read_npz`."""
+    with reading(file, "npy"), file.open("rb") as binary:
+        return _read_array(shown(file), binary, file.stat().st_size, allowed, 0)
+
+
+def _is_zip(file: Path) -> bool:
+    with reading(file, "npz"):
+        return zipfile.is_zipfile(file)
+
+
+def _read_array(where: str, binary: Any, size: int, allowed: Limit, taken: int) -> NDArray[Any]:
+    """An array in npy format of ``size`` bytes, with its header; ``taken`` counts what the file took already."""
+    version = np.lib.format.read_magic(binary)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise BadInput(f"{where} is of npy format {version[0]}.{version[1]}; only 1.0 and 2.0 can be read")
+    shape, fortran, dtype = read(binary)
+    if dtype.hasobject:
+        raise BadInput(
+            f"{where} holds Python objects, which only unpickling could read, and that is never done; save it as "
+            "numbers or text"
+        )
+    count = math.prod(shape)
+    bytes_ = count * dtype.itemsize
+    if min(shape, default=0) < 0 or bytes_ != size - binary.tell():
+        raise BadInput(f"{where} is truncated or damaged")
+    allowed.check(taken + count * max(dtype.itemsize, 8))  # numbers of every kind become float64
+    content = binary.read()
+    if len(content) != bytes_:
+        raise BadInput(f"{where} is truncated or damaged")
+    values = np.frombuffer(content, dtype=dtype) if bytes_ else np.empty(count, dtype)
+    return values.reshape(shape, order="F" if fortran else "C")
 
 
 _READERS = {".csv": _csv, ".npy": _npy, ".npz": _npz}

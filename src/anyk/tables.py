@@ -9,7 +9,6 @@ import io
 import json
 import math
 import warnings
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -420,60 +419,3 @@ def _stored_index(metadata: dict[bytes, bytes] | None) -> set[str]:
         return {name for name in found if isinstance(name, str)}
     except (ValueError, KeyError, TypeError, RecursionError):
         return set()
-
-
-def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Those of the arrays ``wanted`` that an npz file holds, and the names of all it holds.
-
-    What an array takes is read off its header, and compared with the file, before any memory is taken. Raises
-    BadInput for a file that is none, is damaged, or holds Python objects, which only unpickling could read.
-    """
-    arrays: dict[str, NDArray[Any]] = {}
-    if not _is_zip(file):
-        raise BadInput(f"{shown(file)} cannot be read as npz: it is not an npz file, or is truncated")
-    with reading(file, "npz"), zipfile.ZipFile(file) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        taken = 0
-        for name in wanted:
-            if name in members:
-                with archive.open(members[name]) as member:
-                    arrays[name] = _read_array(
-                        f"array '{name}' of {shown(file)}", member, members[name].file_size, allowed, taken
-                    )
-                taken += arrays[name].size * 8
-    return arrays, list(members)
-
-
-def read_npy(file: Path, allowed: Limit) -> NDArray[Any]:
-    """The array in an npy file; as :func:`read_npz`."""
-    with reading(file, "npy"), file.open("rb") as binary:
-        return _read_array(shown(file), binary, file.stat().st_size, allowed, 0)
-
-
-def _is_zip(file: Path) -> bool:
-    with reading(file, "npz"):
-        return zipfile.is_zipfile(file)
-
-
-def _read_array(where: str, binary: Any, size: int, allowed: Limit, taken: int) -> NDArray[Any]:
-    """An array in npy format of ``size`` bytes, with its header; ``taken`` counts what the file took already."""
-    version = np.lib.format.read_magic(binary)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise BadInput(f"{where} is of npy format {version[0]}.{version[1]}; only 1.0 and 2.0 can be read")
-    shape, fortran, dtype = read(binary)
-    if dtype.hasobject:
-        raise BadInput(
-            f"{where} holds Python objects, which only unpickling could read, and that is never done; save it as "
-            "numbers or text"
-        )
-    count = math.prod(shape)
-    bytes_ = count * dtype.itemsize
-    if min(shape, default=0) < 0 or bytes_ != size - binary.tell():
-        raise BadInput(f"{where} is truncated or damaged")
-    allowed.check(taken + count * max(dtype.itemsize, 8))  # numbers of every kind become float64
-    content = binary.read()
-    if len(content) != bytes_:
-        raise BadInput(f"{where} is truncated or damaged")
-    values = np.frombuffer(content, dtype=dtype) if bytes_ else np.empty(count, dtype)
-    return values.reshape(shape, order="F" if fortran else "C")

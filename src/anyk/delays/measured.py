@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from anyk.delays.base import MOST
 from anyk.errors import BadInput
+from anyk.matrices import read_npz
 from anyk.tables import (
     Limit,
     Table,
@@ -24,7 +25,6 @@ from anyk.tables import (
     limit,
     listed,
     read_csv,
-    read_npz,
     read_parquet,
     shown,
 )

@@ -98,7 +98,7 @@ def from_data(
         recipe=recipe,
         split=split,
     )
-    problem.encoding, problem.labels = made.encoding, problem.labels or made.labels
+    problem.encoding, problem.labels = made.encoding, getattr(problem, "labels", ()) or made.labels
     return problem
 
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from anyk.delays.measured import by_number, in_seconds, long_columns, plain_name, read_measured, unit_in
 from anyk.errors import BadInput
+from anyk.matrices import read_npz
 from anyk.recording.operations import is_trace, read_operations
 from anyk.recording.record import PARTS, Floats, Record, joined
 from anyk.recording.spark import is_event_log, read_event_log
-from anyk.tables import Table, absent, existing_file, limit, read_csv, read_npz, read_parquet, shown
+from anyk.tables import Table, absent, existing_file, limit, read_csv, read_parquet, shown
 from anyk.training import Run
 from anyk.training.tracing import computed, measured
 

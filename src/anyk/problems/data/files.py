@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
+from anyk.matrices import read_npz
 from anyk.problems.data.dataset import (
     Dataset,
     Progress,
@@ -33,7 +34,6 @@ from anyk.tables import (
     listed,
     open_binary,
     read_csv,
-    read_npz,
     read_parquet,
     reading,
     shown,

@@ -12,6 +12,7 @@ from typing import IO, Any
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
+from anyk.matrices import read_npz
 from anyk.problems.data.encoding import Matrix
 from anyk.problems.data.files import read_svmlight
 from anyk.problems.predicting import Predictor, Tell
@@ -24,7 +25,6 @@ from anyk.tables import (
     listed,
     open_text,
     read_csv,
-    read_npz,
     read_parquet,
     reading,
     shown,
