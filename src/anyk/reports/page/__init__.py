@@ -67,14 +67,15 @@ def _page(runs: Sequence[Run], waiting: Sequence[str]) -> str:
     document = Document()
     filled = content(runs, waiting, most=_MANY)
     roots = {}
-    for i, (name, figure) in enumerate(filled.pop("figures").items()):
-        document.add_root(figure)
-        roots[name] = f"figure-{i}"
-        filled["about"]["roots"][figure.id] = roots[name]
+    with document.models.freeze():  # else all models are counted again for each figure
+        for i, (name, figure) in enumerate(filled.pop("figures").items()):
+            document.add_root(figure)
+            roots[name] = f"figure-{i}"
+            filled["about"]["roots"][figure.id] = roots[name]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    inline = type(INLINE)(mode="inline", components=["bokeh", "bokeh-gl"])
+    inline = type(INLINE)(mode="inline", components=["bokeh"])
     scripts = [*inline.js_raw, (_HERE / "page.js").read_text(encoding="utf-8")]
     return environment.get_template("page.html.jinja").render(
         **filled,

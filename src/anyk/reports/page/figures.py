@@ -1,4 +1,4 @@
-"""The figures of a report, as Bokeh models; data travels as binary columns, and bars are drawn by WebGL."""
+"""The figures of a report, as Bokeh models; data travels as binary columns, and the page draws what is in sight."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import numpy as np
 from bokeh.models import (
     BasicTicker,
     BoxZoomTool,
+    CDSView,
     ColorBar,
     ColumnDataSource,
     CustomJSHover,
     HoverTool,
+    IndexFilter,
     LinearColorMapper,
     LogAxis,
     PanTool,
@@ -131,7 +133,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
     end = float(max(tasks.end.max(initial=0.0), run.seconds, 1e-9))
     shown = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
     made = _base(
-        int(np.clip(15 * workers + 90, 180, 620)), name=f"{name} timeline", tools=[], output_backend="webgl",
+        int(np.clip(15 * workers + 90, 180, 620)), name=f"{name} timeline", tools=[],
         x_range=Range1d(0.0, max(shown, end / 1e6), bounds=(0.0, end), reset_start=0.0, reset_end=end),
         y_range=Range1d(workers - 0.4, -0.6), lod_threshold=20_000,
     )  # fmt: skip
@@ -151,11 +153,11 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
         if not which.any():
             continue
         source = ColumnDataSource(_columns(tasks, which, kind), name=f"{name} {kind}")
+        view = CDSView(filter=IndexFilter(indices=[0]), name=f"{name} {kind} view")  # the page sets what is in sight
         if kind == "cut":
             bar = made.hbar(
                 "worker", left="start", right=Stack(fields=["start", "unknown"]), height=height, source=source,
-                fill_color="#ffffff", fill_alpha=0.0, line_color="#d55e00", line_width=1.0, hatch_pattern="/",
-                hatch_color="#d55e00", hatch_scale=6, hatch_weight=1, name="cut",
+                view=view, fill_color=None, line_color="#c2410c", line_width=1.0, name="cut",
             )  # fmt: skip
             bars = [bar]
         else:
@@ -170,6 +172,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
                         right=Stack(fields=fields),
                         height=height,
                         source=source,
+                        view=view,
                         fill_color=colour,
                         line_color=None,
                         name=phase,
@@ -215,7 +218,9 @@ def _columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, NDA
         narrow["late"] = tasks.late, np.float32
     if len(tasks.slots) > 1:
         narrow["slot"] = tasks.slot, np.uint8
-    return {name: column[which].astype(kind) for name, (column, kind) in narrow.items()}
+    rows = np.flatnonzero(which)
+    rows = rows[np.argsort(tasks.start[rows], kind="stable")]  # so that the page finds those in sight by halving
+    return {name: column[rows].astype(kind) for name, (column, kind) in narrow.items()}
 
 
 def _timeline_hover(bars: Sequence[Any], kind: str, *, several: bool) -> HoverTool:

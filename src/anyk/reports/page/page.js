@@ -34,7 +34,7 @@
       }
       for (const grid of figure.center) if (grid.grid_line_color !== undefined) grid.grid_line_color = line;
       for (const one of figure.renderers) {
-        if (one.name === "cut") one.glyph.setv({ line_color: theme === "dark" ? "#ff9d5c" : "#c2410c", hatch_color: theme === "dark" ? "#ff9d5c" : "#c2410c" });
+        if (one.name === "cut") one.glyph.line_color = theme === "dark" ? "#ff9d5c" : "#c2410c";
         if (one.name === "waiting") one.glyph.fill_color = theme === "dark" ? "#5d6f88" : "#b9c6d8";
         if (one.name === "computing") one.glyph.fill_color = theme === "dark" ? "#4aa8e8" : "#0072b2";
         if (one.name === "steps") one.glyph.line_color = ink;
@@ -112,6 +112,54 @@
     const middle = (range.start + range.end) / 2, half = ((range.end - range.start) / 2) * factor;
     range.setv({ start: Math.max(low, middle - half), end: Math.min(high, middle + half) });
   }
+  const MOST = 12000; // tasks drawn at once
+  const took = (row) => (row.unknown === undefined ? row.waiting + row.computing + row.sending : row.unknown);
+  const lengths = new Map();
+  function taken(source) {
+    if (!lengths.has(source)) {
+      const data = source.data, parts = data.unknown ? [data.unknown] : [data.waiting, data.computing, data.sending];
+      const all = Float32Array.from(data.start, (_, i) => parts.reduce((sum, part) => sum + part[i], 0));
+      lengths.set(source, [all, all.reduce((most, one) => Math.max(most, one), 0)]);
+    }
+    return lengths.get(source);
+  }
+  function first(sorted, value) {
+    let low = 0, high = sorted.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (sorted[middle] < value) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+  function sight(run) {
+    const range = find(run.name + " timeline").x_range, found = [];
+    let count = 0;
+    for (const part of ["used", "spare", "cut"]) {
+      const source = find(`${run.name} ${part}`);
+      if (!source) continue;
+      const [all, longest] = taken(source), start = source.data.start, rows = [];
+      for (let i = first(start, range.start - longest); i < start.length && start[i] <= range.end; i++)
+        if (start[i] + all[i] >= range.start) rows.push(i);
+      count += rows.length;
+      found.push([find(`${run.name} ${part} view`), rows]);
+    }
+    const every = Math.max(1, Math.ceil(count / MOST));
+    for (const [view, rows] of found)
+      view.filter = new (kind("IndexFilter"))({ indices: every === 1 ? rows : rows.filter((_, i) => i % every === 0) });
+    document.getElementById(run.name + "-drawn").textContent =
+      every === 1 ? `${count.toLocaleString("en")} tasks in sight` : `one in ${every} of the ${count.toLocaleString("en")} tasks in sight is drawn; zoom in to see all`;
+    lines(run);
+  }
+  const waiting = new Set();
+  function look(run) {
+    if (waiting.has(run)) return;
+    waiting.add(run);
+    requestAnimationFrame(() => {
+      waiting.delete(run);
+      sight(run);
+    });
+  }
   function lines(run) {
     const figure = find(run.name + " timeline"), drawn = find(run.name + " steps");
     const renderer = figure.renderers.find((one) => one.name === "steps");
@@ -139,7 +187,6 @@
     for (const part of Object.values(found)) part.sort((a, b) => a.worker - b.worker || a.task - b.task);
     return found;
   }
-  const took = (row) => (row.unknown === undefined ? row.waiting + row.computing + row.sending : row.unknown);
   function table(head, body) {
     const made = make("table"), top = made.createTHead().insertRow();
     for (const word of head) top.append(make("th", word));
@@ -205,9 +252,9 @@
   function watch(run) {
     const figure = find(run.name + " timeline");
     if (!figure) return;
-    figure.x_range.connect(figure.x_range.properties.start.change, () => lines(run));
-    figure.x_range.connect(figure.x_range.properties.end.change, () => lines(run));
-    lines(run);
+    figure.x_range.connect(figure.x_range.properties.start.change, () => look(run));
+    figure.x_range.connect(figure.x_range.properties.end.change, () => look(run));
+    sight(run);
     const first = [figure.x_range.start, figure.x_range.end];
     const act = {
       in: () => zoom(figure, 0.5), out: () => zoom(figure, 2),
