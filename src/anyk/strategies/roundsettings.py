@@ -225,6 +225,10 @@ class RoundSettings(Strategy):
     @property
     def summary(self) -> str:
         """See :class:`~anyk.protocol.Strategy`."""
+        return self._summary + ("; shares of the data follow the speed of workers" if self.balance else "")
+
+    @property
+    def _summary(self) -> str:
         if self.work is not None:
             return "workers take steps of their own, then their models are averaged"
         code, n, wait = self.code, self.code.workers, None if self.rule == Decodable() else str(self.rule)
