@@ -40,7 +40,8 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
 
     names = ", ".join(entry.name for entry in codes_registry)
     list_entries(registry, json_file, also=(
-        f"CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0,snapshot=0,balance=…\n    Rounds of any code ({names}).\n"
+        f"CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0,snapshot=0,balance=…\n"
+        f"    Rounds of any code ({names}).\n"
         "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s or "
         "3mad, joined by | or &\nscaling: none, marginal or conditional      cancel: preempt or discard\n"
         "decoder: own, exact, least-squares, one-step or algorithmic      batch: samples of each partition, 0 for all\n"

@@ -225,23 +225,11 @@ class RoundSettings(Strategy):
     @property
     def summary(self) -> str:
         """See :class:`~anyk.protocol.Strategy`."""
-        return self._summary + ("; shares of the data follow the speed of workers" if self.balance else "")
-
-    @property
-    def _summary(self) -> str:
         if self.work is not None:
-            return "workers take steps of their own, then their models are averaged"
-        code, n, wait = self.code, self.code.workers, None if self.rule == Decodable() else str(self.rule)
-        each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
-        if wait is not None:
-            first = f"the first {wait} of {n} replies" if wait.isdigit() else f"enough replies (wait={wait})"
-            now_and_then = f", corrected by an exact one every {self.snapshot} rounds" if self.snapshot else ""
-            return f"approximate gradient from {first}{each}{now_and_then}"
-        if code.tolerates == 0 and not code.approximate:
-            return f"exact gradient; waits for all {n} workers{each}"
-        if code.approximate:
-            return f"approximate gradient from most of {n} replies{each}"
-        return f"exact gradient, whichever {code.tolerates} of {n} workers are late{each}"
+            told = "workers take steps of their own, then their models are averaged"
+        else:
+            told = _in_words(self.code, None if self.rule == Decodable() else str(self.rule), self.snapshot)
+        return told + ("; shares of the data follow the speed of workers" if self.balance else "")
 
     def check_compressor(self, by: Compressor) -> None:
         """See :class:`~anyk.protocol.Strategy`."""
@@ -309,3 +297,18 @@ class RoundSettings(Strategy):
         if self.cancel == "discard":
             return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
         return Pace(None, 0.0, "no closed form; simulate")
+
+
+def _in_words(code: Code, wait: str | None, snapshot: int) -> str:
+    """Rounds of a code in a few words; ``wait``: the rule if it is not to wait until the sum is exact."""
+    n = code.workers
+    each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
+    if wait is not None:
+        first = f"the first {wait} of {n} replies" if wait.isdigit() else f"enough replies (wait={wait})"
+        now_and_then = f", corrected by an exact one every {snapshot} rounds" if snapshot else ""
+        return f"approximate gradient from {first}{each}{now_and_then}"
+    if code.tolerates == 0 and not code.approximate:
+        return f"exact gradient; waits for all {n} workers{each}"
+    if code.approximate:
+        return f"approximate gradient from most of {n} replies{each}"
+    return f"exact gradient, whichever {code.tolerates} of {n} workers are late{each}"
