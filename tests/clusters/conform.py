@@ -173,9 +173,17 @@ def on_two_machines(nodes: Any, second: Any) -> None:
     def exits() -> None:
         """A gradient that ends its thread ends its actor: the others go on, and it is said."""
         made.append(Ray(2, cpus=0.5))
-        run = anyk.train(Squares(2, faults={1: "exit"}), "frc:stragglers=1", made[-1], seconds=1.0)
-        assert run.steps > 3
-        assert run.ledger["lost"] >= 1, run.ledger
+
+        class Seen(Exception):
+            """The loss has been told; how soon Ray tells it is up to the machine."""
+
+        def watch(driver: Any, evaluator: Any) -> None:
+            if driver.step > 3 and driver.ledger.counts.lost:
+                raise Seen
+
+        with contextlib.suppress(Seen):
+            run = anyk.train(Squares(2, faults={1: "exit"}), "frc:stragglers=1", made[-1], seconds=60.0, watch=watch)
+            raise AssertionError(f"nobody was lost: {run.ledger}")
 
     tell("exits", exits)
     pids = {pid for cluster in made for pid in cluster.pids.values()}
