@@ -26,7 +26,7 @@ SIZES = (6, 8, 30)
 FAULTS = ("frozen", "another frozen", "killed", "all killed", "helper killed")
 STRATEGIES = (
     "sync", "k-sync:k=3", "k-batch-sync:k=4", "async", "async:cutoff=3", "k-async:k=3", "k-batch-async:k=5",
-    "adasync:base=k-async,k=2,interval=0.05", "adasync:base=k-batch-sync,k=2,interval=0.05,rule=noise",
+    "anytime:deadline=0.01,parts=4", "anytime:batch=2,parts=4", "adasync:base=k-async,k=2,interval=0.05", "adasync:base=k-batch-sync,k=2,interval=0.05,rule=noise",
     "gradual:base=k-batch-async,k=2,every=5", "pasgd:tau=2", "adacomm:tau=4,interval=0.05", "fedavg:tau=2,clients=3",
     "fedbuff:tau=2,k=3", "slowmo:tau=2", "diloco:tau=2", "dpsgd:graph=ring", "dpsgd:graph=exp,tau=2",
     "matcha:graph=ring,tau=2", "easgd:tau=2", "coop:matrix=ring,auxiliary=2", "hierarchical:groups=2,tau=2,every=3", "ad-psgd:tau=2", "gc:stragglers=1", "sr-sgc:B=1,W=2,lambda=2",

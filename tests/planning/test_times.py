@@ -41,7 +41,16 @@ def test_golden_values() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
-    "spec", ["sync", "k-sync:k=3", "k-batch-sync:k=3", "async", "k-async:k=3", "k-batch-async:k=12"]
+    "spec",
+    [
+        "sync",
+        "k-sync:k=3",
+        "k-batch-sync:k=3",
+        "async",
+        "k-async:k=3",
+        "k-batch-async:k=12",
+        "anytime:deadline=1.2,parts=1",
+    ],
 )
 def test_the_pace_of_a_strategy_is_what_the_simulator_finds(spec: str, law: str) -> None:
     strategy, model = anyk.strategy(spec, workers=P), parse(law)

@@ -1,6 +1,7 @@
 """Strategies: when to wait, when to step."""
 
 from anyk.strategies.adapting import AdaptingSteps, adapted_tau
+from anyk.strategies.anytime import Anytime
 from anyk.strategies.catalogue import (
     adacomm,
     adasync,
@@ -58,6 +59,7 @@ __all__ = [
     "Adaptive",
     "AllOf",
     "AnyOf",
+    "Anytime",
     "Arbitrary",
     "Bursty",
     "Compressed",

@@ -13,6 +13,7 @@ from anyk.codes.spread import rising
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.adapting import AdaptingSteps
+from anyk.strategies.anytime import Anytime
 from anyk.strategies.balance import Balance
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.cooperative import CooperativeSGD
@@ -380,6 +381,7 @@ def _diloco(
 
 # ------------------------------------------------------------------------------------------- others
 
+register("anytime", grid=lambda workers: ("anytime", "anytime:deadline=1mad"))(Anytime)
 register("dpsgd")(DecentralisedSGD)
 register("matcha")(MatchaSGD)
 register("easgd")(ElasticSGD)

@@ -207,10 +207,13 @@ class Adaptive(Wait):
     times: float
     remembers = True
 
+    def after(self, recent: Sequence[float]) -> float | None:
+        """The deadline in seconds that follows from recent arrivals; None while they are too few."""
+        return None if len(recent) < _SEEN else _past_median(tuple(recent), self.times)
+
     def bound(self, waiting: Waiting) -> float | None:
         """The deadline of this round, in seconds; None while too little has been seen."""
-        recent = waiting.recent
-        return None if len(recent) < _SEEN else _past_median(tuple(recent), self.times)
+        return self.after(waiting.recent)
 
     def enough(self, waiting: Waiting) -> bool:
         """See :meth:`Wait.enough`."""

@@ -58,6 +58,7 @@ _EXACT = (
 _STEADY = (
     "uncoded",
     "cyclic:stragglers=1,wait=all",
+    "anytime:deadline=60,parts=2",
     "pasgd:tau=3",
     "pasgd:tau=2,clients=2",
     "dpsgd",

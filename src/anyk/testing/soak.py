@@ -65,6 +65,8 @@ STRATEGIES: tuple[tuple[str, int], ...] = (
     ("kronecker:left=(frc:load=2),right=(cyclic:stragglers=1),split=2", 6),
     ("hetero:probability=0.2,relearn=3", 6),
     ("hetero:relearn=2,wait=4", 5),
+    ("anytime:deadline=0.3,parts=3", 5),
+    ("anytime:parts=2,batch=2", 6),
     ("async", 4),
     ("async:stale=distance,bound=0.5,cutoff=4", 4),
     ("async:cutoff=3,compensate=0.1", 4),
