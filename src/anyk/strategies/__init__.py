@@ -2,20 +2,8 @@
 
 from anyk.strategies.adapting import AdaptingSteps, adapted_tau
 from anyk.strategies.anytime import Anytime
-from anyk.strategies.catalogue import (
-    adacomm,
-    adasync,
-    completed,
-    fedbuff,
-    gradual,
-    hierarchical,
-    pasgd,
-    register,
-    registry,
-    rounds,
-    settled,
-    strategy,
-)
+from anyk.strategies.building import completed, register, registry, rounds, settled, strategy
+from anyk.strategies.catalogue import adacomm, adasync, fedbuff, gradual, hierarchical, pasgd
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.cooperative import CooperativeSGD
 from anyk.strategies.crew import Crew

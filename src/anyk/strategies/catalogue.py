@@ -1,52 +1,28 @@
-"""The strategies by name: each a function from settings to a value."""
+"""The strategies by name: each a function from settings to a value, and what a plan tries of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
 
-from anyk import codes, specs
-from anyk.checks import check, typed
+from anyk import codes
+from anyk.checks import typed
 from anyk.codes.made import LEFT_OUT
 from anyk.codes.spread import rising
-from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.adapting import AdaptingSteps
 from anyk.strategies.anytime import Anytime
-from anyk.strategies.balance import Balance
+from anyk.strategies.building import Auto, StrategySpec, balance_of, register, strategy, usual_k
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.cooperative import CooperativeSGD
 from anyk.strategies.gossip import Barrier, DecentralisedSGD, ElasticSGD, MatchaSGD
 from anyk.strategies.growth import AdaSync, Gradual, Rule
 from anyk.strategies.kfamily import Base, KFamily, Kind, Stale
 from anyk.strategies.pairwise import PairwiseGossip
-from anyk.strategies.parts import PartRounds
-from anyk.strategies.progress import ProgressRounds
 from anyk.strategies.rounds import Rounds
 from anyk.strategies.scaling import Scaling
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition
-from anyk.strategies.tree import TreeRounds
 from anyk.strategies.wait import WaitLike
 from anyk.strategies.work import LocalSteps
-
-registry: specs.Registry[Strategy] = specs.Registry("strategy", given=("workers",))
-register = registry.register
-StrategySpec = Annotated[str, registry, codes.registry]
-_ROUNDS = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # by what a code's policy asks for
-
-
-Auto = Literal["auto"] | None
-
-
-def _balance(how: Auto) -> Balance | None:
-    """What ``balance=`` asks for."""
-    return None if how is None else Balance()
-
-
-def _usual_k(workers: int, k: int | None) -> int:
-    """k, or half the workers."""
-    return max(1, workers // 2) if k is None else k
 
 
 def _shares(workers: int) -> list[int]:
@@ -79,7 +55,7 @@ def _balanced(workers: int) -> list[str]:
 @register("sync", grid=_balanced)  # itself is uncoded by another name
 def _sync(workers: int, *, batch: int = 0, shares: tuple[int, ...] = (), balance: Auto = None) -> Strategy:
     """Synchronous SGD: every worker's gradient, every step (the same as uncoded)."""
-    return Rounds(codes.Uncoded(workers, shares), batch=batch, balance=_balance(balance))
+    return Rounds(codes.Uncoded(workers, shares), batch=batch, balance=balance_of(balance))
 
 
 @register("k-sync", grid=lambda workers: (f"k-sync:k={k}" for k in _shares(workers)))
@@ -93,8 +69,8 @@ def _k_sync(
     balance: Auto = None,
 ) -> Strategy:
     """K-sync SGD: the k gradients that come first, the others are cut off (the same as uncoded:wait=k)."""
-    code, wait = codes.Uncoded(workers, shares), _usual_k(workers, k)
-    return Rounds(code, wait=wait, batch=batch, cancel=cancel, balance=_balance(balance))
+    code, wait = codes.Uncoded(workers, shares), usual_k(workers, k)
+    return Rounds(code, wait=wait, batch=batch, cancel=cancel, balance=balance_of(balance))
 
 
 @register("agc")
@@ -126,7 +102,7 @@ def _k_batch_sync(
     workers: int, *, k: int | None = None, lr_scale: float = 1.0, batch: int = 0, cancel: CancelMode = "preempt"
 ) -> Strategy:
     """K-batch-sync SGD: the k mini-batches that come first, a worker may give several; the others are cut off."""
-    k = _usual_k(workers, k)
+    k = usual_k(workers, k)
     return KFamily(workers, kind="k-batch-sync", k=k, lr_scale=lr_scale, batch=batch, cancel=cancel)
 
 
@@ -163,7 +139,7 @@ def _asynchronous(kind: Kind, summary: str) -> None:
         compensate: float = 0.0,
     ) -> Strategy:
         return KFamily(
-            workers, kind=kind, k=_usual_k(workers, k), lr_scale=lr_scale, batch=batch, stale=stale, cutoff=cutoff,
+            workers, kind=kind, k=usual_k(workers, k), lr_scale=lr_scale, batch=batch, stale=stale, cutoff=cutoff,
             bound=bound, compensate=compensate,
         )  # fmt: skip
 
@@ -288,7 +264,7 @@ def pasgd(
         seed=seed,
     )  # fmt: skip
     code = codes.Uncoded(workers, shares)
-    return Rounds(code, wait=wait, cancel=cancel, batch=batch, work=work, balance=_balance(balance))
+    return Rounds(code, wait=wait, cancel=cancel, batch=batch, work=work, balance=balance_of(balance))
 
 
 @register("adacomm")
@@ -396,85 +372,3 @@ register("m-sgc", grid=lambda workers: _bursty("m-sgc", workers))(Multiplexed)
 def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") -> Strategy:
     """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk compression')."""
     return Compressed(strategy(of, workers=workers), by)
-
-
-# ------------------------------------------------------------------------------------------- specs
-
-# the keys that a code's spec gains as a strategy
-_KEYS = {
-    "wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int, "models": int, "snapshot": int,
-    "balance": Auto,
-}  # fmt: skip
-
-
-def rounds(code: codes.Code, **keys: Any) -> Strategy:
-    """The strategy that runs a code: :class:`Rounds`, or rounds of its own where its policy asks for them.
-
-    >>> type(rounds(codes.NestedCode(8))).__name__
-    'ProgressRounds'
-    """
-    made: Any = _ROUNDS[code.policy().rounds]
-    if made is Rounds and code.messages > 1:
-        made = PartRounds
-    known = {f.name for f in fields(made)}
-    for key in keys:
-        if key not in known:
-            raise BadInput(f"'{code.spec}' does not support '{key}'")
-    if "balance" in keys:
-        keys["balance"] = _balance(keys["balance"])
-    strategy: Strategy = made(code, **keys)
-    return strategy
-
-
-def settled(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
-    """A strategy's spec that means the same in any folder: files have absolute paths (or what ``change`` makes)."""
-    return specs.with_files(spec, change, registry, codes.registry)
-
-
-def completed(spec: str, made: Strategy) -> str:
-    """A spec with the numbers that it leaves to be chosen, as they were chosen for a strategy made from it.
-
-    Files in it get their absolute paths.
-
-    >>> completed("k-sync", strategy("k-sync", workers=30)), completed("frc", strategy("frc", workers=30))
-    ('k-sync:k=15', 'frc:load=3')
-    """
-    spec = settled(spec)
-    (name, given), (meant, chosen) = specs.parse(spec), specs.parse(made.spec)
-    if name == "k-sync":
-        return specs.with_keys(spec, {"k": _usual_k(made.layout.workers, None)})
-    if name != meant or "" in given or "" in chosen:
-        return spec
-    return specs.with_keys(spec, {key: value for key, value in chosen.items() if value.isdigit()})
-
-
-def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -> Strategy:
-    """Build a strategy from its spec for ``workers`` workers, or of a code; a strategy is taken as it is.
-
-    Every code is a strategy of rounds and then also takes ``wait``, ``scaling``, ``cancel`` and ``decoder``.
-    Raises :class:`~anyk.errors.BadInput` when the spec is wrong, and when a code or strategy is for another number of
-    workers.
-
-    >>> strategy("agc:load=3,wait=11", workers=30).spec
-    'frc:load=3,wait=11'
-    """
-    if not isinstance(spec, str):
-        made = rounds(spec) if isinstance(spec, codes.Code) else spec
-        if not all(hasattr(made, part) for part in ("layout", "start", "on", "spec")):
-            raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
-        if workers is not None and made.layout.workers != workers:
-            raise BadInput(f"the strategy is for {made.layout.workers} workers, the cluster has {workers}")
-        return made
-    workers = check(workers, int, "workers")
-    name, values = specs.parse(spec)
-    if name in registry:
-        return registry.build(spec, workers=workers)
-    codes_known = tuple(entry.name for entry in codes.registry)
-    if name not in codes_known:
-        registry.entry(name, also=codes_known)
-    if "" in values:
-        raise BadInput(f"'{values['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
-    own: dict[str, Any] = {
-        key: specs.read(values.pop(key), kind, f"{key} in '{spec}'") for key, kind in _KEYS.items() if key in values
-    }
-    return rounds(codes.registry.build_parsed(spec, name, values, workers=workers), **own)

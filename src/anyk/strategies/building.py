@@ -1,0 +1,114 @@
+"""Strategies from specs: their registry, and rounds of any code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from anyk import codes, specs
+from anyk.checks import check
+from anyk.errors import BadInput
+from anyk.protocol import CancelMode, Strategy
+from anyk.strategies.balance import Balance
+from anyk.strategies.parts import PartRounds
+from anyk.strategies.progress import ProgressRounds
+from anyk.strategies.rounds import Rounds
+from anyk.strategies.scaling import Scaling
+from anyk.strategies.tree import TreeRounds
+
+registry: specs.Registry[Strategy] = specs.Registry("strategy", given=("workers",))
+register = registry.register
+StrategySpec = Annotated[str, registry, codes.registry]
+Auto = Literal["auto"] | None
+_ROUNDS = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # by what a code's policy asks for
+
+
+def balance_of(how: Auto) -> Balance | None:
+    """What ``balance=`` asks for."""
+    return None if how is None else Balance()
+
+
+def usual_k(workers: int, k: int | None) -> int:
+    """k, or half the workers."""
+    return max(1, workers // 2) if k is None else k
+
+
+# the keys that a code's spec gains as a strategy
+_KEYS = {
+    "wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int, "models": int, "snapshot": int,
+    "balance": Auto,
+}  # fmt: skip
+
+
+def rounds(code: codes.Code, **keys: Any) -> Strategy:
+    """The strategy that runs a code: :class:`Rounds`, or rounds of its own where its policy asks for them.
+
+    >>> type(rounds(codes.NestedCode(8))).__name__
+    'ProgressRounds'
+    """
+    made: Any = _ROUNDS[code.policy().rounds]
+    if made is Rounds and code.messages > 1:
+        made = PartRounds
+    known = {f.name for f in fields(made)}
+    for key in keys:
+        if key not in known:
+            raise BadInput(f"'{code.spec}' does not support '{key}'")
+    if "balance" in keys:
+        keys["balance"] = balance_of(keys["balance"])
+    strategy: Strategy = made(code, **keys)
+    return strategy
+
+
+def settled(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
+    """A strategy's spec that means the same in any folder: files have absolute paths (or what ``change`` makes)."""
+    return specs.with_files(spec, change, registry, codes.registry)
+
+
+def completed(spec: str, made: Strategy) -> str:
+    """A spec with the numbers that it leaves to be chosen, as they were chosen for a strategy made from it.
+
+    Files in it get their absolute paths.
+
+    >>> completed("k-sync", strategy("k-sync", workers=30)), completed("frc", strategy("frc", workers=30))
+    ('k-sync:k=15', 'frc:load=3')
+    """
+    spec = settled(spec)
+    (name, given), (meant, chosen) = specs.parse(spec), specs.parse(made.spec)
+    if name == "k-sync":
+        return specs.with_keys(spec, {"k": usual_k(made.layout.workers, None)})
+    if name != meant or "" in given or "" in chosen:
+        return spec
+    return specs.with_keys(spec, {key: value for key, value in chosen.items() if value.isdigit()})
+
+
+def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -> Strategy:
+    """Build a strategy from its spec for ``workers`` workers, or of a code; a strategy is taken as it is.
+
+    Every code is a strategy of rounds and then also takes ``wait``, ``scaling``, ``cancel`` and ``decoder``.
+    Raises :class:`~anyk.errors.BadInput` when the spec is wrong, and when a code or strategy is for another number of
+    workers.
+
+    >>> strategy("agc:load=3,wait=11", workers=30).spec
+    'frc:load=3,wait=11'
+    """
+    if not isinstance(spec, str):
+        made = rounds(spec) if isinstance(spec, codes.Code) else spec
+        if not all(hasattr(made, part) for part in ("layout", "start", "on", "spec")):
+            raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
+        if workers is not None and made.layout.workers != workers:
+            raise BadInput(f"the strategy is for {made.layout.workers} workers, the cluster has {workers}")
+        return made
+    workers = check(workers, int, "workers")
+    name, values = specs.parse(spec)
+    if name in registry:
+        return registry.build(spec, workers=workers)
+    codes_known = tuple(entry.name for entry in codes.registry)
+    if name not in codes_known:
+        registry.entry(name, also=codes_known)
+    if "" in values:
+        raise BadInput(f"'{values['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
+    own: dict[str, Any] = {
+        key: specs.read(values.pop(key), kind, f"{key} in '{spec}'") for key, kind in _KEYS.items() if key in values
+    }
+    return rounds(codes.registry.build_parsed(spec, name, values, workers=workers), **own)
