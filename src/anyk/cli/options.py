@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -168,6 +169,24 @@ def picture_option(text: str) -> Callable[[Command], Command]:
     return click.option("--picture", metavar="FILE", callback=_checked_picture, help=text)
 
 
+@contextlib.contextmanager
+def serving(where: str | None) -> Iterator[list[Any]]:
+    """The callbacks that ``--metrics`` asks for, which serve as long as this is open."""
+    if where is None:
+        yield []
+        return
+    from anyk.exporting.prometheus import Metrics, address
+
+    with Metrics(*address(where)) as metrics:
+        click.echo(f"metrics: {metrics.url}", err=True)
+        yield [metrics]
+
+
+metrics_option = click.option("--metrics", metavar="PORT",
+                              help="Serve metrics for Prometheus on this port ([HOST:]PORT), for this machine only "
+                              "unless HOST says otherwise; 0 takes a free port.")  # fmt: skip
+
+
 def common(command: Command) -> Command:
     """The options of ``train`` and ``race``."""
     options = [
@@ -201,6 +220,7 @@ def common(command: Command) -> Command:
         click.option("--target", type=float, help="Stop when the metric reaches this value."),
         evaluate_option,
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of the delays."),
+        metrics_option,
         click.option("--out", metavar="FOLDER", help="Folder for the run; default: a new one under runs/."),
         json_option,
         click.option("--quiet", is_flag=True, help="Show no progress."),

@@ -19,6 +19,7 @@ from anyk.cli.options import (
     models_option,
     new_folder,
     picture_option,
+    serving,
     show_settings,
     tell_delays,
 )
@@ -121,7 +122,7 @@ def race(
     if given["cluster"] != asked:
         head.append(f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
     try:
-        with Progress(console, quiet=given["quiet"]) as progress:
+        with serving(given["metrics"]) as served, Progress(console, quiet=given["quiet"]) as progress:
             result = run_race(
                 problem if models == 1 else [problem, *(variant(problem, i) for i in range(1, models))],
                 chosen,
@@ -137,7 +138,7 @@ def race(
                 target=given["target"],
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                callbacks=[progress],
+                callbacks=[progress, *served],
                 before=_saying(console, given["quiet"], head),
             )
     except KeyboardInterrupt:

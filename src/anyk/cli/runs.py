@@ -22,6 +22,7 @@ from anyk.cli.options import (
     new_folder,
     picture_option,
     plugin_option,
+    serving,
     show_settings,
     tell_delays,
 )
@@ -102,7 +103,7 @@ def train(
     optimizer = None if goes_on else make_optimizer(problem, given)
     console = people(given["json_file"])
     try:
-        with Progress(console, quiet=given["quiet"]) as progress:
+        with serving(given["metrics"]) as served, Progress(console, quiet=given["quiet"]) as progress:
             training: Any = run_training
             if models > 1:
                 training = train_many
@@ -117,7 +118,7 @@ def train(
                 begin=begin,
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                callbacks=[progress],
+                callbacks=[progress, *served],
             )
     except KeyboardInterrupt:
         exit_interrupted(folder)
@@ -180,14 +181,14 @@ def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
 
     names = ("workers", "cluster", "delays", "communication", "seed", "steps", "seconds", "target")
     try:
-        with Progress(console, quiet=given["quiet"]) as progress:
+        with serving(given["metrics"]) as served, Progress(console, quiet=given["quiet"]) as progress:
             tuned = train_tuned(
                 [problem, *(variant(problem, i) for i in range(1, models))],
                 probe=probe,
                 optimizer=make_optimizer(problem, given),
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                callbacks=[progress],
+                callbacks=[progress, *served],
                 before=tell,
                 **{name: given[name] for name in names},
             )

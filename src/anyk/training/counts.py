@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -51,3 +52,4 @@ class Used(NamedTuple):
     workers: int
     staleness: float  # mean
     stalest: int
+    by: Collection[int] = ()  # the workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from anyk import keyed
@@ -105,7 +105,7 @@ class Driver:
         self.last: Update | None = None  # what the log says of it
         self.taking: Combine | Mix | None = None  # the step that is being taken, messages inside messages included
         self.obeying: Sequence[Command] = ()  # the commands it came with
-        self.on_time = 0  # workers whose messages were used in the last step
+        self.used_by: Collection[int] = ()  # workers whose messages were used in the last step
         self._orders: list[Order] = []  # commands that the cluster has not been told yet
         self._carry_out: dict[type[Command], Callable[[Any], None]] = {
             Dispatch: self._dispatch,
@@ -228,6 +228,11 @@ class Driver:
         return self.versions.step
 
     @property
+    def on_time(self) -> int:
+        """How many workers' messages were used in the last step."""
+        return len(self.used_by)
+
+    @property
     def models(self) -> dict[str, Vector]:
         """The newest version of each slot."""
         return self.versions.models
@@ -321,7 +326,7 @@ class Driver:
         bits = 0 if self.log is None or w is None else keyed.digest(w)
         self._faults.stepped(slot)
         used = self.ledger.use(full, version)
-        self.on_time = used.workers
+        self.used_by = used.by
         self.cluster.step_done()
         self.time = self._now = self.cluster.now()
         if self.log is not None:

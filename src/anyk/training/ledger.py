@@ -301,7 +301,7 @@ class Ledger:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
                 self._end(batch, place, ending, version + 1, _plain(weight), slot, kept=kept)
-        return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest)
+        return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
         """The run is over: what is still open is cancelled."""
