@@ -167,7 +167,6 @@ def test_what_a_torch_optimiser_cannot_be_is_said():
         (lambda: TorchOptimizer("Adam", momentum=0.9), "'Adam' cannot be used like this: .*unexpected keyword.*'momentum'"),
         (lambda: TorchOptimizer("SGD", lr=-1.0), "learning rate must be a finite number above 0"),
         (lambda: TorchOptimizer("LBFGS"), "'LBFGS' cannot be used like this"),
-        (lambda: TorchOptimizer("SGD", schedule="ReduceLROnPlateau"), "'ReduceLROnPlateau' cannot go beyond step 0"),
         (lambda: TorchOptimizer("SGD", schedule="StepLR"), "'StepLR' cannot be used like this: .*step_size"),
         (lambda: TorchOptimizer("SGD", schedule="StepLr:step_size=2"), "did you mean 'StepLR'?"),
         (lambda: TorchOptimizer("SGD", lr=ExponentialRate(1.0, 0.5), schedule="StepLR:step_size=2"),

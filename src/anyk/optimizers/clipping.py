@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -45,6 +45,20 @@ class Clip(Optimizer):
     def _inner(self) -> Optimizer:
         assert isinstance(self.of, Optimizer)
         return self.of
+
+    @property
+    def watches(self) -> Literal["higher", "lower"] | None:
+        """See :attr:`Optimizer.watches`."""
+        return self._inner.watches
+
+    @property
+    def uniform(self) -> bool:
+        """See :attr:`Optimizer.uniform`."""
+        return self._inner.uniform
+
+    def observe(self, state: State, value: float) -> None:
+        """See :meth:`Optimizer.observe`."""
+        self._inner.observe(state, value)
 
     @property
     def spec(self) -> str:

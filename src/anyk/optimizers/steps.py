@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,20 @@ class Optimizer(ABC):
         epsilon = getattr(self, "epsilon", 1.0)
         if not 0.0 < epsilon < float("inf"):
             raise BadInput(f"epsilon of '{self.name}' must be a finite number above 0, got {epsilon:g}")
+
+    @property
+    def watches(self) -> Literal["higher", "lower"] | None:
+        """Which values of evaluations are better, where steps depend on them (:meth:`observe`); None: they do not."""
+        return None
+
+    @property
+    def uniform(self) -> bool:
+        """Whether ``rate`` alone says how long the steps of all parameters are."""
+        return True
+
+    def observe(self, state: State, value: float) -> None:
+        """Note what the model is worth that the last step made; see :attr:`watches`."""
+        del state, value
 
     @property
     def spec(self) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Argument = None | bool | int | float | tuple[float, ...] | str  # what a spec can say
 Scheduler = Callable[[Any], Any]
+_SEEN = "seen"  # where a state keeps the values of evaluations, in their order
 MADE = "made in Python"  # what stands in a spec for what has none
 _PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float}
 
@@ -29,18 +31,22 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": fl
 class TorchOptimizer(Optimizer):
     """An optimiser of PyTorch as it is: ``TorchOptimizer("AdamW", lr=1e-3, weight_decay=0.1)``.
 
-    ``method`` is the name of a class in ``torch.optim``, the dotted name of one elsewhere (``my_package.Lion``), or the
-    class; ``arguments`` are its own. ``lr`` is a number or one of our schedules. ``schedule`` is a scheduler of
-    ``torch.optim.lr_scheduler`` by its spec, ``"CosineAnnealingLR:T_max=100"``, or a function of the optimiser that
-    makes one; it steps once a step, and may change momenta as well.
+    ``method`` is the name of a class in ``torch.optim``, the dotted name of one elsewhere (``my_package.Lion``), the
+    class, or an optimiser of the problem's module, ``torch.optim.AdamW(groups)``, whose parameter groups are kept and
+    which itself is left alone: it says where to begin. ``arguments`` are the class's own. ``lr`` is a number or one of
+    our schedules (1e-3 if left out). ``schedule`` is a scheduler of ``torch.optim.lr_scheduler`` by its spec,
+    ``"CosineAnnealingLR:T_max=100"``, or a function of the optimiser that makes one; it steps once a step, and may
+    change momenta as well. ``ReduceLROnPlateau`` steps whenever a version is evaluated, by the metric of held-out data,
+    without any by the loss: ``evaluate=anyk.Evaluate(every=…)`` says when, and the run then waits for it.
 
     Each parameter has its own tensor, as in ``module.parameters()``, where the problem tells their shapes
     (``problem.shapes``); else the optimiser sees one flat vector, which is the same for all that work number by number.
     Its state is kept by us as arrays: the instance that steps is made anew, so runs resume and replay to the bit. All
-    of it but classes and functions of the main program has a spec; a run with those is resumed with ``optimizer=…``.
+    of it but classes and functions of the main program and groups has a spec; a run with those is resumed with
+    ``optimizer=…``. Parameters that are in no group stay as they are.
 
     Raises :class:`~anyk.errors.BadInput` for a name that is not there, for arguments that the class refuses, and for
-    what cannot be kept or stepped like that: LBFGS, ReduceLROnPlateau.
+    what cannot be kept or stepped like that, as LBFGS.
 
     >>> TorchOptimizer("SGD", lr=0.5, momentum=0.9).spec
     'torch:method=SGD,momentum=0.9'
@@ -50,23 +56,32 @@ class TorchOptimizer(Optimizer):
 
     def __init__(
         self,
-        method: str | type,
+        method: str | type | torch.optim.Optimizer,
         *,
-        lr: float | str | Schedule = 1e-3,
+        lr: float | str | Schedule | None = None,
         schedule: str | Scheduler | None = None,
         **arguments: Any,
     ) -> None:
         if method == MADE:
             raise BadInput("this optimiser was made in Python; give it again: optimizer=…, in resume or replay")
         try:
-            import_module("torch")
+            torch = import_module("torch")
         except ImportError:
             raise MissingPackage("PyTorch", "torch", "an optimiser of torch") from None
-        super().__init__(lr)
+        self._groups: _Groups | None = None
+        if isinstance(method, torch.optim.Optimizer):
+            if lr is not None or arguments:
+                raise BadInput(
+                    f"an optimiser such as this {type(method).__name__} has its own learning rate and arguments; leave "
+                    f"out {', '.join([*(['lr'] if lr is not None else []), *arguments])}"
+                )
+            self._groups = _Groups(method)
+            lr, method = self._groups.lr, type(method)
+        super().__init__(1e-3 if lr is None else lr)
         self.method, self.schedule, self.arguments = method, schedule, arguments
         self.shapes: Sequence[tuple[int, ...]] | None = None
         self._class = _found(method, "torch.optim", "Optimizer")
-        self._try([(2, 2)])
+        self._try([(2, 2)] if self._groups is None else self._groups.shapes)
         if schedule is not None:
             if not isinstance(self.rate, ConstantRate):
                 raise BadInput(f"a torch schedule starts from a learning rate that is a number, got '{self.rate.spec}'")
@@ -79,7 +94,22 @@ class TorchOptimizer(Optimizer):
         return hash((self._class, self.lr))
 
     def _made_of(self) -> tuple[Any, ...]:
-        return self._class, self.lr, self.schedule, self.arguments, self.shapes
+        groups = None if self._groups is None else self._groups.given
+        return self._class, self.lr, self.schedule, self.arguments, self.shapes, groups
+
+    @property
+    def watches(self) -> Literal["higher", "lower"] | None:
+        """See :attr:`Optimizer.watches`."""
+        return self.rate.watches if isinstance(self.rate, _Scheduled) else None
+
+    @property
+    def uniform(self) -> bool:
+        """See :attr:`Optimizer.uniform`."""
+        return self._groups is None and self.watches is None
+
+    def observe(self, state: State, value: float) -> None:
+        """See :meth:`Optimizer.observe`."""
+        state[_SEEN] = np.append(state.get(_SEEN, np.empty(0)), value)
 
     @property
     def spec(self) -> str:
@@ -87,7 +117,7 @@ class TorchOptimizer(Optimizer):
         name = _name(self._class, "torch.optim")
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in self.arguments.items()}
         said = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
-        if name is None or not said or callable(self.schedule):
+        if name is None or not said or callable(self.schedule) or self._groups is not None:
             return show(self.name, {"method": f"({MADE})"})
         return show(
             self.name, {"method": name} | values | ({"schedule": bracketed(self.schedule)} if self.schedule else {})
@@ -96,12 +126,21 @@ class TorchOptimizer(Optimizer):
     def fitted(self, problem: Any) -> Optimizer:
         """See :meth:`Optimizer.fitted`."""
         shapes = getattr(problem, "shapes", None)
-        if shapes is None:
+        if shapes is None and self._groups is None:
             return self
-        self._try(shapes)
         fitted = copy.copy(self)
         fitted.shapes = shapes
+        if self._groups is not None:
+            fitted._groups = self._groups.among(problem)
+        fitted._try(shapes or ())
         return fitted
+
+    def start(self, w: Vector) -> State:
+        """See :meth:`Optimizer.start`; of an optimiser that has stepped before, its state."""
+        state: State = {}
+        if self._groups is not None:
+            _take(self._groups.given, self._groups.placed, state)
+        return {name: array.copy() for name, array in state.items()}
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -112,14 +151,18 @@ class TorchOptimizer(Optimizer):
         parameters, slopes = self._views(out), self._views(gradient)
         for parameter, slope in zip(parameters, slopes, strict=True):
             parameter.grad = slope
+        seen = state.pop(_SEEN, np.empty(0))
         optimizer = self._make(parameters, self.rate.at(t))
+        if isinstance(self.rate, _Scheduled):
+            for group, values in zip(optimizer.param_groups, self.rate.groups(t, seen), strict=True):
+                group.update(values)
         for group in optimizer.param_groups:
-            if isinstance(self.rate, _Scheduled):
-                group.update(self.rate.group(t))
             group["lr"] *= scale
         _give(optimizer, parameters, state)
         optimizer.step()
         _take(optimizer, parameters, state)
+        if seen.size:
+            state[_SEEN] = seen
         return out
 
     def _views(self, flat: Vector) -> list[torch.Tensor]:
@@ -132,7 +175,17 @@ class TorchOptimizer(Optimizer):
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def _make(self, parameters: Sequence[torch.Tensor], lr: float) -> Any:
+        if self._groups is not None:
+            return self._groups.over(parameters)
         return self._class(parameters, lr=lr, **self.arguments)
+
+    def made_small(self, lr: float) -> Any:
+        """An optimiser of next to nothing, with the hyperparameters of this one, for a scheduler to change."""
+        import torch
+
+        if self._groups is not None:
+            return self._groups.over([torch.zeros(1) for _ in self._groups.placed])
+        return self._make([torch.zeros(2, 2)], lr)
 
     def _try(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Make one and step, so that what cannot be is said before a run."""
@@ -157,16 +210,82 @@ class TorchOptimizer(Optimizer):
             )
 
 
+class _Groups:
+    """The parameter groups of an optimiser, and where their parameters stand among those of a problem."""
+
+    def __init__(self, given: torch.optim.Optimizer) -> None:
+        self.given = given
+        own = [parameter for group in given.param_groups for parameter in group["params"]]
+        self._settings: list[dict[str, Any]] = []
+        self._places: list[list[int]] = []
+        for group in given.param_groups:
+            settings = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+            if "lr" not in settings:
+                raise BadInput(f"the torch optimiser {type(given).__name__} has no learning rate, lr")
+            self._settings.append(settings | {"lr": float(settings["lr"])})
+            first = sum(map(len, self._places))
+            self._places.append(list(range(first, first + len(group["params"]))))
+        self.placed: list[Any] = own  # the optimiser's parameters in the problem's order, None where it has none
+        self.shapes = [tuple(parameter.shape) for parameter in own]
+
+    @property
+    def lr(self) -> float:
+        """The largest learning rate."""
+        return float(max(settings["lr"] for settings in self._settings))
+
+    def among(self, problem: Any) -> _Groups:
+        """The same, with places as the problem has them."""
+        places_of = getattr(problem, "places_of", None)
+        if places_of is None:
+            name = type(self.given).__name__
+            raise BadInput(
+                f"an optimiser with parameters of its own ({name}) goes with a TorchProblem of the same module; for "
+                f"{type(problem).__name__} give its name: TorchOptimizer('{name}')"
+            )
+        made = copy.copy(self)
+        made.placed = [None] * len(problem.shapes)
+        made._places = []
+        for group in self.given.param_groups:
+            places = places_of(group["params"])  # None for one that is frozen
+            made._places.append([place for place in places if place is not None])
+            for place, parameter in zip(places, group["params"], strict=True):
+                if place is not None:
+                    made.placed[place] = parameter
+        if not any(made._places):
+            raise BadInput("all parameters of the optimiser are frozen (requires_grad=False): nothing would be trained")
+        return made
+
+    def over(self, parameters: Sequence[torch.Tensor]) -> Any:
+        """An optimiser like the one given, without state, whose groups have these parameters."""
+        made = object.__new__(type(self.given))
+        own = {name: value for name, value in vars(self.given).items() if name != "step"}  # as a scheduler wraps it
+        made.__dict__ |= own | {
+            "state": defaultdict(dict),
+            "param_groups": [
+                settings | {"params": [parameters[place] for place in places]}
+                for settings, places in zip(self._settings, self._places, strict=True)
+            ],
+        }
+        return made
+
+
 class _Scheduled:
-    """What a torch scheduler makes of an optimiser's hyperparameters, as a function of the step."""
+    """What a torch scheduler makes of an optimiser's hyperparameters: a function of the step or, where it ``watches``
+    evaluations, of their values.
+    """
 
     def __init__(self, optimizer: TorchOptimizer, start: float) -> None:
         self._of, self._start = optimizer, start
         self._begin()
-        try:
-            self.group(1)
-        except RunFailed as error:
-            raise BadInput(str(error)) from None
+        watching: Any = getattr(import_module("torch.optim.lr_scheduler"), "ReduceLROnPlateau")  # noqa: B009
+        self.watches: Literal["higher", "lower"] | None = None
+        if isinstance(self._scheduler, watching):
+            self.watches = "higher" if self._scheduler.mode == "max" else "lower"
+        else:
+            try:
+                self.groups(1)
+            except RunFailed as error:
+                raise BadInput(str(error)) from None
         self._begin()
 
     @property
@@ -175,27 +294,43 @@ class _Scheduled:
         return repr(self._start)
 
     def at(self, step: int) -> float:
-        """See :class:`~anyk.optimizers.schedules.Schedule`."""
-        return float(self.group(step)["lr"])
+        """See :class:`~anyk.optimizers.schedules.Schedule`; the largest of all groups."""
+        return float(max(group["lr"] for group in self.groups(step)))
 
-    def group(self, step: int) -> dict[str, Any]:
+    def groups(self, step: int, seen: Any = ()) -> list[dict[str, Any]]:
         """All hyperparameters at a step; steps are asked for in order, but for a run that is taken up again."""
+        if self.watches is not None:
+            return self._watched(list(seen))
         if step < self._count:
             self._begin()
         while self._count < step:
-            try:
-                self._optimizer.step()
-                self._scheduler.step()
-            except Exception as error:  # some end after the steps they were made for
-                what = _said(self._of.schedule)
-                raise RunFailed(f"the torch schedule {what} cannot go beyond step {self._count}: {error}") from None
+            self._go_on()
             self._count += 1
-        return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
+        return self._values()
+
+    def _watched(self, seen: list[float]) -> list[dict[str, Any]]:
+        if seen[: len(self._fed)] != self._fed:  # of another run
+            self._begin()
+        for value in seen[len(self._fed) :]:
+            self._go_on(float(value))
+            self._fed.append(value)
+        return self._values()
+
+    def _go_on(self, *value: float) -> None:
+        try:
+            self._optimizer.step()
+            self._scheduler.step(*value)
+        except Exception as error:  # some end after the steps they were made for
+            what = _said(self._of.schedule)
+            raise RunFailed(f"the torch schedule {what} cannot go beyond step {self._count}: {error}") from None
+
+    def _values(self) -> list[dict[str, Any]]:
+        groups = self._optimizer.param_groups
+        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
     def _begin(self) -> None:
-        import torch
-
-        self._optimizer = self._of._make([torch.zeros(2, 2)], self._start)
+        self._optimizer = self._of.made_small(self._start)
+        self._fed: list[float] = []
         schedule: Any = self._of.schedule
         try:
             if isinstance(schedule, str):
@@ -206,6 +341,11 @@ class _Scheduled:
                         raise BadInput(f"{key} in '{schedule}' should be a number, numbers as in 3/6, or a word")
                 schedule = _found(name, "torch.optim.lr_scheduler", "LRScheduler")
                 self._scheduler = schedule(self._optimizer, **arguments)
+            elif not callable(schedule):
+                raise BadInput(
+                    f"a schedule is a spec or a function that makes one of an optimiser, lambda optimizer: …, got "
+                    f"{type(schedule).__name__}"
+                )
             else:
                 self._scheduler = schedule(self._optimizer)
         except BadInput:
@@ -284,7 +424,7 @@ def _take(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> N
             if not str(name).isidentifier():
                 raise BadInput(f"a checkpoint cannot keep the state '{name}' of {type(optimizer).__name__}: rename it")
             if isinstance(value, torch.Tensor) and value.dtype not in (torch.bfloat16, torch.float16):
-                array = value.detach().numpy()
+                array = value.detach().cpu().numpy()
                 state[key if array.ndim else f"{key}:number"] = array if array.ndim else array.reshape(1)
             elif type(value).__name__ in _PLAIN:
                 state[f"{key}:{type(value).__name__}"] = np.array([value])

@@ -123,6 +123,7 @@ class TorchProblem:
         self._network = Network(
             own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count
         )
+        self._given = list(module.parameters())
         check_norms(own)
         ignored = ignored_by(loss)
         parameters = trained(own)
@@ -306,6 +307,20 @@ class TorchProblem:
     def module_at(self, w: Vector) -> torch.nn.Module:
         """A module with the parameters ``w`` (length d) and running statistics that suit them, in evaluation mode."""
         return copy.deepcopy(self._at(w, whole=True)[0].module).cpu()
+
+    def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
+        """Which of the model's parameters these of the module given are, None for frozen ones; raises for others."""
+        frozen = {id(p) for p, own in zip(self._given, self._network.module.parameters(), strict=True)
+                  if not own.requires_grad}  # fmt: skip
+        places: dict[int, int | None] = dict.fromkeys(frozen)
+        places |= {id(p): place for place, p in enumerate(p for p in self._given if id(p) not in frozen)}
+        for parameter in parameters:
+            if id(parameter) not in places:
+                raise BadInput(
+                    f"the optimiser has a parameter of shape {tuple(parameter.shape)} that is none of the problem's "
+                    "module; make both of the same module"
+                )
+        return [places[id(parameter)] for parameter in parameters]
 
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:

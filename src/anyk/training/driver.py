@@ -340,6 +340,11 @@ class Driver:
         if self._on_step is not None and slot not in self.layout.auxiliary:
             self._on_step(self)
 
+    def observe(self, slot: str, version: int, value: float) -> None:
+        """Tell the optimiser what the newest version is worth, for a schedule that goes by it."""
+        if self.optimizer is not None and self.versions[slot] == version:
+            self.optimizer.observe(self.versions.optimizer_states[slot], value)
+
     # ------------------------------------------------------------------------------------------- what goes wrong
 
     def _heed(self, event: Event) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from anyk.checks import typed
 from anyk.errors import BadInput
+from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.problems.many import sampled
 from anyk.protocol import EvaluateLoss, Fleet, Strategy
@@ -116,11 +117,40 @@ def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float 
         raise BadInput(
             f"a target of {target:g} needs evaluation, which evaluate=None switches off; leave out one of them"
         )
-    if not gives_loss(evaluate):
-        n = strategy.layout.workers
-        commands: Any = strategy.start(Fleet(n, tuple(range(n))))[1]
-        if any(isinstance(command, EvaluateLoss) for command in commands):
-            raise BadInput(needs_loss(strategy.spec))
+    if not gives_loss(evaluate) and asks_for_loss(strategy):
+        raise BadInput(needs_loss(strategy.spec))
+
+
+def check_watched(evaluate: Evaluate | None, problem: Problem, strategy: Strategy, optimizer: Optimizer) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where an optimiser goes by evaluations and cannot."""
+    watches = optimizer.watches
+    if watches is None:
+        return
+    if evaluate is None or evaluate.every is None or evaluate.seconds is not None:
+        raise BadInput(
+            "a schedule that goes by evaluations (ReduceLROnPlateau) needs to know after which steps they are made; "
+            "give evaluate=Evaluate(every=…), without seconds"
+        )
+    if asks_for_loss(strategy):
+        raise BadInput(
+            f"'{strategy.spec}' adapts to the loss and the learning rate, which it must know from the start; use "
+            "another schedule than ReduceLROnPlateau"
+        )
+    chosen = evaluated(evaluate, problem)
+    found = first_metrics(chosen)
+    name, better = (next(iter(found)), chosen.better) if found else ("loss", "lower")
+    if better != watches:
+        mode = "max" if better == "higher" else "min"
+        raise BadInput(
+            f"the schedule goes by the {name}, of which {better} is better; give ReduceLROnPlateau mode={mode}"
+        )
+
+
+def asks_for_loss(strategy: Strategy) -> bool:
+    """Whether a strategy has the driver evaluate the training loss."""
+    n = strategy.layout.workers
+    commands: Any = strategy.start(Fleet(n, tuple(range(n))))[1]
+    return any(isinstance(command, EvaluateLoss) for command in commands)
 
 
 def check_held_out(evaluate: Evaluate | None, problem: Problem) -> None:

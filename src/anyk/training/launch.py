@@ -23,7 +23,7 @@ from anyk.training.beginning import Beginning
 from anyk.training.callbacks import Callbacks, EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
 from anyk.training.driver import Driver
 from anyk.training.environment import changes
-from anyk.training.evaluate import Evaluate, gives_loss, needs_loss, resolved
+from anyk.training.evaluate import Evaluate, check_watched, gives_loss, needs_loss, resolved
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
 from anyk.training.limits import first_metrics
@@ -67,6 +67,8 @@ class Launch:
         self._beside, self._folder, self._saved = beside, folder, saved
         self._evaluator: Evaluator | None = None
         self._save_at = 0.0
+        check_watched(resolved(beside.evaluate, problem), problem, strategy, optimizer)
+        self._at_once = cluster.virtual or optimizer.watches is not None  # what is evaluated changes the next step
         self._begun = False  # before it has, nothing is written
         self._hooks = hooks = Hooks(beside.callbacks)
         self._told = self._ended = False  # callbacks, of the run's beginning; whether no hook can end the run any more
@@ -179,7 +181,7 @@ class Launch:
             self._problem,
             self._beside.evaluate,
             target=self._config.get("target"),
-            background=not self._cluster.virtual,
+            background=not self._at_once,
         )
         if saved is None:
             log.truncate(0)  # a run that ended before its first checkpoint begins again
@@ -232,6 +234,9 @@ class Launch:
         for returned in evaluator.let_go():
             driver.versions.unpin(*returned)
         self._take_evaluations()
+        made = evaluator.done.get((slot, version))
+        if made is not None and made.value is not None:
+            driver.observe(slot, version, made.value)
         if evaluator.target is not None and evaluator.reached is not None:
             driver.end()
         if self._steps:

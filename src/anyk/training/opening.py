@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from anyk.clusters.local import Local
+from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Partitions, Problem
@@ -37,6 +38,11 @@ def local_of(layout: Layout, problem: Problem | None, optimizer: Optimizer | Non
     """How workers take local steps, if the strategy has them do so."""
     if layout.inner is None or problem is None or optimizer is None:
         return None
+    if not optimizer.uniform:
+        raise BadInput(
+            "under this strategy workers take the steps, all by one learning rate that is known from the start; "
+            "parameter groups and ReduceLROnPlateau go with strategies whose workers send gradients"
+        )
     local = Local(layout.inner or optimizer.spec, optimizer.rate.spec, problem.l2)
     build_optimizer(local.optimizer, lr=local.rate)  # what cannot be made is found here, and not by the workers
     return local

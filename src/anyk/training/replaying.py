@@ -137,6 +137,14 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     strategy = build_strategy(config["strategy"], workers=config["workers"])
     strategy = plan(strategy, config.get("steps"), run.begun)
     new = RunLog()
+    known = {(one.slot, one.version): one for one in run.log.evaluations()}
+
+    def observe(driver: Driver) -> None:
+        slot = driver.last_update.slot if driver.last_update is not None else ""
+        one = known.get((slot, driver.versions[slot]))
+        if one is not None and one.value is not None:
+            driver.observe(slot, one.version, one.value)
+
     driver = Driver(
         strategy,
         _Recorded(run.log, config["workers"], config["seed"], _byzantine(config)),
@@ -144,6 +152,7 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
         optimizer=(optimizer or build_optimizer(config["optimizer"], lr=config["lr"])) if why is None else None,
         log=new,
         beginning=run.beginning,
+        on_step=observe,
     )
     with session(driver):
         driver.run()

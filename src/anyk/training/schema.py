@@ -114,3 +114,8 @@ class Evaluation(NamedTuple):
     time: float
     loss: float | None
     metric: float | None
+
+    @property
+    def value(self) -> float | None:
+        """What targets and schedules go by: the metric or, where there is none, the loss."""
+        return self.loss if self.metric is None else self.metric
