@@ -69,7 +69,9 @@ class TorchOptimizer(Optimizer):
         except ImportError:
             raise MissingPackage("PyTorch", "torch", "an optimiser of torch") from None
         self._groups: _Groups | None = None
-        if isinstance(method, torch.optim.Optimizer):
+        if not isinstance(method, (str, type)):
+            if not isinstance(method, torch.optim.Optimizer):
+                raise BadInput(f"an optimiser of torch is a name, a class or an instance, got {type(method).__name__}")
             if lr is not None or arguments:
                 raise BadInput(
                     f"an optimiser such as this {type(method).__name__} has its own learning rate and arguments; leave "
