@@ -329,6 +329,8 @@ SCHEDULES = ["0.1", "constant:start=0.1", "exponential:start=0.1,decay=0.99", "i
 STRATEGIES = (
     [
         *CODES,
+        "anytime",
+        "anytime:deadline=0.25,parts=3,batch=5,seed=2",
         "async",
         "async:lr_scale=0.25",
         "agc",

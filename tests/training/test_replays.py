@@ -8,7 +8,8 @@ from anyk.testing import Squares
 
 SPECS = [
     "sync", "k-sync:k=4", "k-batch-sync:k=4", "async:lr_scale=0.1", "k-async:k=2", "k-batch-async:k=2",
-    "adasync:k=2,interval=1", "adasync:base=k-sync,k=2,interval=1,rule=noise", "gradual:base=k-sync,every=4",
+    "anytime:deadline=0.3,parts=3", "adasync:k=2,interval=1", "adasync:base=k-sync,k=2,interval=1,rule=noise",
+    "gradual:base=k-sync,every=4",
     "pasgd:tau=3,outer=slowmo,keep=true", "adacomm:tau=8,interval=1,probe=2", "adacomm:tau=4,interval=1",
     "fedbuff:tau=3,k=2", "dpsgd:tau=2", "matcha:graph=ring", "easgd", "coop:matrix=ring,auxiliary=2", "hierarchical:tau=2", "ad-psgd", "gc:stragglers=1",
     "sr-sgc:B=1,W=2,lambda=2,models=2", "m-sgc:B=1,W=2,lambda=2,models=3", "fedavg:tau=2,clients=3", "slowmo:tau=3",
