@@ -1,19 +1,25 @@
 """What explanations find and what plans are worth, on synthetic fleets whose answer is known.
 
-Usage: python benchmarks/foresight.py [explain] [plan]   (both, if left out; a few minutes)
+Usage: python benchmarks/foresight.py [explain] [plan] [load] [pace] [--workers 256 --rounds 200 --models 6]
+
+All of them, if left out; a few minutes. --workers, --rounds and --models are of pace.
 
 explain: a worker twice as slow among 12 or 30 (named?), clean fleets (anybody named?), and planted bursts, racks, waves
 and drift. plan: on the first half of each fleet's rounds; then every exact strategy meets the second half: how far the
-advice is from the best there, whether the promise was right, and whether its interval held.
+advice is from the best there, whether the promise was right, and whether its interval held. load: from records at two
+loads, the median task and the 0.9 n-th of n at a third. pace: how many candidates on how many workers and rounds in how
+many seconds of this process (the machine may be shared), without and with intervals.
 """
 
-import sys
+import argparse
+import time
 
 import numpy as np
 
 import anyk
 from anyk.planning import Explanation
-from anyk.planning.plans import Fleet
+from anyk.planning.candidates import candidates_for, paces_of
+from anyk.planning.fleets import Fleet, fleet_of
 from anyk.recording import Record
 
 ROUNDS, WORKERS = 200, 12
@@ -119,8 +125,52 @@ def planned():
     )
 
 
-chosen = set(sys.argv[1:]) or {"explain", "plan"}
+def loads():
+    """Two loads predict a third, on fleets whose workers differ in speed and whose rounds have exponential delays."""
+    errors = {"median task": [], "0.9 n-th of n": []}
+    for _ in range(20):
+        workers, speeds = 30, np.exp(random.normal(0.0, 0.3, 30))
+
+        def measured(load, workers=workers, speeds=speeds):
+            return 1.0 + random.exponential(0.5, (ROUNDS, workers)) + 10.0 * load * speeds
+
+        fleet = fleet_of(Record(measured(1 / 30), load=1 / 30), Record(measured(4 / 30), load=4 / 30))[0]
+        predicted, met = fleet.seconds(np.full(workers, 8 / 30)), measured(8 / 30)
+        for name, place in (("median task", workers // 2), ("0.9 n-th of n", round(0.9 * workers) - 1)):
+            ours, theirs = (np.median(np.sort(times, axis=1)[:, place]) for times in (predicted, met))
+            errors[name].append(abs(ours / theirs - 1.0))
+    for name, found in errors.items():
+        print(
+            f"\nload: {name} at twice the larger load off by {100 * np.median(found):.1f} % (median of 20 fleets)",
+            end="",
+        )
+    print()
+
+
+def paced(workers, rounds, models):
+    fleet = fleet_of(Record(0.2 + random.exponential(1.0, (rounds, workers)), load=1 / workers), slope=0.2 * workers)[0]
+    begin = time.process_time()
+    made = candidates_for("uncoded", fleet, max_load=1.0, memory=1.0, models=models, everything=False)
+    found = paces_of(fleet, made, seed=0)
+    without = time.process_time() - begin
+    anyk.plan(Record(fleet.times, load=fleet.load), slope=0.2 * workers, models=models)
+    print(
+        f"\npace: {len(found.series)} candidates, {workers} workers x {rounds} rounds: {without:.1f} s of computing, "
+        f"{time.process_time() - begin - without:.1f} s for a whole plan with intervals"
+    )
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("parts", nargs="*", choices=["explain", "plan", "load", "pace", []])
+for option, usual in (("--workers", 256), ("--rounds", 200), ("--models", 6)):
+    parser.add_argument(option, type=int, default=usual)
+asked = parser.parse_args()
+chosen = set(asked.parts) or {"explain", "plan", "load", "pace"}
 if "explain" in chosen:
     explained()
 if "plan" in chosen:
     planned()
+if "load" in chosen:
+    loads()
+if "pace" in chosen:
+    paced(asked.workers, asked.rounds, asked.models)

@@ -140,7 +140,7 @@ def test_strategies_of_users_take_part_and_others_are_not_ranked() -> None:
     assert any(one.family in ("uncoded", "k-batch-sync") and not one.exact for one in found.others)
     assert {"pasgd", "frc"} <= {one.spec.partition(":")[0] for one in found.others} | {"frc"}  # local steps are no sums
     front = pareto(found.candidates)
-    prices = [(one.seconds_per_step.median, one.load, one.memory, one.vectors or 0.0) for one in front]
+    prices = [(one.seconds_per_step.median, one.load, one.memory) for one in front]
     assert all(any(a < b for a, b in zip(one, two, strict=True)) for one in prices for two in prices if one is not two)
     assert sum(one.probability_best for one in found.candidates) == pytest.approx(1.0)
 
@@ -237,7 +237,7 @@ def test_a_fleet_of_two_speeds_is_balanced_and_one_of_wandering_stragglers_coded
     shares = next(one for one in found.candidates if one.spec == "uncoded:balance=auto")
     assert found.verdict == "change" and found.best.seconds_per_step.median <= shares.seconds_per_step.median * 1.01
     assert shares.seconds_per_step.median == pytest.approx(4 / 3, rel=0.05)
-    assert shares.memory == shares.load == pytest.approx(2 / 9, rel=0.1)
+    assert shares.load == pytest.approx(2 / 9, rel=0.1) and shares.memory == 1.0  # any part may become its own
     wandering = np.ones((60, N))
     wandering[np.arange(60), np.arange(60) % N] += 9.0
     coded = anyk.plan(record(wandering), slope=float(N), resamples=50)

@@ -58,8 +58,8 @@ def candidates_for(
     for spec in specs_for(workers):
         try:
             strategy = built(spec, workers, models, exact=not everything)
-            on_it = fleet.settled(strategy)
-            within = loads_of(on_it).max() <= max_load + 1e-12 and on_it.share_held <= memory + 1e-12
+            load = loads_of(fleet.settled(strategy)).max()
+            within = load <= max_load + 1e-12 and strategy.share_held <= memory + 1e-12
         except BadInput:
             continue  # it does not exist for so many workers or models
         if within:

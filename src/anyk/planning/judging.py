@@ -156,7 +156,7 @@ class Judgement:
         return Choice(
             spec, spec.partition(":")[0], strategy.exact, seconds,
             gain if spec != self._today else Estimate(0.0, 0.0, 0.0), float(loads_of(settled).max()), best, shift,
-            self._paces.seen[spec], workers * seconds.median, settled.share_held, strategy.vectors_sent,
+            self._paces.seen[spec], workers * seconds.median, strategy.share_held, strategy.vectors_sent,
         )  # fmt: skip
 
     def _unmeasured(self, spec: str, seconds: Estimate, taken: Estimate) -> tuple[Estimate, Estimate]:
@@ -220,11 +220,11 @@ def in_short(judged: Judgement) -> str:
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:
-    """Those than which none is sooner, of less load and memory, and sends less; the soonest first."""
+    """Those than which none is both sooner and of less load or memory; the soonest first."""
     front: list[Choice] = []
-    prices: list[tuple[float, ...]] = []
+    prices: list[tuple[float, float]] = []
     for choice in sorted(choices, key=lambda one: (one.seconds_per_step.median, one.load)):
-        price = (choice.load, choice.memory, choice.vectors or 0.0)
+        price = (choice.load, choice.memory)
         if all(any(mine < known - 1e-12 for mine, known in zip(price, other, strict=True)) for other in prices):
             front.append(choice)
             prices.append(price)

@@ -79,24 +79,19 @@ def draw_explanation(record: Record, found: Explanation, path: str | Path) -> No
 
 
 def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
-    """Strategies with the seconds and gains that are predicted for them; today's is marked."""
-    rows = [
-        [
+    """Strategies with the seconds and gains that are predicted for them, in 90 % intervals; today's is marked."""
+    rows = []
+    for one in choices:
+        seconds, gain = one.seconds_per_step, one.gain
+        known = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
+        more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
+        rows.append([
             f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
-            f"{one.seconds_per_step.median:.4g}",
-            f"{one.seconds_per_step.low:.3g} to {one.seconds_per_step.high:.3g}",
-            "today's" if one.spec == today.spec else f"{100 * one.gain.median:.0f} %",
-            "" if one.spec == today.spec else f"{100 * one.gain.low:.0f} to {100 * one.gain.high:.0f} %",
-            f"{one.load:.3g}",
-            f"{one.memory:.3g}",
-            "" if one.vectors is None else f"{one.vectors:g}",
-            f"{100 * one.probability_best:.0f} %",
-        ]
-        for one in choices
-    ]
-    titles = ["  strategy", "seconds\na step", "90 % interval", "gain", "90 % interval", "load", "memory",
-              "vectors\nsent", "best in\nresamples"]  # fmt: skip
-    return Columns(titles, rows)
+            f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
+            "today's" if one.spec == today.spec else known,
+            f"{one.load:.3g}{more}",
+        ])  # fmt: skip
+    return Columns(["  strategy", "seconds a step\n(90 % interval)", "gain\n(90 % interval)", "load\n(memory)"], rows)
 
 
 def plan_lines(found: Plan) -> list[str]:

@@ -359,7 +359,7 @@ def _diloco(
 
 register("anytime", grid=lambda workers: ("anytime", "anytime:deadline=1mad"))(Anytime)
 register("dpsgd")(DecentralisedSGD)
-register("matcha")(MatchaSGD)
+register("matcha", grid=lambda workers: ("matcha",) if workers <= 64 else ())(MatchaSGD)  # more take long to set up
 register("easgd")(ElasticSGD)
 register("coop")(CooperativeSGD)
 register("ad-psgd")(PairwiseGossip)
