@@ -22,8 +22,9 @@ from sklearn.preprocessing import StandardScaler
 import anyk
 from anyk.cli import main
 from anyk.errors import BadInput
-from anyk.problems import from_data
+from anyk.problems import Coefficients, from_data
 from anyk.problems.data import load
+from anyk.reports import coefficients_report, coefficients_table
 from anyk.testing.problems import Squares
 from anyk.training import Run, predict_file
 
@@ -370,3 +371,16 @@ def test_of_several_models_the_first_predicts() -> None:
     fails("a two-layer network has no coefficients", lambda: anyk.train(
         from_data("digits", model="two-layer:hidden=2"), "uncoded", "simulated", workers=2, steps=1
     ).coefficients)  # fmt: skip
+
+
+def test_coefficients_on_the_command_line(tmp_path: Path) -> None:
+    with trained(tmp_path, frame(), model="linear:standardize=true") as run:
+        names, weights, intercepts, _ = run.coefficients
+    done = CliRunner().invoke(main, ["coefficients", str(tmp_path / "run")])
+    lines = [line.split() for line in done.output.splitlines()]
+    assert lines[0] == ["column", "yes"] and [line[0] for line in lines[1:]] == ["intercept", *names]
+    assert [float(line[1]) for line in lines[1:]] == pytest.approx([*intercepts, *weights[:, 0]], rel=1e-5)
+    wide = Coefficients(tuple(map(str, range(300))), np.arange(300.0)[:, None], np.zeros(1), ("y",))
+    table, note = coefficients_table(wide)
+    assert [row[0] for row in table.rows] == ["intercept", *map(str, range(200, 300))] and "of 300 columns" in note
+    assert len(coefficients_report(wide)["coefficients"]) == 300

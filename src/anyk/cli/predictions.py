@@ -1,12 +1,13 @@
-"""Commands that use a trained model: predict."""
+"""Commands that use a trained model: predict, coefficients."""
 
 from __future__ import annotations
 
 import click
 
 from anyk.cli import main
-from anyk.cli.options import plugin_option
-from anyk.cli.output import check_file, warn
+from anyk.cli.options import json_option, plugin_option
+from anyk.cli.output import check_file, people, say, warn, write_json
+from anyk.errors import BadInput
 
 
 @main.command()
@@ -38,3 +39,24 @@ def predict(
     rows = predict_file(run, file, out, probabilities=probabilities, header=names, max_gb=max_gb, tell=warn)
     if out is not None:
         click.echo(f"{rows:,} predictions: {out}", err=True)
+
+
+@main.command()
+@click.argument("run")
+@json_option
+def coefficients(run: str, json_file: str | None) -> None:
+    """Show the coefficients of a run's linear model, in the units of the input.
+
+    They are those of the columns as the data set has them, also where the model was trained on standardised ones; a
+    column of text has one for each of its values.
+    """
+    from anyk.reports import coefficients_report, coefficients_table
+    from anyk.training import Run, is_race
+
+    if is_race(run):
+        raise BadInput(f"'{run}' is the folder of a race; name one of the runs in it")
+    with Run.open(run) as opened:
+        found = opened.coefficients
+    table, note = coefficients_table(found)
+    say(people(json_file), table, *[note] * bool(note))
+    write_json(coefficients_report(found), json_file)

@@ -12,6 +12,7 @@ from anyk.reports.codes import (
     theory_text,
     thresholds_table,
 )
+from anyk.reports.coefficients import coefficients_report, coefficients_table
 from anyk.reports.columns import Columns
 from anyk.reports.page import report
 from anyk.reports.plots import plot
@@ -21,6 +22,8 @@ from anyk.training.progress import Progress
 
 __all__ = [
     "Columns",
+    "coefficients_report",
+    "coefficients_table",
     "Progress",
     "candidates_note",
     "candidates_table",
