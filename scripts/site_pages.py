@@ -92,6 +92,7 @@ def pages() -> dict[str, str]:
     made["contributing.md"] = moved("CONTRIBUTING.md")
     made["changelog.md"] = moved("CHANGELOG.md")
     made["benchmarks.md"] = "# Benchmarks\n\n" + section(moved("README.md"), "Measured")
+    made["limitations.md"] = "# Known limitations\n\n" + section(moved("README.md"), "Known limitations")
     return made
 
 

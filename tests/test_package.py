@@ -71,10 +71,10 @@ def command_lines():
 def test_the_docs_commands_are_understood(line, tmp_path):
     """Every command shown exists with the options shown; those marked fast are run by the page's own tests."""
     words = line.partition("#")[0].split()
-    groups = {"codes", "strategies", "graphs", "cluster"}
+    groups = {"codes", "strategies", "graphs", "cluster", "trace"}
     command = (
         words[1:3]
-        if words[1] in groups and words[2:3] and words[2] in ("show", "compare", "threshold", "check")
+        if words[1] in groups and words[2:3] and words[2] in ("show", "compare", "threshold", "check", "record")
         else words[1:2]
     )
     shown = CliRunner().invoke(main, [*command, "--help"])
