@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -33,6 +34,7 @@ from anyk.problems.torch_partitions import (
     trained,
 )
 from anyk.problems.torch_random import drawing
+from anyk.problems.torch_states import loaded, write_state
 
 if TYPE_CHECKING:
     import torch
@@ -308,6 +310,28 @@ class TorchProblem:
         """A module with the parameters ``w`` (length d) and running statistics that suit them, in evaluation mode."""
         return copy.deepcopy(self._at(w, whole=True)[0].module).cpu()
 
+    def write_model(self, w: Vector, file: Path) -> None:
+        """Write the module at ``w`` as safetensors, with the names of its ``state_dict()``; runs do, in their folders.
+
+        Of a data set that is read item by item, running statistics are those of 1,024 of its items.
+        """
+        write_state(self._at(w)[0].module, file)
+
+    def load_state_dict(self, source: Any) -> None:
+        """Begin with a state from elsewhere: a run, its folder, a safetensors file or a module's ``state_dict()``.
+
+        Raises :class:`~anyk.errors.BadInput` where it is not one of the problem's module.
+        """
+        w = getattr(source, "model", None)
+        if w is None:
+            module = loaded(self._network.module, source)
+        elif np.shape(w) == (self.dimension,):
+            module = copy.deepcopy(self._at(np.asarray(w))[0].module).cpu()
+        else:
+            raise BadInput(f"the run's model has {np.size(w):,} parameters, the problem's module {self.dimension:,}")
+        self._network = copy.copy(self._network)
+        self._network.module, self._last = module, None
+
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
         """Which of the model's parameters these of the module given are, None for frozen ones; raises for others."""
         frozen = {id(p) for p, own in zip(self._given, self._network.module.parameters(), strict=True)
@@ -367,7 +391,7 @@ class TorchProblem:
             network.device = "cpu"  # the driver's machine need not have what workers have
         flat = torch.tensor(np.asarray(w, dtype=self.dtype))
         for parameter, piece in zip(trained(network.module), pieces_of(flat, self.shapes), strict=True):
-            parameter.data = piece
+            parameter.data = piece.clone()  # of its own: views of one tensor cannot be saved one by one
         device = network.move()
         self._renew_statistics(network, device, data)
         network.module.eval()

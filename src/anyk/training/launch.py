@@ -301,6 +301,17 @@ class Launch:
             state[hookstates.KEY] = states
         log.checkpoint(checkpoints.save(self._folder, state, self.driver.vectors() | arrays))
 
+    def _write_models(self) -> None:
+        """Write the models as files that others read, if there is a folder and the problem can; else note why not."""
+        for slot, w in self.driver.versions.trained.items():
+            write = getattr(problem_of(self._problem, slot), "write_model", None)
+            if write is None or self._folder is None:
+                continue
+            try:
+                write(w, self._folder / f"{slot}.safetensors")
+            except RunFailed as error:  # the checkpoint has it all the same
+                self._log.note(self.driver.time, "not written", str(error))
+
     def _abandon(self) -> None:
         """Leave the log as it is."""
         if self._evaluator is not None:
@@ -323,6 +334,7 @@ class Launch:
         evaluations = evaluator.finish(tell)
         self._take_evaluations()
         self._tell_news(driver)
+        self._write_models()
         versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
         steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
         reached = evaluator.reached

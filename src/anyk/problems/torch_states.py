@@ -1,0 +1,64 @@
+"""States of PyTorch modules in files that others read: safetensors, with the names of ``state_dict()``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyk.errors import BadInput, RunFailed
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "model.safetensors"  # in a run folder
+
+
+def write_state(module: torch.nn.Module, file: Path) -> None:
+    """Write a module's parameters and buffers; of those that share memory one, as ``safetensors.torch`` does."""
+    from safetensors.torch import save_model
+
+    part = file.with_name(f"{file.name}.part")
+    try:
+        save_model(module, str(part), metadata={"format": "pt"})
+        part.replace(file)
+    except Exception as error:  # safetensors raises exception types of its own
+        for stale in (part, file):
+            stale.unlink(missing_ok=True)
+        raise RunFailed(f"the model '{file}' cannot be written ({error})") from None
+
+
+def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
+    """A copy of a module with a state from elsewhere: a file or the run folder it is in, or a ``state_dict()``.
+
+    Raises :class:`~anyk.errors.BadInput` where it is not one of such a module.
+    """
+    from safetensors.torch import load_model
+
+    made = copy.deepcopy(module)
+    if isinstance(source, Mapping):
+        what = "the state"
+    elif isinstance(source, (str, Path)):
+        file = Path(source)
+        file = file / NAME if file.is_dir() else file
+        what = f"'{file}'"
+        if not file.is_file():
+            raise BadInput(f"there is no {what}; give a run folder, a safetensors file, a run or a state_dict()")
+    else:
+        raise BadInput(
+            f"a state is a run, its folder, a safetensors file or a state_dict(), got {type(source).__name__}"
+        )
+    try:
+        if isinstance(source, Mapping):
+            made.load_state_dict(source)
+        else:
+            load_model(made, file)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(f"{what} does not fit the problem's module ({reason})") from None
+    if not all(np.isfinite(parameter.detach().double().sum().item()) for parameter in made.parameters()):
+        raise BadInput(f"{what} holds parameters that are not finite")
+    return made
