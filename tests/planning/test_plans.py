@@ -138,6 +138,10 @@ def test_strategies_of_users_take_part_and_others_are_not_ranked() -> None:
         del anyk.strategies.registry.entries["mine"]
     assert "frc:load=2" in {one.spec for one in found.candidates} and all(one.exact for one in found.candidates)
     assert any(one.family in ("uncoded", "k-batch-sync") and not one.exact for one in found.others)
+    half = next(one for one in found.others if one.spec == "uncoded:wait=3")
+    assert (half.residual, half.samples_per_step) == pytest.approx((1.0, 0.5)) and half.staleness == 0.0
+    stale = next(one for one in found.others if one.spec == "async")
+    assert stale.samples_per_step == pytest.approx(1 / 6) and 3 < (stale.staleness or 0) < 5.5  # n - 1, from 0 on
     assert {"pasgd", "frc"} <= {one.spec.partition(":")[0] for one in found.others} | {"frc"}  # local steps are no sums
     front = pareto(found.candidates)
     prices = [(one.seconds_per_step.median, one.load, one.memory) for one in front]

@@ -122,7 +122,7 @@ def plan(
     """
     from anyk.planning import pareto
     from anyk.planning import plan as make
-    from anyk.reports.fleets import draw_plan, plan_lines, plan_table
+    from anyk.reports.fleets import draw_plan, inexact_table, plan_lines, plan_table
 
     if seed < 0:
         raise BadInput(f"seed must be at least 0, got {seed}")
@@ -148,7 +148,7 @@ def plan(
         inexact = [one for one in found.others if not one.exact]
         if inexact:
             say(console, "", "the steps of these are not the exact sum, and may be worth less; they are not ranked")
-            say(console, plan_table(inexact, found.today))
+            say(console, inexact_table(inexact))
     if picture is not None:
         draw_plan(found, picture)
         click.echo(f"picture: {picture}", err=json_file == "-")

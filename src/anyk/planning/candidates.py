@@ -12,7 +12,7 @@ from anyk import codes, keyed
 from anyk.delays import fit
 from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
-from anyk.planning.fleets import Fleet, code_of, loads_of, slowness
+from anyk.planning.fleets import Fleet, Quality, code_of, loads_of, slowness
 from anyk.protocol import Strategy
 from anyk.specs import with_keys
 from anyk.strategies import registry
@@ -72,12 +72,14 @@ class Paces:
     """Seconds of each round (rounds,) under each strategy, by spec.
 
     ``series``: with times that were cut off as they stand; ``imputed``: with these continued by one law and another,
-    where they matter. ``seen``: the share of rounds that measured times decide. ``left_out``: sentences.
+    where they matter. ``seen``: the share of rounds that measured times decide. ``quality``: of steps that are not
+    exact. ``left_out``: sentences.
     """
 
     series: dict[str, Floats] = field(default_factory=dict)
     imputed: dict[str, list[Floats]] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
+    quality: dict[str, Quality] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -122,11 +124,13 @@ def _pace(
             raise BadInput(f"no step of '{spec}' takes any time")
         seen = 1.0 if far is None else float((np.abs(series(far) - lower) <= 1e-9 * lower).mean())
         imputed = [series(one) for one in others] if seen < 1.0 else []
+        quality = Quality(0.0, 0.0, 1.0) if strategy.exact else fleet.quality(strategy)
     except (BadInput, RunFailed):
         if needed:
             raise
         return
     found.series[spec], found.seen[spec], found.imputed[spec] = lower, seen, imputed
+    found.quality[spec] = quality
 
 
 def _promising(fleet: Fleet, rest: dict[str, Strategy], found: Paces, made: dict[str, Strategy]) -> list[str]:

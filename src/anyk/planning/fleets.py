@@ -22,6 +22,8 @@ from anyk.planning.simulation import driven
 from anyk.protocol import Strategy
 from anyk.recording import Record, read
 from anyk.strategies import strategy as build_strategy
+from anyk.training.rows import works
+from anyk.training.runlog import RunLog
 
 Floats = NDArray[np.float64]
 _LEAST = 1e-6  # seconds that a task takes at least
@@ -29,6 +31,15 @@ _LAW_ROUNDS = 400  # rounds drawn of a delay law
 _QUARTERS = 4
 _FITTED = 30  # rounds from which on a slope is fitted for each worker
 _APART = 1.3  # times as slow as the others: a difference worth a word
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Means over steps: ``residual``, ``staleness``, and ``samples`` used as a share of the data; None: not known."""
+
+    residual: float | None
+    staleness: float | None
+    samples: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +106,8 @@ class Fleet:
         strategy = self.settled(strategy)
         return strategy.durations_by_parts(self.seconds(loads_of(strategy)), self._rate)
 
-    def simulated(self, strategy: Strategy) -> Floats:
-        """The same on the virtual clock."""
+    def simulated(self, strategy: Strategy, log: RunLog | None = None) -> Floats:
+        """The same on the virtual clock, which may keep a log."""
         strategy = self.settled(strategy)
         rounds, workers = self.times.shape
         loads = loads_of(strategy)
@@ -114,7 +125,21 @@ class Fleet:
             # a strategy without rounds gives its workers task after task
             delays = Table(self.seconds(loads), by="round" if strategy.exact else "task")
             cluster = Simulated(workers, delays=delays)
-        return np.asarray(np.diff(driven(strategy.for_jobs(jobs), cluster, jobs)[0]))
+        return np.asarray(np.diff(driven(strategy.for_jobs(jobs), cluster, jobs, log)[0]))
+
+    def quality(self, strategy: Strategy) -> Quality:
+        """What steps under a strategy are made of, on the virtual clock."""
+        log = RunLog()
+        self.simulated(strategy, log)
+        residual, staleness, made = log.rows("SELECT avg(residual), avg(staleness), count(*) FROM updates")[0]
+        layout = self.settled(strategy).layout
+        samples = None
+        if layout.inner is None and made:
+            sizes = layout.shares or (1,) * layout.partitions
+            held = {number: sum(sizes[j] for j in work.partitions) for number, work in works(log).items()}
+            used = log.rows("SELECT work, count(*) FROM chunks WHERE step > 0 GROUP BY work")
+            samples = sum(count * held[work] for work, count in used) / (sum(sizes) * made)
+        return Quality(residual, staleness, samples)
 
     def alone(self, spec: str) -> float:
         """Mean seconds of a step under one strategy."""

@@ -45,6 +45,7 @@ class Choice:
     decide; where that is too little, seconds and gain are those of the least and the largest continuation of the times
     that were cut off. Its price: ``worker_seconds`` of a step, ``memory`` (the largest share of the data that a worker
     holds) and ``vectors`` as long as the model that are sent in a step (``bytes_per_step`` where the problem is known).
+    What steps are made of: mean ``residual`` and ``staleness``, and ``samples_per_step``, a share of the data (with copies).
     """
 
     spec: str
@@ -152,11 +153,13 @@ class Judgement:
         strategy: Strategy = self._made[spec]
         workers = self.fleet.times.shape[1]
         settled = self.fleet.settled(strategy)
+        quality = self._paces.quality[spec]
         gain = Estimate(1.0 - taken.median, 1.0 - taken.high, 1.0 - taken.low)
         return Choice(
             spec, spec.partition(":")[0], strategy.exact, seconds,
             gain if spec != self._today else Estimate(0.0, 0.0, 0.0), float(loads_of(settled).max()), best, shift,
             self._paces.seen[spec], workers * seconds.median, strategy.share_held, strategy.vectors_sent,
+            residual=quality.residual, staleness=quality.staleness, samples_per_step=quality.samples,
         )  # fmt: skip
 
     def _unmeasured(self, spec: str, seconds: Estimate, taken: Estimate) -> tuple[Estimate, Estimate]:

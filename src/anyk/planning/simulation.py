@@ -21,13 +21,13 @@ from anyk.training.session import session
 _BATCHES = 20
 
 
-def driven(strategy: Strategy, cluster: Simulated, steps: int) -> tuple[list[float], Any]:
+def driven(strategy: Strategy, cluster: Simulated, steps: int, log: RunLog | None = None) -> tuple[list[float], Any]:
     """When each step is taken on a virtual clock, in seconds, with a 0 before the first, and the strategy's last state.
 
     Nothing is computed.
     """
     ends = [0.0]
-    driver = Driver(strategy, cluster, steps=steps, on_step=lambda driver: ends.append(driver.time))
+    driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda driver: ends.append(driver.time))
     with session(driver):
         driver.run()
     return ends, driver.running.state

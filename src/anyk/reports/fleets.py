@@ -94,6 +94,21 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
     return Columns(["  strategy", "seconds a step\n(90 % interval)", "gain\n(90 % interval)", "load\n(memory)"], rows)
 
 
+def inexact_table(choices: Sequence[Choice]) -> Columns:
+    """Strategies whose steps are not the exact sum, with what their steps are made of."""
+    rows = [
+        [
+            f"  {one.spec}",
+            f"{one.seconds_per_step.median:.3g} ({one.seconds_per_step.low:.3g} to {one.seconds_per_step.high:.3g})",
+            *("" if known is None else f"{known:.3g}" for known in (one.residual, one.staleness, one.samples_per_step)),
+        ]
+        for one in choices
+    ]
+    return Columns(
+        ["  strategy", "seconds a step\n(90 % interval)", "residual", "staleness", "share of the\ndata a step"], rows
+    )
+
+
 def plan_lines(found: Plan) -> list[str]:
     """The verdict, why, and what it rests on."""
     advice = "change" if found.verdict == "change" else f"stay with '{found.today.spec}'"
