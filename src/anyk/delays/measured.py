@@ -211,25 +211,43 @@ def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int
             raise BadInput(f"{_called(table, i)} of '{shown(file)}' holds text; it must hold numbers")
         if absent(values).any():
             raise BadInput(f"{_called(table, i)} of '{shown(file)}' has rows without a finite value")
-    all_rounds, row = np.unique(rounds, return_inverse=True)
-    all_workers, column = np.unique(by_number(workers), return_inverse=True)
-    place = row.reshape(-1) * len(all_workers) + column.reshape(-1)
-    found, counts = np.unique(place, return_counts=True)
-    wrong = found[counts > 1][:1].tolist()
-    if not wrong and len(found) < len(all_rounds) * len(all_workers):
-        wrong = [int(np.argmin(np.append(found, -1) == np.arange(len(found) + 1)))]  # the first that is not there
-    if wrong:
-        r, w = divmod(wrong[0], len(all_workers))
-        often = f"is there {counts[found == wrong[0]][0]} times" if wrong[0] in found else "is missing"
+    all_rounds, all_workers, tables = pivoted(file, rounds, workers, {"seconds": seconds})
+    times = tables["seconds"]
+    if np.isnan(times).any():
+        r, w = np.argwhere(np.isnan(times))[0]
         raise BadInput(
-            f"round {all_rounds[r]:g} of worker {shown(plain_name(all_workers[w]))} {often} in '{shown(file)}'; a long "
-            "table has one row for each round and worker"
+            f"round {all_rounds[r]:g} of worker {shown(plain_name(all_workers[w]))} is missing in '{shown(file)}'; a "
+            "long table has one row for each round and worker"
         )
-    times = seconds[np.argsort(place)].reshape(len(all_rounds), len(all_workers))
     used = listed([table.names[i] for i in places])
     rest = [name for i, name in enumerate(table.names) if i not in places and names[i] not in _INDEX]
     remarks = (f"from the columns {used}",) + ((f"{listed(rest)} not used",) if rest else ())
     return Measured(times, remarks=remarks), unit_in(names[places[2]])[1] or 1.0
+
+
+def pivoted(
+    file: Path, rounds: Floats, workers: NDArray[np.generic], values: dict[str, Floats]
+) -> tuple[Floats, NDArray[np.generic], dict[str, Floats]]:
+    """Columns of a long table as tables of rounds x workers, with the rounds and the workers in order.
+
+    What is not there is nan. Raises BadInput for what is there twice.
+    """
+    all_rounds, row = np.unique(rounds, return_inverse=True)
+    all_workers, column = np.unique(by_number(workers), return_inverse=True)
+    place = row.reshape(-1) * len(all_workers) + column.reshape(-1)
+    found, counts = np.unique(place, return_counts=True)
+    if (counts > 1).any():
+        r, w = divmod(int(found[counts > 1][0]), len(all_workers))
+        raise BadInput(
+            f"round {all_rounds[r]:g} of worker {shown(plain_name(all_workers[w]))} is there "
+            f"{counts[counts > 1][0]} times in '{shown(file)}'; a long table has one row for each round and worker"
+        )
+    tables = {}
+    for name, given in values.items():
+        spread = np.full(len(all_rounds) * len(all_workers), np.nan)
+        spread[place] = given
+        tables[name] = spread.reshape(len(all_rounds), len(all_workers))
+    return all_rounds, all_workers, tables
 
 
 def by_number(workers: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.delays.measured import by_number, in_seconds, long_columns, plain_name, read_measured, unit_in
+from anyk.delays.measured import in_seconds, long_columns, pivoted, plain_name, read_measured, unit_in
 from anyk.errors import BadInput
 from anyk.matrices import read_npz
 from anyk.recording.operations import is_trace, read_operations
@@ -140,21 +140,7 @@ def _of_long(path: Path, table: Table, names: list[str], places: tuple[int, int,
 
 def _pivoted(path: Path, rounds: Floats, workers: Floats, values: dict[str, Floats]) -> Record:
     """A long table as rounds x workers; what is not there is missing, and what is there twice is refused."""
-    all_rounds, row = np.unique(rounds, return_inverse=True)
-    all_workers, column = np.unique(by_number(workers), return_inverse=True)
-    place = row.reshape(-1) * len(all_workers) + column.reshape(-1)
-    found, counts = np.unique(place, return_counts=True)
-    if (counts > 1).any():
-        r, w = divmod(int(found[counts > 1][0]), len(all_workers))
-        raise BadInput(
-            f"round {all_rounds[r]:g} of worker {shown(plain_name(all_workers[w]))} is there {counts.max()} times in "
-            f"'{shown(path)}'; a long table has one row for each round and worker"
-        )
-    tables = {}
-    for name, column_values in values.items():
-        spread = np.full(len(all_rounds) * len(all_workers), np.nan)
-        spread[place] = column_values
-        tables[name] = spread.reshape(len(all_rounds), len(all_workers))
+    all_rounds, all_workers, tables = pivoted(path, rounds, workers, values)
     cut = np.nan_to_num(tables.pop("censored", np.zeros(1))) > 0
     loads = np.unique(values["load"][np.isfinite(values["load"])]) if "load" in values else np.empty(0)
     tables.pop("load", None)
