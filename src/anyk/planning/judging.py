@@ -45,7 +45,7 @@ class Choice:
     decide; where that is too little, seconds and gain are those of the least and the largest continuation of the times
     that were cut off. Its price: ``worker_seconds`` of a step, ``memory`` (the largest share of the data that a worker
     holds) and ``vectors`` as long as the model that are sent in a step (``bytes_per_step`` where the problem is known).
-    What steps are made of: mean ``residual`` and ``staleness``, and ``samples_per_step``, a share of the data (with copies).
+    What steps are made of: mean ``residual`` and ``staleness``, and ``samples_per_step``, a share of the data.
     """
 
     spec: str
