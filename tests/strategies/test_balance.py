@@ -345,3 +345,13 @@ def test_gradients_of_shares_that_move_need_not_agree_but_those_of_replicas_must
     anyk.train(made, "uncoded:balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
     with pytest.raises(BadInput, match="a code takes replicas of a partition for equal"):
         anyk.train(made, "frc:load=2,balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
+
+
+def test_processes_compute_shares_to_the_same_bits() -> None:
+    models = []
+    for name in ("simulated", "processes"):
+        cluster = anyk.cluster(name, workers=4)
+        run = anyk.train(problem(), "uncoded:shares=2/2/1/1,batch=6", cluster, steps=3, optimizer=GD)
+        models.append(run.model)
+    assert (models[0] == models[1]).all()
+    assert anyk.replay(run, problem=problem(), optimizer=GD).model
