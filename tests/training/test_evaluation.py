@@ -270,6 +270,11 @@ def test_on_the_command_line(tmp_path):
     with anyk.Run.open(tmp_path / "none") as run:
         assert run.loss is None and evaluated(run) == []
     assert "evaluate      none" in command("show", tmp_path / "none").output
+    done = command("show", tmp_path / "none", "--picture", tmp_path / "x.png")
+    assert done.exit_code == 2 and "no version has a known loss: there is no curve to draw" in done.output
+    race = ["race", *train[1:], "--strategy", "uncoded", "--evaluate", "none", "--out", tmp_path / "whole"]
+    done = command(*race)
+    assert done.exit_code == 0 and "no picture: no version has a known loss" in done.output
     done = command("resume", tmp_path / "none", "--steps", 6, "--evaluate", "every=2")
     assert done.exit_code == 0, done.output
     with anyk.Run.open(tmp_path / "none") as run:

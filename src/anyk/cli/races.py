@@ -175,7 +175,7 @@ def _race_interrupted(console: Console, folder: Path) -> None:
 def tell_race(console: Console, result: Race, picture: Path | None, curve: Any) -> None:
     """Table, remarks and picture; without matplotlib, how to get one."""
     from anyk.errors import MissingPackage
-    from anyk.reports import plot, race_notes, race_table
+    from anyk.reports import NothingToDraw, plot, race_notes, race_table
 
     if not result.runs:
         say(console, "nothing has begun")
@@ -187,7 +187,7 @@ def tell_race(console: Console, result: Race, picture: Path | None, curve: Any) 
         return
     try:
         plot(result.runs, picture, of=curve)
-    except MissingPackage as error:
+    except (MissingPackage, NothingToDraw) as error:
         say(console, f"no picture: {error}")
     else:
         say(console, f"picture: {picture}")

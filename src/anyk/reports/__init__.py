@@ -15,7 +15,7 @@ from anyk.reports.codes import (
 from anyk.reports.coefficients import coefficients_report, coefficients_table
 from anyk.reports.columns import Columns
 from anyk.reports.page import report
-from anyk.reports.plots import plot
+from anyk.reports.plots import NothingToDraw, plot
 from anyk.reports.staleness import mean_staleness, plot_staleness, staleness_table
 from anyk.reports.tables import candidates_note, candidates_table, race_notes, race_table, ratio_to_floor, speed_table
 from anyk.training.progress import Progress
@@ -24,6 +24,7 @@ __all__ = [
     "Columns",
     "coefficients_report",
     "coefficients_table",
+    "NothingToDraw",
     "Progress",
     "candidates_note",
     "candidates_table",
@@ -36,12 +37,12 @@ __all__ = [
     "plot",
     "plot_code",
     "plot_codes",
-    "residual_text",
     "plot_staleness",
     "race_notes",
     "race_table",
     "ratio_to_floor",
     "report",
+    "residual_text",
     "speed_table",
     "staleness_table",
     "theory_text",

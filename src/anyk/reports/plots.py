@@ -52,6 +52,10 @@ def save(figure: Figure, path: str | Path | None) -> None:
         raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
 
 
+class NothingToDraw(BadInput):
+    """No version of the runs has been evaluated."""
+
+
 def plot(
     runs: Run | Sequence[Run], path: str | Path | None = None, *, of: Literal["metric", "loss"] = "metric"
 ) -> Figure:
@@ -60,7 +64,8 @@ def plot(
     One line a run, labelled where it reached the target or ended. Where strategies ran with several seeds, one line a
     strategy, the median, in a band from the least to the largest; a run that has ended counts with its last value.
     Seconds are on a logarithmic axis where runs took very different times. ``path`` saves the picture; its ending
-    chooses the kind. Raises :class:`~anyk.errors.MissingPackage` without matplotlib.
+    chooses the kind. Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` where
+    nothing was evaluated.
     """
     groups = grouped([runs] if isinstance(runs, Run) else runs)
     if not groups:
@@ -73,6 +78,8 @@ def plot(
     name = metric if metric and of == "metric" else "loss"
     falls = name in ("mse", "loss")
     curves = [_curve(group, name, of) for group in groups]
+    if not any(curve.times.size for curve in curves):
+        raise NothingToDraw(f"no version has a known {name}: there is no curve to draw; train with evaluation")
     ends = [curve.end for curve in curves if curve.end > 0.0]
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
     target = chosen[0].config.get("target") if of == "metric" else None
