@@ -182,7 +182,9 @@ def on_two_machines(nodes: Any, second: Any) -> None:
                 raise Seen
 
         with contextlib.suppress(Seen):
-            run = anyk.train(Squares(2, faults={1: "exit"}), "frc:stragglers=1", made[-1], seconds=60.0, watch=watch)
+            run = anyk.train(
+                Squares(2, faults={1: "exit"}), "frc:stragglers=1", made[-1], seconds=60.0, callbacks=[Watching(watch)]
+            )
             raise AssertionError(f"nobody was lost: {run.ledger}")
 
     tell("exits", exits)
