@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         compression,
         decompile,
         delays,
+        exporting,
         graphs,
         optimizers,
         planning,
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
-    "callbacks", "clusters", "codes", "compression", "decompile", "delays", "graphs", "optimizers", "planning",
-    "problems", "recording", "reports", "strategies", "testing", "training",
+    "callbacks", "clusters", "codes", "compression", "decompile", "delays", "exporting", "graphs", "optimizers",
+    "planning", "problems", "recording", "reports", "strategies", "testing", "training",
 )  # fmt: skip
 _NAMES = {
     "Callback": "callbacks",
@@ -105,6 +106,7 @@ __all__ = [
     "decompile",
     "delays",
     "explain",
+    "exporting",
     "graphs",
     "optimizers",
     "plan",

@@ -82,6 +82,15 @@ def test_the_account_adds_up_to_the_time_of_the_run(run):
     assert spent.total == pytest.approx(run.seconds) and min(spent) >= 0.0
 
 
+@pytest.mark.parametrize(("strategy", "least"), [("draco:byzantine=1", 1.0), ("m-sgc:B=1,W=3,lambda=2", 0.8)])
+def test_the_account_follows_earlier_chunks_and_messages_that_were_not_used(strategy, least):
+    """Nothing but injected delays takes time here, save that rounds of m-sgc wait for a deadline."""
+    with trained(strategy, cluster="simulated", steps=6) as run:
+        spent = account(run, tasks_of(run))
+        assert least - 1e-9 <= spent.waiting / run.seconds <= 1 + 1e-9
+        assert spent.total == pytest.approx(run.seconds) and spent.computing == spent.sending == 0.0
+
+
 def test_rounds_are_those_that_traces_have(run):
     found, censored = rounds(tasks_of(run), 6)
     try:

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from anyk.training import rows
 from anyk.training.run import Run
-from anyk.training.tasks import CUT, FATES, LATE, OPEN, Tasks
+from anyk.training.tasks import CUT, FATES, OPEN, Tasks
+
+_ROUNDING = 1e-9  # seconds
 
 
 class Account(NamedTuple):
@@ -27,12 +29,12 @@ class Account(NamedTuple):
 
 
 def account(run: Run, tasks: Tasks) -> Account:
-    """Follow the last message that each step used: where was it in the time since the step before?
+    """Follow the last message that came before each step: where was it in the time since the step before?
 
-    A step ends when the last message that it needs has come, so the phases of that message's task, as far as they lie
-    between the step before and this one, are what the run waited for. What remains of that time is the driver's: taking
-    the step, evaluating, handing out tasks. Between ``waiting`` for an injected delay and for an order to come nothing
-    is told apart.
+    A step is taken when the message comes that makes it possible, so the phases of that message's task, as far as they
+    lie between the step before and this one, are what the run waited for. What remains of that time is the driver's
+    (taking the step, handing out tasks) or spent until a deadline. Between ``waiting`` for an injected delay and for an
+    order to come nothing is told apart.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -42,28 +44,26 @@ def account(run: Run, tasks: Tasks) -> Account:
     Account(waiting=4.0, computing=2.0, sending=0.0, driver=0.0)
     """
     steps = rows.columns(run.log, "steps")
-    made = np.isfinite(steps["replies"])
-    times, versions, slots = steps["seconds"][made], steps["step"][made].astype(np.int64), steps["slot"][made]
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    number = {slot: i for i, slot in enumerate(tasks.slots)}
-    width = 2 + int(max(versions.max(initial=0), tasks.step.max(initial=0)))
-    place = np.full((max(len(number), 1), width), -1, dtype=np.int64)
-    known = np.array([number.get(slot, -1) for slot in slots[order]], dtype=np.int64)
-    inside = known >= 0
-    place[known[inside], versions[order][inside]] = np.flatnonzero(inside)
-    used = np.flatnonzero((tasks.fate <= LATE) & (tasks.step > 0))
-    step = place[tasks.slot[used], tasks.step[used]]
-    used, step = used[step >= 0], step[step >= 0]
-    used, step = (part[np.lexsort((tasks.end[used], step))] for part in (used, step))
+    times = np.sort(steps["seconds"][np.isfinite(steps["replies"])])
+    came = np.flatnonzero(tasks.finished)
+    step = np.searchsorted(times, tasks.end[came] - _ROUNDING)
+    came, step = came[step < len(times)], step[step < len(times)]
+    order = np.lexsort((tasks.end[came], step))
+    used, step = came[order], step[order]
     last = np.flatnonzero(np.diff(step, append=-1))
     used, step = used[last], step[last]
     since = np.concatenate(([0.0], times))[step]
-    edges = np.cumsum([tasks.start[used], tasks.waiting[used], tasks.computing[used], tasks.sending[used]], axis=0)
-    edges = np.clip(edges, since, np.maximum(times[step], since))
-    waiting, computing, sending = (float(part) for part in np.diff(edges, axis=0).sum(axis=1))
-    rest = float(times.max(initial=0.0)) - waiting - computing - sending
-    return Account(waiting, computing, sending, max(rest, 0.0))
+    until = np.maximum(times[step], since)
+    first = np.searchsorted(tasks.task, tasks.task[used])  # rows are ordered by task and chunk
+    count = used - first + 1  # the chunks of its task before it are what it waited for
+    own = np.repeat(np.arange(len(used)), count)
+    row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[own]
+    sending = np.where(row == used[own], tasks.sending[row], 0.0)
+    edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], sending], axis=0)
+    parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
+    waiting, computing, sending_ = (float(part) for part in parts)
+    rest = float(times.max(initial=0.0)) - waiting - computing - sending_
+    return Account(waiting, computing, sending_, max(rest, 0.0))
 
 
 class Share(NamedTuple):

@@ -306,7 +306,7 @@ def _spent(run: Run, spent: Any) -> dict[str, Any]:
     total = spent.total
     if not total:
         return {"spent": None}
-    words = {"waiting": "waiting for delays and orders", "driver": "the driver and the rest"}
+    words = {"waiting": "waiting for delays and orders", "driver": "the driver, deadlines and the rest"}
     parts = [
         {
             "name": name,
@@ -316,7 +316,9 @@ def _spent(run: Run, spent: Any) -> dict[str, Any]:
         }
         for name, value in spent._asdict().items()
     ]
-    note = "What the run waited for at each moment, told from the last message that each step used. "
+    note = "What the run waited for at each moment, told from the last message that came before each step. "
+    if run.config.get("communication") not in (None, "none"):
+        note += "Injected communication is part of the waiting: workers are held up by it before they compute. "
     floor = run.floor_seconds
     if floor is not None:
         note += "With the injected delays alone, and nothing else taking time, it would have taken "

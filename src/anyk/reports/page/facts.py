@@ -95,14 +95,17 @@ def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
     taken = max(run.jobs, 1)
     used = float(np.nansum(run.history["replies"])) / max(run.steps - run.begun, 1)
     cut, spare = (float((tasks.fate == one).sum()) / taken for one in (CUT, SPARE))
-    mean = f"On average a step used {used:.3g} messages of {run.config.get('workers')} workers"
+    plural = "message" if f"{used:.3g}" == "1" else "messages"
+    mean = f"On average a step used {used:.3g} {plural} of {run.config.get('workers')} workers"
     mean += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
     ratio = ratio_to_floor(run)
     if ratio is not None:
         longer = "no longer than" if ratio < 1.005 else f"{ratio:.3g} times as long as"
         return f"{mean}; the run took {longer} its delays alone make it."
     name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
-    doing = {"waiting": "waiting for delays and orders", "driver": "work of the driver"}.get(name, name)
+    doing = {"waiting": "waiting for delays and orders", "driver": "spent in the driver or until deadlines"}.get(
+        name, name
+    )
     return f"{mean}; the largest part of the time, {percent(most / spent.total)}, was {doing}." if most else f"{mean}."
 
 
