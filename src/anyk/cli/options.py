@@ -336,6 +336,8 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
         "evaluate": "some hundred versions",
         "picture": "race.png in the folder",
     }
+    if str(given.get("strategy")).partition(":")[0] == "auto":
+        used["strategy"] = given["strategy"]
     if given.get("probe") is not None:
         used["strategy"] = "what the probe finds"
     return used | {name: text for name, text in left_out.items() if given.get(name) is None}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli import main
+from anyk.cli.auto import is_auto, train_in_parts
 from anyk.cli.options import (
     common,
     curve_option,
@@ -40,7 +41,12 @@ _LIMITS = ("steps", "seconds", "target")
 
 @main.command()
 @click.option(
-    "--strategy", default="uncoded", show_default=True, metavar="SPEC", help="Strategy; see 'anyk strategies'."
+    "--strategy",
+    default="uncoded",
+    show_default=True,
+    metavar="SPEC",
+    help="Strategy; see 'anyk strategies'. auto:measure=30,every=100: measure, plan, switch, and check every so often; "
+    "also record=, slope=, max_load=.",
 )
 @models_option
 @click.option("--from", "begin", metavar="FOLDER",
@@ -82,6 +88,9 @@ def train(
         if begin is not None:
             raise BadInput("--probe starts a new run; leave out --from, or --probe")
         _train_tuned(probe, models, given)
+        return
+    if is_auto(strategy):
+        train_in_parts(strategy, models, begin, given)
         return
     asked = with_keys(strategy, {"models": models}) if models > 1 else strategy
     build(asked, workers=given["workers"])  # complain before anything is loaded

@@ -3,6 +3,7 @@
 from anyk.planning import erasurehead
 from anyk.planning.adversaries import Threshold, adversarial_threshold, chosen_stragglers
 from anyk.planning.advice import Advice
+from anyk.planning.auto import Auto, Part, train_auto
 from anyk.planning.bounds import (
     async_factor,
     best_k,
@@ -27,6 +28,9 @@ from anyk.strategies import discard_seconds
 
 __all__ = [
     "Advice",
+    "Auto",
+    "Part",
+    "train_auto",
     "Candidate",
     "TraceGrid",
     "Tuned",

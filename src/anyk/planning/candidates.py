@@ -49,8 +49,9 @@ def built(spec: str, workers: int, models: int, *, exact: bool = False) -> Strat
 
 
 def candidates_for(
-    today: str, fleet: Fleet, *, max_load: float, memory: float, models: int, everything: bool
-) -> dict[str, Strategy]:
+    today: str, fleet: Fleet, *, max_load: float, memory: float, models: int, everything: bool,
+    among: Callable[[Strategy], bool] | None = None,
+) -> dict[str, Strategy]:  # fmt: skip
     """Today's strategy first, then every other of the registries within the limits, by spec."""
     workers = fleet.times.shape[1]
     now = built(today, workers, models)
@@ -62,7 +63,7 @@ def candidates_for(
             within = load <= max_load + 1e-12 and strategy.share_held <= memory + 1e-12
         except BadInput:
             continue  # it does not exist for so many workers or models
-        if within:
+        if within and (among is None or among(strategy)):
             made.setdefault(strategy.spec, strategy)
     return made
 

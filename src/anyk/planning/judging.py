@@ -87,6 +87,7 @@ class Asked:
     seed: int
     everything: bool
     tell: Callable[[str], None] | None
+    among: Callable[[Strategy], bool] | None = None
 
 
 class Judgement:
@@ -97,7 +98,7 @@ class Judgement:
         rounds = len(fleet.times)
         made = candidates_for(
             asked.today, fleet, max_load=asked.max_load, memory=asked.memory, models=asked.models,
-            everything=asked.everything,
+            everything=asked.everything, among=asked.among,
         )  # fmt: skip
         self._today = next(iter(made))
         self._paces = paces_of(fleet, made, asked.seed, asked.tell)

@@ -17,6 +17,7 @@ from anyk.planning.explaining import explain
 from anyk.planning.fleets import Fleet, drawn, fleet_of
 from anyk.planning.judging import Asked, Choice, Estimate, Judgement, in_short, pareto, specs_for
 from anyk.planning.origins import origin
+from anyk.protocol import Strategy
 from anyk.recording import Record, read
 from anyk.training import Promise, Run
 from anyk.training.promise import Source, Span, Today
@@ -75,7 +76,7 @@ def plan(
     slope: float | None = None, other: str | Path | Run | Record | None = None, steps: int | None = None,
     max_load: float = 1.0, memory: float = 1.0, models: int = 1, everything: bool = False, seed: int = 0,
     resamples: int = 400, unit: str | None = None,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] | None = None, among: Callable[[Strategy], bool] | None = None,
 ) -> Plan:  # fmt: skip
     """Which strategy to run on a fleet, among those whose steps are worth the same, and what that gains.
 
@@ -86,7 +87,7 @@ def plan(
     for; left out, as many as the record has rounds. ``max_load``: the largest share of the data that a worker may
     compute in a step, ``memory``: the largest that it may hold. ``models``: how many are trained at once, a step
     each in turn. ``everything``: look also at strategies whose steps are not the exact sum; they are not ranked.
-    ``tell`` hears of each strategy that has to be simulated.
+    ``among``: whether a strategy may be chosen. ``tell`` hears of each strategy that has to be simulated.
 
     Raises :class:`~anyk.errors.BadInput` for a record without rounds in which all workers were measured, or fewer than
     5 of them.
@@ -124,7 +125,7 @@ def plan(
         change = f"the last quarter of its rounds takes {found.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
     burst = of.passing_burst(of.late(fleet.times))
-    asked = Asked(today, max_load, memory, models, horizon, resamples, burst, seed, everything, tell)
+    asked = Asked(today, max_load, memory, models, horizon, resamples, burst, seed, everything, tell, among)
     judged = Judgement(fleet, asked)
     verdict, why, evidence = judged.verdict()
     assumptions += judged.left_out

@@ -73,16 +73,17 @@ class Checked:
 
 @typed
 def check(
-    run: Run | str | Path, *, record: str | Path | Record | None = None, tell: Callable[[str], None] | None = None
-) -> Checked:
+    run: Run | str | Path, *, record: str | Path | Record | None = None, again: bool = True,
+    tell: Callable[[str], None] | None = None,
+) -> Checked:  # fmt: skip
     """Hold a run against the promise of the plan that it was begun with.
 
     Promised are seconds a step, for as many steps as the run took. Outside of the interval, the difference is split:
     *delays* (times besides computing, of the record or of the run) and *load* (how computing grows with it, as planned
     or as the run's stamps say), each by its mean effect over all orders, found by simulation; *luck* is the record's
     own simulation minus the promise, *anyk* what the run took beyond the simulation of its own times. ``record``: the
-    one that the plan was made from, where it is not found again. ``tell`` hears of each strategy that has to be
-    simulated to plan again.
+    one that the plan was made from, where it is not found again. ``again``: whether to plan again from the run,
+    where the promise did not hold; ``tell`` hears of each strategy that has to be simulated for that.
 
     Raises :class:`~anyk.errors.BadInput` for a run without a plan or without steps, and for a record that is not the
     plan's.
@@ -98,7 +99,7 @@ def check(
     """
     if not isinstance(run, Run):
         with Run.open(run) as opened:
-            return check(opened, record=record, tell=tell)
+            return check(opened, record=record, again=again, tell=tell)
     promise = promise_of(run)
     steps = run.jobs
     if not steps:
@@ -107,7 +108,7 @@ def check(
     promised = Figures(expected.median, steps, _exact(expected.median * steps))
     interval = Estimate(promised.seconds, expected.low * steps, expected.high * steps)
     measured = Figures(run.seconds / steps, steps, _exact(run.seconds))
-    held = interval.low <= measured.seconds <= interval.high
+    held = expected.holds(measured.seconds_per_step)
     remarks = _horizon(promise, steps)
     if held:
         return Checked(
@@ -123,8 +124,8 @@ def check(
         return Checked(promised, interval, measured, False, None, None, None, None, sentence, remarks)
     late = measured.seconds > promised.seconds
     broke = max(parts, key=lambda name: parts[name] if late else -parts[name])
-    replan, said = _another(promise, split, broke, tell)
-    sentence = f"{_sentence(promise, measured, (broke, parts[broke]))}; {said}"
+    replan, said = _another(promise, split, broke, tell) if again else (None, "")
+    sentence = _sentence(promise, measured, (broke, parts[broke])) + said
     added = _added(run)
     return Checked(promised, interval, measured, False, parts, broke, replan, added, sentence, remarks)
 
@@ -246,7 +247,7 @@ def _sentence(promise: Promise, measured: Figures, broke: tuple[str, float] | No
     expected = promise.seconds_per_step
     promised = f"{seconds_text(expected.median)} s ({seconds_text(expected.low)} to {seconds_text(expected.high)})"
     took = seconds_text(measured.seconds_per_step)
-    if expected.low <= measured.seconds_per_step <= expected.high:
+    if expected.holds(measured.seconds_per_step):
         return f"held: a step took {took} s, promised were {promised}"
     sentence = f"not held: a step took {took} s, promised were {promised}"
     if broke is None:
@@ -263,8 +264,8 @@ def _another(promise: Promise, split: Split, broke: str, tell: Callable[[str], N
     try:
         found = plan(record, today=promise.strategy, max_load=promise.max_load, steps=promise.horizon, tell=tell)
     except BadInput as error:
-        return None, f"whether the plan would be another one now cannot be told ({error})"
+        return None, f"; whether the plan would be another one now cannot be told ({error})"
     if found.verdict == "change":
-        return found.best.spec, f"the plan would now be '{found.best.spec}'"
+        return found.best.spec, f"; the plan would now be '{found.best.spec}'"
     cut = ", as far as a log can tell in which slow workers were cut off" if record.cut else ""
-    return None, f"the plan would not be another one now{cut}"
+    return None, f"; the plan would not be another one now{cut}"

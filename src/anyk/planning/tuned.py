@@ -15,6 +15,7 @@ from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
+from anyk.planning.auto import joined_history
 from anyk.planning.sequential import Candidate, fit_slope, tune
 from anyk.problems.base import Problem
 from anyk.training.evaluate import USUAL, Evaluate
@@ -63,15 +64,7 @@ class Tuned:
 
     def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
         """As :meth:`Run.history_of <anyk.training.Run.history_of>`, over all runs and on one clock."""
-        parts: list[dict[str, NDArray[Any]]] = []
-        before = 0.0
-        for run in self.runs:
-            part = run.history_of(slot)
-            new = part["step"] > run.begun if parts else part["step"] >= 0  # it began with the last of the one before
-            parts.append({name: column[new] for name, column in part.items()})
-            parts[-1]["seconds"] += before
-            before += run.seconds
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[-1]}
+        return joined_history(self.runs, slot)
 
 
 @typed

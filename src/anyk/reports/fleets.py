@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.planning import Advice, Checked, Choice, Explanation, Plan, pareto
+from anyk.planning import Advice, Checked, Choice, Explanation, Part, Plan, pareto
 from anyk.planning.attribution import lower_median
 from anyk.planning.sentences import seconds_text
 from anyk.recording import Record
@@ -144,6 +144,19 @@ def _gains(one: Advice, found: Plan) -> str:
             known = f"{'gains' if gain >= 0 else 'loses'} {100 * abs(gain):.0f} % {known}"
         parts.append(known)
     return ", ".join(parts)
+
+
+def parts_table(parts: Sequence[Part]) -> Columns:
+    """Runs that each began where the one before stood, with what was promised of them."""
+    rows = []
+    for part in parts:
+        run, promised = part.run, part.plan and part.plan.promise.seconds_per_step
+        jobs = max(1, run.jobs)
+        rows.append([
+            run.config["strategy"], f"{run.begun} to {run.steps}", f"{run.seconds:.4g}", f"{run.seconds / jobs:.3g}",
+            f"{promised.low:.3g} to {promised.high:.3g}" if promised else "measures",
+        ])  # fmt: skip
+    return Columns(["strategy", "steps", "seconds", "a step", "promised"], rows)
 
 
 def draw_plan(found: Plan, path: str | Path) -> None:

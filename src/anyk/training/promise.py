@@ -13,6 +13,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 
 VERSION = 1
+_ROUNDING = 1e-6
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -23,6 +24,10 @@ class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     median: float
     low: float
     high: float
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies inside, but for rounding."""
+        return self.low * (1.0 - _ROUNDING) <= value <= self.high * (1.0 + _ROUNDING)
 
 
 class Today(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,110 @@
+"""Training that measures, plans, switches and checks: no step is lost, and exact steps stay exact."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+from anyk.delays import Table
+from anyk.errors import BadInput
+from anyk.planning.auto import continues, left_out
+from anyk.recording import Record
+
+N = 6
+
+
+def problem() -> Any:
+    return anyk.problems.from_data("synthetic:rows=120,features=4")
+
+
+def wandering(rounds: int, then: int = 0) -> Any:
+    """Each round another worker takes 10 s, the others 1; then all workers take 5 s."""
+    times = np.full((rounds + then, N), 5.0)
+    times[:rounds] = 1.0
+    times[np.arange(rounds), np.arange(rounds) % N] = 10.0
+    return times
+
+
+def test_it_switches_plans_again_and_loses_no_step() -> None:
+    heard: list[str] = []
+    found = anyk.train_auto(
+        problem(), workers=N, cluster="simulated", delays=Table(wandering(60, 340), by="round"), steps=120, measure=10,
+        every=15, tell=heard.append,
+    )  # fmt: skip
+    parts = [(run.config["strategy"], run.begun, run.steps) for run in found.runs]
+    # windows of 15 from step 10: two in a row are missed after the fleet has changed at step 60
+    expected = [("uncoded", 0, 10), ("frc:stragglers=1", 10, 85), ("uncoded", 85, 95), ("uncoded", 95, 120)]
+    assert parts == expected
+    assert found.history["step"].tolist() == list(range(121))  # every step once
+    seconds = found.history["seconds"]
+    assert seconds[10] == 100.0 and seconds[60] == pytest.approx(150.0) and (np.diff(seconds) > 0).all()
+    assert found.seconds == pytest.approx(100 + 50 + 60 * 5)
+    assert [part.plan is None for part in found.parts] == [True, False, True, False]
+    missed, held = found.parts[1].checked, found.parts[3].checked
+    assert missed is not None and (missed.held, missed.broke) == (False, "delays") and held is not None and held.held
+    assert [text.split(":")[0] for text in heard if text.startswith("at step")] == ["at step 70", "at step 85"]
+    alone = anyk.train(problem(), "uncoded", "simulated", workers=N, steps=120)
+    assert found.model == pytest.approx(alone.model, rel=1e-12)  # the sums are exact
+    assert found.history["loss"][-1] == pytest.approx(alone.history["loss"][-1], rel=1e-12)
+
+
+def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": Table(wandering(60), by="round")}
+    only = anyk.train_auto(problem(), **given, steps=8, measure=10)
+    assert [run.steps for run in only.runs] == [8] and only.parts[0].plan is None
+    short = anyk.train_auto(problem(), **given, seconds=120.0, measure=10)
+    assert [run.config["strategy"] for run in short.runs] == ["uncoded", "frc:stragglers=1"]
+    assert 118.0 <= short.seconds <= 120.0
+    known = anyk.train_auto(problem(), **given, steps=20, record=Record(wandering(60), load=1 / N), slope=0.0, every=10)
+    assert [(run.config["strategy"], run.steps) for run in known.runs] == [("frc:stragglers=1", 20)]
+    with pytest.raises(BadInput, match="the record is of 6 workers, and 5 are to train"):
+        anyk.train_auto(problem(), **(given | {"workers": 5}), record=Record(wandering(60), load=1 / N))
+
+
+def test_those_that_cannot_continue_a_run_are_left_out() -> None:
+    names = left_out(N)
+    assert {"pasgd", "dpsgd", "diloco"} <= set(names) and not {"frc", "uncoded", "cyclic"} & set(names)
+    assert continues(anyk.strategy("frc:load=2", workers=N)) and not continues(anyk.strategy("dpsgd", workers=N))
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ({"measure": 4}, "measure must be at least 5 steps"),
+        ({"every": 0}, "every must be at least 1 step"),
+        ({"delays": "none"}, "there is nothing to measure; give delays"),
+    ],
+)
+def test_what_cannot_be_found(given_: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        anyk.train_auto(problem(), **({"workers": N, "cluster": "simulated", "delays": "exp:mean=1"} | given_))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("fleet.npz", seconds=wandering(60))
+    words = ["train", "--data", "synthetic:rows=120,features=4", "--cluster", "simulated", "--quiet", "--workers", str(N),
+             "--delays", "trace:fleet.npz"]  # fmt: skip
+    done = CliRunner().invoke(main, [*words, "--strategy", "auto:measure=12", "--steps", "30", "--out", "run", "--json",
+                                     "run.json"])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "from step 0: measuring 12 steps of 'uncoded'" in done.output and "from step 12: 'frc" in done.output
+    assert "steps 12 to 30: held: a step took 1 s" in done.output and "left out: ad-psgd, " in done.output
+    assert sorted(one.name for one in Path("run").iterdir()) == ["1-measure", "2-frc"]
+    report = json.loads(Path("run.json").read_text())
+    assert [part["steps"] for part in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
+    for more, why in (
+        (["--strategy", "auto:measures=12"], "measures"),
+        (["--strategy", "auto", "--models", "2"], "trains one model"),
+        (["--strategy", "auto", "--from", "run/2-frc"], "starts a new run"),
+        (["--strategy", "auto:record=nowhere.csv"], "nowhere.csv"),
+        (["--strategy", "auto", "--out", "run"], "the folder 'run' exists"),
+    ):
+        failed = CliRunner().invoke(main, [*words, *more])
+        assert failed.exit_code == 2 and why in failed.output and failed.output.count("\n") <= 2, failed.output
+    assert "auto:measure=12" in CliRunner().invoke(main, [*words, "--strategy", "auto:measure=12", "--settings"]).output
