@@ -246,10 +246,11 @@ class AnykClassifier(ClassifierMixin, _Linear):
     clone the estimator, copy them).
 
     Features of any size are fine: steps are taken in coordinates in which each has the same curvature. Its mean m is
-    taken away where there is an intercept and ``X`` is dense (else m = 0), and it is divided by
-    ``sqrt(c mean (x - m)^2 + l2)``, c the loss's largest curvature: 1/4 for two classes, 1/2 for more, 1 for squares.
-    The objective and the coefficients stay in the units of ``X``. ``lr`` is the learning rate there: 1 / smoothness if
-    left out, which no step overshoots under ``uncoded`` and exact codes; an asynchronous strategy needs less.
+    taken away where there is an intercept (m = 0 without one, and for columns of sparse data with entries in less than
+    half of the rows), and it is divided by ``sqrt(c mean (x - m)^2 + l2)``, c the loss's largest curvature: 1/4 for two
+    classes, 1/2 for more, 1 for squares. The objective and the coefficients stay in the units of ``X``. ``lr`` is the
+    learning rate there: 1 / smoothness if left out, which no step overshoots under ``uncoded`` and exact codes; an
+    asynchronous strategy needs less.
 
     ``warm_start``: a fit begins with the model of the last. ``partial_fit`` takes one step on the rows given, with the
     optimiser's state of the call before; see there.
