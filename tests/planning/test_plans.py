@@ -250,3 +250,17 @@ def test_a_fleet_of_two_speeds_is_balanced_and_one_of_wandering_stragglers_coded
     held[np.arange(60), random.integers(0, N, 60)] += 20.0
     both = anyk.plan(record(held), slope=float(N), resamples=50)
     assert both.verdict == "change" and both.best.family in ("frc", "nested", "progress")
+
+
+def test_records_that_tell_too_little() -> None:
+    five = anyk.plan(record(exponential(5)), resamples=20)
+    assert five.evidence == "thin"
+    never = exponential(20)
+    never[:, 2] = np.nan
+    for times, why in (
+        (np.ones((20, 1)), "2 workers or more"),
+        (np.zeros((20, 4)), "all times of the fleet record are 0"),
+        (never, "no time is known of worker 2"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            anyk.plan(record(times))
