@@ -44,7 +44,7 @@ def main() -> None:
         for killed_at in (25, -1):
             done = subprocess.run([sys.executable, __file__, f"{folder}/killed", str(killed_at)])
             if done.returncode == -signal.SIGKILL:
-                print(f"killed at step {killed_at}; started again")
+                print(f"killed at step {killed_at}; started again", flush=True)
 
 
 if __name__ == "__main__":
