@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         reports,
         strategies,
         testing,
+        torch,
         training,
     )
     from anyk.callbacks import Callback, Checkpoint, EarlyStopping, StopRun
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
     "callbacks", "clusters", "codes", "compression", "decompile", "delays", "exporting", "graphs", "optimizers",
-    "planning", "problems", "recording", "reports", "strategies", "testing", "training",
+    "planning", "problems", "recording", "reports", "strategies", "testing", "torch", "training",
 )  # fmt: skip
 _NAMES = {
     "Callback": "callbacks",
@@ -124,6 +125,7 @@ __all__ = [
     "strategies",
     "strategy",
     "testing",
+    "torch",
     "train",
     "train_auto",
     "train_many",

@@ -125,7 +125,7 @@ class TorchProblem:
         self._network = Network(
             own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count
         )
-        self._given = list(module.parameters())
+        self.module, self._given = module, list(module.parameters())
         check_norms(own)
         ignored = ignored_by(loss)
         parameters = trained(own)

@@ -1,0 +1,109 @@
+"""PyTorch training loops that keep their shape: an optimiser whose ``step()`` takes the decoded gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+from anyk.clusters import Cluster
+from anyk.codes import Code
+from anyk.errors import BadInput
+from anyk.problems import TorchProblem
+from anyk.protocol import Strategy
+from anyk.training import Run, rounds
+
+if TYPE_CHECKING:
+    import torch
+
+    from anyk.training.stepping import Step
+
+_ENDLESS = 10**9  # steps: the loop says when it is over
+
+
+class Optimizer:
+    """An optimiser of PyTorch whose ``step()`` computes the gradient on a cluster first; :func:`anyk.rounds` does it.
+
+    ``optimizer`` is one of the parameters of ``problem.module``, the module that the problem was made of; its groups,
+    schedulers and state remain its own. :meth:`step` has workers compute the partial gradients at the module's
+    parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step. ``prepare``, if given, is
+    called in between, to clip say. Nothing else is needed: no ``backward``, no ``zero_grad``. Further options are those
+    of :func:`anyk.rounds` (``evaluate``, ``seconds``, ``out``, ``go_on``, ``callbacks``, …); the state of ``optimizer``
+    is kept in the run folder with them. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
+
+    Raises :class:`~anyk.errors.BadInput` where the optimiser has other parameters than the module, and as
+    :func:`anyk.rounds`.
+
+    >>> import anyk, torch
+    >>> X = torch.randn(40, 3)
+    >>> module = torch.nn.Linear(3, 2)
+    >>> problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
+    >>> adam = torch.optim.Adam(module.parameters(), lr=0.1)
+    >>> with anyk.torch.Optimizer(adam, problem, "frc:load=2", anyk.clusters.Simulated(4)) as optimizer:
+    ...     for _ in range(20):
+    ...         step = optimizer.step()
+    >>> optimizer.run.steps, bool(optimizer.run.loss < problem.loss(problem.initial()))
+    (20, True)
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        problem: TorchProblem,
+        strategy: Strategy | Code | str,
+        cluster: Cluster,
+        *,
+        prepare: Any = None,
+        steps: int | None = None,
+        seconds: float | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(problem, TorchProblem):
+            raise BadInput(f"the problem must be a TorchProblem, got {type(problem).__name__}")
+        if not hasattr(optimizer, "param_groups"):
+            raise BadInput(f"the optimiser must be one of PyTorch, made, got {type(optimizer).__name__}")
+        problem.places_of([parameter for group in optimizer.param_groups for parameter in group["params"]])
+        self.optimizer, self._prepare = optimizer, prepare
+        limit = _ENDLESS if steps is None and seconds is None else steps
+        options.setdefault("keep", optimizer)
+        self._rounds = rounds(problem, strategy, cluster, into=problem.module, steps=limit, seconds=seconds, **options)
+        self._steps: Iterator[Step] | None = None
+        self._over = False
+
+    def step(self) -> Step:
+        """Take the next step; returns it, with its number, scale and receipt.
+
+        Raises :class:`~anyk.errors.BadInput` after the run's end, and what the run fails of.
+        """
+        if self._over:
+            raise BadInput("the run is over: it was closed, or has reached its limit; make a new optimiser for another")
+        if self._steps is None:
+            self._steps = iter(self._rounds)
+        try:
+            step = next(self._steps)
+            if self._prepare is not None:
+                self._prepare()
+            self.optimizer.step()
+        except StopIteration:
+            self._over = True
+            raise BadInput("the run has reached its limit of steps or seconds; leave the loop before") from None
+        except BaseException:
+            self.close()
+            raise
+        return step
+
+    def close(self) -> None:
+        """End the run with the last step taken; without one, nothing is started."""
+        steps, self._over = self._steps, True
+        if steps is not None:
+            steps.close()  # type: ignore[attr-defined]  # the iterator of rounds is a generator
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def run(self) -> Run:
+        """The run, after it has ended."""
+        return self._rounds.run
