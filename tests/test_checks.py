@@ -10,7 +10,7 @@ from anyk import clusters, codes, compression, delays, html, optimizers, problem
 from anyk.checks import check
 from anyk.errors import BadInput
 
-PLAIN = {"int": 1, "float": 0.5, "str": "sync", "File": "sync"}
+PLAIN = {"int": 1, "float": 0.5, "bool": False, "str": "sync", "File": "sync"}
 GIVEN = {"X": np.eye(4), "y": [0, 1, 0, 1], "code": codes.Uncoded(6), "latency": delays.NoDelay(), "weights": (1.0,)}
 NUMBERS = {"int", "float", "int | None", "float | None"}
 INTERNAL = {"DelayStream", "Durations", "LinearPartitions", "Messages", "TorchPartitions", "Decoding", "Selection",

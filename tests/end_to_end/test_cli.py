@@ -39,8 +39,8 @@ def test_a_race_ends_with_table_picture_and_json(tmp_path):
         assert word in result.output
     assert (tmp_path / "race" / "race.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "r.json").read_text())
-    assert list(report) == ["data", "workers", "delays", "cluster", "seed", "seeds", "speed_up_over", "speed_up_by",
-                            "runs"]  # fmt: skip
+    assert list(report) == ["data", "workers", "delays", "cluster", "seed", "environment", "seeds", "speed_up_over",
+                            "speed_up_by", "runs"]  # fmt: skip
     assert report["workers"] == 6
     for line in report["runs"]:
         assert list(line) == ["strategy", "steps", "models", "jobs", "seconds", "floor_seconds", "loss", "metric",
@@ -357,7 +357,8 @@ def test_a_network_from_the_command_line(tmp_path, monkeypatch):
     assert resumed.exit_code == 0, resumed.output
 
 
-def test_a_strategy_is_checked_and_a_failing_seed_is_a_command(tmp_path):
+def test_a_strategy_is_checked_and_a_failing_seed_is_a_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(anyk.strategies.registry, "entries", dict(anyk.strategies.registry.entries))
     good = run("strategies", "check", "k-async:k=2", "--workers", "4", "--schedules", "5")
     assert good.exit_code == 0 and "k-async:k=2, 4 workers: 5 schedules passed" in good.output
     (tmp_path / "mine.py").write_text(

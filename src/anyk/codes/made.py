@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from abc import ABCMeta
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, wraps
 from math import isfinite
 from numbers import Number, Real
@@ -108,7 +108,7 @@ def check(code: Code) -> None:
     _ = code.encoding, code.assignment  # made now, of the rows that have been looked at
     orders = getattr(code, "orders", None)
     if orders is not None:
-        _check_orders(orders, code.assignment)
+        _check_orders(orders, code)
 
 
 def _is_whole(value: Any) -> bool:
@@ -158,7 +158,10 @@ def _check_encoding(code: Code) -> None:
         raise BadInput(f"the encoding is not that of the rows: row {row} differs")
 
 
-def _check_orders(orders: Any, assignment: Sequence[tuple[int, ...]]) -> None:
+def _check_orders(orders: Any, code: Code) -> None:
+    from anyk.codes.base import Code
+
+    assignment = Code.assignment.func(code)  # of the rows, wherever a class takes its own from
     if len(orders) != len(assignment):
         raise BadInput(f"orders must be one for each of {len(assignment)} workers, got {len(orders)}")
     for i, (order, held) in enumerate(zip(orders, assignment, strict=True)):

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
 from anyk.problems.data.encoding import Encoding, Matrix
@@ -33,6 +34,7 @@ class Coefficients(NamedTuple):
     outputs: tuple[str, ...]
 
 
+@typed
 @dataclass(frozen=True)
 class Predictor:
     """How a flat vector is a model of rows; the vector itself is not in it.
