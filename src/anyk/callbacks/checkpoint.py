@@ -86,7 +86,7 @@ class Checkpoint(Callback):
             raise RunFailed(f"the model '{file}' cannot be written ({error.strerror})") from None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
+        """The state from which a resumed run goes on."""
         return {slot: (best.value, best.step) for slot, best in self._seen.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

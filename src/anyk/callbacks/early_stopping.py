@@ -64,7 +64,7 @@ class EarlyStopping(Callback):
             raise StopRun(f"{self.of} has not got better{by} for {self.waited} evaluations (step {info.step}{best})")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
+        """The state from which a resumed run goes on."""
         return {"best": self.best, "step": self._best.step, "slot": self._slot, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

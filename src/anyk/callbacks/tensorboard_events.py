@@ -84,7 +84,7 @@ class TensorBoard(Callback):
 
 
 def _of(slot: str) -> str:
-    """What tags of a model begin with, where there are several."""
+    """The prefix of a model's tags, where there are several models."""
     return "" if slot == "model" else f"{slot}/"
 
 

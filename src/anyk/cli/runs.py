@@ -149,7 +149,7 @@ def _tell_check(console: Console, run: Run) -> dict[str, Any]:
 
 
 def _promise(ctx: click.Context, file: str, models: int, probe: int | None) -> Promise:
-    """What a plan file promises; raises where other options contradict it."""
+    """The promise of a plan file; raises where other options contradict it."""
     from click.core import ParameterSource
 
     from anyk.training import Promise

@@ -1,4 +1,4 @@
-"""What changes of the fleet itself would give: a worker left out or repaired, spares, and an uncut probe."""
+"""The gain from changes of the fleet itself: a worker left out or repaired, spares, and an uncut probe."""
 
 from __future__ import annotations
 

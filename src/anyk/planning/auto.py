@@ -56,9 +56,29 @@ class Part:
     checked: Checked | None = None
 
 
+class Continued:
+    """Runs that each began where the one before stood."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def run(self) -> Run:
+        """The last run, whose models are the result; its steps count from the beginning, its seconds do not."""
+        return self.runs[-1]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all runs together."""
+        return sum(run.seconds for run in self.runs)
+
+    def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
+        """As :meth:`Run.history_of <anyk.training.Run.history_of>`, over all runs and on one clock."""
+        return joined_history(self.runs, slot)
+
+
 @dataclass(frozen=True)
-class Auto:
-    """What came of :func:`train_auto`: runs that each began where the one before stood, with their plans and checks.
+class Auto(Continued):
+    """The runs of :func:`train_auto`, each begun where the one before stood, with their plans and checks.
 
     ``left_out``: strategies that were not looked at, since they cannot continue another run.
     """
@@ -67,19 +87,9 @@ class Auto:
     left_out: tuple[str, ...]
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[Run, ...]:  # type: ignore[override]  # read-only here, as all of it is
         """The runs, one after another."""
         return tuple(part.run for part in self.parts)
-
-    @property
-    def run(self) -> Run:
-        """The last run, whose model is the result; its steps count from the beginning, its seconds do not."""
-        return self.runs[-1]
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all runs together."""
-        return sum(run.seconds for run in self.runs)
 
     @property
     def model(self) -> Vector:
@@ -87,7 +97,7 @@ class Auto:
         return self.run.model
 
     def report(self) -> dict[str, Any]:
-        """What was run, planned and promised as plain values for JSON."""
+        """The runs, plans and promises as plain values for JSON."""
         parts = [
             {
                 "strategy": part.run.config["strategy"],
@@ -105,7 +115,7 @@ class Auto:
     @property
     def history(self) -> dict[str, NDArray[Any]]:
         """As :attr:`Run.history <anyk.training.Run.history>`, over all runs and on one clock."""
-        return joined_history(self.runs, self.run.slot)
+        return self.history_of(self.run.slot)
 
 
 def joined_history(runs: Sequence[Run], slot: str) -> dict[str, NDArray[Any]]:

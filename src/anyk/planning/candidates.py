@@ -1,4 +1,4 @@
-"""What could be run on a measured fleet, and how long each round of it would take."""
+"""The strategies that could be run on a measured fleet, and the seconds of each of their rounds."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from anyk.planning.candidates import candidates_for, paces_of, specs_for
 from anyk.planning.fleets import Fleet, loads_of
 from anyk.planning.resampling import Resampled, block_length, resampled
 from anyk.protocol import Strategy
+from anyk.training.promise import Estimate
 
 __all__ = ["Asked", "Choice", "Estimate", "Judgement", "in_short", "pareto", "specs_for"]
 
@@ -23,15 +24,6 @@ _GAIN = 0.03  # below it nothing is worth changing
 _TIE = 0.01
 _SEEN = 0.95  # share of a candidate's steps that measured times must decide
 _FEW, _INDEPENDENT = 30, 10.0  # rounds, and blocks, below which the evidence is thin
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A median with the 5 % and 95 % ends of a prediction interval."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a plan is asked for; see :func:`plan`."""
+    """The request that a plan answers; see :func:`plan`."""
 
     today: str
     max_load: float

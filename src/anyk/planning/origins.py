@@ -1,4 +1,4 @@
-"""Where the record that a plan was made from is found again."""
+"""The place of the record that a plan was made from, and how it is found again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyk.training.promise import Source
 
 
 def origin(source: str | Path | Run | Record | DelayModel, unit: str | None) -> dict[str, str | None]:
-    """Where a record can be found again, as far as it can."""
+    """The place at which a record can be found again, as far as there is one."""
     if isinstance(source, DelayModel):
         return {"law": source.spec}
     path = source.path if isinstance(source, Run) else None if isinstance(source, Record) else source

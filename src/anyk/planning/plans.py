@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,16 +11,17 @@ import numpy as np
 
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
+from anyk.plain import to_plain
 from anyk.planning import attribution as of
 from anyk.planning.advice import Advice, advice, probe
 from anyk.planning.explaining import explain
 from anyk.planning.fleets import Fleet, drawn, fleet_of
-from anyk.planning.judging import Asked, Choice, Estimate, Judgement, in_short, pareto, specs_for
+from anyk.planning.judging import Asked, Choice, Judgement, in_short, pareto, specs_for
 from anyk.planning.origins import origin
 from anyk.protocol import Strategy
 from anyk.recording import Record, read
 from anyk.training import Promise, Run
-from anyk.training.promise import Source, Span, Today
+from anyk.training.promise import Estimate, Source, Today
 
 __all__ = ["Choice", "Estimate", "Fleet", "Plan", "pareto", "plan", "specs_for"]
 
@@ -53,13 +54,13 @@ class Plan:
 
     @property
     def promise(self) -> Promise:
-        """What is to be run, and what is promised of it, for :func:`anyk.train` and :meth:`save`."""
+        """The strategy to run and its promised time, for :func:`anyk.train` and :meth:`save`."""
         best, today = self.best, self.today
         return Promise(
             strategy=best.spec, workers=self.fleet["workers"], learning_rate=best.learning_rate, horizon=self.horizon,
             verdict=self.verdict, evidence=self.evidence, why=self.why, slopes=self.slopes, max_load=self.max_load,
-            assumptions=self.assumptions, seconds_per_step=_span(best.seconds_per_step), gain=_span(best.gain),
-            today=Today(today.spec, _span(today.seconds_per_step)), record=Source(**self.record),
+            assumptions=self.assumptions, seconds_per_step=best.seconds_per_step, gain=best.gain,
+            today=Today(today.spec, today.seconds_per_step), record=Source(**self.record),
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
@@ -68,7 +69,7 @@ class Plan:
 
     def report(self) -> dict[str, Any]:
         """All of it as plain values for JSON."""
-        return {"version": 1, "interval": "prediction", "compared_by": "seconds_per_step", **asdict(self)}
+        return {"version": 1, "interval": "prediction", "compared_by": "seconds_per_step", **to_plain(self)}
 
 
 def plan(
@@ -145,7 +146,3 @@ def plan(
          "named": list(found.named), "mean_burst": found.mean_burst},
         tuple(fleet.slopes.tolist()), max_load,
     )  # fmt: skip
-
-
-def _span(found: Estimate) -> Span:
-    return Span(found.median, found.low, found.high)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import to_plain
 from anyk.planning.fleets import Fleet, fleet_of, loads_of
-from anyk.planning.judging import Estimate
 from anyk.planning.origins import found_again
 from anyk.planning.plans import plan
 from anyk.planning.sentences import seconds_text
@@ -21,6 +21,7 @@ from anyk.recording import Record, read
 from anyk.strategies import strategy as build_strategy
 from anyk.training import Promise, Run
 from anyk.training.digests import with_plugins
+from anyk.training.promise import Estimate
 from anyk.training.rows import waits_of_steps
 
 _GRID = 2.0**30  # parts of a second to which all is rounded, so that parts add up to the last bit
@@ -46,7 +47,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of a promise: :func:`check` finds it.
+    """The outcome of a promise, as :func:`check` finds it.
 
     ``interval``: of the promised seconds in all. ``parts``: seconds that add up exactly to measured minus promised:
     luck, delays, load, anyk and steps, or times in place of delays and load where the run cannot tell them apart; None
@@ -68,7 +69,8 @@ class Checked:
 
     def report(self) -> dict[str, Any]:
         """All of it as plain values for JSON."""
-        return asdict(self)
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
 
 @typed
@@ -131,7 +133,7 @@ def check(
 
 
 def promise_of(run: Run) -> Promise:
-    """What was promised of a run; raises :class:`~anyk.errors.BadInput` where nothing was."""
+    """The promise that a run was begun with; raises :class:`~anyk.errors.BadInput` where nothing was."""
     kept = run.config.get("plan")
     if kept is None:
         where = "the run" if run.path is None else f"the run '{run.path}'"

@@ -15,7 +15,7 @@ from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
-from anyk.planning.auto import joined_history
+from anyk.planning.auto import Continued
 from anyk.planning.sequential import Candidate, fit_slope, tune
 from anyk.problems.base import Problem
 from anyk.training.evaluate import USUAL, Evaluate
@@ -29,7 +29,7 @@ _UNCODED, _CODED, _CHOSEN = "probe-uncoded", "probe-gc", "run"  # folders of the
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(Continued):
     """What came of :func:`train_tuned`.
 
     ``runs``: two of the probe and the one with the code chosen, each begun where the one before stood. ``candidates``:
@@ -48,23 +48,9 @@ class Tuned:
         return self.candidates[0] if self.candidates else None
 
     @property
-    def run(self) -> Run:
-        """The last run, whose models are the result; its steps count from the probe's beginning, its seconds do not."""
-        return self.runs[-1]
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all runs together."""
-        return sum(run.seconds for run in self.runs)
-
-    @property
     def models(self) -> dict[str, Any]:
         """The final model of each slot."""
         return self.run.models
-
-    def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
-        """As :meth:`Run.history_of <anyk.training.Run.history_of>`, over all runs and on one clock."""
-        return joined_history(self.runs, slot)
 
 
 @typed

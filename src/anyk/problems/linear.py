@@ -223,7 +223,7 @@ class LinearProblem:
         return in_units(w, self.outputs, self.intercept, self.scaling)
 
     def predictor(self) -> Predictor:
-        """What a run keeps to predict with; see :class:`~anyk.problems.predicting.Predictor`."""
+        """The part that a run keeps to predict with; see :class:`~anyk.problems.predicting.Predictor`."""
         scaling = self.scaling
         known = () if self.classes is None else tuple(self.classes.tolist())
         return Predictor(

@@ -25,7 +25,7 @@ _ROUNDS = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # b
 
 
 def balance_of(how: Auto) -> Balance | None:
-    """What ``balance=`` asks for."""
+    """The rule that ``balance=`` names."""
     return None if how is None else Balance()
 
 

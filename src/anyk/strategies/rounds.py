@@ -302,7 +302,7 @@ class Rounds(RoundSettings):
         return [Note(f"shares={shown} from step {s.version} on: {share:.0f} % of the samples change hands")]
 
     def _disturbed(self, s: RoundState) -> None:
-        """What this round takes says nothing of the speed of workers."""
+        """Leave the seconds of this round out of what is known of the workers' speed."""
         if s.balance is not None:
             s.balance.disturbed = True
 

@@ -105,7 +105,7 @@ class StepInfo:
 
     @property
     def cut_off(self) -> tuple[CutOff, ...]:
-        """Who was not waited for."""
+        """The workers that were not waited for."""
         return self.receipt.cut_off
 
 

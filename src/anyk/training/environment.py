@@ -1,4 +1,4 @@
-"""Where a run was made: versions of Python and numerical packages, the host, and the commit of the user's code."""
+"""The surroundings of a run: versions of Python and numerical packages, the host, and the commit of the user's code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
 
 
 def changes(config: Mapping[str, Any]) -> list[str]:
-    """What is different here from where a run began, as ``torch 3.0.1 (was 2.4.0)``."""
+    """The differences from where a run began, as ``torch 3.0.1 (was 2.4.0)``."""
     began = config.get("environment") or {}
     now = environment() if began else {}
     return [f"{name} {now.get(name, 'missing')} (was {was})" for name, was in began.items() if now.get(name) != was]

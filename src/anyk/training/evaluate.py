@@ -1,4 +1,4 @@
-"""What is evaluated while a model is trained: how often, on which data, and on how much of it."""
+"""The evaluation of a model while it is trained: how often, on which data, and on how much of it."""
 
 from __future__ import annotations
 

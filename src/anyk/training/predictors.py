@@ -1,4 +1,4 @@
-"""What a run folder keeps to predict with: ``predictor.json``, whose SHA-256 is in the configuration."""
+"""The part of a run folder that predicts: ``predictor.json``, whose SHA-256 is in the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan promises of a run: kept in a ``plan.toml``, and in the folder of the run that is made with it."""
+"""The promise of a plan: kept in a ``plan.toml``, and in the folder of the run that is made with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 _AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A median with the 5 % and 95 % ends of a prediction interval."""
 
     median: float
@@ -34,7 +34,7 @@ class Today(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The strategy that was in use when the plan was made."""
 
     strategy: str
-    seconds_per_step: Span
+    seconds_per_step: Estimate
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to run, and what is promised of it: made by a plan (``plan.promise``), run by :func:`anyk.train`.
+    """A strategy to run and its promised time: made by a plan (``plan.promise``), run by :func:`anyk.train`.
 
     ``seconds_per_step`` and ``gain`` (1 - these over today's) are for a run of ``horizon`` steps on ``workers``.
     ``slopes``: seconds that each worker computes on the whole data, beside the fixed part of a task.
@@ -82,8 +82,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     slopes: tuple[_AtLeast0, ...]
     max_load: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     assumptions: tuple[str, ...] = ()
-    seconds_per_step: Span
-    gain: Span
+    seconds_per_step: Estimate
+    gain: Estimate
     today: Today
     record: Source
 

@@ -1,4 +1,4 @@
-"""What became of every task of a run, and when: columns for pictures and exports, all taken from its log."""
+"""The fate of every task of a run, and its times: columns for pictures and exports, all taken from its log."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Compute:
             raise BadInput(f"cores must be at least 1, got {self.cores}")
 
     def partition_of(self, worker: int) -> float:
-        """What a partial gradient costs a worker, in seconds."""
+        """The cost of a partial gradient to a worker, in seconds."""
         return self.partition[worker] if isinstance(self.partition, tuple) else self.partition
 
     def check_fleet(self, workers: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a run went, and what became of each worker's tasks."""
+"""The time of a run, by what it went into, and the fate of each worker's tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report shows, as values for its template: texts, tables, figures."""
+"""The contents of a report, as values for its template: texts, tables, figures."""
 
 from __future__ import annotations
 

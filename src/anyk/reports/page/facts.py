@@ -1,4 +1,4 @@
-"""What a report says in words: what ran, how it ended, and what to make of it."""
+"""The words of a report: what ran, how it ended, and what to make of it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True, repr=False)
 class SequentialSettings(Strategy):
-    """What sequential codes are told, and what follows; :class:`SequentialRounds` runs them."""
+    """The settings of sequential codes, and what follows from them; :class:`SequentialRounds` runs them."""
 
     State: ClassVar[type[Any]] = SequentialState
     name: ClassVar[str]
@@ -105,7 +105,7 @@ class SequentialSettings(Strategy):
 
     @property
     def usual_wait(self) -> Waiting:
-        """What ``wait`` is if it is left out."""
+        """The value of ``wait`` if it is left out."""
         return "all" if self.end == "cutoff" else "minimal"
 
     @cached_property
