@@ -11,6 +11,7 @@ import sys
 import tomllib
 from typing import Any
 
+import matplotlib.colors
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -353,13 +354,17 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(words, tmp_path,
         assert "should end in .png, .pdf or .svg" in run(*words, "--picture", "x.jgp").output
 
 
-def test_without_matplotlib_a_race_runs_and_says_how_to_get_its_picture(tmp_path, monkeypatch):
+def test_without_matplotlib_and_bokeh_a_race_runs_and_says_how_to_get_its_picture_and_page(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "bokeh.document", None)
+    monkeypatch.delenv("ANYK_RACE_REPORT")
     result = run("race", *SMALL, "--steps", "2", "--quiet", "--out", str(tmp_path / "r"))
     assert result.exit_code == 0 and "speed-up" in result.output
     assert "no picture: " in result.output and "plot]" in result.output
-    asked = run("race", *SMALL, "--steps", "2", "--quiet", "--picture", "x.png")
-    assert asked.exit_code == 2 and "plot]" in asked.output and "speed-up" not in asked.output
+    assert "no report: " in result.output and "report]" in result.output
+    for asked, extra in (("--picture", "x.png"), "plot]"), (("-o", "x.html"), "report]"), (("-o", "x.png"), ".html, got"):
+        refused = run("race", *SMALL, "--steps", "2", "--quiet", *asked)
+        assert refused.exit_code == 2 and extra in refused.output and "speed-up" not in refused.output
 
 
 def test_a_limit_of_a_clock_that_stands_still_is_refused(tmp_path):
@@ -463,6 +468,26 @@ def test_the_picture_names_each_strategy_where_it_ends_and_says_what_it_does(of,
     for text in axes.texts:
         box = text.get_window_extent()
         assert frame.x0 - 1 <= box.x0 and box.x1 <= frame.x1 + 1, text.get_text()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_all_of_the_picture_can_be_read_on_its_ground(dark):
+    figure = anyk.reports.plot(raced("uncoded", "frc:load=3", "dpsgd", "bgc:load=2", target=0.9).runs, dark=dark)
+    (axes,) = figure.axes
+    ground = luminance(figure.get_facecolor())
+    assert (ground < 0.05) == dark and luminance(axes.get_facecolor()) == ground
+    words = [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels()]
+    lines = [line for line in axes.lines if line.get_linestyle() != "None"]
+    for part in [*words, *lines, axes.spines["left"]]:
+        colour = part.get_edgecolor() if part is axes.spines["left"] else part.get_color()
+        low, high = sorted((ground, luminance(colour)))
+        assert (high + 0.05) / (low + 0.05) > 3.0, part
+
+
+def luminance(colour):
+    """Relative luminance, as the Web Content Accessibility Guidelines define it."""
+    parts = np.array(matplotlib.colors.to_rgb(colour))
+    return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
 
 
 def test_many_runs_get_a_legend_and_alike_ones_a_linear_axis(tmp_path):

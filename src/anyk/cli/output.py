@@ -103,6 +103,18 @@ def check_picture(file: str | None, *, folder: Path | None = None) -> None:
         raise BadInput(f"the picture '{file}' should end in .png, .pdf or .svg (known: {', '.join(kinds)})")
 
 
+def check_page(file: str | None, *, folder: Path) -> None:
+    """Raise now where a report that was asked for could not be made, or not written, after the work."""
+    if file is None or file == "none":
+        return
+    from anyk.reports.page import needed
+
+    if Path(file).suffix.lower() not in (".html", ".htm"):
+        raise BadInput(f"a report is written as .html, got '{file}'")
+    check_file(file, "report", folder=folder)
+    needed()
+
+
 def write_json(value: Any, file: str | None) -> None:
     """Write a result where ``--json`` says."""
     if file is None:

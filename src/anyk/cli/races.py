@@ -23,7 +23,7 @@ from anyk.cli.options import (
     show_settings,
     tell_delays,
 )
-from anyk.cli.output import check_file, check_picture, exit_interrupted, people, say, warn, write_json
+from anyk.cli.output import check_file, check_page, check_picture, exit_interrupted, people, say, warn, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # what `anyk race` does when told nothing: long enough to see, short enough to wait for
 _RACE = {"delays": "exp:mean=0.2", "target": 0.93, "seconds": 40.0}
+
+PAGE = "report.html"  # in the folder of a race
 
 
 def variant(problem: Any, number: int) -> Any:
@@ -60,12 +62,14 @@ def variant(problem: Any, number: int) -> Any:
 @click.option("--seeds", type=int, default=1, show_default=True,
               help="How often each strategy trains: with --seed, --seed + 1, …, the same for all.")  # fmt: skip
 @picture_option("Picture of the race; race.png in the race's folder if left out.")
+@click.option("-o", "--report", "page", metavar="FILE.html|none",
+              help="Page about the race; report.html in the race's folder if left out; none: no page.")  # fmt: skip
 @curve_option
 @common
 @click.pass_context
 def race(
-    ctx: click.Context, /, strategies: tuple[str, ...], models: int, seeds: int, picture: str | None, curve: Any,
-    **given: Any,
+    ctx: click.Context, /, strategies: tuple[str, ...], models: int, seeds: int, picture: str | None, page: str | None,
+    curve: Any, **given: Any,
 ) -> None:  # fmt: skip
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
@@ -104,6 +108,7 @@ def race(
         raise BadInput(f"seeds must be at least 1, got {seeds}")
     folder = Path(given["out"]) if given["out"] else new_folder("race")
     check_picture(picture, folder=folder)
+    check_page(page, folder=folder)
     check_file(given["json_file"], "file", folder=folder)
     console = people(given["json_file"])
     problem = make_problem(given)
@@ -143,7 +148,8 @@ def race(
             )
     except KeyboardInterrupt:
         _race_interrupted(console, folder)
-    tell_race(console, result, Path(picture) if picture else folder / "race.png", curve)
+    written = None if page == "none" else Path(page or folder / PAGE)
+    tell_race(console, result, Path(picture) if picture else folder / "race.png", curve, page=written)
     write_json(result.report(), given["json_file"])
     _exit_if_failed(result)
 
@@ -172,10 +178,12 @@ def _race_interrupted(console: Console, folder: Path) -> None:
     exit_interrupted(folder)
 
 
-def tell_race(console: Console, result: Race, picture: Path | None, curve: Any) -> None:
-    """Table, remarks and picture; without matplotlib, how to get one."""
+def tell_race(
+    console: Console, result: Race, picture: Path | None, curve: Any, *, dark: bool = False, page: Path | None = None
+) -> None:
+    """Table, remarks, picture and page; without the packages that these need, how to get them."""
     from anyk.errors import MissingPackage
-    from anyk.reports import NothingToDraw, plot, race_notes, race_table
+    from anyk.reports import NothingToDraw, plot, race_notes, race_table, report
 
     if not result.runs:
         say(console, "nothing has begun")
@@ -183,14 +191,20 @@ def tell_race(console: Console, result: Race, picture: Path | None, curve: Any) 
     say(console, race_table(result.runs), *race_notes(result.runs))
     for title, why in result.failures.items():
         say(console, f"{title} failed: {why}")
-    if picture is None:
-        return
-    try:
-        plot(result.runs, picture, of=curve)
-    except (MissingPackage, NothingToDraw) as error:
-        say(console, f"no picture: {error}")
-    else:
-        say(console, f"picture: {picture}")
+    if picture is not None:
+        try:
+            plot(result.runs, picture, of=curve, dark=dark)
+        except (MissingPackage, NothingToDraw) as error:
+            say(console, f"no picture: {error}")
+        else:
+            say(console, f"picture: {picture}")
+    if page is not None:
+        try:
+            report(result, page)
+        except MissingPackage as error:
+            say(console, f"no report: {error}")
+        else:
+            say(console, f"report: {page}; open it in a browser")
 
 
 def _exit_if_failed(result: Race) -> None:
@@ -219,6 +233,7 @@ def resume_the_race(
             )  # fmt: skip
     except KeyboardInterrupt:
         _race_interrupted(console, Path(folder))
-    tell_race(console, result, Path(folder) / "race.png", "metric")
+    page = Path(folder) / PAGE
+    tell_race(console, result, Path(folder) / "race.png", "metric", page=page if page.exists() else None)
     write_json(result.report(), json_file)
     _exit_if_failed(result)

@@ -283,9 +283,12 @@ _SHOWN = ("cluster", "workers", "delays", "communication", "seed", "seeds", "opt
 @click.option("--step", type=int, help="Show the receipt of this step.")
 @click.option("--staleness", is_flag=True, help="Show how stale the messages were that it used.")
 @picture_option("Draw the metric against seconds or, with --staleness, its histogram.")
+@click.option("--dark", is_flag=True, help="Draw the picture for a dark page.")
 @curve_option
 @json_option
-def show(run: str, step: int | None, staleness: bool, picture: str | None, curve: Any, json_file: str | None) -> None:
+def show(
+    run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, curve: Any, json_file: str | None
+) -> None:
     """Show a run (settings, result, how its chunks ended, the receipt of a step, staleness) or a race."""
     from anyk.reports import plot, plot_staleness, race_notes, race_table
     from anyk.training import Race, Run, is_race
@@ -303,7 +306,7 @@ def show(run: str, step: int | None, staleness: bool, picture: str | None, curve
         if found_race.waiting or found_race.unfinished:
             left = [*map(found_race.title, found_race.unfinished), *found_race.waiting]
             say(console, f"not finished: {', '.join(left)}; go on with: anyk resume {run}")
-        tell_race(console, found_race, None if picture is None else Path(picture), curve)
+        tell_race(console, found_race, None if picture is None else Path(picture), curve, dark=dark)
         write_json(found_race.report(), json_file)
         return
     found = Run.open(run)
@@ -326,7 +329,7 @@ def show(run: str, step: int | None, staleness: bool, picture: str | None, curve
         if staleness:
             plot_staleness(found, picture)
         else:
-            plot(found, picture, of=curve)
+            plot(found, picture, of=curve, dark=dark)
         say(console, f"picture: {picture}")
     write_json(report, json_file)
 

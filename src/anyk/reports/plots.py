@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b0487a", "#6b6b6b")
+
+
+class _Look(NamedTuple):
+    """What a picture is drawn with: on which ground, text, small text, and a colour for each run."""
+
+    paper: str
+    ink: str
+    dim: str
+    colours: tuple[str, ...]
+
+
+_LIGHT = _Look("#ffffff", "#1d2733", "#55616f", COLOURS)
+_DARK = _Look("#14191f", "#e6ebf1", "#a5b1bf",
+              ("#7db0f5", "#f2926f", "#6fd0a0", "#c19ae6", "#e0bb5c", "#74cfe0", "#ec86b4", "#b4b4b4"))  # fmt: skip
 
 _Floats = NDArray[np.float64]
 _WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
@@ -57,14 +71,18 @@ class NothingToDraw(BadInput):
 
 
 def plot(
-    runs: Run | Sequence[Run], path: str | Path | None = None, *, of: Literal["metric", "loss"] = "metric"
+    runs: Run | Sequence[Run],
+    path: str | Path | None = None,
+    *,
+    of: Literal["metric", "loss"] = "metric",
+    dark: bool = False,
 ) -> Figure:
     """Draw metric (or loss: asked for, or without held-out data) against the seconds at which each version was made.
 
     One line a run, labelled where it reached the target or ended. Where strategies ran with several seeds, one line a
     strategy, the median, in a band from the least to the largest; a run that has ended counts with its last value.
     Seconds are on a logarithmic axis where runs took very different times. ``path`` saves the picture; its ending
-    chooses the kind. Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` where
+    chooses the kind. ``dark``: for a dark page. Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` where
     nothing was evaluated.
     """
     groups = grouped([runs] if isinstance(runs, Run) else runs)
@@ -83,7 +101,8 @@ def plot(
     ends = [curve.end for curve in curves if curve.end > 0.0]
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
     target = chosen[0].config.get("target") if of == "metric" else None
-    for curve, colour in zip(curves, _colours(), strict=False):
+    look = _DARK if dark else _LIGHT
+    for curve, colour in zip(curves, cycle(look.colours), strict=False):
         shown = curve.times > 0.0 if wide else curve.times >= 0.0
         few = shown.sum() < _FEW
         axes.plot(curve.times[shown], curve.values[shown], color=colour, lw=2.0, marker="o" if few else None, ms=3)
@@ -95,29 +114,31 @@ def plot(
     if not wide:
         axes.set_xlim(left=0)
     if target is not None:
-        axes.axhline(target, color="0.55", lw=0.9, ls="--", zorder=0)
+        axes.axhline(target, color=look.dim, lw=0.9, ls="--", zorder=0)
         axes.annotate(
             f"target {target:g}", (0.0, target), xycoords=("axes fraction", "data"), xytext=(5, -4 if falls else 4),
-            textcoords="offset points", ha="left", va="top" if falls else "bottom", color="0.4", fontsize=9,
+            textcoords="offset points", ha="left", va="top" if falls else "bottom", color=look.dim, fontsize=9,
         )  # fmt: skip
     texts = []
     if rows:
-        texts = _label(axes, groups, curves, name, falls, target, _ROW / height)
+        texts = _label(axes, groups, curves, name, falls, target, _ROW / height, look)
     else:
         for run, line in zip(chosen, axes.lines, strict=False):
             line.set_label(str(run.config["strategy"]))
-        axes.legend(frameon=False, fontsize=8, loc="upper right" if falls else "lower right")
+        axes.legend(frameon=False, fontsize=8, loc="upper right" if falls else "lower right", labelcolor=look.ink)
     config = chosen[0].config
     clock = "virtual seconds" if str(config.get("cluster", "")).startswith("simulated") else "wall-clock seconds"
     axes.set_xlabel(clock + (", logarithmic" if wide else ""))
     axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
     if wide:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_title(_title(chosen, name, target) + "\n" * 2, fontsize=13, fontweight="bold", loc="left")
-    below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color="0.35")
+    title = _title(chosen, name, target) + "\n" * 2
+    axes.set_title(title, fontsize=13, fontweight="bold", loc="left", color=look.ink)
+    below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color=look.dim)
     below.set_in_layout(False)  # the title has left room for it; long names are not to squeeze the curves
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
+    _dress(figure, axes, look)
     _keep_inside(figure, axes, texts)
     save(figure, path)
     return figure
@@ -166,13 +187,20 @@ def _line(run: Run, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]
     return history["seconds"][good], column[good]
 
 
-def _colours() -> Iterator[str]:
-    return cycle(COLOURS)
+def _dress(figure: Figure, axes: Any, look: _Look) -> None:
+    """Ground, axes and their words in the colours of a look."""
+    figure.set_facecolor(look.paper)
+    axes.set_facecolor(look.paper)
+    axes.tick_params(which="both", colors=look.ink)
+    for part in (axes.xaxis.label, axes.yaxis.label):
+        part.set_color(look.ink)
+    for spine in axes.spines.values():
+        spine.set_color(look.dim)
 
 
 def _label(
     axes: Any, groups: Sequence[Sequence[Run]], curves: Sequence[_Curve], name: str, falls: bool, target: float | None,
-    each: float,
+    each: float, look: _Look,
 ) -> list[Any]:  # fmt: skip
     """A line from where each curve ends to its name, in rows above the curves (below those that fall).
 
@@ -200,7 +228,7 @@ def _label(
     wide = axes.get_xscale() == "log"
     both = ("data", "axes fraction")
     for row, i in enumerate(order):
-        run, curve, colour = groups[i][0], curves[i], COLOURS[i % len(COLOURS)]
+        run, curve, colour = groups[i][0], curves[i], look.colours[i % len(look.colours)]
         at = 1.0 - each * (row + 0.45)
         at = 1.0 - at if falls else at
         place = np.log(curve.end / left) / np.log(right / left) if wide else (curve.end - left) / (right - left)
@@ -209,17 +237,17 @@ def _label(
             "", (curve.end, curve.height), xytext=(curve.end, at), textcoords=both,
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
         )  # fmt: skip
-        axes.plot(curve.end, curve.height, "o", ms=8, mfc="white", mec=colour, mew=2, zorder=4)
+        axes.plot(curve.end, curve.height, "o", ms=8, mfc=look.paper, mec=colour, mew=2, zorder=4)
         head = f"{shortened(str(run.config['strategy']), _LONG // 2)}   {_result(groups[i], curve, name, target)}"
         head += faster[i]
         text = {"xycoords": both, "textcoords": "offset points", "ha": side, "zorder": 5}
         shift = 5 if side == "left" else -5
-        back = {"boxstyle": "square,pad=0.12", "fc": "white", "ec": "none"}
-        for line, drop, va, look in (
+        back = {"boxstyle": "square,pad=0.12", "fc": look.paper, "ec": "none"}
+        for line, drop, va, font in (
             (head, 0, "bottom", {"fontsize": 9.5, "fontweight": "bold", "color": colour}),
-            (purpose(run), -2, "top", {"fontsize": 8.5, "color": "0.35"}),
+            (purpose(run), -2, "top", {"fontsize": 8.5, "color": look.dim}),
         ):
-            texts.append(axes.annotate(line, (curve.end, at), xytext=(shift, drop), va=va, bbox=back, **look, **text))
+            texts.append(axes.annotate(line, (curve.end, at), xytext=(shift, drop), va=va, bbox=back, **font, **text))
     return texts
 
 
@@ -282,7 +310,7 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
         str(part) for part in (made.get("data"), Path(made.get("problem", "")).name, made.get("model")) if part
     )
     delays = str(config.get("delays"))
-    held_up = "no injected delays" if delays == "none" else f"every task held up by an injected delay, {delays}"
+    held_up = "no injected delays" if delays == "none" else f"each task is held up by an injected delay, {delays}"
     cluster = str(config.get("cluster", "")).partition(":")[0]
     parts = [data] * bool(data) + [
         f"{config.get('workers')} workers ({cluster})",

@@ -83,9 +83,9 @@ def tasks_of(run: Run) -> Tasks:
     """All tasks of a run."""
     log = rows.columns(run.log, "chunks")
     steps = rows.columns(run.log, "steps")
-    slots, slot = np.unique(log["slot"].astype(str), return_inverse=True)
+    slots, slot = _coded(log["slot"])
     start = _starts(log)
-    fate = _fates(run, log)
+    fate = _fates(run, log, slots, slot)
     finished = np.isfinite(log["computed"]) & np.isfinite(log["received"]) & (fate != LOST)
     over = np.where(np.isfinite(log["received"]), log["received"], log["cancelled"])
     lost = ~np.isfinite(over)
@@ -100,11 +100,18 @@ def tasks_of(run: Run) -> Tasks:
     phases["unknown"][~finished & (phases["unknown"] == 0.0)] = np.finfo(np.float32).tiny
     would = np.where(np.isfinite(log["due"]), log["due"], log["received"])
     return Tasks(
-        task=log["task"], chunk=log["chunk"], worker=log["worker"], slot=slot.reshape(-1), version=log["version"],
-        step=_steps(log, steps, fate), start=start, **phases, fate=fate,
+        task=log["task"], chunk=log["chunk"], worker=log["worker"], slot=slot, version=log["version"],
+        step=_steps(log, steps, fate, slots, slot), start=start, **phases, fate=fate,
         late=np.where(fate == CUT, would - log["cancelled"], np.nan), weight=log["weight"], work=log["work"],
-        slots=tuple(slots.tolist()),
+        slots=slots,
     )  # fmt: skip
+
+
+def _coded(words: Column) -> tuple[tuple[str, ...], Column]:
+    """The different words of a column in order, and the place of each among them."""
+    names = tuple(sorted(set(words)))
+    place = {name: i for i, name in enumerate(names)}
+    return names, np.fromiter(map(place.__getitem__, words), dtype=np.int64, count=len(words))
 
 
 def _starts(log: Mapping[str, Column]) -> Column:
@@ -117,18 +124,20 @@ def _starts(log: Mapping[str, Column]) -> Column:
     return start
 
 
-def _fates(run: Run, log: Mapping[str, Column]) -> Column:
-    ending = log["ending"].astype(str)
+def _fates(run: Run, log: Mapping[str, Column], slots: tuple[str, ...], slot: Column) -> Column:
+    names, ending = _coded(log["ending"])
+    ends = {name: ending == i for i, name in enumerate(names)}
+    none = np.zeros(len(ending), dtype=bool)
     fate = np.full(len(ending), LOST, dtype=np.uint8)
-    fate[ending == "counted"] = USED
-    fate[ending == "late_counted"] = LATE
-    gone = (ending == "cancelled") | (ending == "discarded")
+    fate[ends.get("counted", none)] = USED
+    fate[ends.get("late_counted", none)] = LATE
+    gone = ends.get("cancelled", none) | ends.get("discarded", none)
     with np.errstate(invalid="ignore"):
         came = np.isfinite(log["received"]) & ~(log["received"] > log["cancelled"])
     fate[gone] = np.where(came, SPARE, CUT)[gone]
     last = run.seconds
     newest = rows.newest(run.log)
-    version = np.array([newest.get(slot, 0) for slot in log["slot"]], dtype=np.int64)
+    version = np.array([newest.get(name, 0) for name in slots] or [0], dtype=np.int64)[slot]
     settled = gone & ~came & (log["seq"] > rows.last_event(run.log)) & (log["cancelled"] >= last)
     fate[settled & (run.asynchronous | (log["version"] >= version))] = OPEN
     return fate
@@ -146,13 +155,15 @@ def _losses(run: Run, log: Mapping[str, Column], lost: Column) -> Column:
     return found
 
 
-def _steps(log: Mapping[str, Column], steps: Mapping[str, Column], fate: Column) -> Column:
+def _steps(
+    log: Mapping[str, Column], steps: Mapping[str, Column], fate: Column, slots: tuple[str, ...], slot: Column
+) -> Column:
     """The step that used a chunk, or the first that was made without one that had been given an earlier version."""
     step = np.where(np.isfinite(log["step"]), log["step"], -1).astype(np.int64)
-    for slot in set(log["slot"]):
-        made = (steps["slot"] == slot) & np.isfinite(steps["replies"])
+    for i, name in enumerate(slots):
+        made = (steps["slot"] == name) & np.isfinite(steps["replies"])
         times, versions = steps["seconds"][made], steps["step"][made].astype(np.int64)
-        mine = (log["slot"] == slot) & (step < 0) & np.isin(fate, (CUT, SPARE)) & np.isfinite(log["cancelled"])
+        mine = (slot == i) & (step < 0) & np.isin(fate, (CUT, SPARE)) & np.isfinite(log["cancelled"])
         if not len(times) or not mine.any():
             continue
         place = np.searchsorted(np.maximum.accumulate(times), log["cancelled"][mine], side="left")

@@ -53,15 +53,23 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     return target
 
 
-def _page(runs: Sequence[Run], waiting: Sequence[str]) -> str:
+def needed() -> None:
+    """Raise :class:`~anyk.errors.MissingPackage` where a package is not installed that pages need."""
     try:
-        import jinja2
-        from bokeh.document import Document
-        from bokeh.resources import INLINE
-        from markupsafe import Markup
+        import bokeh.document
+        import jinja2  # noqa: F401
     except ImportError as error:
         package = "jinja2" if "jinja" in str(error) else "bokeh"
         raise MissingPackage(package, "report", "a report") from None
+
+
+def _page(runs: Sequence[Run], waiting: Sequence[str]) -> str:
+    needed()
+    import jinja2
+    from bokeh.document import Document
+    from bokeh.resources import INLINE
+    from markupsafe import Markup
+
     from anyk.reports.page.content import content
 
     document = Document()
