@@ -82,8 +82,10 @@ def plot(
     One line a run, labelled where it reached the target or ended. Where strategies ran with several seeds, one line a
     strategy, the median, in a band from the least to the largest; a run that has ended counts with its last value.
     Seconds are on a logarithmic axis where runs took very different times. ``path`` saves the picture; its ending
-    chooses the kind. ``dark``: for a dark page. Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` where
-    nothing was evaluated.
+    chooses the kind. ``dark``: for a dark page.
+
+    Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` where nothing was
+    evaluated.
     """
     groups = grouped([runs] if isinstance(runs, Run) else runs)
     if not groups:

@@ -56,7 +56,7 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
 def needed() -> None:
     """Raise :class:`~anyk.errors.MissingPackage` where a package is not installed that pages need."""
     try:
-        import bokeh.document
+        import bokeh.document  # noqa: F401
         import jinja2  # noqa: F401
     except ImportError as error:
         package = "jinja2" if "jinja" in str(error) else "bokeh"
