@@ -75,8 +75,8 @@ def test_mpi_conforms() -> None:
 
 def test_the_suite_notices_a_cluster_that_adds_wrongly() -> None:
     class Wrong(anyk.clusters.Simulated):
-        def combine(self, messages, weights):
-            return super().combine(messages[:1], weights[:1])
+        def combine(self, messages, weights, *part):
+            return super().combine(messages[:1], weights[:1], *part)
 
     with pytest.raises(AssertionError, match="gave"):
         anyk.testing.check_cluster(lambda workers, delays: Wrong(workers, delays=delays))

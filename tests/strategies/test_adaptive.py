@@ -218,9 +218,9 @@ def test_short_replies_give_the_exact_sum(stragglers: int, blocks: int, d: int) 
     lengths = set()
 
     class Watched(Simulated):
-        def combine(self, messages: Any, weights: Any) -> Any:
+        def combine(self, messages: Any, weights: Any, *part: slice) -> Any:
             lengths.update(self.message(*key).size for key in messages)
-            return super().combine(messages, weights)
+            return super().combine(messages, weights, *part)
 
     cluster = Watched(6, delays=anyk.delays.Exponential(0.5), seed=3)
     run = anyk.train(problem, spec, cluster, steps=4, optimizer=anyk.optimizers.GD(lr=0.5))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.messages import Messages
+from anyk.clusters.messages import WHOLE, Messages
 from anyk.clusters.readers import Readers
 from anyk.problems.base import Vector
 from anyk.protocol import RequestMessage, Task
@@ -32,10 +32,12 @@ class Arrivals:
         self.readers = Readers(self._drop)
         self.requests: dict[tuple[int, int], RequestMessage] = {}  # that have not been answered
 
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
+    def combine(
+        self, messages: Sequence[tuple[int, int]], weights: Sequence[Any], part: slice = WHOLE
+    ) -> NDArray[np.float64]:
         """The weighted sum of messages."""
         found = [self.arrived[key] for key in messages]
-        return self.messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)])
+        return self.messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(found, weights, strict=True)], part)
 
     def project(self, task: int, chunk: int, key: int) -> float | None:
         """The product of a message with the direction of a key; None where it has been freed."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from anyk.checks import check_workers
 from anyk.clusters.injection import Injection
 from anyk.clusters.local import Local
+from anyk.clusters.messages import WHOLE
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
@@ -139,8 +140,13 @@ class Cluster(ABC):
         """Take in a saved message of a worker as if it had arrived."""
 
     @abstractmethod
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
-        """The weighted sum of messages, shape (dimension,), in the order given; overwritten by the next call."""
+    def combine(
+        self, messages: Sequence[tuple[int, int]], weights: Sequence[Any], part: slice = WHOLE
+    ) -> NDArray[np.float64]:
+        """The weighted sum of messages, in the order given, of the coordinates in ``part``: a new array of so many.
+
+        Several threads may call it at once, each for a part of its own.
+        """
 
     @abstractmethod
     def free(self, task: int, chunk: int) -> None:

@@ -19,6 +19,7 @@ from anyk.problems.base import Index, Partitions, Vector
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
+WHOLE = slice(None)  # all coordinates
 _POSITIVE = 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
 
 
@@ -83,8 +84,6 @@ class Messages:
         self._directions: dict[int, NDArray[np.float64]] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
-        self._total: NDArray[np.float64] | None = None
-        self._scaled = np.empty(0)
         self.tolerance: float = getattr(partitions, "tolerance", 0.0)  # of replicas; 0: they are not compared
         self._process = os.getpid()
 
@@ -297,31 +296,31 @@ class Messages:
         chosen = direction[: message.size] if support is None else direction[support]
         return float(chosen @ message.astype(np.float64, copy=False))
 
-    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]]) -> NDArray[np.float64]:
+    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], part: slice = WHOLE) -> NDArray[np.float64]:
         """The weighted sum of messages, each given as (partitions, vector, weight), in the order given; float64.
 
-        With ``blocks`` a weight is that many numbers, one for each part of the vector.
-
-        The array returned is reused at the next call: fresh memory would cost more than the sums.
+        With ``blocks`` a weight is that many numbers, one for each part of the vector. ``part``: of these coordinates
+        only; the numbers are the same. May be called by several threads.
         """
-        if self._total is None:
-            self._total = np.empty(self.partitions.dimension)
-        total = self._total
-        total.fill(0.0)
-        if self.blocks > 1:
-            for _, message, weights in terms:
-                for part, factor in enumerate(weights):
-                    some = total[part :: self.blocks]
-                    some += factor * message[: some.size]
-            return total
+        first, last, _ = part.indices(self.partitions.dimension)
+        total = np.zeros(last - first)
         for ids, message, weight in terms:
+            if self.blocks > 1:
+                for k, factor in enumerate(weight):
+                    a, b = ((at - k + self.blocks - 1) // self.blocks for at in (first, last))
+                    some = total[a * self.blocks + k - first :: self.blocks]
+                    some += factor * message[a:b]
+                continue
             support = self.support(ids)
-            if weight != 1.0 or message.dtype != np.float64:
-                if self._scaled.size < message.size:
-                    self._scaled = np.empty(message.size)
-                message = np.multiply(message, weight, out=self._scaled[: message.size], dtype=np.float64)
+            if support is None:
+                message = message[part]
+            elif last - first < self.partitions.dimension:
+                a, b = np.searchsorted(support, (first, last))
+                support, message = support[a:b] - first, message[a:b]
+            if weight != 1.0:
+                message = np.multiply(message, weight, dtype=np.float64)
             if support is None:
                 total += message
-            else:
-                np.add.at(total, support, message)  # one pass, where += reads, adds and writes in three
+            else:  # one pass, where += reads, adds and writes in three
+                np.add.at(total, support, message.astype(np.float64, copy=False))
         return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +12,8 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.optimizers.steps import Optimizer, State, Vector
 from anyk.specs import bracketed, show
+
+_PART = 1 << 16  # numbers squared at once
 
 
 @typed
@@ -77,7 +80,11 @@ class Clip(Optimizer):
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
         """See :meth:`Optimizer.step`."""
-        norm = float(np.linalg.norm(gradient.astype(np.float64, copy=False)))  # squares of float32 overflow soon
+        squares = 0.0
+        for first in range(0, gradient.size, _PART):
+            part = gradient[first : first + _PART].astype(np.float64, copy=False)  # squares of float32 overflow soon
+            squares += float(part @ part)
+        norm = math.sqrt(squares)
         if norm > self.norm:
             gradient *= gradient.dtype.type(min(1.0, self.norm / (norm + 1e-6)))
         return self._inner.step(w, gradient, state, t, scale, out)

@@ -25,10 +25,15 @@ State = dict[str, Vector]
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """One way to step; ``lr`` is a number, a schedule's spec or a schedule."""
+    """One way to step; ``lr`` is a number, a schedule's spec or a schedule.
+
+    A class may say ``by_coordinate = True`` of itself: each coordinate is stepped for itself, in ``out`` and in the
+    state's vectors, all of length d, so that a model can be stepped a slice at a time. It does not hold for subclasses.
+    """
 
     lr: float | str | Schedule = 1.0
     name: ClassVar[str] = ""
+    by_coordinate: ClassVar[bool] = False
     rate: Schedule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +99,7 @@ class GD(Optimizer):
     """
 
     name: ClassVar[str] = "gd"
+    by_coordinate: ClassVar[bool] = True
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -112,6 +118,7 @@ class Momentum(Optimizer):
 
     momentum: float = 0.9
     name: ClassVar[str] = "momentum"
+    by_coordinate: ClassVar[bool] = True
 
     def start(self, w: Vector) -> State:
         """See :meth:`Optimizer.start`."""
@@ -135,6 +142,7 @@ class Nesterov(Momentum):
     """Nesterov momentum: ``v = momentum v + g``, ``w - lr (g + momentum v)``, as torch.optim.SGD has it."""
 
     name: ClassVar[str] = "nesterov"
+    by_coordinate: ClassVar[bool] = True
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -162,6 +170,7 @@ class Accelerated(Optimizer):
     """
 
     name: ClassVar[str] = "accelerated"
+    by_coordinate: ClassVar[bool] = True
 
     def start(self, w: Vector) -> State:
         """See :meth:`Optimizer.start`."""
@@ -190,6 +199,7 @@ class Adam(Optimizer):
     beta2: float = 0.999
     epsilon: float = 1e-8
     name: ClassVar[str] = "adam"
+    by_coordinate: ClassVar[bool] = True
 
     def start(self, w: Vector) -> State:
         """See :meth:`Optimizer.start`."""
@@ -222,6 +232,7 @@ class AdamW(Adam):
 
     weight_decay: float = 0.01
     name: ClassVar[str] = "adamw"
+    by_coordinate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -233,7 +244,7 @@ class AdamW(Adam):
     ) -> Vector:
         """See :meth:`Optimizer.step`."""
         out = super().step(w, gradient, state, t, scale, out)
-        out -= self._lr(t, scale) * self.weight_decay * w
+        out -= np.multiply(w, self._lr(t, scale) * self.weight_decay, out=gradient)  # needed no more
         return out
 
 
@@ -248,6 +259,7 @@ class SlowMo(Optimizer):
 
     momentum: float = 0.5
     name: ClassVar[str] = "slowmo"
+    by_coordinate: ClassVar[bool] = True
 
     def start(self, w: Vector) -> State:
         """See :meth:`Optimizer.start`."""
@@ -259,7 +271,7 @@ class SlowMo(Optimizer):
         """See :meth:`Optimizer.step`."""
         velocity = state["velocity"]
         velocity *= self.momentum
-        velocity += gradient / scale
+        velocity += np.divide(gradient, scale, out=gradient)
         out = np.multiply(velocity, -self._lr(t, scale), out=out)
         out += w
         return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from anyk import keyed
 from anyk.clusters.contract import Cluster, Order
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
@@ -316,14 +315,13 @@ class Driver:
         slot, version = command.slot, self.versions.newest[command.slot]
         self.last_update = command
         full = self.ledger.with_gathered(command) if self.ledger.gathered else command
-        w = None
+        w, bits = None, 0
         if self._updates is not None:
             if isinstance(full, Combine) and full.divisor == "all":
                 full = self._updates.audited(full)
             self.taking = full
-            w = self._updates.result(command)
+            w, bits = self._updates.result(command) or (None, 0)
         self.versions.publish(slot, w)
-        bits = 0 if self.log is None or w is None else keyed.digest(w)
         self._faults.stepped(slot)
         used = self.ledger.use(full, version)
         self.used_by = used.by

@@ -13,6 +13,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDrift, MeasureNoise, NoiseMeasured
+from anyk.training.buckets import parts_of
 from anyk.training.ledger import Ledger
 from anyk.training.versions import Versions
 
@@ -70,16 +71,18 @@ class Questions:
                 self.answers.append(self._noises.popleft()._replace(time=self._cluster.now()))
             return
         messages = command.messages
-        squares, total = 0.0, np.zeros(self._problem.dimension)
-        for message in messages:
-            mean = self._cluster.combine([message], [1.0])
-            mean /= self._ledger.covered([message])
-            squares += float(mean @ mean)
-            total += mean
-        total /= len(messages)
-        self.answers.append(
-            NoiseMeasured(self._cluster.now(), len(messages), squares / len(messages), float(total @ total))
-        )
+        covered = [self._ledger.covered([message]) for message in messages]
+        squares, agreed = 0.0, 0.0
+        for part in parts_of(self._problem.dimension):
+            total = np.zeros(len(range(part.start, part.stop)))
+            for message, samples in zip(messages, covered, strict=True):
+                mean = self._cluster.combine([message], [1.0], part)
+                mean /= samples
+                squares += float(mean @ mean)
+                total += mean
+            total /= len(messages)
+            agreed += float(total @ total)
+        self.answers.append(NoiseMeasured(self._cluster.now(), len(messages), squares / len(messages), agreed))
 
     def drift(self, command: MeasureDrift) -> None:
         """How far the model has moved since a task was given it."""
@@ -90,8 +93,9 @@ class Questions:
         if self._problem is not None and batch is not None:
             slot = batch.chunks[command.task - batch.first][command.chunk].slot
             then, now = self._cluster.model(slot, batch.versions[slot]), self._versions.models[slot]
-            moved = np.subtract(now, then, dtype=np.float64)
-            value = float(moved @ moved)
+            for part in parts_of(now.size):
+                moved = np.subtract(now[part], then[part], dtype=np.float64)
+                value += float(moved @ moved)
         self.answers.append(DriftMeasured(self._cluster.now(), *command, value))
 
     def state(self) -> list[Any]:

@@ -1,10 +1,18 @@
-"""Steps as arithmetic: what Combine and Mix make of messages, models and the optimiser's vectors."""
+"""Steps as arithmetic: what Combine and Mix make of messages, models and the optimiser's vectors.
+
+All of it goes through a model part by part, so that what is in between stays in the processor's cache and takes no
+memory, whatever the model's size; the parts of a large one are shared out to all cores. Coordinates do not mix, so the
+numbers are the same as if it were done in one go.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import keyed
 from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo
@@ -14,6 +22,7 @@ from anyk.problems.many import problem_of
 from anyk.protocol import Combine, Layout, Mix
 from anyk.training.audit import Audit
 from anyk.training.beginning import OUTER
+from anyk.training.buckets import by_part
 from anyk.training.ledger import Ledger
 from anyk.training.versions import Versions
 
@@ -35,7 +44,7 @@ class Updates:
         self._cluster, self._versions, self._ledger = cluster, versions, ledger
         self._problem, self._optimizer = problem, optimizer
         self._audit = Audit(layout.partitions, layout.blocks)
-        self._scratch: NDArray[np.float64] | None = None
+        self._gradient: Vector = np.empty(0)  # of a whole step, for optimisers that need it
 
     def audited(self, command: Combine) -> Combine:
         """A combine with its residual checked or, where it states none, worked out."""
@@ -47,23 +56,21 @@ class Updates:
         step = self._versions[command.slot]
         return command._replace(residual=self._audit.residual(command, parts, step))
 
-    def result(self, command: Combine | Mix) -> Vector | None:
-        """The slot's next version, None without an optimiser; raises :class:`~anyk.errors.RunFailed` if not finite."""
+    def result(self, command: Combine | Mix) -> tuple[Vector, int] | None:
+        """The slot's next version and its digest, None without an optimiser.
+
+        Raises :class:`~anyk.errors.RunFailed` if it is not finite.
+        """
         if self._optimizer is None:
             return None
         version = self._versions[command.slot]
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and named
-            if isinstance(command, Combine):
-                w = self._stepped(command, version, self._optimizer)
-            else:
-                w = self._mixed(command, version, self._optimizer)
-            if not np.isfinite(np.add.reduce(w)) and not np.isfinite(w).all():
-                raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
-        return w
+        if isinstance(command, Combine):
+            return self._stepped(command, version, self._optimizer)
+        return self._mixed(command, version, self._optimizer)
 
-    def _stepped(self, command: Combine, version: int, optimizer: Optimizer) -> Vector:
+    def _stepped(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
         """A step by the decoded gradient."""
-        slot = command.slot
+        slot, combine = command.slot, self._cluster.combine
         problem = problem_of(self._problem, slot)
         rounding = float(np.finfo(problem.dtype).eps) * command.gain
         if rounding > _AMPLIFIED:
@@ -71,36 +78,74 @@ class Updates:
                 f"decoding step {version} would amplify the rounding of {problem.dtype} replies {command.gain:.1e} "
                 f"times; use {'float64 data or ' if problem.dtype == np.float32 else ''}a repetition code"
             )
-        extra = self._compensation(command, version) if command.compensation else None
-        gradient = self._cluster.combine(command.messages, command.weights)
-        if extra is not None:
-            gradient += extra
         w = self._versions.models[slot]
-        gradient /= problem.samples if command.divisor == "all" else self._ledger.covered(command.messages)
-        if problem.l2:
-            if self._scratch is None:
-                self._scratch = np.empty(problem.dimension)
-            gradient += np.multiply(w, penalty_of(problem), out=self._scratch)
-        typed = gradient.astype(problem.dtype, copy=False)
-        state = self._versions.optimizer_states[slot]
-        return optimizer.step(w, typed, state, version, command.scale, out=self._cluster.blank(slot))
+        divisor = problem.samples if command.divisor == "all" else self._ledger.covered(command.messages)
+        penalty = penalty_of(problem)
 
-    def _compensation(self, command: Combine, version: int) -> NDArray[np.float64]:
+        def gradient(part: slice) -> Vector:
+            g = combine(command.messages, command.weights, part)
+            if command.compensation:
+                g += self._compensation(command, version, part)
+            g /= divisor
+            if problem.l2:
+                g += w[part] * (penalty[part] if isinstance(penalty, np.ndarray) else penalty)
+            return g.astype(problem.dtype, copy=False)
+
+        return self._step(slot, gradient, optimizer, self._versions.optimizer_states[slot], version, command.scale)
+
+    def _step(
+        self,
+        slot: str,
+        gradient: Callable[[slice], Vector],
+        optimizer: Optimizer,
+        state: dict[str, Vector],
+        t: int,
+        scale: float,
+    ) -> tuple[Vector, int]:
+        """The optimiser's step by a gradient that is made part by part."""
+        w, out = self._versions.models[slot], self._cluster.blank(slot)
+        if vars(type(optimizer)).get("by_coordinate", False):
+
+            def step(part: slice) -> int:
+                own = {name: vector[part] for name, vector in state.items()}
+                return self._digest(optimizer.step(w[part], gradient(part), own, t, scale, out=out[part]), t)
+
+            return out, by_part(step, w.size)
+        if self._gradient.shape != w.shape or self._gradient.dtype != w.dtype:
+            self._gradient = np.empty_like(w)
+        whole = self._gradient
+
+        def write(part: slice) -> int:
+            whole[part] = gradient(part)
+            return 0
+
+        by_part(write, w.size)
+        with np.errstate(over="ignore", invalid="ignore"):
+            out = optimizer.step(w, whole, state, t, scale, out=out)
+        return out, by_part(lambda part: self._digest(out[part], t), w.size)
+
+    def _digest(self, w: Vector, version: int) -> int:
+        """That of a part of the next version."""
+        if not np.isfinite(np.add.reduce(w)) and not np.isfinite(w).all():
+            raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
+        return keyed.digest(w)
+
+    def _compensation(self, command: Combine, version: int, part: slice) -> NDArray[np.float64] | float:
         """The delay compensation of the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
         slot, w = command.slot, self._versions.models[command.slot]
-        total = np.zeros(w.size)
+        total: NDArray[np.float64] | float = 0.0
         for message, weight in zip(command.messages, command.weights, strict=True):
             base = self._ledger.version(slot, message[0])
             if base != version:
-                g = self._cluster.combine([message], [1.0])
+                g = self._cluster.combine([message], [1.0], part)
                 g *= g
-                g *= w - self._cluster.model(slot, base)
-                total += g * (weight * command.compensation / self._ledger.covered([message]))
+                g *= w[part] - self._cluster.model(slot, base)[part]
+                total = total + g * (weight * command.compensation / self._ledger.covered([message]))
         return total
 
-    def _mixed(self, command: Mix, version: int, optimizer: Optimizer) -> Vector:
+    def _mixed(self, command: Mix, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
         """A weighted sum of models, or an outer optimiser's step to it."""
-        slot, models = command.slot, self._versions.models
+        slot, models, cluster = command.slot, self._versions.models, self._cluster
         w = models[slot]
         weights = list(command.weights)
         if command.by_samples:
@@ -108,25 +153,36 @@ class Updates:
             total = sum(weights)
             weights = [weight * size for weight, size in zip(weights, samples, strict=True)]
             weights = [weight * total / sum(weights) for weight in weights]
-        target = self._cluster.combine(command.messages, weights)
-        if command.relative:
-            for (task, _), weight in zip(command.messages, weights, strict=True):
-                target -= weight * self._cluster.model(slot, self._ledger.version(slot, task))
-        if command.share:
-            target += command.share * w
-        for other, weight in command.others:
-            target += weight * models[other]
-        blank = self._cluster.blank(slot)
+
+        def target(part: slice) -> NDArray[np.float64]:
+            mixed = cluster.combine(command.messages, weights, part)
+            if command.relative:
+                for (task, _), weight in zip(command.messages, weights, strict=True):
+                    mixed -= weight * cluster.model(slot, self._ledger.version(slot, task))[part]
+            if command.share:
+                mixed += command.share * w[part]
+            for other, weight in command.others:
+                mixed += weight * models[other][part]
+            return mixed
+
         if command.outer is None:
-            blank[:] = target
-            return blank
+            blank = cluster.blank(slot)
+
+            def write(part: slice) -> int:
+                blank[part] = target(part)
+                return self._digest(blank[part], version)
+
+            return blank, by_part(write, w.size)
         outer = build_optimizer(command.outer[0], lr=command.outer[1])
-        change = np.subtract(w, target).astype(w.dtype, copy=False)
         scale = optimizer.rate.at(command.number) if isinstance(outer, SlowMo) else 1.0
         state = self._outer_state(slot, outer, w)
-        blank = outer.step(w, change, state, version, scale, out=blank)
+
+        def change(part: slice) -> Vector:
+            return np.subtract(w[part], target(part)).astype(w.dtype, copy=False)
+
+        made = self._step(slot, change, outer, state, version, scale)
         self._versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
-        return blank
+        return made
 
     def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
         """The state of the optimiser that steps by what local work has changed."""

@@ -19,7 +19,7 @@ from anyk.clusters.arrivals import Message
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import InFlight
 from anyk.clusters.local import Local
-from anyk.clusters.messages import Messages
+from anyk.clusters.messages import WHOLE, Messages
 from anyk.clusters.packing import scheme, unpack
 from anyk.clusters.remote.comparing import Comparisons
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle, restart_due
@@ -131,7 +131,6 @@ class Remote(Cluster, Generic[H]):
             if time.monotonic() > deadline:
                 late = [i for i, handle in enumerate(self._handles) if not handle.present]
                 raise RunFailed(f"workers {late} did not load their partitions within {within:.0f} s")
-        self._payload.messages.add_up([])
         self._start = time.monotonic()
         return tuple(range(self.workers))
 
@@ -189,9 +188,11 @@ class Remote(Cluster, Generic[H]):
         """See :meth:`Cluster.hold`."""
         self._payload.hold(worker, task, chunk, ids, message)
 
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
+    def combine(
+        self, messages: Sequence[tuple[int, int]], weights: Sequence[Any], part: slice = WHOLE
+    ) -> NDArray[np.float64]:
         """See :meth:`Cluster.combine`."""
-        return self._payload.combine(messages, weights)
+        return self._payload.combine(messages, weights, part)
 
     def free(self, task: int, chunk: int) -> None:
         """See :meth:`Cluster.free`."""

@@ -14,6 +14,7 @@ from anyk.checks import typed
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import InFlight
 from anyk.clusters.local import Local
+from anyk.clusters.messages import WHOLE
 from anyk.clusters.virtual.calendar import Calendar, Outage
 from anyk.clusters.virtual.cores import Compute
 from anyk.clusters.virtual.entries import COMPUTED, DUE
@@ -167,9 +168,11 @@ class Simulated(Cluster):
         """See :meth:`Cluster.hold`."""
         self._vectors.hold(worker, task, chunk, ids, message)
 
-    def combine(self, messages: Sequence[tuple[int, int]], weights: Sequence[Any]) -> NDArray[np.float64]:
+    def combine(
+        self, messages: Sequence[tuple[int, int]], weights: Sequence[Any], part: slice = WHOLE
+    ) -> NDArray[np.float64]:
         """See :meth:`Cluster.combine`."""
-        return self._vectors.combine(messages, weights)
+        return self._vectors.combine(messages, weights, part)
 
     def free(self, task: int, chunk: int) -> None:
         """See :meth:`Cluster.free`."""

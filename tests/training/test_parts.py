@@ -1,0 +1,44 @@
+"""Steps are taken part by part: same bits as in one go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk import keyed
+from anyk.training import buckets, rows
+
+SPARSE = "synthetic:rows=80,features=40,density=0.1"
+DENSE = "synthetic:rows=80,features=40"
+
+
+@pytest.mark.parametrize(
+    ("spec", "optimizer", "data"),
+    [
+        ("uncoded", "adamw", DENSE),
+        ("frc:load=2", "accelerated", DENSE),
+        ("cyclic:stragglers=1", "nesterov", SPARSE),
+        ("comm-efficient:stragglers=1,blocks=2", "momentum", DENSE),
+        ("async:compensate=0.5", "adam", DENSE),
+        ("pasgd:tau=2,outer=slowmo", "gd", DENSE),
+        ("k-sync:k=3", "clip:of=(gd),norm=1e-3", DENSE),
+    ],
+)
+def test_parts_give_the_bits_of_the_whole(
+    spec: str, optimizer: str, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of 5 numbers, by two threads."""
+    problem = anyk.problems.from_data(data)
+    found = []
+    for size in (5, 1 << 17):
+        monkeypatch.setattr(buckets, "NUMBERS", size)
+        monkeypatch.setattr(buckets, "_ALONE", 1)
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        cluster = anyk.clusters.Simulated(4, delays=anyk.delays.Exponential(0.5), seed=2)
+        found.append(
+            anyk.train(problem, spec, cluster, optimizer=anyk.optimizers.optimizer(optimizer, lr=0.05), steps=6)
+        )
+    assert np.array_equal(found[0].model, found[1].model)
+    assert not np.array_equal(found[0].model, problem.initial())
+    assert rows.digest(found[0].log, "model", 6) == keyed.digest(found[1].model)
