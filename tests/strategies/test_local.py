@@ -18,8 +18,9 @@ import anyk
 from anyk.clusters import Messages
 from anyk.errors import BadInput
 from anyk.graphs import elastic, graph, matcha
+from anyk.planning.simulation import simulated_pace
 from anyk.protocol import Chunk
-from anyk.strategies import adapted_tau, strategy
+from anyk.strategies import DecentralisedSGD, adapted_tau, strategy
 from anyk.testing import check_strategy
 
 P = 4
@@ -105,6 +106,21 @@ def test_event_driven_is_the_matrix_recursion(name: str, barrier: str) -> None:
     for law in ("exp:mean=1", "bimodal:fast=0.1,slow=5"):
         run = trained(spec, steps=rounds, workers=n, delays=law)
         assert run.model == pytest.approx(mean, abs=1e-12)
+
+
+def test_an_event_costs_gossip_the_edges_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 nodes in a ring, a reply lets itself and two neighbours be looked at, and a new version everybody."""
+    looked, begins = [], DecentralisedSGD.may_begin
+
+    def counting(self: Any, s: Any, node: int) -> bool:
+        looked.append(node)
+        return begins(self, s, node)
+
+    monkeypatch.setattr(DecentralisedSGD, "may_begin", counting)
+    n, steps = 24, 40
+    simulated_pace(strategy("dpsgd", workers=n), anyk.delays.Exponential(1.0), updates=steps)
+    replies = n * (steps + n // 2)  # nodes may be ahead, by half a ring at most
+    assert n * steps < len(looked) <= (3 + 1) * replies
 
 
 def test_no_edges_is_independent_runs_and_a_ring_of_three_is_complete() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -92,6 +92,11 @@ class Gossip(Strategy):
     def may_begin(self, s: GossipState, node: int) -> bool:
         """Whether what a node's next round begins from is there."""
 
+    def readers(self, s: GossipState, node: int, k: int) -> Iterable[int]:
+        """The nodes that may be able to begin, now that a node has ended round k."""
+        del s, node, k
+        return range(self.workers)
+
     @abstractmethod
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
         """The models, with weights, and the share of the run's model that a node begins round k at."""
@@ -129,9 +134,9 @@ class Gossip(Strategy):
             if isinstance(event, Reply):
                 s.ended.setdefault(k, {})[node] = event.task
                 s.at[node] = k + 1
-            else:
-                s.anew.add(node)  # what it began from may be gone by now
-            return self._go(s)
+                return self._go(s, self.readers(s, node, k))
+            s.anew.add(node)  # what it began from may be gone by now
+            return self._go(s, (node,))
         if isinstance(event, Joined):
             back = event.worker in s.crew.gone  # the others have gone on without it
             if not s.crew.join(event.worker):
@@ -149,21 +154,30 @@ class Gossip(Strategy):
             return self._go(s)
         return ()
 
-    def _go(self, s: GossipState) -> list[Command]:
-        """Whatever can be done now: nodes begin their next rounds, and rounds that all have ended become versions."""
+    def _go(self, s: GossipState, nodes: Iterable[int] | None = None) -> list[Command]:
+        """Whatever can be done now: nodes begin their next rounds, and rounds that all have ended become versions.
+
+        ``nodes``: those for which something has changed; all, if left out.
+        """
         commands: list[Command] = []
         while True:
+            idle = s.crew.present if nodes is None else s.crew.present.intersection(nodes)
             busy = {node for node, _ in s.under_way.values()}
-            ready = [i for i in sorted(s.crew.present - busy) if self._ready(s, i)]
+            ready = [i for i in sorted(idle - busy) if self._ready(s, i)]
             if ready:  # before the next version: they begin at the centre of this one
                 commands.append(self._dispatch(s, ready))
-                continue
-            ended = s.ended.get(s.version, {})
-            if not ended or any(i not in ended and i not in s.crew.gone for i in range(self.workers)):
+            if not self._all_ended(s, s.version):
                 return commands
-            commands.extend(self.mixed(dict(sorted(ended.items()))))
+            commands.extend(self.mixed(dict(sorted(s.ended.pop(s.version).items()))))
             s.version += 1
-            s.ended.pop(s.version - 1)
+            nodes = None
+
+    def _all_ended(self, s: GossipState, k: int) -> bool:
+        """Whether round k has been ended by every node that has not been given up, and by one at least."""
+        ended, gone = s.ended.get(k), s.crew.gone
+        if not ended or len(ended) + len(gone) < self.workers:
+            return False
+        return all(i in ended or i in gone for i in range(self.workers))
 
     def _ready(self, s: GossipState, node: int) -> bool:
         return s.at[node] == 0 or node in s.anew or self.may_begin(s, node)
@@ -198,10 +212,16 @@ class Neighbours(Gossip):
     def may_begin(self, s: GossipState, node: int) -> bool:
         """See :class:`Gossip`."""
         k = s.at[node]
-        ended, gone = s.ended.get(k - 1, {}), s.crew.gone
         if self.barrier == "global":
-            return all(i in ended or i in gone for i in range(self.workers))
-        return all(int(i) in ended or int(i) in gone for i in np.flatnonzero(self.weights(s, k - 1)[:, node]))
+            return self._all_ended(s, k - 1)
+        ended, gone = s.ended.get(k - 1, {}), s.crew.gone
+        return all(i in ended or i in gone for i in np.flatnonzero(self.weights(s, k - 1)[:, node]).tolist())
+
+    def readers(self, s: GossipState, node: int, k: int) -> Iterable[int]:
+        """See :class:`Gossip`."""
+        if self.barrier == "global":
+            return super().readers(s, node, k)
+        return [*np.flatnonzero(self.weights(s, k)[node]).tolist(), node]
 
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
         """See :class:`Gossip`."""
