@@ -54,6 +54,16 @@ def test_both_persistent_and_wandering() -> None:
     assert np.ptp(np.log(slowness(clean))) < 0.5 * np.ptp(np.log(np.median(clean, axis=0)))  # chance is drawn in
 
 
+@pytest.mark.parametrize("rounds", [20, 120])  # a slope for all, and one for each
+def test_a_rare_stall_is_not_how_times_grow(rounds: int) -> None:
+    """One task in 120 takes 40 s more at the larger load: 0.33 s on average, twice what the load adds."""
+    times = 1.0 + np.random.default_rng(0).exponential(0.05, (rounds, N))
+    stalled = times[::-1] + (2 / N - 1 / N)
+    stalled[np.arange(0, rounds, 20), 1] += 40.0
+    found = fleet_of(Record(times, load=1 / N), Record(stalled, load=2 / N))[0]
+    assert found.slopes == pytest.approx(np.full(N, 1.0), rel=0.15)
+
+
 def test_slopes_of_two_records_and_of_compute_stamps() -> None:
     random = np.random.default_rng(0)
     fixed, speeds = 1.0 + 0.1 * random.random((80, N)), np.array([1.0, 1.0, 1.0, 2.0, 2.0, 4.0])
