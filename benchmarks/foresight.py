@@ -1,176 +1,383 @@
-"""What explanations find and what plans are worth, on synthetic fleets whose answer is known.
+"""What explanations find, what plans and their promises are worth, and what both cost.
 
-Usage: python benchmarks/foresight.py [explain] [plan] [load] [pace] [--workers 256 --rounds 200 --models 6]
+Usage: python benchmarks/foresight.py [SECTION …] [--data FOLDER] [--repeat 3]
 
-All of them, if left out; a few minutes. --workers, --rounds and --models are of pace.
+One table: a line, its goal, what was found. All sections if none is named: about an hour of a core.
+Lines on measured traces need the folder of the traces (--data, or the environment variable ANYK_DATA): in it
+`lambda-traces/*.npz` (seconds: rounds x workers, load) and `llm-traces/` (published operation traces and analyses).
 
-explain: a worker twice as slow among 12 or 30 (named?), clean fleets (anybody named?), and planted bursts, racks, waves
-and drift. plan: on the first half of each fleet's rounds; then every exact strategy meets the second half: how far the
-advice is from the best there, whether the promise was right, and whether its interval held. load: from records at two
-loads, the median task and the 0.9 n-th of n at a third. pace: how many candidates on how many workers and rounds in how
-many seconds of this process (the machine may be shared), without and with intervals.
+replay     eight strategies on processes, against their simulation on the very rows they meet
+forecast   plans made on one half of the rounds and held against the other; how often their intervals hold
+load       times at two loads predict a third
+decision   how far from the best the advice is, whether a change was right, and how much promises flatter themselves
+scale      processor seconds of many candidates on many workers, and of an event under each decentralised strategy
+llm        what is said of two traces of large language models whose authors published what they found
+explain    planted causes found, false culprits
+check      the five parts of a broken promise
+recorder   what recording DistributedDataParallel costs, in paired steps
 """
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import time
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
 
 import numpy as np
+from fleets import CLEAN, FLEETS, REPORTED, base, make, rack, slow_one, waves
 
 import anyk
-from anyk.planning import Explanation
 from anyk.planning.candidates import candidates_for, paces_of
 from anyk.planning.fleets import Fleet, fleet_of
+from anyk.planning.simulation import driven
 from anyk.recording import Record
+from anyk.training.promise import Estimate
 
-ROUNDS, WORKERS = 200, 12
-random = np.random.default_rng(0)
-
-
-def gilbert(rounds, workers, begin, stop, factor):
-    slow = np.zeros((rounds, workers), dtype=bool)
-    for t in range(1, rounds):
-        slow[t] = np.where(slow[t - 1], random.random(workers) > stop, random.random(workers) < begin)
-    return np.where(slow, factor, 1.0)
+WORKERS = 12
+EIGHT = (
+    "uncoded", "frc:stragglers=1", "cyclic:stragglers=2", "k-sync:k=9", "gc:stragglers=2", "sr-sgc:B=1,W=2,lambda=4",
+    "agc:load=3,wait=9", "async",
+)  # fmt: skip
+SLOPE = 0.2  # of a task's median that is computing, where a fleet is made up
 
 
-def base(rounds=ROUNDS, workers=WORKERS, scale=0.3):
-    return 1.0 + random.exponential(scale, (rounds, workers))
-
-
-def rack(rounds=ROUNDS, workers=WORKERS):
-    times = base(rounds, workers)
-    times[:, : workers // 3] *= 1.0 + (random.random((rounds, 1)) < 0.3)
-    return times
-
-
-def waves(rounds=ROUNDS, workers=WORKERS):
-    times = base(rounds, workers)
-    times[rounds // 3 : rounds // 3 + 10] *= 2.0
-    return times
-
-
-def slow_one(rounds=ROUNDS, workers=WORKERS, factor=2.0):
-    times = base(rounds, workers)
-    times[:, random.integers(workers)] *= factor
-    return times
-
-
-FLEETS = {
-    "exponential": lambda: random.exponential(1.0, (ROUNDS, WORKERS)),
-    "shifted exponential": base,
-    "pareto 2.2": lambda: 1.0 + random.pareto(2.2, (ROUNDS, WORKERS)),
-    "pareto 3": lambda: 1.0 + random.pareto(3.0, (ROUNDS, WORKERS)),
-    "two-speed": lambda: np.where(random.random((ROUNDS, WORKERS)) < 0.1, 5.0, 1.0) + 0.01 * base(),
-    "bursty": lambda: gilbert(ROUNDS, WORKERS, 0.03, 0.2, 4.0) * base(scale=0.05),
-    "one slow worker": slow_one,
-    "a slow rack": rack,
-    "drifting": lambda: base() * np.linspace(1.0, 1.4, ROUNDS)[:, None],
-    "no stragglers": lambda: base(scale=0.01),
-}
+def row(line, goal, found):
+    print(f"{line:<74} {goal:<26} {found}", flush=True)
 
 
 def share(found):
-    return f"{sum(found)} of {len(found)}"
+    found = list(found)
+    return f"{sum(found)} of {len(found)} ({100 * sum(found) / max(1, len(found)):.0f} %)"
 
 
-def explained():
-    def said(found: Explanation, words: str) -> bool:
-        return any(words in sentence for sentence in found.sentences)
-
-    for workers in (12, 30):
-        named = []
-        for _ in range(100):
-            times = base(60, workers)
-            which = int(random.integers(workers))
-            times[:, which] *= 2.0
-            named.append(anyk.explain(Record(times)).named == (which,))
-        print(f"a worker of {workers} twice as slow, 60 rounds: it alone named in {share(named)}")
-        clean = [bool(anyk.explain(Record(base(60, workers))).named) for _ in range(100)]
-        print(f"clean fleet of {workers}, 60 rounds: somebody named in {share(clean)}")
-    for name, make, words in (
-        ("bursts", FLEETS["bursty"], "longer than chance would have it"),
-        ("no bursts", FLEETS["two-speed"], "coding within a round is enough"),
-        ("a rack", rack, "workers 0 to 3 are slow in the same rounds"),
-        ("a wave", waves, "all workers slow down together"),
-        ("drift", FLEETS["drifting"], "the fleet drifts"),
-    ):
-        print(f"{name}: told in {share([said(anyk.explain(Record(make())), words) for _ in range(20)])}")
+def percent(values, of=np.median):
+    return f"{100 * float(of(list(values))):.1f} %"
 
 
-def planned():
-    print(f"\n{'fleet':<22}{'slope':>7}  {'verdict':<9}{'advice':<34}{'promised':>9}{'measured':>9}{'regret':>8}  held")
-    errors, regrets, held = [], [], []
-    for name, make in FLEETS.items():
-        for part in (0.1, 0.5):  # of a task's median that is computing
-            times = make()
-            slope = part * float(np.median(times)) * WORKERS
-            first, second = times[: ROUNDS // 2], times[ROUNDS // 2 :]
-            found = anyk.plan(Record(first, load=1 / WORKERS), slope=slope, resamples=200)
-            later = Fleet(second, np.zeros(second.shape, bool), 1 / WORKERS, slope)
-            took = {one.spec: later.alone(one.spec) for one in found.candidates}
-            promise = found.best.seconds_per_step
-            measured = took[found.best.spec]
-            regret = measured / min(took.values()) - 1.0
-            errors.append(abs(promise.median / measured - 1.0))
-            regrets.append(regret)
-            held.append(promise.low <= measured <= promise.high)
-            print(
-                f"{name:<22}{slope:>7.2f}  {found.verdict:<9}{found.best.spec:<34}{promise.median:>9.3f}"
-                f"{measured:>9.3f}{100 * regret:>7.1f} %  {'yes' if held[-1] else 'no'}",
-                flush=True,
-            )
-    print(
-        f"promise off by {100 * np.median(errors):.1f} % (median), {100 * max(errors):.0f} % at most; within 5 % of "
-        f"the best in {share([regret <= 0.05 for regret in regrets])}; intervals held in {share(held)}"
-    )
+def traces(folder):
+    """Fleets of the traces by name: seconds (rounds x workers) and load."""
+    files = sorted(Path(folder, "lambda-traces").glob("*.npz"))
+    for file in files:
+        with np.load(file) as held:
+            yield file.stem, held["seconds"].astype(float), float(held["load"])
 
 
-def loads():
-    """Two loads predict a third, on fleets whose workers differ in speed and whose rounds have exponential delays."""
-    errors = {"median task": [], "0.9 n-th of n": []}
+def wide(folder, workers=32):
+    """The traces as fleets of so many workers each, whose tasks are taken to cover 1/workers of the data."""
+    for name, seconds, _ in traces(folder):
+        for first in range(0, seconds.shape[1] - workers + 1, workers):
+            yield name, seconds[:, first : first + workers]
+
+
+def planned(times, **rest):
+    """A plan from measured times of which a fifth is computing."""
+    slope = SLOPE * float(np.median(times)) * times.shape[1]
+    return anyk.plan(Record(times, load=1 / times.shape[1]), slope=slope, resamples=200, **rest)
+
+
+def later(times, found):
+    """A fleet of other rounds with the slopes that a plan took."""
+    return Fleet(times, np.zeros(times.shape, bool), 1 / times.shape[1], np.array(found.slopes))
+
+
+# ------------------------------------------------------------------------------------------- replay
+
+
+def replay(asked):
+    problem = anyk.problems.from_data("synthetic:rows=240,features=4")
+    random, steps = np.random.default_rng(1), 24
+    errors = {spec: [] for spec in EIGHT}
+    for number in range(asked.repeat):
+        times = 0.15 + random.exponential(0.15, (steps + 4, WORKERS))
+        times[:, number] *= 2.0
+        fleet = Fleet(times, np.zeros(times.shape, bool), 1 / WORKERS, 0.0)
+        for spec in EIGHT:
+            strategy = anyk.strategy(spec, workers=WORKERS)
+            with anyk.clusters.Processes(WORKERS, delays=anyk.delays.Table(times, by="round" if strategy.exact or
+                                         spec.startswith("agc") else "task")) as cluster:  # fmt: skip
+                run = anyk.train(problem, strategy, cluster, steps=steps // strategy.models_trained, evaluate="none")
+            errors[spec].append(run.seconds / run.jobs / float(fleet.durations(strategy)[: run.jobs].mean()) - 1.0)
+    for spec, found in errors.items():
+        row(f"replay: {spec} on processes over its simulation", "", f"{100 * np.median(found):+.1f} %")
+    middle = [abs(float(np.median(found))) for found in errors.values()]
+    row("replay: error of eight strategies, median", "at most 3 %", percent(middle))
+    row("replay: largest error", "at most 10 %", percent(middle, max))
+
+
+# ------------------------------------------------------------------------------------------- forecast
+
+
+def forecast(asked):
+    for rounds in (30, 100):
+        errors, halves, held = _forecasts(
+            ((name, make(name, 2 * rounds, seed)) for name in FLEETS for seed in range(10)), rounds
+        )
+        goal = "at least 75 %" if rounds == 30 else "at least 80 %"
+        for name in FLEETS:
+            kind = "reported only" if name in REPORTED else ""
+            row(f"forecast: intervals, {rounds} rounds, {name}", kind, share(held[name]))
+        kept = [name for name in FLEETS if name not in REPORTED]
+        row(
+            f"forecast: intervals hold, {rounds} synthetic rounds",
+            goal,
+            share(one for name in kept for one in held[name]),
+        )
+        _ratio(f"{rounds} synthetic rounds", errors, halves)
+    if asked.data:
+        fleets = list(wide(asked.data))
+        errors, halves, held = _forecasts(fleets, None)
+        row("forecast: intervals hold, traces", "at least 70 %", share(one for found in held.values() for one in found))
+        row("forecast: traces, between the halves, largest", "", percent(halves, max))
+        _ratio("traces", errors, halves)
+
+
+def _ratio(what, errors, halves):
+    ratio = float(np.median(errors) / np.median(halves))
+    row(f"forecast: error over that between the halves, {what}", "at most 1.25", f"{ratio:.2f} ({percent(errors)})")
+
+
+def _forecasts(fleets, rounds):
+    """Errors of promises of today's and the best strategy, errors between the halves, and whether intervals held."""
+    errors, halves, held = [], [], {}
+    for name, times in fleets:
+        half = len(times) // 2 if rounds is None else rounds
+        found = planned(times[:half])
+        first, second = later(times[:half], found), later(times[half : 2 * half], found)
+        for choice in (found.today, found.candidates[0]):
+            measured, known = second.alone(choice.spec), first.alone(choice.spec)
+            errors.append(abs(choice.seconds_per_step.median / measured - 1.0))
+            halves.append(abs(known / measured - 1.0))
+            held.setdefault(name, []).append(choice.seconds_per_step.holds(measured))
+    return errors, halves, held
+
+
+# ------------------------------------------------------------------------------------------- load
+
+
+def load(asked):
+    errors = _load_errors(_synthetic_loads())
+    for name, found in errors.items():
+        row(f"load: {name} at a third load, 20 synthetic fleets", "", percent(found))
+    if asked.data:
+        at = {}
+        for name, seconds, where in traces(asked.data):
+            at.setdefault(name.rsplit("-", 1)[0], {})[where] = seconds
+        for name, found in _load_errors(_measured_loads(at)).items():
+            goal = "at most 3 %" if name == "median task" else "at most 6 %"
+            row(f"load: {name} at a third load, traces", goal, percent(found))
+
+
+def _synthetic_loads():
+    random = np.random.default_rng(2)
     for _ in range(20):
-        workers, speeds = 30, np.exp(random.normal(0.0, 0.3, 30))
+        speeds = np.exp(random.normal(0.0, 0.3, 30))
+        yield [(k / 30, 1.0 + random.exponential(0.5, (200, 30)) + k / 3 * speeds) for k in (1, 4, 8)]
 
-        def measured(load, workers=workers, speeds=speeds):
-            return 1.0 + random.exponential(0.5, (ROUNDS, workers)) + 10.0 * load * speeds
 
-        fleet = fleet_of(Record(measured(1 / 30), load=1 / 30), Record(measured(4 / 30), load=4 / 30))[0]
-        predicted, met = fleet.seconds(np.full(workers, 8 / 30)), measured(8 / 30)
+def _measured_loads(at):
+    for loads in at.values():
+        for three in combinations(sorted(loads), 3):
+            for third in three:
+                yield [(one, loads[one]) for one in three if one != third] + [(third, loads[third])]
+
+
+def _load_errors(triples):
+    errors = {"median task": [], "0.9 n-th of n": []}
+    for (one, first), (two, second), (third, met) in triples:
+        workers = met.shape[1]
+        fleet = fleet_of(Record(first, load=one), Record(second, load=two))[0]
+        predicted = fleet.seconds(np.full(workers, third))
         for name, place in (("median task", workers // 2), ("0.9 n-th of n", round(0.9 * workers) - 1)):
             ours, theirs = (np.median(np.sort(times, axis=1)[:, place]) for times in (predicted, met))
             errors[name].append(abs(ours / theirs - 1.0))
-    for name, found in errors.items():
-        print(
-            f"\nload: {name} at twice the larger load off by {100 * np.median(found):.1f} % (median of 20 fleets)",
-            end="",
-        )
-    print()
+    return errors
 
 
-def paced(workers, rounds, models):
-    fleet = fleet_of(Record(0.2 + random.exponential(1.0, (rounds, workers)), load=1 / workers), slope=0.2 * workers)[0]
-    begin = time.process_time()
-    made = candidates_for("uncoded", fleet, max_load=1.0, memory=1.0, models=models, everything=False)
-    found = paces_of(fleet, made, seed=0)
-    without = time.process_time() - begin
-    anyk.plan(Record(fleet.times, load=fleet.load), slope=0.2 * workers, models=models)
-    print(
-        f"\npace: {len(found.series)} candidates, {workers} workers x {rounds} rounds: {without:.1f} s of computing, "
-        f"{time.process_time() - begin - without:.1f} s for a whole plan with intervals"
-    )
+# ------------------------------------------------------------------------------------------- decision
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("parts", nargs="*", choices=["explain", "plan", "load", "pace", []])
-for option, usual in (("--workers", 256), ("--rounds", 200), ("--models", 6)):
-    parser.add_argument(option, type=int, default=usual)
-asked = parser.parse_args()
-chosen = set(asked.parts) or {"explain", "plan", "load", "pace"}
-if "explain" in chosen:
-    explained()
-if "plan" in chosen:
-    planned()
-if "load" in chosen:
-    loads()
-if "pace" in chosen:
-    paced(asked.workers, asked.rounds, asked.models)
+def decision(asked):
+    many = [(name, make(name, 400, seed)) for name in FLEETS for seed in range(4)]
+    regrets, right, nothing = _decisions(many)
+    row("decision: within 5 % of the best, synthetic, 200 rounds", "at least 95 %", share(r <= 0.05 for r in regrets))
+    row("decision: a change was right, synthetic", "at least 95 %", share(right))
+    row("decision: nothing on the fleet without stragglers", "all", share(nothing))
+    if asked.data:
+        regrets, right, _ = _decisions(list(wide(asked.data)))
+        row("decision: within 5 % of the best, traces", "at least 80 %", share(r <= 0.05 for r in regrets))
+        row("decision: a change was right, traces", "at least 95 %", share(right))
+    for models, rounds in ((1, 30), (12, 30), (12, 100)):
+        biases, counts = [], []
+        for name in FLEETS:
+            for seed in range(6) if name not in REPORTED else ():
+                times = make(name, rounds + 2000, 100 + seed)
+                found = planned(times[:rounds], models=models)
+                best = found.candidates[0]
+                truth = later(times[rounds:], found).alone(best.spec)
+                biases.append(best.seconds_per_step.median / truth - 1.0)
+                counts.append(len(found.candidates))
+        row(f"decision: mean bias of the promise, {int(np.median(counts))} candidates, {rounds} rounds",
+            "at most 3 %", f"{100 * np.mean(biases):+.1f} % (standard error "
+            f"{100 * np.std(biases) / len(biases) ** 0.5:.1f})")  # fmt: skip
+
+
+def _decisions(fleets):
+    """Regrets of the advice on the other half of the rounds, whether changes were right, and nothing on clean ones."""
+    regrets, right, nothing = [], [], []
+    for name, times in fleets:
+        half = len(times) // 2
+        found = planned(times[:half])
+        second = later(times[half:], found)
+        took = {one.spec: second.alone(one.spec) for one in found.candidates}
+        regrets.append(took[found.best.spec] / min(took.values()) - 1.0)
+        if found.verdict == "change":
+            right.append(took[found.best.spec] < took[found.today.spec])
+        if name in CLEAN:
+            nothing.append(found.verdict == "nothing")
+    return regrets, right, nothing
+
+
+# ------------------------------------------------------------------------------------------- scale
+
+
+def scale(asked):
+    del asked
+    workers, rounds = 256, 200
+    times = 0.2 + np.random.default_rng(3).exponential(1.0, (rounds, workers))
+    record = Record(times, load=1 / workers)
+    fleet = fleet_of(record, slope=SLOPE * workers)[0]
+    pace = intervals = count = 0.0
+    for models in (1, 4, 8, 12):  # until there are a thousand
+        begin = time.process_time()
+        made = candidates_for("uncoded", fleet, max_load=1.0, memory=1.0, models=models, everything=False)
+        count += len(paces_of(fleet, made, seed=0).series)
+        pace += time.process_time() - begin
+        begin = time.process_time()
+        anyk.plan(record, slope=SLOPE * workers, models=models)
+        intervals += time.process_time() - begin
+        if count >= 1000:
+            break
+    row(f"scale: {count:.0f} candidates, {workers} workers x {rounds} rounds, pace", "30 s for 1,000", f"{pace:.1f} s")
+    row("scale: the same as whole plans with intervals", "60 s for 1,000", f"{intervals:.1f} s")
+    for spec in ("dpsgd", "dpsgd:graph=exp", "matcha", "easgd", "ad-psgd", "hierarchical", "coop"):
+        costs = []
+        for n in (64, 256):
+            strategy = anyk.strategy(spec, workers=n)
+            table = anyk.delays.Table(times[:50, :n], by="task")
+            begin = time.process_time()
+            driven(strategy, anyk.clusters.Simulated(n, delays=table), 50)
+            costs.append(time.process_time() - begin)
+        row(f"scale: {spec}, 50 rounds of 256 workers; over 64 workers", "4 if linear", f"{costs[1]:.1f} s; "
+            f"{costs[1] / costs[0]:.1f}")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- language models
+
+
+def llm(asked):
+    if not asked.data:
+        return
+    for name in ("AR", "ST"):
+        found = anyk.explain(Path(asked.data, "llm-traces", f"trace-{name}.parquet"))
+        published = json.loads(Path(asked.data, "llm-traces", f"result-{name}.json").read_text(encoding="utf-8"))
+        first = found.workers[0]
+        cost = first.cost_seconds / sum(one.cost_seconds for one in found.workers)
+        stage, factor = max(found.stages.items(), key=lambda item: item[1])
+        if name == "AR":
+            row("llm: AR, replicas named; share of the cost of dp rank 0", "rank 0, above 90 %",
+                f"{list(found.named)}; {100 * cost * (first.worker == 0):.1f} %")  # fmt: skip
+        else:
+            row("llm: ST, replicas named; slowest stage", "none; the last (3)",
+                f"{list(found.named) or 'none'}; {stage}, {factor:.2f} times")  # fmt: skip
+        row(f"llm: {name}, slowdown without the schedule; S as published", "", f"{found.slowdown:.3f}; "
+            f"{published['blocking_slowdown']:.3f}")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- explanations
+
+
+def explain(asked):
+    del asked
+    for workers in (12, 30):
+        named, clean = [], []
+        for seed in range(100):
+            random = np.random.default_rng([4, workers, seed])
+            times, which = slow_one(random, 60, workers)
+            named.append(anyk.explain(Record(times)).named == (which,))
+            clean.append(bool(anyk.explain(Record(base(random, 60, workers))).named))
+        row(f"explain: a worker of {workers} twice as slow, it alone named", "100 of 100", share(named))
+        row(f"explain: somebody named in a clean fleet of {workers}", "at most 5 of 100", share(clean))
+    for what, words in (
+        ("bursty", "longer than chance would have it"),
+        ("two-speed", "coding within a round is enough"),
+        (rack, "workers 0 to 3 are slow in the same rounds"),
+        (waves, "all workers slow down together"),
+        ("drifting", "the fleet drifts"),
+    ):
+        told = []
+        for seed in range(20):
+            times = make(what, 200, seed) if isinstance(what, str) else what(np.random.default_rng(seed), 200, WORKERS)
+            told.append(any(words in sentence for sentence in anyk.explain(Record(times)).sentences))
+        row(f"explain: '{words}'", "all", share(told))
+
+
+# ------------------------------------------------------------------------------------------- check
+
+
+def check(asked):
+    problem = anyk.problems.from_data("synthetic:rows=240,features=4")
+    exact, apart, broke = [], [], Counter()
+    for number in range(2 * asked.repeat):
+        random = np.random.default_rng([5, number])
+        times = 0.1 + random.exponential(0.1, (40, WORKERS))
+        found = anyk.plan(Record(times, load=1 / WORKERS), slope=0.0, resamples=50, max_load=0.35)
+        promise = found.promise
+        half = {name: getattr(promise.seconds_per_step, name) / 2 for name in ("median", "low", "high")}
+        promise = replace(promise, seconds_per_step=Estimate(**half))  # missed for sure, else it is not split
+        delays = anyk.delays.Table(0.1 + random.exponential(0.1, (40, WORKERS)), by="round")
+        with anyk.clusters.Processes(WORKERS, delays=delays) as cluster:
+            run = anyk.train(problem, promise, cluster, steps=40, evaluate="none")
+        checked = anyk.check(run, record=Record(times, load=1 / WORKERS), again=False)
+        exact.append(sum(checked.parts.values()) == checked.measured.seconds - checked.promised.seconds)
+        apart.append(abs(checked.parts["anyk"] - checked.added) / checked.measured.seconds)
+        broke[checked.broke] += 1
+    row("check: the parts add up to the last bit", "all", share(exact))
+    row("check: the part anyk and the log's stamps, apart by (of the run; largest)", "at most 3 %", percent(apart, max))
+    row("check: a promise halved is missed by luck", "", share(name == "luck" for name in broke.elements()))
+
+
+# ------------------------------------------------------------------------------------------- recorder
+
+
+def recorder(asked):
+    script = Path(__file__).with_name("recording.py")
+    ratios = []
+    for _ in range(asked.repeat):
+        said = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
+        ratios.append(float(said.split("median ")[1].split()[0]) - 1.0)
+    row("recorder: what a recorded step of DistributedDataParallel takes more", "at most 1 %",
+        f"{percent(ratios)} (runs: {', '.join(percent([one]) for one in ratios)})")  # fmt: skip
+
+
+SECTIONS = (replay, forecast, load, decision, scale, llm, explain, check, recorder)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION")
+    parser.add_argument("--data", default=os.environ.get("ANYK_DATA"))
+    parser.add_argument("--repeat", type=int, default=3)
+    asked = parser.parse_args()
+    known = {section.__name__: section for section in SECTIONS}
+    wrong = [name for name in asked.sections if name not in known]
+    if wrong:
+        parser.error(f"no section '{wrong[0]}'; there are {', '.join(known)}")
+    if not asked.data:
+        print("lines on traces left out; say where they are: --data FOLDER")
+    row("line", "goal", "found")
+    for name in asked.sections or known:
+        known[name](asked)
