@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from code_oracles import dense, least_squares, made, subsets
 
 from anyk.codes import CyclicRepetition
+from anyk.codes.cyclic import _drawn
 from anyk.errors import BadInput
 
 SMALL = [(n, s) for n in range(1, 9) for s in range(n)]
@@ -141,6 +143,15 @@ def test_default_stragglers_are_a_tenth() -> None:
     assert [CyclicRepetition(n).tolerates for n in (1, 2, 9, 10, 19, 20, 100)] == [0, 1, 1, 1, 1, 2, 10]
 
 
+@pytest.fixture
+def drawn_anew() -> Iterator[None]:
+    """Nothing drawn before is taken, and nothing drawn here is left."""
+    _drawn.cache_clear()
+    yield
+    _drawn.cache_clear()
+
+
+@pytest.mark.usefixtures("drawn_anew")
 def test_an_unstable_draw_is_refused_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyk.codes.cyclic._WORST_GAIN", 1.0)
     with pytest.raises(
@@ -149,6 +160,7 @@ def test_an_unstable_draw_is_refused_with_what_works(monkeypatch: pytest.MonkeyP
         CyclicRepetition(9, stragglers=3, seed=1).rows  # noqa: B018
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_where_the_quick_svd_gives_up_another_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine it was seen not to converge on matrices that it does well a moment later."""
     expected, lost = CyclicRepetition(12, stragglers=3, seed=1), np.array([2, 3, 9])
@@ -158,6 +170,7 @@ def test_where_the_quick_svd_gives_up_another_is_asked(monkeypatch: pytest.Monke
         raise np.linalg.LinAlgError("SVD did not converge")
 
     monkeypatch.setattr(np.linalg, "svd", gives_up)
+    _drawn.cache_clear()
     again = CyclicRepetition(12, stragglers=3, seed=1)
     assert np.allclose(dense(again), dense(expected), atol=1e-10)
     assert np.allclose(again._drawn.weights(lost), weights, atol=1e-8)

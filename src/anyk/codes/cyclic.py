@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,8 @@ class CyclicRepetition(Code):
     @fixed_property
     def rows(self) -> Sequence[Row]:
         """See :attr:`Code.rows`."""
-        supports, values = self._supports, self._drawn.values
-        return tuple((tuple(s), tuple(v)) for s, v in zip(supports.tolist(), values.tolist(), strict=True))
+        drawn = self._drawn
+        return tuple((tuple(s), tuple(v)) for s, v in zip(drawn.supports.tolist(), drawn.values.tolist(), strict=True))
 
     def decoder(self) -> Decoder:
         """See :meth:`Code.decoder`."""
@@ -88,55 +89,59 @@ class CyclicRepetition(Code):
         needed = self.workers - self.tolerates
         return np.asarray(np.partition(self._arrivals(arrivals), needed - 1, axis=1)[:, needed - 1])
 
-    # ------------------------------------------------------------------------------------------- construction
-
     @property
-    def _supports(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        return (np.arange(self.workers)[:, None] + np.arange(self.tolerates + 1)[None, :]) % self.workers
-
-    @fixed_property
     def _drawn(self) -> _Draw:
-        """The draw that amplifies rounding least on probes."""
-        n, s = self.workers, self.tolerates
-        if s == 0:
-            return _Draw(self._supports, np.ones((n, 1)))
-        draws = 20 if n <= 64 else 6 if n <= 300 else 2
-        best: tuple[float, _Draw] | None = None
-        for draw in range(draws):
-            random = keyed.generator(self.seed, "cyclic", n, s, draw)
-            candidate = self._candidate(random)
-            worst = 0.0
-            for probe in range(20):
-                # half the probes are random sets, half are neighbours: machines of one rack tend to be late together
-                first = int(random.integers(n))
-                lost = (first + np.arange(s)) % n if probe % 2 else random.choice(n, s, replace=False)
-                decoding = candidate.judge(candidate.weights(np.sort(lost)))
-                worst = max(worst, decoding.gain if decoding.exact else np.inf)
-            if best is None or worst < best[0]:
-                best = worst, candidate
-        if best is None or best[0] > _WORST_GAIN:
-            raise BadInput(
-                f"cyclic:stragglers={s} cannot be built stably for {n} workers (rounding is amplified more than "
-                f"{_WORST_GAIN:.0e} times); use frc:stragglers={s}, which loses nothing"
-            )
-        return best[1]
-
-    def _candidate(self, random: np.random.Generator) -> _Draw:
-        n, s = self.workers, self.tolerates
-        gaussian = random.standard_normal((n, s))
-        check = np.linalg.qr(gaussian - gaussian.mean(axis=0))[0].T
-        blocks = check[:, self._supports].transpose(1, 0, 2)  # worker x s x (s + 1)
-        try:
-            values = np.linalg.svd(blocks)[2][:, -1, :]
-        except np.linalg.LinAlgError:
-            values = np.stack([_svd(block)[2][-1] for block in blocks])
-        values *= np.where(values.sum(axis=1) < 0, -1.0, 1.0)[:, None]
-        return _Draw(self._supports, values.astype(np.float64))
+        return _drawn(self.workers, self.tolerates, self.seed)
 
     def _solve(self, replies: Indices) -> Floats:
         if self.workers - len(replies) > self.tolerates:
             return super()._solve(replies)
         return self._drawn.weights(np.setdiff1d(np.arange(self.workers), replies))
+
+
+@lru_cache(maxsize=16)  # a draw costs more than a step, and equal codes are made anew all the time: restored, replayed
+def _drawn(n: int, s: int, seed: int) -> _Draw:
+    """The draw that amplifies rounding least on probes."""
+    supports = _supports(n, s)
+    if s == 0:
+        return _Draw(supports, np.ones((n, 1)))
+    draws = 20 if n <= 64 else 6 if n <= 300 else 2
+    best: tuple[float, _Draw] | None = None
+    for draw in range(draws):
+        random = keyed.generator(seed, "cyclic", n, s, draw)
+        candidate = _candidate(supports, random)
+        worst = 0.0
+        for probe in range(20):
+            # half the probes are random sets, half are neighbours: machines of one rack tend to be late together
+            first = int(random.integers(n))
+            lost = (first + np.arange(s)) % n if probe % 2 else random.choice(n, s, replace=False)
+            decoding = candidate.judge(candidate.weights(np.sort(lost)))
+            worst = max(worst, decoding.gain if decoding.exact else np.inf)
+        if best is None or worst < best[0]:
+            best = worst, candidate
+    if best is None or best[0] > _WORST_GAIN:
+        raise BadInput(
+            f"cyclic:stragglers={s} cannot be built stably for {n} workers (rounding is amplified more than "
+            f"{_WORST_GAIN:.0e} times); use frc:stragglers={s}, which loses nothing"
+        )
+    return best[1]
+
+
+def _supports(n: int, s: int) -> Indices:
+    return (np.arange(n)[:, None] + np.arange(s + 1)[None, :]) % n
+
+
+def _candidate(supports: Indices, random: np.random.Generator) -> _Draw:
+    n, s = len(supports), supports.shape[1] - 1
+    gaussian = random.standard_normal((n, s))
+    check = np.linalg.qr(gaussian - gaussian.mean(axis=0))[0].T
+    blocks = check[:, supports].transpose(1, 0, 2)  # worker x s x (s + 1)
+    try:
+        values = np.linalg.svd(blocks)[2][:, -1, :]
+    except np.linalg.LinAlgError:
+        values = np.stack([_svd(block)[2][-1] for block in blocks])
+    values *= np.where(values.sum(axis=1) < 0, -1.0, 1.0)[:, None]
+    return _Draw(supports, values.astype(np.float64))
 
 
 def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
@@ -153,7 +158,7 @@ def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
 class _Draw(ReadOnly):
     """Rows of unit norm on cyclic supports, and how any n - s of them are combined to ones."""
 
-    def __init__(self, supports: np.ndarray[tuple[int, int], np.dtype[np.int64]], values: Floats) -> None:
+    def __init__(self, supports: Indices, values: Floats) -> None:
         self.supports, self.values = frozen((supports, values))
         self._n, self._s = len(values), values.shape[1] - 1
 
