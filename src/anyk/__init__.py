@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         clusters,
         codes,
         compression,
+        data,
         decompile,
         delays,
         exporting,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
-    "callbacks", "clusters", "codes", "compression", "decompile", "delays", "exporting", "graphs", "optimizers",
+    "callbacks", "clusters", "codes", "compression", "data", "decompile", "delays", "exporting", "graphs", "optimizers",
     "planning", "problems", "recording", "reports", "strategies", "testing", "torch", "training",
 )  # fmt: skip
 _NAMES = {
@@ -105,6 +106,7 @@ __all__ = [
     "code",
     "codes",
     "compression",
+    "data",
     "decompile",
     "delays",
     "explain",

@@ -36,7 +36,7 @@ def shown(path: str | Path) -> str:
 
 
 @contextmanager
-def reading(file: Path, kind: str) -> Iterator[None]:
+def reading(file: Path | str, kind: str) -> Iterator[None]:
     """Turn whatever a library raises, or warns about, on a broken file into one sentence with the file and its kind.
 
     Put little else than calls of libraries inside: a mistake of our own would be blamed on the file.
@@ -88,7 +88,7 @@ def _similar(file: Path) -> Path | None:
 class Limit:
     """How many bytes of memory the contents of a file may take; see :func:`limit`."""
 
-    file: Path
+    file: Path | str
     bytes: float
     remedy: str
 
@@ -150,7 +150,7 @@ def open_text(file: Path, allowed: Limit) -> io.TextIOWrapper:
     return io.TextIOWrapper(open_binary(file, allowed), encoding="utf-8-sig", newline="")
 
 
-def lines(text: io.TextIOWrapper, file: Path) -> Iterator[str]:
+def lines(text: Iterable[str], file: Path | str) -> Iterator[str]:
     """The lines of a text; a NUL character, which only binary files hold, raises BadInput."""
     for line in text:
         if "\0" in line:
@@ -210,14 +210,14 @@ def read_csv(
     """Read a CSV file, plain or packed (``.gz``, ``.bz2``), separated by commas, in UTF-8.
 
     A column is numeric if all its cells are numbers or missing, else text as it stands. ``header`` says whether the
-    first row holds names; None finds out (see :func:`_has_header`) and raises BadInput where that cannot be known, as
+    first row holds names; None finds out (see :func:`has_header`) and raises BadInput where that cannot be known, as
     for anything that is not such a file. ``text`` says, of the columns' names, which are text whatever they hold.
     """
     words: set[int] = set()  # columns known to be text, whose cells must not be turned into numbers
     if text is not None:
         with reading(file, "CSV"), open_text(file, allowed) as opened:
             top = next(csv_rows(opened, file), [])
-        words |= set(text(_named(top, bool(header))))
+        words |= set(text(column_names(top, bool(header))))
     while True:
         first, chunks = _read_cells(file, allowed, words, header)
         found = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
@@ -227,14 +227,14 @@ def read_csv(
     columns = [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(chunks[0]))] if chunks else []
     if header is None and first:
         columns = columns or [np.empty(0) for _ in first]
-        header = _has_header(file, first, columns)
+        header = has_header(file, first, columns)
         if not header:
             columns = [_prepend(cell, column) for cell, column in zip(first, columns, strict=True)]
     columns = columns or [np.empty(0) for _ in first]
-    return Table(_named(first, bool(header)), tuple(columns), bool(header))
+    return Table(column_names(first, bool(header)), tuple(columns), bool(header))
 
 
-def _named(first: Sequence[str], header: bool) -> tuple[str, ...]:
+def column_names(first: Sequence[str], header: bool) -> tuple[str, ...]:
     """Names of columns, of which ``first`` is the first row."""
     names = [cell.strip() for cell in first] if header else [""] * len(first)
     return tuple(name or f"column {i}" for i, name in enumerate(names))
@@ -270,11 +270,12 @@ def _read_cells(
                     )
             cells += width * len(below)
             allowed.check(8 * cells)
-            chunks.append([_convert(column, i in text) for i, column in enumerate(zip(*below, strict=True))])
+            chunks.append([converted(column, i in text) for i, column in enumerate(zip(*below, strict=True))])
             below = []
 
 
-def _convert(cells: Sequence[str], text: bool) -> NDArray[Any]:
+def converted(cells: Sequence[str], text: bool) -> NDArray[Any]:
+    """Cells of a column as numbers, NaN where one is missing, or else (and where ``text`` says so) as they stand."""
     if not text and "_" not in "".join(cells):
         try:
             return np.array(list(map(float, cells)))
@@ -293,11 +294,11 @@ def _prepend(cell: str, column: NDArray[Any]) -> NDArray[Any]:
     """A column with the first row's cell on top, once that has turned out to be no name."""
     if column.dtype.kind == "f" and len(column):
         return np.concatenate([[math.nan if missing(cell) else float(cell)], column])
-    top = _convert([cell], text=column.dtype.kind == "O")
+    top = converted([cell], text=column.dtype.kind == "O")
     return np.concatenate([top, column]) if len(column) else top
 
 
-def _has_header(file: Path, first: list[str], columns: list[NDArray[Any]]) -> bool:
+def has_header(file: Path | str, first: list[str], columns: list[NDArray[Any]]) -> bool:
     """Whether the first row holds the names of the columns below it; BadInput where it may be either.
 
     Text above numbers is a name; a number above numbers, and text that is found again below itself, are data.
@@ -344,9 +345,17 @@ def is_row_number(values: NDArray[Any]) -> bool:
     return bool((values == values[0] + np.arange(len(values))).all())
 
 
-def read_parquet(file: Path, allowed: Limit, *, needed: Collection[str] | None = None) -> Table:
+def read_parquet(
+    file: Path | str,
+    allowed: Limit,
+    *,
+    needed: Collection[str] | None = None,
+    opened: IO[bytes] | None = None,
+    group: int | None = None,
+) -> Table:
     """Read a Parquet file of numbers and text; the index that pandas may have stored is left out.
 
+    ``opened``: the file itself, where it is open already; ``group``: one of its row groups, left out all of them.
     Raises BadInput for a file that is none, and for columns of dates, lists and the like, by name; where only some are
     ``needed``, others of such kinds are read as missing.
     """
@@ -355,11 +364,14 @@ def read_parquet(file: Path, allowed: Limit, *, needed: Collection[str] | None =
         from pyarrow import parquet
     except ImportError:
         raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
-    with reading(file, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as opened:
-        facts, schema = opened.metadata, opened.schema_arrow
+    source: Any = file if opened is None else opened
+    with reading(file, "Parquet"), parquet.ParquetFile(source, pre_buffer=False) as found:
+        facts, schema = found.metadata, found.schema_arrow
         # not of single columns: PyArrow looks these up unchecked, and crashes on a damaged file
-        unpacked = sum(max(facts.row_group(i).total_byte_size, 0) for i in range(facts.num_row_groups))
-    allowed.check(max(unpacked, 8 * facts.num_rows * facts.num_columns))
+        groups = [facts.row_group(i) for i in (range(facts.num_row_groups) if group is None else [group])]
+        unpacked = sum(max(one.total_byte_size, 0) for one in groups)
+        rows = sum(one.num_rows for one in groups)
+    allowed.check(max(unpacked, 8 * rows * facts.num_columns))
     index = _stored_index(schema.metadata)
     kept = [i for i, name in enumerate(schema.names) if name not in index]
     names = [str(schema.names[i]) for i in kept]
@@ -380,8 +392,9 @@ def read_parquet(file: Path, allowed: Limit, *, needed: Collection[str] | None =
     columns: list[NDArray[Any]] = []
     # repeated text stays in the file's dictionary: written out, it could take any multiple of the file
     words = [names[i] for i in sorted(text)]
-    with reading(file, "Parquet"), parquet.ParquetFile(file, read_dictionary=words, pre_buffer=False) as opened:
-        table = opened.read(use_threads=False)  # threads that read on behind an error crash the process
+    with reading(file, "Parquet"), parquet.ParquetFile(source, read_dictionary=words, pre_buffer=False) as found:
+        # threads that read on behind an error crash the process
+        table = found.read(use_threads=False) if group is None else found.read_row_group(group, use_threads=False)
         for i, place in enumerate(kept):
             column = np.full(table.num_rows, np.nan) if i in odd else _of_arrow(table.column(place), i in text)
             columns.append(column)

@@ -965,10 +965,13 @@ def test_synthetic_density_and_classes() -> None:
 
 def test_every_source_is_known_and_explained() -> None:
     assert {entry.name for entry in sources} == {
-        "digits", "amazon", "kc-housing", "covertype", "mnist-idx", "file", "synthetic",
+        "digits", "amazon", "kc-housing", "covertype", "mnist-idx", "file", "synthetic", "shards",
     }  # fmt: skip
     for entry in sources:
         assert 20 < len(entry.summary) <= 120 and entry.summary.endswith((".", ")."))
         keys = entry.parameters()
-        assert keys["test"].default == 0.2 and keys["seed"].default == 0
+        if entry.name == "shards":
+            assert keys["test"].default == "last"  # whole files are held out
+        else:
+            assert keys["test"].default == 0.2 and keys["seed"].default == 0
         assert not {"file", "progress"} & set(keys)

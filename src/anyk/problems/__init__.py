@@ -20,6 +20,7 @@ from anyk.problems.linear_partitions import LinearPartitions
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
 from anyk.problems.predicting import Coefficients, Predictor
+from anyk.problems.shards.named import ShardedData, as_shards
 from anyk.problems.splits import Dirichlet, splits
 from anyk.problems.torch_modules import TorchProblem
 from anyk.problems.torch_partitions import TorchPartitions
@@ -35,17 +36,21 @@ models: Registry[Callable[..., LinearProblem]] = Registry("model", given=("data"
 
 
 @models.register("linear")
-def _linear(data: Dataset, *, standardize: bool = False) -> Callable[..., LinearProblem]:
+def _linear(data: Dataset | ShardedData, *, standardize: bool = False) -> Callable[..., LinearProblem]:
     """The linear model that suits the data: logistic, softmax or least-squares regression.
 
     ``standardize``: in columns of mean 0 and variance 1 (:class:`LinearProblem`).
     """
+    if isinstance(data, ShardedData):
+        return partial(_LINEAR[data.task], intercept=data.intercept, standardize=standardize, fill=data.fill)
     return partial(_LINEAR[data.task], intercept=data.intercept, standardize=standardize)
 
 
 @models.register("two-layer")
-def _two_layer(data: Dataset, *, hidden: int = 32, seed: int = 0) -> Callable[..., LinearProblem]:
+def _two_layer(data: Dataset | ShardedData, *, hidden: int = 32, seed: int = 0) -> Callable[..., LinearProblem]:
     """A network with one hidden layer of tanh units, for classes."""
+    if isinstance(data, ShardedData):
+        raise BadInput("model 'two-layer' is for data in memory, and shards stay in their files; use linear")
     if data.task == "regression":
         raise BadInput("model 'two-layer' is for classes, and this data has numbers to predict; use linear")
 
@@ -70,7 +75,8 @@ def from_data(
 ) -> LinearProblem:
     """A model of a data set, by default the linear one that suits it: logistic, softmax or least-squares regression.
 
-    ``data`` is a source's spec (``anyk data`` lists them), ``file`` a local file for it, ``l2`` the regulariser,
+    ``data`` is a source's spec (``anyk data`` lists them) or the pattern of files that stay where they lie
+    (``train-*.parquet``, :class:`~anyk.data.Shards`), ``file`` a local file for it, ``l2`` the regulariser,
     1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. ``split``: how training rows are
     spread over partitions, ``dirichlet:alpha=0.3`` unevenly by label (:class:`Dirichlet`), else as they come. How a
     file was understood is printed to standard error, or told to ``progress``; None says nothing. Raises
@@ -79,6 +85,9 @@ def from_data(
     >>> from_data("synthetic:rows=100,features=5").metric
     'auc'
     """
+    spec = as_shards(data)
+    if spec is not None:
+        return _from_shards(spec, file, l2, model, split, progress)
     made = load(data, file=file, progress=progress)
     recipe: dict[str, Any] = {"data": data}
     if file is not None:
@@ -100,6 +109,25 @@ def from_data(
     )
     problem.encoding, problem.labels = made.encoding, getattr(problem, "labels", ()) or made.labels
     return problem
+
+
+def _from_shards(
+    spec: str, file: Any, l2: float | None, model: str, split: str | None, progress: Callable[[str], None] | None
+) -> LinearProblem:
+    """A linear model of files that stay where they lie."""
+    if file is not None or split is not None:
+        raise BadInput(
+            f"shards are named by files=…, got the file '{file}'"
+            if split is None
+            else f"split={split} needs rows in memory, and shards stay in their files; leave it out"
+        )
+    made: Any = sources.build(spec, progress=progress)
+    recipe = (
+        {"data": spec} | ({} if l2 is None else {"l2": float(l2)}) | ({} if model == "linear" else {"model": model})
+    )
+    return models.build(model, data=made)(
+        made.train, X_test=made.test, l2=1.0 / made.rows if l2 is None else l2, recipe=recipe
+    )
 
 
 def from_recipe(recipe: dict[str, Any]) -> Problem:

@@ -13,11 +13,14 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Vector, cut, problem_text, some_rows
+from anyk.problems.data.dataset import Task
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.digest import digest_of
 from anyk.problems.linear_partitions import LinearPartitions
 from anyk.problems.predicting import Predictor
-from anyk.problems.scaling import Scaling, in_units
+from anyk.problems.scaling import Scaling, in_units, with_intercept
+from anyk.problems.shards.linear import LinearShardPartitions, ShardRows
+from anyk.problems.shards.source import Shards
 from anyk.problems.splits import Dirichlet, checked
 
 Floats = NDArray[np.float64]
@@ -79,13 +82,20 @@ class LinearProblem:
     ``weights``: of the rows, shape (rows,), at least 0: the objective's mean is weighted by them. ``classes``: the
     labels there are, where the rows need not have all. ``start``: weights (columns x outputs) and intercepts
     (outputs,) to begin with, in the units of the input; zeros if left out.
+
+    ``X`` may be :class:`~anyk.data.Shards`, which bring their targets: leave ``y`` out. Text is one-hot encoded, labels
+    are what the target's column holds, and a missing value is refused. ``X_test`` may then be shards, too. Such data is
+    not read to evaluate the objective unless :class:`anyk.Evaluate` asks for it. Partitions are runs of rows as they
+    come: files that are sorted by their labels give partitions of one class.
     """
 
     kind: ClassVar[str] = ""
     labelled: ClassVar[bool] = True
     curvature: ClassVar[float] = 1.0  # of a sample's loss in its score, at most
+    task: ClassVar[Task] = "regression"
     metric: str
     better: Literal["higher", "lower"]
+    y: Floats  # not of shards, which keep theirs
     # of data from elsewhere: how X came about, and what the classes are called
     encoding: Encoding = Encoding()
     labels: tuple[float | str, ...] = ()
@@ -93,7 +103,7 @@ class LinearProblem:
     def __init__(
         self,
         X: Any,
-        y: ArrayLike,
+        y: ArrayLike | None = None,
         *,
         l2: float = 0.0,
         X_test: Any = None,
@@ -106,8 +116,23 @@ class LinearProblem:
         weights: ArrayLike | None = None,
         classes: Sequence[float] | None = None,
         start: tuple[Any, Any] | None = None,
+        fill: Literal["mean"] | None = None,
     ) -> None:
-        self.intercept = intercept
+        self.intercept, self.standardize, self.weights = intercept, standardize, None
+        self.l2, self._start, self._recipe = checked_l2(l2), start, recipe
+        if standardize and scaling is not None:
+            raise BadInput("standardize and scaling are two ways to do the same; give one")
+        if isinstance(X, Shards):
+            for name, value in (("y", y), ("split", split), ("weights", weights), ("classes", classes)):
+                if value is not None:
+                    raise BadInput(f"shards bring their own rows and targets, as they come; leave {name} out")
+            self.uneven = None
+            self._of_shards(X, X_test, y_test, scaling, fill)
+            return
+        if y is None:
+            raise BadInput("y, the targets of X, is missing")
+        if isinstance(X_test, Shards) or fill is not None:
+            raise BadInput(f"{'X_test may be' if fill is None else 'fill is for'} shards only where X is; give arrays")
         self.uneven = checked(split, None if self.labelled else "regression has numbers to predict")
         design = _design(X, "X")
         self.samples = int(design.shape[0])
@@ -120,20 +145,40 @@ class LinearProblem:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, X has {design.shape[1]}; they must agree")
         rows = 0 if held_out is None else held_out.shape[0]
         self.y_test = None if y_test is None else self._labels(np.asarray(y_test), rows, "y_test")
-        self.l2 = checked_l2(l2)
         self.weights = None if weights is None else row_weights(weights, self.samples)
-        if standardize and scaling is not None:
-            raise BadInput("standardize and scaling are two ways to do the same; give one")
-        self.standardize = standardize
         self.scaling = Scaling.standard(design, self.weights) if standardize else scaling
         self.X = self._columns(design)
         self.X_test = None if held_out is None else self._columns(held_out)
+        self._finish()
+
+    def _of_shards(
+        self, shards: Shards, X_test: Any, y_test: Any, scaling: Scaling | None, fill: Literal["mean"] | None
+    ) -> None:
+        """Rows that stay in their files, in the place of ``X`` and ``y``."""
+        X = ShardRows.learned(
+            shards, self.task, intercept=self.intercept, standardize=self.standardize, scaling=scaling, fill=fill
+        )
+        self.X, self.X_test, self.y_test = X, None, None
+        self.samples, self.scaling = X.shape[0], X.design.scaling
+        self.encoding, self.labels = X.design.encoding, X.design.labels
+        self.classes = None
+        if self.labels:
+            coded = [-1.0, 1.0] if self.task == "binary" else np.arange(len(self.labels))
+            self.classes = np.array(coded if isinstance(self.labels[0], str) else self.labels, dtype=np.float64)
+        if isinstance(X_test, Shards):
+            if y_test is not None:
+                raise BadInput("shards bring their own targets; leave y_test out")
+            self.X_test = X.held_out(X_test)
+        elif X_test is not None or y_test is not None:
+            raise BadInput("held-out rows of a model on shards must be shards, too: X_test=Shards(…), without y_test")
+        self._finish()
+
+    def _finish(self) -> None:
+        """What follows from the rows."""
         self.outputs = self._outputs()
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)
         self.penalty = self._penalty()
-        self._start = start
-        self._recipe = recipe
 
     def __repr__(self) -> str:
         return problem_text(self)
@@ -167,21 +212,16 @@ class LinearProblem:
     def _columns(self, X: Any) -> Any:
         if self.scaling is not None:
             X = self.scaling.apply(X)
-        if not self.intercept:
-            return X
-        ones = np.ones((X.shape[0], 1), dtype=X.dtype)
-        if not hasattr(X, "indptr"):
-            return np.hstack([X, ones])
-        from scipy import sparse
-
-        return sparse.hstack([X, sparse.csr_array(ones)], format="csr")
+        return with_intercept(X) if self.intercept else X
 
     def _outputs(self) -> int:
         return 1
 
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions:
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearShardPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
+        if isinstance(self.X, ShardRows):
+            return LinearShardPartitions(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
         weights = self.weights
         if weights is not None and self.uneven is not None:
             weights = weights[self.uneven.order(self.y, ends)]
@@ -214,8 +254,11 @@ class LinearProblem:
 
     def loss(self, w: Vector) -> float:
         """See :class:`~anyk.problems.base.Problem`."""
-        losses = self._losses(self._scores(self.X, w), self.y)
-        mean = losses.mean() if self.weights is None else self.weights @ losses / self.samples
+        if isinstance(self.X, ShardRows):
+            mean: float = sum(self._losses(self._scores(X, w), y).sum() for X, y in self.X.all()) / self.samples
+        else:
+            losses = self._losses(self._scores(self.X, w), self.y)
+            mean = float(losses.mean() if self.weights is None else self.weights @ losses / self.samples)
         return float(mean + 0.5 * float((self.penalty * w) @ w))
 
     def in_units(self, w: Vector) -> tuple[Floats, Floats]:
@@ -239,14 +282,30 @@ class LinearProblem:
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""
+        if isinstance(self.X_test, ShardRows):  # scores and targets are all that is kept of them
+            found = [(y, self._scores(X, w)) for X, y in self.X_test.all()]
+            return {self.metric: self._metric(*(np.concatenate(part) for part in zip(*found, strict=True)))}
         if self.X_test is None or self.y_test is None:
             return {}
         return {self.metric: self._metric(self.y_test, self._scores(self.X_test, w))}
 
+    @property
+    def evaluated_on(self) -> Literal["train", "held_out"] | None:
+        """See :class:`~anyk.problems.base.Problem`; shards are not read for the loss."""
+        if not isinstance(self.X, ShardRows):
+            return "train"
+        return None if self.X_test is None else "held_out"
+
     def sampled(self, samples: int) -> Self:
         """See :class:`~anyk.problems.base.Problem`."""
         made, rows = copy(self), some_rows(self.samples, samples, "train")
-        made.X, made.y, made.samples = self.X[rows], self.y[rows], min(samples, self.samples)
+        made.samples = min(samples, self.samples)
+        if isinstance(self.X, ShardRows):
+            made.X, made.y = self.X.some(rows)
+            if self.X_test is not None:
+                made.X_test, made.y_test = self.X_test.some(some_rows(self.X_test.shape[0], samples, "held out"))
+            return made
+        made.X, made.y = self.X[rows], self.y[rows]
         made.weights = None if self.weights is None else self.weights[rows]
         if self.X_test is not None and self.y_test is not None:
             held = some_rows(self.X_test.shape[0], samples, "held out")
@@ -261,17 +320,23 @@ class LinearProblem:
         """See :class:`~anyk.problems.base.Problem`."""
         uneven = () if self.uneven is None else self.uneven.told
         weights = () if self.weights is None else (self.weights,)
+        if isinstance(self.X, ShardRows):
+            parts = [self.X.digest(), "" if self.X_test is None else self.X_test.digest()]
+            return digest_of(np.array(parts))
         return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven, *weights)
 
     def smoothness(self, *, tol: float = 1e-3) -> float:
         """L, the largest curvature the objective can have: gradient steps with learning rate 1 / L never overshoot.
 
         The largest eigenvalue of X'X / N (rows times their weights) times the loss's own curvature (1/4 logistic, 1/2
-        softmax, 1 squares), to a relative precision of ``tol`` (0: that of its numbers), and the largest penalty.
+        softmax, 1 squares), to a relative precision of ``tol`` (0: that of its numbers), and the largest penalty. Of
+        shards with more than 1,024 columns a bound, the sum of the eigenvalues instead of the largest.
         """
         from scipy.sparse.linalg import svds
 
         X = self.X
+        if isinstance(X, ShardRows):
+            return self.curvature * X.curvature() + float(np.max(self.penalty))
         if self.weights is not None:
             roots = np.sqrt(self.weights).astype(self.dtype)[:, None]
             X = X * roots if isinstance(X, np.ndarray) else X.multiply(roots).tocsr()
@@ -306,6 +371,7 @@ class LogisticRegression(LinearProblem):
     """
 
     kind = "logistic"
+    task = "binary"
     curvature = 0.25
     metric = "auc"
     better = "higher"
@@ -364,6 +430,7 @@ class SoftmaxRegression(LinearProblem):
     """
 
     kind = "softmax"
+    task = "multiclass"
     curvature = 0.5
     metric = "accuracy"
     better = "higher"

@@ -105,15 +105,18 @@ class LinearPartitions:
         if rows is not None:
             X, y = X[rows], y[rows]
             weights = None if weights is None else weights[rows]
-        if self.outputs > 1:
-            W = w.reshape(self.features, self.outputs)
-            slope = softmax_slope(X @ (W if columns is None else W[columns]), y)
-        else:
-            scores = X @ (w if columns is None else w[columns])
-            slope = logistic_slope(scores, y) if self.kind == "logistic" else scores - y
+        W = w if self.outputs == 1 else w.reshape(self.features, self.outputs)
+        slope = slope_of(self.kind, X @ (W if columns is None else W[columns]), y)
         if weights is not None:
             slope *= weights if self.outputs == 1 else weights[:, None]
         return np.asarray(X.T @ slope).reshape(-1)
+
+
+def slope_of(kind: str, scores: Vector, y: Vector) -> Vector:
+    """Derivative of a linear model's losses in the scores of rows: shape (rows,), of softmax (rows, classes)."""
+    if kind == "softmax":
+        return softmax_slope(scores, y)
+    return logistic_slope(scores, y) if kind == "logistic" else scores - y
 
 
 def logistic_slope(scores: Vector, y: Vector) -> Vector:

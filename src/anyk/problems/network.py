@@ -17,6 +17,7 @@ from anyk.problems.base import Index, Vector, cut, stacked
 from anyk.problems.linear import SoftmaxRegression
 from anyk.problems.linear_partitions import softmax_slope
 from anyk.problems.predicting import Predictor
+from anyk.problems.shards.source import Shards
 from anyk.problems.splits import Dirichlet
 
 
@@ -107,6 +108,8 @@ class TwoLayerNetwork(SoftmaxRegression):
     ) -> None:
         if hidden < 1:
             raise BadInput(f"hidden must be at least 1 unit, got {hidden}")
+        if isinstance(X, Shards):
+            raise BadInput("a two-layer network is for data in memory; use a linear model or TorchProblem with shards")
         super().__init__(X, y, l2=l2, X_test=X_test, y_test=y_test, recipe=recipe, split=split)
         self.hidden, self.seed = hidden, seed
         self.dimension = dimension(*self._shape)

@@ -98,6 +98,16 @@ class Scaling:
         return W * self.scale[:, None], np.asarray(intercepts, dtype=np.float64) + self.center @ W
 
 
+def with_intercept(X: Any) -> Any:
+    """With a last column of ones."""
+    ones = np.ones((X.shape[0], 1), dtype=X.dtype)
+    if isinstance(X, np.ndarray):
+        return np.hstack([X, ones])
+    from scipy import sparse
+
+    return sparse.hstack([X, sparse.csr_array(ones)], format="csr")
+
+
 def in_units(w: Any, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
     """A flat model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
     W = np.asarray(w, dtype=np.float64).reshape(-1, outputs)

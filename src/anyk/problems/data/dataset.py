@@ -90,7 +90,12 @@ def load(spec: str, *, file: str | Path | None = None, progress: Progress | None
     """
     name, _ = parse(spec)
     if name not in sources and Path(name).suffix:
-        raise BadInput(f"'{name}' looks like a file; to read one use the data set 'file' with --data-file {name}")
+        raise BadInput(
+            f"'{name}' looks like a file; to read one use the data set 'file' with --data-file {name}, or "
+            f"shards:files={name} where it does not fit into memory"
+        )
+    if name == "shards":
+        raise BadInput("shards stay in their files, so there are no arrays to load; see anyk.data.Shards")
     takes = inspect.signature(sources.entry(name).build).parameters
     if "file" not in takes:
         if file is not None:

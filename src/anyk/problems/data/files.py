@@ -260,7 +260,7 @@ def _from_table(table: Table, file: Path, asked: _Asked, *remarks: str) -> _Samp
             f"{shown(file)} has {rows_text(table.rows)} and {len(names)} column{'s' * (len(names) != 1)} (separated by "
             "commas); a target, a feature and two rows are the least"
         )
-    place, found = _target_column(names, file, asked.target)
+    place, found = target_column(names, file, asked.target)
     columns = dict(enumerate(table.columns))
     y = columns.pop(place)
     label = names[place]
@@ -290,7 +290,7 @@ def _from_table(table: Table, file: Path, asked: _Asked, *remarks: str) -> _Samp
     return _Samples(encoding.encode(values, shown(file)), y, where, encoding=encoding, remarks=remarks)
 
 
-def _target_column(names: list[str], file: Path, target: str | None) -> tuple[int, str]:
+def target_column(names: list[str], file: Path | str, target: str | None) -> tuple[int, str]:
     """Which column is the target, and, where that was not asked for, why."""
     if target is None:
         for wanted in ("target", "label", "y"):

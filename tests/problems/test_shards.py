@@ -1,0 +1,237 @@
+"""Shards: the same model as from arrays in memory, read by those who hold the rows and by nobody else."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk import BadInput
+from anyk.cli import main
+from anyk.data import Shards
+from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
+from anyk.problems.shards import formats, linear, survey
+
+ROWS = 120
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Passes in this process, and blocks of some rows only."""
+    for module in (survey, linear):
+        monkeypatch.setattr(module, "in_processes", lambda work, pieces: [work(piece) for piece in pieces])
+    monkeypatch.setattr(formats, "_BYTES", 600)
+    monkeypatch.setattr(formats, "_TEXT", 600)
+
+
+def numbers(seed=0):
+    random = np.random.default_rng(seed)
+    X = random.normal(size=(ROWS, 3)) * [1.0, 20.0, 0.5] + [0.0, 5.0, 0.0]
+    X[random.random((ROWS, 3)) < 0.3] = 0.0
+    return X, np.where(X[:, 0] + random.normal(size=ROWS) > 0, 2.0, 1.0)
+
+
+def write(folder, kind, X, y, files=3, words=None):
+    """Files of ``kind`` that hold these rows in order; returns their pattern."""
+    import pandas as pd
+
+    for i, rows in enumerate(np.array_split(np.arange(len(y)), files)):
+        name = folder / f"part-{i}.{kind}"
+        if kind in ("csv", "parquet"):
+            table = pd.DataFrame(X[rows], columns=["a", "b", "c"])
+            if words is not None:
+                table.insert(1, "colour", words[rows])
+            table["y"] = y[rows]
+            table.to_csv(name, index=False) if kind == "csv" else table.to_parquet(name, row_group_size=7)
+        elif kind == "npz":
+            np.savez(name, X=X[rows], y=y[rows])
+        else:
+            from sklearn.datasets import dump_svmlight_file
+
+            dump_svmlight_file(X[rows], y[rows], str(name), zero_based=False)
+    return str(folder / f"part-*.{kind}")
+
+
+def loaded(address):
+    with np.load(address) as found:
+        return found["X"], found["y"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "svmlight", "read"])
+@pytest.mark.parametrize("model", [LogisticRegression, LeastSquares])
+def test_a_model_on_shards_is_that_of_the_arrays(here, tmp_path, kind, model):
+    X, y = numbers()
+    files = write(tmp_path, "npz" if kind == "read" else kind, X, y)
+    shards = Shards(files, read=loaded if kind == "read" else None, cache_mb=0.002)
+    found = model(shards, intercept=True, standardize=True, l2=0.1)
+    from scipy import sparse
+
+    expected = model(sparse.csr_array(X) if kind == "svmlight" else X, y, intercept=True, standardize=True, l2=0.1)
+    assert (found.samples, found.dimension) == (ROWS, 4)
+    np.testing.assert_allclose(found.scaling.center, expected.scaling.center, atol=1e-12)
+    np.testing.assert_allclose(found.scaling.scale, expected.scaling.scale, rtol=1e-12)
+    w = np.random.default_rng(1).normal(size=4)
+    assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-12)
+    assert found.smoothness() == pytest.approx(expected.smoothness(tol=0), rel=1e-9)
+    own, theirs = found.split(7), expected.split(7)
+    for j, rows in [(0, None), (3, None), (6, None), (2, np.array([0, 4, 11, 16])), (5, np.array([16]))]:
+        args = (j, w) if rows is None else (j, w, rows)
+        np.testing.assert_allclose(own.partial_gradient(*args), theirs.partial_gradient(*args), rtol=1e-10, atol=1e-10)
+    whole = np.sum([own.partial_gradient(j, w) for j in range(2, 6)], axis=0)
+    np.testing.assert_allclose(own.piece(2, 5).partial_gradient(0, w), whole, rtol=1e-10, atol=1e-10)
+    some = found.sampled(40)
+    assert some.loss(w) == pytest.approx(expected.sampled(40).loss(w), rel=1e-12)
+    assert found.evaluated_on is None
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_text_labels_and_gaps_are_those_of_the_whole_table(here, tmp_path, kind):
+    """Words that come in some files only, a column that looks like numbers in the first file, gaps that are filled."""
+    X, _ = numbers()
+    words = np.array(["7"] * 40 + ["red", "green"] * 40, dtype=object)
+    words[[3, 50]] = None
+    X[[2, 60], 0] = np.nan
+    y = np.array(["no", "yes", "maybe"] * 40, dtype=object)
+    y[:40] = "no"  # the first file has one label only
+    files = write(tmp_path, kind, X, y, words=words)
+    found = SoftmaxRegression(Shards(files), intercept=True, fill="mean", X_test=Shards(files))
+    assert found.labels == ("maybe", "no", "yes")
+    a, colour, *_ = found.encoding.columns
+    assert a.fill == pytest.approx(np.nanmean(X[:, 0]))
+    assert (colour.categories, colour.fill) == (("7", "green", "red"), "green")
+    table = np.column_stack(
+        [np.where(np.isnan(X[:, 0]), a.fill, X[:, 0])]
+        + [np.array([(word or "green") == one for word in words], float) for one in colour.categories]
+        + [X[:, 1], X[:, 2]]
+    )
+    codes = np.array([found.labels.index(label) for label in y])
+    expected = SoftmaxRegression(table, codes, intercept=True, X_test=table, y_test=codes)
+    w = np.random.default_rng(1).normal(size=found.dimension)
+    assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-12)
+    assert found.metrics(w) == expected.metrics(w)
+    assert found.smoothness() == pytest.approx(expected.smoothness(tol=0), rel=1e-9)
+    standard = anyk.problems.SoftmaxRegression(Shards(files), standardize=True, fill="mean").scaling
+    from scipy import sparse
+
+    other = SoftmaxRegression(sparse.csr_array(table), codes, standardize=True).scaling
+    np.testing.assert_allclose(standard.center, other.center, atol=1e-12)
+    np.testing.assert_allclose(standard.scale, other.scale, rtol=1e-12)
+
+
+def test_rows_of_csv_may_hold_line_breaks_and_a_byte_order_mark(here, tmp_path):
+    rows = [f'"a\n{i % 3}",{i},{i % 2}' for i in range(90)]
+    (tmp_path / "t.csv").write_text(
+        "\ufeffword,number,y\r\n" + "\r\n".join(rows) + "\r\n", encoding="utf-8", newline=""
+    )
+    found = LogisticRegression(Shards(str(tmp_path / "t.csv")))
+    assert (found.samples, found.encoding.names) == (90, ("word=a\n0", "word=a\n1", "word=a\n2", "number"))
+    X = found.X.some(slice(None))[0].toarray()
+    np.testing.assert_array_equal(X[:, 3], np.arange(90))
+    np.testing.assert_array_equal(X[:, :3].argmax(axis=1), np.arange(90) % 3)
+
+
+_DRIVER = """
+import json, os, sys
+import anyk
+from anyk.data import Shards
+opened = []
+sys.addaudithook(lambda event, args: event == "open" and "part-" in str(args[0]) and opened.append(str(args[0])))
+problem = anyk.problems.LogisticRegression(Shards(sys.argv[1]), l2=0.1)
+run = anyk.train(problem, "frc:stragglers=1", "processes", workers=2, steps=15, optimizer=anyk.optimizers.GD(lr=0.01))
+print(json.dumps([opened, run.model.tolist(), run.loss]))
+"""
+
+
+@pytest.mark.slow
+def test_the_driver_opens_no_shard(tmp_path):
+    X, y = numbers()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _DRIVER, write(tmp_path, "parquet", X, y)],
+        capture_output=True, text=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    opened, model, loss = json.loads(done.stdout)
+    assert (opened, loss) == ([], None)
+    expected = anyk.train(LogisticRegression(X, y, l2=0.1), "frc:stragglers=1", "simulated", workers=2, steps=15,
+                          optimizer=anyk.optimizers.GD(lr=0.01))  # fmt: skip
+    np.testing.assert_allclose(model, expected.model, rtol=1e-9)
+
+
+def test_the_command_line_trains_resumes_and_predicts(here, tmp_path, monkeypatch):
+    X, y = numbers()
+    write(tmp_path, "parquet", X, y)
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner().invoke
+    common = ["--workers", "4", "--cluster", "simulated", "--strategy", "frc:stragglers=1", "--out", "r"]
+    done = run(main, ["train", "--data", "part-*.parquet", "--steps", "5", *common])
+    assert done.exit_code == 0, done.output
+    assert "part-*.parquet: 80 rows in 2 files, 3 columns and an intercept, task binary ('1.0', '2.0'), label 'y'; " \
+        "held out: part-2.parquet" in done.output  # fmt: skip
+    monkeypatch.chdir("/")
+    folder = str(tmp_path / "r")
+    assert run(main, ["resume", folder, "--steps", "8"]).exit_code == 0
+    done = run(main, ["predict", folder, str(tmp_path / "part-2.parquet")])
+    assert done.exit_code == 0, done.output
+    assert set(done.output.split("\n")[1].split(",")[-1]) <= set("12.")
+    file = tmp_path / "part-1.parquet"
+    os.utime(file, ns=(0, 0))
+    done = run(main, ["resume", folder, "--steps", "9"])
+    assert done.exit_code == 2
+    assert "part-*.parquet)' has changed since the run" in done.output
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda t: Shards(f"{t}/none-*.csv"), "there is no file '.*none-"),
+        (lambda t: Shards(str(t)), "is a folder; give a pattern of its files"),
+        (lambda t: Shards([f"{t}/a.csv", f"{t}/c.npz"]), "shards must all be of one kind, got .*a.csv and .*c.npz"),
+        (lambda t: Shards(f"{t}/odd.txt"), "for any other give read="),
+        (lambda t: Shards([f"{t}/a.csv", f"{t}/a.csv"]), "1 of the files are named twice"),
+        (lambda t: Shards(f"{t}/c.npz", target="y"), "target is for parquet and csv files, and these are npz"),
+        (lambda t: Shards(f"{t}/a.csv", rows=[1, 2]), "rows must be one number for each of the 1 files, got 2"),
+        (lambda t: LeastSquares(Shards(f"{t}/[ab].csv")), "b.csv has the columns 'u', 'y', .*a.csv has 'x', 'y'"),
+        (lambda t: LeastSquares(Shards(f"{t}/gap.csv")), r"column 'x' of .*gap.csv is missing or not finite in 1 rows"),
+        (lambda t: LeastSquares(Shards(f"{t}/a.csv", target="z")), "no column 'z' for the target"),
+        (lambda t: LeastSquares(Shards(f"{t}/a.csv", columns=["z"])), "no column 'z'; its columns: 'x', 'y'"),
+        (lambda t: LeastSquares(Shards(f"{t}/a.csv", rows=9)), r"rows says \[9\], and the files have \[4\]"),
+        (lambda t: LogisticRegression(Shards(f"{t}/a.csv")), "has 4 different values but task=binary needs two"),
+        (lambda t: LeastSquares(Shards(f"{t}/a.csv"), [1.0]), "shards bring their own rows .*; leave y out"),
+        (lambda t: LeastSquares(Shards(f"{t}/a.csv"), weights=[1.0]), "leave weights out"),
+        (lambda t: LeastSquares(Shards(f"{t}/a.csv"), X_test=[[1.0]], y_test=[1.0]), "must be shards, too"),
+        (lambda t: LeastSquares([[1.0]]), "y, the targets of X, is missing"),
+        (lambda t: anyk.problems.TwoLayerNetwork(Shards(f"{t}/a.csv"), [1.0]), "is for data in memory"),
+        (lambda t: anyk.problems.from_data(f"shards:{t}/a.csv,test=*.csv"), "there is no file"),
+        (lambda t: anyk.problems.from_data(f"shards:{t}/*.csv,test={t}/*.csv"), "none is left to train on"),
+        (lambda t: anyk.problems.from_data(f"{t}/*.csv", split="dirichlet:alpha=1"), "shards stay in their files"),
+        (lambda t: anyk.problems.load(f"shards:{t}/a.csv"), "there are no arrays to load"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said(here, tmp_path, make, sentence):
+    (tmp_path / "a.csv").write_text("x,y\n1,1\n2,2\n3,3\n4,4.5\n")
+    (tmp_path / "b.csv").write_text("u,y\n1,1\n2,2\n3,3\n")
+    (tmp_path / "gap.csv").write_text("x,y\n1,1\n,2\n3,3\n")
+    (tmp_path / "odd.txt").write_text("x")
+    np.savez(tmp_path / "c.npz", X=np.eye(2), y=np.arange(2.0))
+    with pytest.raises(BadInput, match=sentence):
+        make(tmp_path)
+
+
+def test_a_shard_that_changes_while_it_is_used_is_named(here, tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},{i}\n" for i in range(9)))
+    parts = LeastSquares(Shards(str(tmp_path / "a.csv"))).split(2)
+    (tmp_path / "a.csv").write_text("x,y\n1,1\n")
+    with pytest.raises(anyk.RunFailed, match=r"a.csv has changed since the run began: 1 rows where there were 9"):
+        parts.partial_gradient(0, np.zeros(1))
+
+
+def test_the_sentence_of_a_process_that_reads_is_the_users(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,1\n2\n")
+    with pytest.raises(
+        BadInput, match=r"a.csv cannot be read as CSV: a row before byte 10 has 1 cells, the first has 2"
+    ):
+        LeastSquares(Shards(str(tmp_path / "a.csv")))
