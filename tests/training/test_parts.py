@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -42,3 +44,36 @@ def test_parts_give_the_bits_of_the_whole(
     assert np.array_equal(found[0].model, found[1].model)
     assert not np.array_equal(found[0].model, problem.initial())
     assert rows.digest(found[0].log, "model", 6) == keyed.digest(found[1].model)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {"amsgrad": True}), ("AdamW", {}), ("NAdam", {}), ("RAdam", {}),
+     ("RMSprop", {"centered": True}), ("Adagrad", {}), ("Adadelta", {}), ("Adamax", {}), ("ASGD", {}), ("Rprop", {})],
+)  # fmt: skip
+def test_optimisers_of_torch_step_parts_as_they_step_the_whole(method: str, arguments: dict[str, Any]) -> None:
+    """Parts that cut parameters apart or hold several; state included."""
+
+    class Shaped:
+        shapes = ((40, 3), (5,), (0, 3), (7,), (150,))
+
+    optimizer = anyk.optimizers.TorchOptimizer(method, lr=1e-2, **arguments).fitted(Shaped)
+    size, parts = 282, [slice(0, 64), slice(64, 122), slice(122, 131), slice(131, 282)]
+    whole = apart = np.random.default_rng(0).standard_normal(size)
+    state, own = optimizer.start(whole), optimizer.start(apart)
+    taken = 0
+    for t in range(4):
+        gradient = np.random.default_rng(t + 1).standard_normal(size)
+        whole = optimizer.step(whole, gradient.copy(), state, t, 0.5)
+        out = np.empty(size)
+        with optimizer.stepping(apart, own, t, 0.5, out) as take:
+            if take is None:
+                optimizer.step(apart, gradient.copy(), own, t, 0.5, out=out)
+            else:
+                taken += 1
+                for part in reversed(parts):
+                    take(part, gradient[part].copy())
+        apart = out
+    assert taken >= 3
+    assert np.array_equal(whole, apart)
+    assert state.keys() == own.keys() and all(np.array_equal(state[key], own[key]) for key in state)

@@ -8,6 +8,8 @@ the arithmetic on a model of some hundred thousand numbers, so steps make none t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +23,7 @@ from anyk.specs import show
 
 Vector = NDArray[np.floating[Any]]
 State = dict[str, Vector]
+Stepper = Callable[[slice, Vector], None]
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,22 @@ class Optimizer(ABC):
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
         """The model after step ``t`` (from 0), written to ``out``; ``gradient`` may be overwritten, ``w`` is not."""
+
+    @contextmanager
+    def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
+        """A function of (slice, gradient there) that takes step ``t`` there; None where only a whole model can step.
+
+        It is to be called once for each part, by several threads; the arguments are those of :meth:`step`.
+        """
+        if not vars(type(self)).get("by_coordinate", False):
+            yield None
+            return
+
+        def step(part: slice, gradient: Vector) -> None:
+            own = {name: vector[part] for name, vector in state.items()}
+            self.step(w[part], gradient, own, t, scale, out=out[part])
+
+        yield step
 
     def _lr(self, t: int, scale: float) -> float:
         return self.rate.at(t) * scale

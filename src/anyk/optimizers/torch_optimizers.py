@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from math import prod
@@ -15,7 +17,7 @@ import numpy as np
 from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.named import admit, imported
 from anyk.optimizers.schedules import ConstantRate, Schedule
-from anyk.optimizers.steps import Optimizer, State, Vector
+from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
 from anyk.specs import bracketed, parse, read, show
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 Argument = None | bool | int | float | tuple[float, ...] | str  # what a spec can say
 Scheduler = Callable[[Any], Any]
+_BY_NUMBER = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 _SEEN = "seen"  # where a state keeps the values of evaluations, in their order
 MADE = "made in Python"  # what stands in a spec for what has none
 _PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float}
@@ -167,6 +170,74 @@ class TorchOptimizer(Optimizer):
             state[_SEEN] = seen
         return out
 
+    @contextmanager
+    def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
+        """See :meth:`Optimizer.stepping`; of torch's own methods that step number by number, once there is a state."""
+        import torch
+
+        step, threads = self._stepper(w, state, t, scale, out), torch.get_num_threads()
+        if step is not None:
+            torch.set_num_threads(1)  # in the threads that will call it, too
+        try:
+            yield step
+        finally:
+            torch.set_num_threads(threads)
+
+    def _stepper(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Stepper | None:
+        import torch
+
+        if type(self) is not TorchOptimizer or self._class not in [getattr(torch.optim, name) for name in _BY_NUMBER]:
+            return None
+        groups = self._hyperparameters(t, state.get(_SEEN, np.empty(0)), scale)
+        if len(state) == (_SEEN in state) and (
+            self._class is not torch.optim.SGD or any(g["momentum"] for g in groups)
+        ):
+            return None  # what a first step leaves behind is the method's own
+        ends = np.cumsum([0, *([w.size] if self.shapes is None else map(prod, self.shapes))]).tolist()
+        kept: dict[int, dict[str, Vector]] = defaultdict(dict)  # by parameter and name
+        for key, array in state.items():
+            if key != _SEEN:
+                place, _, name = key.partition(".")
+                kept[int(place)][name] = array.copy() if ":" in name else array  # numbers as before any part's step
+
+        def step(part: slice, gradient: Vector) -> None:
+            out[part] = w[part]
+            places = range(bisect_right(ends, part.start) - 1, bisect_left(ends, part.stop))
+            pieces, own = [], {}
+            for number, place in enumerate(places):
+                here = slice(max(ends[place], part.start), min(ends[place + 1], part.stop))
+                piece = torch.from_numpy(out[here])
+                piece.grad = torch.from_numpy(gradient[here.start - part.start : here.stop - part.start])
+                pieces.append(piece)
+                within = slice(here.start - ends[place], here.stop - ends[place])
+                for name, array in kept[place].items():
+                    own[f"{number}.{name}"] = array.copy() if ":" in name else array.reshape(-1)[within]
+            optimizer = self._make(pieces, groups[0]["lr"], places)
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(values)
+            _give(optimizer, pieces, own)
+            optimizer.step()
+            left: State = {}
+            _take(optimizer, pieces, left)
+            for key, array in left.items():
+                at, _, name = key.partition(".")
+                if ":" in name:
+                    state[f"{places[int(at)]}.{name}"][:] = array  # the same from all pieces
+                elif not np.may_share_memory(array, own[key]):
+                    own[key][:] = array
+
+        return step
+
+    def _hyperparameters(self, t: int, seen: Any, scale: float) -> list[dict[str, Any]]:
+        """Those of each group at a step."""
+        small = self.made_small(self.rate.at(t))
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in small.param_groups]
+        if isinstance(self.rate, _Scheduled):
+            groups = [group | values for group, values in zip(groups, self.rate.groups(t, seen), strict=True)]
+        for group in groups:
+            group["lr"] *= scale
+        return groups
+
     def _views(self, flat: Vector) -> list[torch.Tensor]:
         import torch
 
@@ -176,9 +247,9 @@ class TorchOptimizer(Optimizer):
         parts: Any = torch.split(whole, [prod(shape) for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def _make(self, parameters: Sequence[torch.Tensor], lr: float) -> Any:
+    def _make(self, parameters: Sequence[torch.Tensor], lr: float, places: Sequence[int] | None = None) -> Any:
         if self._groups is not None:
-            return self._groups.over(parameters)
+            return self._groups.over(parameters, places)
         return self._class(parameters, lr=lr, **self.arguments)
 
     def made_small(self, lr: float) -> Any:
@@ -257,15 +328,16 @@ class _Groups:
             raise BadInput("all parameters of the optimiser are frozen (requires_grad=False): nothing would be trained")
         return made
 
-    def over(self, parameters: Sequence[torch.Tensor]) -> Any:
-        """An optimiser like the one given, without state, whose groups have these parameters."""
+    def over(self, parameters: Sequence[torch.Tensor], places: Sequence[int] | None = None) -> Any:
+        """An optimiser like the one given, without state, whose groups have these parameters: of ``places``, or all."""
+        at = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
         made = object.__new__(type(self.given))
         own = {name: value for name, value in vars(self.given).items() if name != "step"}  # as a scheduler wraps it
         made.__dict__ |= own | {
             "state": defaultdict(dict),
             "param_groups": [
-                settings | {"params": [parameters[place] for place in places]}
-                for settings, places in zip(self._settings, self._places, strict=True)
+                settings | {"params": [at[place] for place in own if place in at]}
+                for settings, own in zip(self._settings, self._places, strict=True)
             ],
         }
         return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from anyk.problems.base import Vector
 ROWS = 8  # samples of the partition that is tried
 SINGLE = 1e-6  # relative difference that marks of gradients may have that differ by less than float32 shows
 _SKETCH = 64  # sums that stand for a gradient
+_PART = 1 << 16  # numbers looked at at once
 _ADVICE = (
     "a code takes replicas of a partition for equal; draw from the global generator of torch, NumPy or Python, which "
     "are seeded alike on all workers, not from one of your own or the clock, or use a strategy without replicas "
@@ -65,11 +66,19 @@ class Trial(NamedTuple):
 
 def sketch(gradient: Vector) -> NDArray[np.float64]:
     """Signed sums whose norm is, on average, that of the gradient, as the norm of differences is that of theirs."""
-    signs = keyed.generator(0, "sketch", gradient.size).integers(0, 2, gradient.size, dtype=np.int8)
-    padded = np.zeros(-(-gradient.size // _SKETCH) * _SKETCH)
-    np.multiply(gradient, 2 * signs - 1, out=padded[: gradient.size])
-    sums: NDArray[np.float64] = padded.reshape(-1, _SKETCH).sum(axis=0)
+    random = keyed.generator(0, "sketch", gradient.size)
+    sums = np.zeros(_SKETCH)
+    for part in _parts(gradient):
+        signs = 2 * random.integers(0, 2, part.size, dtype=np.int8) - 1
+        padded = np.zeros(-(-part.size // _SKETCH) * _SKETCH)
+        np.multiply(part, signs, out=padded[: part.size])
+        sums += padded.reshape(-1, _SKETCH).sum(axis=0)
     return sums
+
+
+def _parts(vector: Vector) -> Iterator[Vector]:
+    for first in range(0, vector.size, _PART):
+        yield vector[first : first + _PART]
 
 
 def mark(gradient: Vector) -> int | None:
@@ -77,9 +86,13 @@ def mark(gradient: Vector) -> int | None:
 
     None where they are not finite.
     """
-    wide = gradient.astype(np.float64, copy=False)
+    signed = squares = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        pair = np.array([wide[::2].sum() - wide[1::2].sum(), np.linalg.norm(wide)], dtype=np.float32)
+        for part in _parts(gradient):
+            wide = part.astype(np.float64, copy=False)
+            signed += float(wide[::2].sum() - wide[1::2].sum())
+            squares += float(wide @ wide)
+        pair = np.array([signed, np.sqrt(squares)], dtype=np.float32)
     return int(pair.view(np.int64)[0]) if np.isfinite(pair).all() else None
 
 
@@ -104,8 +117,13 @@ def model_like(scales: Sequence[tuple[int, float, float]], dtype: np.dtype[Any])
     It stands for that model on workers, to which it is not sent before the run begins.
     """
     random = keyed.generator(0, "trial model")
-    parts = [mean + deviation * random.standard_normal(size) for size, mean, deviation in scales]
-    return np.concatenate(parts).astype(dtype)
+    w: Vector = np.empty(sum(size for size, _, _ in scales), dtype=dtype)
+    first = 0
+    for size, mean, deviation in scales:
+        for part in _parts(w[first : first + size]):
+            part[:] = mean + deviation * random.standard_normal(part.size)
+        first += size
+    return w
 
 
 def _percent(apart: float) -> str:

@@ -21,7 +21,7 @@ from anyk.problems.digest import digest_of
 from anyk.problems.splits import Dirichlet, checked
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
 from anyk.problems.torch_checks import check_norms, check_options, ignored_by, is_mean, takes_module
-from anyk.problems.torch_data import Arrays, Items, samples_of
+from anyk.problems.torch_data import Arrays, Items, samples_of, tensor_over
 from anyk.problems.torch_metrics import Metric, Metrics, measured, usual
 from anyk.problems.torch_network import Batch, Network, mapped
 from anyk.problems.torch_partitions import (
@@ -145,7 +145,7 @@ class TorchProblem:
             self._count_terms()
         elif mean and ignored is not None:
             self._count_targets(ignored)
-        self._last: tuple[Vector, Network, torch.device, int] | None = None
+        self._last: tuple[Network, torch.device, int] | None = None
         tried = self._try()
         self._metrics: Metrics = dict(usual(self._network, tried, ignored) if metrics is None else metrics)
         if not self._metrics:
@@ -383,19 +383,21 @@ class TorchProblem:
         data = self._data
         if isinstance(data, Items) and not whole:
             data = data.some(_RENEWED, "statistics")
-        last = self._last
-        if last is not None and np.array_equal(last[0], w) and last[3] == len(data):
-            return last[1:3]
+        last, self._last = self._last, None
+        if last is not None and _is_at(last[0].module, w) and last[2] == len(data):
+            self._last = last
+            return last[:2]
+        del last
         network = copy.deepcopy(self._network)
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine need not have what workers have
-        flat = torch.tensor(np.asarray(w, dtype=self.dtype))
+        flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
         for parameter, piece in zip(trained(network.module), pieces_of(flat, self.shapes), strict=True):
             parameter.data = piece.clone()  # of its own: views of one tensor cannot be saved one by one
         device = network.move()
         self._renew_statistics(network, device, data)
         network.module.eval()
-        self._last = w.copy(), network, device, len(data)
+        self._last = network, device, len(data)
         return network, device
 
     def _renew_statistics(self, network: Network, device: torch.device, data: Arrays | Items) -> None:
@@ -419,3 +421,14 @@ class TorchProblem:
     def _batches(self, data: Arrays | Items, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
         for a, b in pairwise(even_ends(len(data), self._microbatch or _EVALUATED)):
             yield data.tensors(slice(a, b), device), b - a
+
+
+def _is_at(module: torch.nn.Module, w: Vector) -> bool:
+    """Whether a module's parameters are ``w``."""
+    first = 0
+    for parameter in trained(module):
+        here = w[first : first + parameter.numel()]
+        if not np.array_equal(parameter.detach().cpu().numpy().reshape(-1), here):
+            return False
+        first += here.size
+    return True

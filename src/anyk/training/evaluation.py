@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time as clock
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from anyk.training.schema import Evaluation
 _POINTS = 256  # versions kept of a slot before every second one is left out
 _AFTER = 0.01  # seconds after a new version, while the driver hands it out, in which not to take the processor from it
 _APART = 0.05  # seconds that versions kept on a real clock are apart at least: keeping one costs a copy
+_LARGE = 1 << 20  # bytes of a version from which on it is kept in a file
 _SHARE = 0.05  # of a real run's time at most goes to evaluating while it runs
 
 
@@ -26,9 +28,10 @@ class Evaluator:
 
     On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
     newest now and then, for at most 5 % of the time (with a target, after a second at the latest), and the rest is
-    evaluated after the run. Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless
-    ``evaluate`` says otherwise; with None nothing is kept. ``target`` is a value of the metric (without held-out data,
-    of the loss); :attr:`reached` is the first version known to have it.
+    evaluated after the run; large ones wait in a temporary file without a name, not in memory. Of a long run every 2nd,
+    4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says otherwise; with None nothing is kept.
+    ``target`` is a value of the metric (without held-out data, of the loss); :attr:`reached` is the first version known
+    to have it.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Evaluator:
         with self._lock:
             if self._thread is not None:
                 borrowed = len(self._borrowed) < PINNED and not last
-                self._kept[key] = time, w if borrowed else w.copy()
+                self._kept[key] = time, w if borrowed else _copy(w)
                 if borrowed:
                     self._borrowed.append(key)
             if not self._fixed and len(self._kept) + len(self.done) > _POINTS * (1 + self.every.bit_length()):
@@ -143,7 +146,7 @@ class Evaluator:
                     return
                 key = self._borrowed[0]
                 time, w = self._kept[key]
-            copied = w.copy()
+            copied = _copy(w)
             with self._lock:
                 self._kept[key] = time, copied
                 self._returned.append(self._borrowed.pop(0))
@@ -210,3 +213,16 @@ class Evaluator:
         self._news.set()
         if self._thread is not None:
             self._thread.join()
+
+
+def _copy(w: Vector) -> Vector:
+    """A copy that takes no memory of the process's own, if it is large: the file goes when nobody reads it any more."""
+    if w.nbytes < _LARGE:
+        return w.copy()
+    try:
+        with tempfile.TemporaryFile() as file:
+            w.tofile(file)
+            file.flush()
+            return np.asarray(np.memmap(file, dtype=w.dtype, mode="c", shape=w.shape))
+    except OSError:  # no room there
+        return w.copy()

@@ -138,7 +138,8 @@ class Launch:
             log.close()
             raise ended
         standing = driver.versions.standing()
-        models = {slot: standing.models.get(slot, w).copy() for slot, w in driver.models.items()}
+        models = {slot: standing.models[slot] if slot in standing.models else w.copy()
+                  for slot, w in driver.models.items()}  # fmt: skip
         return Run(
             log,
             self._config,
@@ -158,6 +159,8 @@ class Launch:
                 self._hooks.stage(f"starting {self._cluster.workers} workers")
             with session(driver, None if saved is None else (saved.state, saved.vectors), on_open=self._opened):
                 self._begun = True
+                if saved is not None:
+                    saved.vectors.clear()  # they have been taken over
                 self._keep_first()
                 self._take_evaluations()
                 self._tell_news(driver)

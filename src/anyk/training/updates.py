@@ -44,7 +44,6 @@ class Updates:
         self._cluster, self._versions, self._ledger = cluster, versions, ledger
         self._problem, self._optimizer = problem, optimizer
         self._audit = Audit(layout.partitions, layout.blocks)
-        self._gradient: Vector = np.empty(0)  # of a whole step, for optimisers that need it
 
     def audited(self, command: Combine) -> Combine:
         """A combine with its residual checked or, where it states none, worked out."""
@@ -104,16 +103,15 @@ class Updates:
     ) -> tuple[Vector, int]:
         """The optimiser's step by a gradient that is made part by part."""
         w, out = self._versions.models[slot], self._cluster.blank(slot)
-        if vars(type(optimizer)).get("by_coordinate", False):
+        with optimizer.stepping(w, state, t, scale, out) as take:
+            if take is not None:
 
-            def step(part: slice) -> int:
-                own = {name: vector[part] for name, vector in state.items()}
-                return self._digest(optimizer.step(w[part], gradient(part), own, t, scale, out=out[part]), t)
+                def step(part: slice) -> int:
+                    take(part, gradient(part))
+                    return self._digest(out[part], t)
 
-            return out, by_part(step, w.size)
-        if self._gradient.shape != w.shape or self._gradient.dtype != w.dtype:
-            self._gradient = np.empty_like(w)
-        whole = self._gradient
+                return out, by_part(step, w.size)
+        whole = np.empty_like(w)
 
         def write(part: slice) -> int:
             whole[part] = gradient(part)
