@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import cloudpickle
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -13,17 +14,23 @@ import anyk
 from anyk import BadInput
 from anyk.cli import main
 from anyk.data import Shards
-from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
-from anyk.problems.shards import formats, linear, survey
+from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression, torch_modules
+from anyk.problems.digest import data_digest
+from anyk.problems.shards import blocks, formats, linear, survey
 
 ROWS = 120
+
+
+def inline(work, pieces):
+    work = cloudpickle.loads(cloudpickle.dumps(work))
+    return [work(piece) for piece in pieces]
 
 
 @pytest.fixture
 def here(monkeypatch):
     """Passes in this process, and blocks of some rows only."""
-    for module in (survey, linear):
-        monkeypatch.setattr(module, "in_processes", lambda work, pieces: [work(piece) for piece in pieces])
+    for module in (survey, linear, torch_modules):
+        monkeypatch.setattr(module, "in_processes", inline)
     monkeypatch.setattr(formats, "_BYTES", 600)
     monkeypatch.setattr(formats, "_TEXT", 600)
 
@@ -182,6 +189,77 @@ def test_the_command_line_trains_resumes_and_predicts(here, tmp_path, monkeypatc
     done = run(main, ["resume", folder, "--steps", "9"])
     assert done.exit_code == 2
     assert "part-*.parquet)' has changed since the run" in done.output
+
+
+class TestNetworks:
+    """Modules of PyTorch on shards."""
+
+    def network(self):
+        import torch
+
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+    @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
+    def test_gradients_are_those_of_the_arrays(self, here, tmp_path, kind):
+        import torch
+
+        X, y = numbers()
+        y = (y - 1).astype(np.int64)
+        loss = torch.nn.CrossEntropyLoss()
+        shards = Shards(write(tmp_path, kind, X, y), cache_mb=0.001)
+        found = anyk.problems.TorchProblem(self.network(), loss, shards, held_out=shards, microbatch=7)
+        expected = anyk.problems.TorchProblem(self.network(), loss, (X, y), held_out=(X, y))
+        w = expected.initial()
+        assert (found.metric, found.evaluated_on) == ("accuracy", "held_out")
+        assert found.metrics(w) == expected.metrics(w)
+        assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
+        assert found.sampled(30).loss(w) == pytest.approx(expected.sampled(30).loss(w), rel=1e-6)
+        own, theirs = found.split(3), expected.split(3)
+        for args in [(0, w), (2, w), (1, w, np.array([0, 3, 39]))]:
+            np.testing.assert_allclose(own.partial_gradient(*args), theirs.partial_gradient(*args), atol=2e-5)
+        assert data_digest(found) != data_digest(expected)
+
+    def test_the_driver_opens_nothing_to_make_a_problem_and_compare_replicas(self, here, tmp_path, monkeypatch):
+        import torch
+
+        X, y = numbers()
+        shards = Shards(write(tmp_path, "parquet", X, (y - 1).astype(int)), target="y", columns=["a", "b", "c"])
+        read = []
+        monkeypatch.setattr(blocks.Blocks, "_read", lambda *args: read.append(args))
+        problem = anyk.problems.TorchProblem(self.network(), torch.nn.CrossEntropyLoss(), shards, held_out=shards)
+        parts = problem.split(4)
+        parts.compare_replicas()
+        assert (read, parts.tolerance > 0) == ([], True)
+
+    def test_arrays_by_name_go_with_a_loss_of_the_module_and_are_counted_by_processes(self, here, tmp_path):
+        import torch
+
+        for i in range(2):
+            np.savez(tmp_path / f"t-{i}.npz", tokens=np.arange(40).reshape(8, 5) % 7, mask=np.tri(8, 5, i))
+        shards = Shards(str(tmp_path / "t-*.npz"), read=by_name)
+        torch.manual_seed(0)
+        module = torch.nn.Embedding(7, 1)
+
+        def loss(module, batch):
+            return (module(batch["tokens"])[..., 0] ** 2 * batch["mask"]).sum() / batch["mask"].sum()
+
+        def count(batch):
+            return batch["mask"].sum()
+
+        found = anyk.problems.TorchProblem(module, loss, shards, count=count)
+        parts = [np.load(tmp_path / f"t-{i}.npz") for i in range(2)]
+        whole = {key: np.concatenate([part[key] for part in parts]) for key in ("tokens", "mask")}
+        expected = anyk.problems.TorchProblem(module, loss, whole, count=count)
+        w = found.initial()
+        assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
+        with pytest.raises(BadInput, match="hold arrays by name; arrays by name go with a loss"):
+            anyk.problems.TorchProblem(module, torch.nn.MSELoss(), shards)
+
+
+def by_name(address):
+    with np.load(address) as found:
+        return dict(found)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Index, some_rows
+from anyk.problems.shards.arrays import ShardArrays
+from anyk.problems.shards.source import Shards
 from anyk.problems.torch_network import Batch, mapped
 from anyk.problems.torch_random import kept_generators, seed_all
 
@@ -88,6 +91,50 @@ class Arrays:
         made = copy(self)
         made.arrays = [array[order] for array in self.arrays]
         return made
+
+
+class Sharded:
+    """Samples in files, read block by block by those who hold them; see :class:`~anyk.data.Shards`."""
+
+    labels: None = None  # as of items
+
+    def __init__(self, shards: Shards, name: str, dtype: np.dtype[Any], *, free: bool) -> None:
+        self._samples, self._dtype = ShardArrays(shards, partial(_as_arrays, dtype)), dtype
+        self._some: dict[tuple[int, str], Arrays] = {}
+        if self._samples.named and not free:
+            raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
+        self.tried = self._samples.tried
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_some": {}}
+
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
+        """Some samples. Nothing is drawn, so ``key`` is unused."""
+        del key
+        found = {name: tensor_over(array).to(device) for name, array in self._samples.arrays(rows).items()}
+        return found if self._samples.named else tuple(found.values())
+
+    def some(self, samples: int, of: str) -> Arrays:
+        """So many of the samples, in memory; see :func:`~anyk.problems.base.some_rows`."""
+        if (samples, of) not in self._some:
+            found = self._samples.some(samples, of)
+            keys = list(found) if self._samples.named else None
+            self._some[samples, of] = Arrays(list(found.values()), of, self._dtype, keys)
+        return self._some[samples, of]
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """What tells the files from others."""
+        return np.array([self._samples.digest])
+
+
+def _as_arrays(dtype: np.dtype[Any], named: dict[str, NDArray[Any]], where: str) -> dict[str, NDArray[Any]]:
+    """A block's arrays as :class:`Arrays` has them."""
+    keys = None if next(iter(named)).isdigit() else list(named)
+    return dict(zip(named, Arrays(list(named.values()), where, dtype, keys).arrays, strict=True))
 
 
 class Items:
@@ -191,13 +238,17 @@ def samples_of(
     collate: Callable[[list[Any]], Any] | None = None,
     *,
     free: bool = False,
-) -> Arrays | Items:
-    """A user's data as one of the two kinds; raises :class:`~anyk.errors.BadInput` where it is neither.
+) -> Arrays | Items | Sharded:
+    """A user's data as one of the three kinds; raises :class:`~anyk.errors.BadInput` where it is none of them.
 
     ``free``: the loss takes whole batches, which may be anything; otherwise a batch is a tuple.
     """
     import torch
 
+    if isinstance(data, Shards):
+        if collate is not None:
+            raise BadInput("collate_fn puts items of a data set together, and shards hold arrays; leave it out")
+        return Sharded(data, name, dtype, free=free)
     if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
         data = data.tensors
     listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -18,12 +19,13 @@ import numpy as np
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Index, Vector, cut, problem_text
 from anyk.problems.digest import digest_of
+from anyk.problems.shards.processes import in_processes
 from anyk.problems.splits import Dirichlet, checked
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
 from anyk.problems.torch_checks import check_norms, check_options, ignored_by, is_mean, takes_module
-from anyk.problems.torch_data import Arrays, Items, samples_of, tensor_over
+from anyk.problems.torch_data import Arrays, Items, Sharded, samples_of, tensor_over
 from anyk.problems.torch_metrics import Metric, Metrics, measured, usual
-from anyk.problems.torch_network import Batch, Network, mapped
+from anyk.problems.torch_network import Batch, Network, counted, mapped
 from anyk.problems.torch_partitions import (
     TorchPartitions,
     dtype_of,
@@ -64,10 +66,11 @@ class TorchProblem:
       or a map-style data set. Arrays exist once on a machine, and numbers with a fraction become what the parameters
       are; a data set is pickled to workers as it is and read item by item. ``held_out`` likewise. For
       ``loss(module, batch)`` also arrays by name, ``{"input_ids": …, "labels": …}``, and items of any kind that
-      ``collate_fn`` (torch's own, if left out) puts together; it must not draw.
+      ``collate_fn`` (torch's own, if left out) puts together; it must not draw. Or :class:`~anyk.data.Shards`, files
+      that the driver never opens: the number columns of tables are one tensor, whole-numbered targets classes.
     - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices) and, if it has one, the
       driver evaluates. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
-    - ``microbatch``: samples computed at once at most, where a partition does not fit into memory.
+    - ``microbatch``: samples computed at once at most, where a partition does not fit into memory; of shards 512.
     - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
       With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or what ``count``
@@ -139,10 +142,12 @@ class TorchProblem:
         self._held_out = (
             None if held_out is None else samples_of(held_out, "held_out", self.dtype, collate_fn, free=free)
         )
+        if isinstance(self._data, Sharded):
+            microbatch = microbatch or _EVALUATED  # a partition need not fit into memory
         self._microbatch = microbatch
         self.samples = len(self._data)
         if count is not None:
-            self._count_terms()
+            self._count_terms(count)
         elif mean and ignored is not None:
             self._count_targets(ignored)
         self._last: tuple[Network, torch.device, int] | None = None
@@ -185,7 +190,8 @@ class TorchProblem:
 
         arrays = self._data.arrays if isinstance(self._data, Arrays) else []
         targets = arrays if network.takes_module else arrays[-1:]
-        for rows in telling(targets, self.samples, self._microbatch):
+        known = self._data.tried if isinstance(self._data, Sharded) else self.samples
+        for rows in telling(targets, known, self._microbatch):
             of = f"samples {', '.join(map(str, rows))}"
 
             def batch_of(chosen: Index, rows: Index = rows) -> Batch:
@@ -211,10 +217,15 @@ class TorchProblem:
             except Exception:  # samples that lie apart need not fit together; what fails in a run is said there
                 continue
 
-    def _count_terms(self) -> None:
+    def _count_terms(self, count: Callable[[Any], Any]) -> None:
         """Make the loss a mean over the terms of the whole data set, which takes a pass over it."""
         try:
-            total = sum(self._network.terms(batch, size) for batch, size in self._batches(self._data, "cpu"))
+            if isinstance(self._data, Sharded):
+                ends = even_ends(self.samples, -(-self.samples // 64))
+                work = partial(_terms, count, self._data, self._microbatch or _EVALUATED)
+                total = sum(map(float, in_processes(work, list(pairwise(ends)))))
+            else:
+                total = sum(self._network.terms(batch, size) for batch, size in self._batches(self._data, "cpu"))
         except BadInput:
             raise
         except RunFailed as error:
@@ -227,7 +238,7 @@ class TorchProblem:
 
     def _count_targets(self, ignored: int) -> None:
         """Make the mean over targets that are not ignored one over those of the whole data set: a sum, divided."""
-        if isinstance(self._data, Items):
+        if not isinstance(self._data, Arrays):
             self._network.unknown = ignored
             return
         targets = self._data.arrays[-1]
@@ -241,7 +252,7 @@ class TorchProblem:
         network.loss.reduction = "sum"
         network.mean, network.scale = False, self.samples / count
 
-    def _check_held_out(self, data: Arrays | Items, *, own_metrics: bool) -> None:
+    def _check_held_out(self, data: Arrays | Items | Sharded, *, own_metrics: bool) -> None:
         """Say that the metric does not suit what the module gives, before a run and not after it."""
         import torch
 
@@ -381,7 +392,7 @@ class TorchProblem:
         import torch
 
         data = self._data
-        if isinstance(data, Items) and not whole:
+        if not isinstance(data, Arrays) and not whole and (isinstance(data, Items) or norms_of(self._network.module)):
             data = data.some(_RENEWED, "statistics")
         last, self._last = self._last, None
         if last is not None and _is_at(last[0].module, w) and last[2] == len(data):
@@ -400,7 +411,7 @@ class TorchProblem:
         self._last = network, device, len(data)
         return network, device
 
-    def _renew_statistics(self, network: Network, device: torch.device, data: Arrays | Items) -> None:
+    def _renew_statistics(self, network: Network, device: torch.device, data: Arrays | Items | Sharded) -> None:
         """Running means and variances over some data, as ``update_bn`` has them."""
         import torch
 
@@ -418,7 +429,7 @@ class TorchProblem:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
-    def _batches(self, data: Arrays | Items, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
+    def _batches(self, data: Arrays | Items | Sharded, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
         for a, b in pairwise(even_ends(len(data), self._microbatch or _EVALUATED)):
             yield data.tensors(slice(a, b), device), b - a
 
@@ -432,3 +443,9 @@ def _is_at(module: torch.nn.Module, w: Vector) -> bool:
             return False
         first += here.size
     return True
+
+
+def _terms(count: Callable[[Any], Any], data: Sharded, most: int, piece: tuple[int, int]) -> bytes:
+    """The terms that ``count`` finds in a run of samples, as text."""
+    ends = [piece[0] + end for end in even_ends(piece[1] - piece[0], most)]
+    return str(sum(counted(count, data.tensors(slice(a, b), "cpu")) for a, b in pairwise(ends))).encode()

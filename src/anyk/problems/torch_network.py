@@ -94,15 +94,7 @@ class Network:
         """The terms of a batch's loss: one for each of its ``size`` samples, or as many as are counted."""
         if self._count is None:
             return size
-        count = self._count(batch)
-        try:
-            found = float(count)
-        except (TypeError, ValueError, RuntimeError):
-            found = -1.0
-        if not (found >= 0.0 and found.is_integer()):
-            said = f"{found:g}" if found >= 0.0 else f"{type(count).__name__} {count}"
-            raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {said}")
-        return found
+        return counted(self._count, batch)
 
     def times(self, batch: Batch, size: int) -> float:
         """By what a batch's loss is to be multiplied to be part of a sum that the number of samples divides."""
@@ -120,6 +112,19 @@ class Network:
         import torch
 
         return torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.precision is not None)
+
+
+def counted(count: Callable[[Batch], Any], batch: Batch) -> float:
+    """The number of terms that a function counts in a batch."""
+    number = count(batch)
+    try:
+        found = float(number)
+    except (TypeError, ValueError, RuntimeError):
+        found = -1.0
+    if not (found >= 0.0 and found.is_integer()):
+        said = f"{found:g}" if found >= 0.0 else f"{type(number).__name__} {number}"
+        raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {said}")
+    return found
 
 
 def _one_number(loss: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.replicas import ROWS, Trial, model_like
 from anyk.problems.sums import TOGETHER, check_loss, check_samples
-from anyk.problems.torch_data import Arrays, Items, Rows, tensor_over
+from anyk.problems.torch_data import Arrays, Items, Rows, Sharded, tensor_over
 from anyk.problems.torch_network import Batch, Network, mapped, tensors_in
 from anyk.problems.torch_random import cuda_generators, drawing, kept_generators
 
@@ -30,7 +30,11 @@ class TorchPartitions:
     """A module's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
 
     def __init__(
-        self, network: Network, samples: Arrays | Items, ends: NDArray[np.int64], microbatch: int | None = None
+        self,
+        network: Network,
+        samples: Arrays | Items | Sharded,
+        ends: NDArray[np.int64],
+        microbatch: int | None = None,
     ) -> None:
         self.sizes = tuple(np.diff(ends).tolist())
         self._samples, self._bounds, self._microbatch = samples, list(pairwise(ends.tolist())), microbatch
@@ -99,7 +103,8 @@ class TorchPartitions:
         self._trial = Trial.of(own._tried, self.tolerance)
 
     def _tried(self) -> Vector:
-        rows = np.arange(min(ROWS, self.sizes[0]))
+        known = self._samples.tried if isinstance(self._samples, Sharded) else ROWS  # without opening a file
+        rows = np.arange(min(ROWS, known, self.sizes[0]))
         return self.partial_gradient(0, model_like(self._scales, self.dtype), rows)
 
     def support(self, partition: int) -> Index | None:

@@ -18,6 +18,7 @@ from anyk.tables import Limit, Table, column_names, converted, has_header, lines
 _BYTES = 8 << 20  # of a block, about
 _TEXT = 4 << 20  # of CSV: cells take ten times as much while they are read
 _ENDLESS = 1 << 62
+HEAD = 32  # rows at the beginning of a file that every pass reads: on these a module and its loss are tried
 
 
 class Piece(NamedTuple):
@@ -129,7 +130,8 @@ class _Parquet:
             )
             for group, count in enumerate(rows):
                 if count:
-                    yield Piece(group, 1, count, self._group(file, group) if deep or not group else None)
+                    wanted = deep or sum(rows[:group]) < HEAD
+                    yield Piece(group, 1, count, self._group(file, group) if wanted else None)
 
     def read(self, at: int, size: int, text: set[int]) -> Content:
         del size, text
@@ -269,7 +271,7 @@ class _Npz:
             step = rows if members[0].packed or members[1].packed else max(1, _BYTES // each)
             for a in range(0, rows, step):
                 count = min(step, rows - a)
-                yield Piece(a, count, count, self._rows(file, members, a, count) if deep or not a else None)
+                yield Piece(a, count, count, self._rows(file, members, a, count) if deep or a < HEAD else None)
 
     def read(self, at: int, size: int, text: set[int]) -> Content:
         del text

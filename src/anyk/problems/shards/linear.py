@@ -115,7 +115,7 @@ class ShardRows:
     def held_out(self, shards: Shards) -> ShardRows:
         """Other shards, with the columns and labels of these."""
         design = replace(self.design, shards=shards)
-        return ShardRows(Blocks(shards, survey(shards, deep=False), design), design, self._moments)
+        return ShardRows(Blocks(shards, survey(shards, "rows"), design), design, self._moments)
 
     def all(self) -> Iterator[Any]:
         """Every row, block by block."""
@@ -161,7 +161,7 @@ class _Gram:
 def surveyed(shards: Shards) -> Survey:
     """The survey of shards with all that a linear model must know; made once."""
     if "surveyed" not in shards.__dict__:
-        shards.__dict__["surveyed"] = survey(shards, deep=True)
+        shards.__dict__["surveyed"] = survey(shards, "columns")
     found: Survey = shards.__dict__["surveyed"]
     return found
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.problems.data.encoding import missing, rows_text
-from anyk.problems.shards.formats import format_of
+from anyk.problems.shards.formats import HEAD, format_of
 from anyk.problems.shards.processes import in_processes
 from anyk.problems.shards.source import Content, Shards
 from anyk.tables import Table, absent, listed, shown
 
 Floats = NDArray[np.float64]
-HEAD = 32  # rows that are kept of the first file, on which a module and its loss are tried
+Wanted = Literal["rows", "arrays", "columns"]
 _LABELS = 10_000  # different targets up to which they may be classes
 _WORDS = 100_000  # different values of a column of text
 
@@ -122,28 +122,33 @@ class Survey:
         return int(self.blocks[:, 3].sum())
 
 
-def survey(shards: Shards, *, deep: bool) -> Survey:
-    """One pass over all files, in processes; ``deep``: also what columns hold, else only how many rows there are."""
+def survey(shards: Shards, wanted: Wanted) -> Survey:
+    """One pass over all files, by processes.
+
+    ``wanted``: how many ``rows`` there are, also the first of them as ``arrays``, or what the ``columns`` hold.
+    """
     text: tuple[int, ...] = ()
     while True:
         numbers = range(len(shards.found))
         found = [
             msgspec.msgpack.decode(body, type=FileFacts)
-            for body in in_processes(partial(_survey, shards, deep, text), numbers)
+            for body in in_processes(partial(_survey, shards, wanted, text), numbers)
         ]
         mixed = _mixed(found)
         if mixed <= set(text):
-            return _merged(shards, found, deep)
+            return _merged(shards, found)
         text = tuple(sorted({*text, *mixed}))  # some blocks had only numbers in them: read again as the text they are
 
 
-def _survey(shards: Shards, deep: bool, text: tuple[int, ...], number: int) -> bytes:
+def _survey(shards: Shards, wanted: Wanted, text: tuple[int, ...], number: int) -> bytes:
     """The facts of one file, encoded."""
+    deep = wanted == "columns"
     address = shards.found[number].address
     where, form = shown(address), format_of(shards, address)
     facts, moments = FileFacts([]), Moments.none(0)
     words: dict[int, Counter[str]] = {}
     numeric: set[int] = set()
+    head: dict[str, NDArray[Any]] = {}
     for piece in form.walk(deep, set(text)):
         facts.blocks.append((piece.at, piece.size, piece.rows))
         content = piece.content
@@ -160,8 +165,9 @@ def _survey(shards: Shards, deep: bool, text: tuple[int, ...], number: int) -> b
                     words.setdefault(i, Counter())
         else:
             facts.single = not isinstance(content, dict) and content[0].dtype == np.float32
-        if not number and not facts.head:
-            facts.head = _head(shards, content, where)
+        if wanted == "arrays" and not number and len(next(iter(head.values()), ())) < HEAD:
+            named = {name: array[:HEAD] for name, array in arrays_of(shards, content, where).items()}
+            head = {name: np.concatenate((head[name], named[name]))[:HEAD] for name in head} or named
         if deep:
             X, y = plain(shards, content, where)
             _check_finite(X, target_of(shards, content, where), content, where)
@@ -178,6 +184,7 @@ def _survey(shards: Shards, deep: bool, text: tuple[int, ...], number: int) -> b
         facts.whole = facts.whole and (form.whole if form.whole is not None else _whole(target))
     facts.words, facts.mixed = {i: dict(words[i]) for i in words}, sorted(numeric & words.keys())
     facts.moments = np.stack(moments).tobytes()
+    facts.head = [(name, part.dtype.str, part.shape, part.tobytes()) for name, part in head.items()]
     return msgspec.msgpack.encode(facts)
 
 
@@ -258,19 +265,6 @@ def _check_finite(X: Any, y: NDArray[Any], content: Content, where: str) -> None
         raise BadInput(f"the target of {where} is missing or not finite in {rows_text(bad)}; leave them out")
 
 
-def _head(shards: Shards, content: Content, where: str) -> list[tuple[str, str, tuple[int, ...], bytes]]:
-    """The first rows as arrays; nothing where they are not plain ones."""
-    try:
-        named = arrays_of(shards, content, where)
-    except BadInput:
-        return []
-    found = []
-    for name, array in named.items():
-        some = np.ascontiguousarray(array[:HEAD])
-        found.append((name, some.dtype.str, some.shape, some.tobytes()))
-    return found
-
-
 def arrays_of(shards: Shards, content: Content, where: str) -> dict[str, NDArray[Any]]:
     """A block as arrays by name, or by their numbers where they have none: what a network learns from."""
     if isinstance(content, Table):
@@ -304,7 +298,7 @@ def _mixed(found: Sequence[FileFacts]) -> set[int]:
     return mixed | {i for i in text if any(i not in facts.words for facts in found if facts.blocks)}
 
 
-def _merged(shards: Shards, found: Sequence[FileFacts], deep: bool) -> Survey:
+def _merged(shards: Shards, found: Sequence[FileFacts]) -> Survey:
     first = found[0]
     rows = [(number, *block) for number, facts in enumerate(found) for block in facts.blocks]
     blocks = np.array(rows, dtype=np.int64).reshape(-1, 4)
