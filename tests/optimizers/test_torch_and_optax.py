@@ -213,7 +213,7 @@ def test_optaxs_transformations_step_as_in_an_optax_loop(made, plain, tmp_path):
         updates, state = plain.update(tree_of(jnp.asarray(g)), state, params)
         params = optax.apply_updates(params, updates)
         expected.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]))
-    problem = SimpleNamespace(shapes=SHAPES, dtype=np.dtype(np.float32), params_at=tree_of)
+    problem = SimpleNamespace(shapes=SHAPES, dtype=np.dtype(np.float32), trained_at=tree_of)
     found = ours(made, problem=problem)
     assert np.array(found) == pytest.approx(np.array(expected), rel=1e-5, abs=1e-6)
     for one, other in zip(ours(made, tmp_path, problem=problem), found, strict=True):  # resumed after every step

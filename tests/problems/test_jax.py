@@ -140,7 +140,7 @@ def test_arrays_go_out_of_band():
     raw = []
     main = cloudpickle.dumps(problem.split(3), protocol=5, buffer_callback=raw.append)
     assert len(main) < 10_000
-    assert sum(len(buffer.raw()) for buffer in raw) == X.nbytes + 25 * 400 * 4
+    assert sum(len(buffer.raw()) for buffer in raw) == X.nbytes
     parts = pickle.loads(main, buffers=[bytes(buffer.raw()) for buffer in raw])
     w = problem.initial()
     w.flags.writeable = False
@@ -250,7 +250,7 @@ Param = node("flax.nnx.variablelib", "Param", Variable)
 State = node("equinox.nn._stateful", "State")
 Perceptron = node("equinox.nn._mlp", "MLP")
 DENSE, NORM = {"kernel": np.ones((3, 2))}, {"mean": np.zeros(3), "var": np.ones(3)}
-ALONE = "which is not to be trained, and JaxProblem keeps no state; give the trainable parameters alone"
+ALONE = "which is not to be trained; give the trainable parameters alone"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ ALONE = "which is not to be trained, and JaxProblem keeps no state; give the tra
         ({"d": _filled(Param, {"value": np.ones(3)}), "m": _filled(BatchStat, {"value": np.ones(3)})}, r"params\['m'\] holds a BatchStat"),
         ((DENSE, _filled(State, {"a": np.zeros(3)})), r"params\[1\] holds a State"),
         ({"norm": {"running_mean": np.zeros(3)}}, r"params\['norm'\]\['running_mean'\] holds 'running_mean'"),
-        (_filled(Perceptron, {"weight": np.ones(3), "activation": jax.nn.relu}), r"params.activation must be an array, it is a function; .* equinox.partition"),
+        (_filled(Perceptron, {"weight": np.ones(3), "activation": jax.nn.relu}), r"params.activation must be an array, it is a function; give the arrays alone"),
         ({"w": np.ones(3), "axis": "batch"}, r"params\['axis'\] must be an array, it is of type str"),
         ({"w": np.ones(3), "inference": False}, r"params\['inference'\] must be an array, it is of type bool"),
     ],

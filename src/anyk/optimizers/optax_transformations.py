@@ -24,7 +24,7 @@ class OptaxOptimizer(Optimizer):
     with ``lr`` as its learning rate (a schedule of ours scales later updates). Of a transformation made in Python
     ``lr`` is a factor on its updates, and a run with one is resumed with ``optimizer=…``.
 
-    It sees the pytree of parameters where the problem has one (``problem.params_at``), a list of arrays where it tells
+    It sees the pytree of parameters where the problem has one (``problem.trained_at``), a list of arrays where it tells
     shapes only, else one flat vector. Its state is kept as arrays, so runs resume and replay to the bit.
 
     Raises :class:`~anyk.errors.BadInput` for a name that is not there, arguments that it refuses and, at the start, for
@@ -77,13 +77,13 @@ class OptaxOptimizer(Optimizer):
 
     def fitted(self, problem: Any) -> Optimizer:
         """See :meth:`Optimizer.fitted`."""
-        shapes, params_at = getattr(problem, "shapes", None), getattr(problem, "params_at", None)
+        shapes, trained_at = getattr(problem, "shapes", None), getattr(problem, "trained_at", None)
         if shapes is None:
             return self
         flat = np.zeros(sum(map(prod, shapes)), dtype=problem.dtype)
         fitted = copy.copy(self)
         fitted._functions = {}
-        fitted._tree = params_at(flat) if params_at else [np.zeros(shape, dtype=problem.dtype) for shape in shapes]
+        fitted._tree = trained_at(flat) if trained_at else [np.zeros(shape, dtype=problem.dtype) for shape in shapes]
         return fitted
 
     def start(self, w: Vector) -> State:

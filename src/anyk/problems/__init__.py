@@ -14,7 +14,8 @@ from anyk.problems.base import Partitions, Problem
 from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.digest import data_digest
 from anyk.problems.functions import from_function
-from anyk.problems.jax_functions import JaxPartitions, JaxProblem
+from anyk.problems.jax_functions import JaxProblem
+from anyk.problems.jax_partitions import JaxPartitions
 from anyk.problems.linear import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear_partitions import LinearPartitions
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of

@@ -1,9 +1,8 @@
-"""JAX functions: any loss of a pytree of parameters, and gradients on flat vectors."""
+"""JAX functions: any loss of a pytree of parameters or of a module, and gradients on flat vectors."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Any, Literal, Self
@@ -11,119 +10,25 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import keyed
 from anyk.checks import check
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Index, Vector, cut, problem_text, some_rows
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
+from anyk.problems.jax_models import Trainable, Tree, is_array, kind_of, model_of
+from anyk.problems.jax_network import SEED, Held, Network, names_of, seed_of
+from anyk.problems.jax_partitions import JaxPartitions, chosen
+from anyk.problems.jax_states import Averages
 from anyk.problems.sums import is_no_sum, telling
 
 _ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
 _EVALUATED = 1024  # rows of which the loss is evaluated at once at most
+_TRIED = 4  # rows that tell how a state moves
+_LOSS = "held_out_loss"
 
-# what Flax's linen calls state beside 'params', and names that everybody gives to running statistics
-_COLLECTIONS = {"batch_stats", "cache", "carry", "intermediates", "perturbations"}
-_RUNNING = {f"{kind}_{what}" for kind in ("running", "moving") for what in ("mean", "var", "variance")}
-
-Tree = Any  # nested tuples, lists, dictionaries and what else JAX takes for a pytree
-Loss = Callable[[Tree, Tree], Any]
-
-
-class JaxPartitions:
-    """A function's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
-
-    def __init__(self, loss: Loss, params: Tree, data: Tree, ends: NDArray[np.int64], *, mean: bool) -> None:
-        import jax
-
-        flat = _ravel(params)[0]
-        self.sizes = tuple(np.diff(ends).tolist())
-        self.dtype, self.dimension = np.dtype(flat.dtype), int(flat.size)
-        self._loss, self._params, self._mean = loss, jax.tree.map(np.asarray, params), mean
-        self._data, self._bounds = data, list(pairwise(ends.tolist()))
-        config: Any = jax.config
-        self._wide = bool(config.jax_enable_x64)
-        self._gradient: Callable[[Vector, Tree], Any] | None = None
-        self._compiled: set[int] = set()
-        self.tolerance = 0.0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_gradient": None, "_compiled": set()}
-
-    def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; compiles for each size of partition."""
-        import jax
-
-        config: Any = jax.config
-        if "ANYK_WORKER" in os.environ:  # a process of its own, in which JAX has computed nothing yet
-            os.environ["NPROC"] = "1"  # threads that XLA starts
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
-            config.update("jax_platforms", "cpu")
-        if bool(config.jax_enable_x64) != self._wide:
-            config.update("jax_enable_x64", self._wide)
-        if self._gradient is None:
-            self._gradient = self._gradient_function()
-        for j in partitions:
-            if self.sizes[j] not in self._compiled:
-                self._compiled.add(self.sizes[j])
-                self.partial_gradient(j, np.zeros(self.dimension, dtype=self.dtype))
-
-    def piece(self, first: int, last: int) -> JaxPartitions:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        made = copy(self)
-        made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
-        made.sizes = (sum(self.sizes[first : last + 1]),)
-        return made
-
-    def compare_replicas(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; nothing is computed before the run."""
-        self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
-
-    def _gradient_function(self) -> Callable[[Vector, Tree], Any]:
-        """The gradient, at a flat model, of the sum of a batch's losses; compiled once for each number of rows."""
-        import jax
-
-        return jax.jit(jax.grad(sum_of_losses(self._loss, self._params, mean=self._mean)))
-
-    def support(self, partition: int) -> Index | None:
-        """All coordinates."""
-        del partition
-        return None  # as opposed to an index of some
-
-    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        if self._gradient is None:
-            self.load(())
-        assert self._gradient is not None
-        first, last = self._bounds[partition]
-        batch = chosen(self._data, slice(first, last) if rows is None else rows + first)
-        return np.asarray(self._gradient(w, batch))
-
-
-def _ravel(params: Tree) -> tuple[Any, Callable[[Any], Tree]]:
-    from jax.flatten_util import ravel_pytree
-
-    return ravel_pytree(params)
-
-
-def sum_of_losses(loss: Loss, params: Tree, *, mean: bool) -> Callable[[Any, Tree], Any]:
-    """The sum of a batch's losses as a function of a flat model, shaped as ``params`` are."""
-    import jax
-
-    _, unravel = _ravel(params)
-
-    def total(flat: Any, batch: Tree) -> Any:
-        value = loss(unravel(flat), batch)
-        return value * jax.tree.leaves(batch)[0].shape[0] if mean else value
-
-    return total
-
-
-def chosen(data: Tree, rows: slice | Index) -> Tree:
-    """Some rows of every array."""
-    import jax
-
-    return jax.tree.map(lambda array: array[rows], data)
+Loss = Callable[..., Any]
 
 
 def _arrays(data: Tree, name: str, dtype: np.dtype[Any]) -> tuple[Tree, int]:
@@ -155,24 +60,39 @@ def _arrays(data: Tree, name: str, dtype: np.dtype[Any]) -> tuple[Tree, int]:
 class JaxProblem:
     """A loss written in JAX; see :class:`~anyk.problems.base.Problem`.
 
-    The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over the leaves of ``params``, a pytree of float32 or
-    float64 arrays (the latter with ``jax_enable_x64``, which workers then turn on, too). The model begins as ``params``
-    is, flattened by ``jax.flatten_util.ravel_pytree``; :meth:`params_at` gives a pytree back.
+    The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over what is trained of ``params``: arrays of float32
+    or float64 (the latter with ``jax_enable_x64``, which workers then turn on, too). The model begins as ``params`` is,
+    flattened as by ``jax.flatten_util.ravel_pytree``; :meth:`params_at` gives it back with other values.
 
     - ``loss(params, batch)`` gives the mean over the batch's rows, or their sum with ``reduction="sum"``. It must be
-      one that ``jax.jit`` and ``jax.grad`` take, and a function of its arguments alone: what is random comes with the
-      data. A mean that is not one over the rows alike, as over the targets that are not padding, is refused, unless
-      ``reduction="mean"`` says that it is meant so, as of a loss that normalises by the batch.
-    - ``params`` is trained as a whole: of a Flax model give ``variables["params"]``, of an Equinox model the arrays.
-      What is known to be state (``batch_stats``, say) is refused.
+      one that ``jax.jit`` and ``jax.grad`` take, and a function of its arguments alone. A mean that is not one over the
+      rows alike, as over the targets that are not padding, is refused, unless ``reduction="mean"`` says that it is
+      meant so, as of a loss that normalises by the batch.
+    - ``params``: a pytree of arrays (``variables["params"]`` of a linen module), a module of Equinox, or one of Flax's
+      nnx. Of a module the floating-point arrays, or the ``Param`` variables, are trained, and the loss is called with
+      the module: to evaluate, in inference mode.
+    - ``trainable``: which parameters move, a pytree of bools formed as ``params`` (or its upper part), or a function of
+      a parameter's path, ``lambda path: path.startswith("head/")``. Others go to workers once and stay as they are.
+    - ``rng=True``: the loss takes ``key``, a JAX key that depends on the model, the partition and the rows alone, so
+      that replicas agree and a run replays. Random streams of an nnx module are keyed without it.
+    - ``state``: what the loss takes as ``state`` and updates: running statistics of batch norm. Workers begin each
+      gradient with it and drop what becomes of it; for evaluation it is computed anew over the training data
+      (:meth:`state_at`). An nnx module has its own.
+    - ``has_aux=True``: the loss gives metrics, numbers by name, beside its value. Those of held-out data are averaged
+      over the rows and reported.
+    - What the loss gives is its value, ``(value, state)``, ``(value, metrics)`` or ``(value, (state, metrics))``. If it
+      takes ``train``, this is True for gradients and False for evaluation; with a ``state`` it must, unless the model
+      is a module.
     - ``data``: a pytree of arrays with equal first axis; a batch is the same pytree with some rows. The arrays exist
       once on a machine. ``held_out`` likewise.
-    - ``metrics``: functions of (params, batch) for all held-out rows, by name; the first one is the run's, and
-      ``better`` says whether high is good. Left out: ``held_out_loss``.
-    - ``workers``: what workers compute with: ``"jax"``, on one thread of the CPU, compiled once for each number of
-      rows; or ``"numpy"``: workers need no JAX. They run the gradient as :func:`anyk.decompile.to_python` writes it
-      down (:meth:`source` shows it), which is plain text, and nothing is unpickled. The source is for one number of
-      rows: under a strategy with mini-batches say theirs, ``batch``.
+    - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; or the names
+      of those that the loss gives. The first one is the run's, and ``better`` says whether high is good. Left out:
+      ``held_out_loss`` and what the loss gives.
+    - ``platform``: where workers compute, ``"cpu"``, on one thread, or ``"gpu"``, spread over those of a machine.
+    - ``workers``: what workers compute with: ``"jax"``, compiled once for each number of rows; or ``"numpy"``: workers
+      need no JAX. They run the gradient as :func:`anyk.decompile.to_python` writes it down (:meth:`source` shows it),
+      which is plain text, and nothing is unpickled. The source is for one number of rows: under a strategy with
+      mini-batches say theirs, ``batch``.
 
     Raises :class:`~anyk.errors.BadInput` for what cannot work: the loss is traced on two rows first, and computed on up
     to 32.
@@ -187,19 +107,26 @@ class JaxProblem:
     >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=1, optimizer=anyk.optimizers.GD())
     >>> float(problem.params_at(run.model)["b"])
     2.0
+    >>> JaxProblem(loss, {"w": np.zeros(3), "b": 0.0}, data, trainable={"w": True, "b": False}).dimension
+    3
     """
 
     def __init__(
         self,
         loss: Loss,
-        params: Tree,
+        params: Any,
         data: Tree,
         *,
         held_out: Tree = None,
         l2: float = 0.0,
         reduction: Literal["mean", "sum"] | None = None,
-        metrics: Mapping[str, Loss] | None = None,
+        rng: bool = False,
+        has_aux: bool = False,
+        state: Tree = None,
+        trainable: Trainable = None,
+        metrics: Mapping[str, Loss] | Sequence[str] | None = None,
         better: Literal["higher", "lower"] | None = None,
+        platform: Literal["cpu", "gpu"] = "cpu",
         workers: Literal["jax", "numpy"] = "jax",
         batch: int = 0,
     ) -> None:
@@ -209,73 +136,89 @@ class JaxProblem:
             raise MissingPackage("JAX", "jax", "JaxProblem") from None
         if workers not in ("jax", "numpy"):
             raise BadInput(f"workers must be 'jax' or 'numpy', got '{workers}'")
+        if platform not in ("cpu", "gpu"):
+            raise BadInput(f"platform must be 'cpu' or 'gpu', got {platform!r}")
         check(l2, float, "l2")
+        check(rng, bool, "rng")
+        check(has_aux, bool, "has_aux")
         if check(batch, int, "batch") < 0:
             raise BadInput(f"batch must be at least 0 rows, got {batch}")
-        self._workers, self._batch = workers, batch
+        self._workers, self._batch, self._platform = workers, batch, platform
         if reduction not in (None, "mean", "sum"):
             raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
         if not 0.0 <= l2 < float("inf"):
             raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
-        self.l2, self._loss, self._mean = float(l2), loss, reduction != "sum"
-        self._params = _own(params)
-        flat, self._unravel = _ravel(self._params)
-        self._initial: Vector = np.array(flat)
+        self.l2 = float(l2)
+        model = model_of(params, trainable)
+        self._network = Network(
+            loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None
+        )  # fmt: skip
+        self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
-        self.shapes = [np.shape(leaf) for leaf in jax.tree.leaves(self._params)]
+        self.shapes = self._network.shapes
+        self._held = Held(model.fixed, _state_of(state, self._network))
+        if workers == "numpy" and (self._network.random or platform != "cpu"):
+            raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
         self._data, self.samples = _arrays(data, "the data", self.dtype)
         self._held_out: Tree = None
         if held_out is not None:
-            self._held_out, self._held = _arrays(held_out, "held_out", self.dtype)
-        self._metrics = None if metrics is None else dict(metrics)
-        if self._metrics == {}:
-            raise BadInput("metrics must name at least one function, or be left out")
-        self.metric = next(iter(self._metrics or ["held_out_loss"]))
-        self.better: Literal["higher", "lower"] = better or ("higher" if self._metrics else "lower")
-        total = sum_of_losses(loss, self._params, mean=self._mean)
-        self._try(total, self._data, self.samples, "the data")
-        if self._held_out is not None and self._metrics is None:
-            self._try(total, self._held_out, self._held, "held_out")
+            self._held_out, self._held_rows = _arrays(held_out, "held_out", self.dtype)
+        self._last: tuple[Vector, Held] | None = None
+        told = self._try(self._data, self.samples, "the data")
+        if self._held_out is not None and (has_aux or not isinstance(metrics, Mapping)):
+            told = self._try(self._held_out, self._held_rows, "held_out", gradient=False)
+        self._set_metrics(metrics, told, has_aux)
+        self.better: Literal["higher", "lower"] = better or ("lower" if self.metric == _LOSS else "higher")
         if reduction is None:
-            self._try_sum(total)
-        self._total = jax.jit(total)
+            self._try_sum()
+        self._evaluate, self._stepped = jax.jit(self._network.evaluated), jax.jit(self._network.stepped)
+        self._averages = self._learn_averages() if self._network.keeps else None
 
     def __repr__(self) -> str:
         return problem_text(self)
 
-    def _try(self, total: Callable[[Any, Tree], Any], data: Tree, rows: int, name: str) -> None:
-        """Trace the gradient on some rows: nothing is computed."""
+    def _try(self, data: Tree, rows: int, name: str, *, gradient: bool = True) -> list[str]:
+        """Trace the loss, and its gradient, on some rows: nothing is computed. Returns the names of its metrics."""
         import jax
 
         if not rows:
             raise BadInput(f"{name} has no rows")
         some = min(2, rows)
-        batch = chosen(data, slice(0, some))
+        given = self._initial, self._held, chosen(data, slice(0, some)), SEED
         try:
-            shape = jax.eval_shape(total, self._initial, batch).shape
-            if shape == ():
-                jax.eval_shape(jax.grad(total), self._initial, batch)
+            if gradient:
+                jax.eval_shape(self._network.gradient, *given)
+            return list(jax.eval_shape(self._network.evaluated, *given)[1])
+        except BadInput:
+            raise
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
             raise BadInput(
                 f"the loss fails on the first {some} rows of {name}: {type(error).__name__}: {first}"
             ) from None
-        if shape != ():
-            raise BadInput(f"the loss must give one number for a batch, its mean or sum, got shape {shape}")
 
-    def _try_sum(self, total: Callable[[Any, Tree], Any]) -> None:
+    def _try_sum(self) -> None:
         """Refuse a loss of several rows that is not the mean of theirs, in value or gradient; where it can be told."""
         import jax
 
+        network = self._network
+
+        def total(flat: Any, batch: Tree, seed: Any) -> Any:
+            if network.switches:  # without dropout, and with running statistics
+                return network.evaluated(flat, self._held, batch, seed)[0]
+            return network.total(flat, self._held, batch, seed)
+
         both = jax.jit(jax.value_and_grad(total))
 
-        def at(rows: Index) -> Vector:
-            value, gradient = both(self._initial, chosen(self._data, rows))
+        def at(rows: Index, seed: Any = SEED) -> Vector:
+            value, gradient = both(self._initial, chosen(self._data, rows), seed)
             return np.append(np.asarray(gradient, dtype=np.float64), float(value))
 
         for rows in telling(jax.tree.leaves(self._data), self.samples):
             try:
                 whole, alone = at(rows), [at(rows[i : i + 1]) for i in range(len(rows))]
+                if network.random and not np.array_equal(whole, at(rows, seed_of(1))):
+                    return  # draws are others for each row alone
             except Exception:  # what fails in a run is said there
                 return
             if not np.isfinite(whole).all():
@@ -289,11 +232,36 @@ class JaxProblem:
                     "one that normalises by the batch is taken as it is with reduction='mean'",
                 )
 
+    def _learn_averages(self) -> Averages:
+        """How the state moves, from a few rows; raises where it cannot be computed anew."""
+        batch = chosen(self._data, slice(0, _TRIED))
+        return Averages.of(
+            lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
+        )
+
+    def _set_metrics(self, metrics: Any, told: list[str], has_aux: bool) -> None:
+        """Whose values are reported: functions of the user's, the loss of held-out data, what the loss gives beside."""
+        self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
+        names = [*(self._functions or [_LOSS]), *told]
+        if metrics is not None and not isinstance(metrics, Mapping):
+            names = [metrics] if isinstance(metrics, str) else list(metrics)
+            for name in names:
+                if name not in (_LOSS, *told):
+                    has = (
+                        f"gives {', '.join(told)}"
+                        if told
+                        else f"gives none{'' if has_aux else ' without has_aux=True'}"
+                    )
+                    raise BadInput(f"metrics names {name!r}, but the loss {has}; give functions by name for others")
+        if metrics is not None and not metrics:
+            raise BadInput("metrics must name at least one function, or be left out")
+        self._names, self.metric = names, names[0]
+
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         if self._workers == "jax":
-            return JaxPartitions(self._loss, self._params, self._data, ends, mean=self._mean)
+            return JaxPartitions(self._network, self._held, self._data, ends, self.dtype, platform=self._platform)
         import jax
 
         sizes = set(np.diff(ends).tolist())
@@ -313,10 +281,9 @@ class JaxProblem:
         leaves, tree = jax.tree.flatten(chosen(self._data, slice(0, 1)))
         like: Any = jax.ShapeDtypeStruct
         examples = [like((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-        total = sum_of_losses(self._loss, self._params, mean=self._mean)
 
         def gradient(model: Any, *arrays: Any) -> Any:
-            return jax.grad(total)(model, jax.tree.unflatten(tree, arrays))
+            return self._network.gradient(model, self._held, jax.tree.unflatten(tree, arrays), SEED)
 
         model = like(self._initial.shape, self._initial.dtype)
         return to_python(gradient, model, *examples, target="numpy")
@@ -326,33 +293,54 @@ class JaxProblem:
         return self._initial.copy()
 
     def loss(self, w: Vector) -> float:
-        """See :class:`~anyk.problems.base.Problem`."""
-        return self._mean_loss(self._data, self.samples, w) + 0.5 * self.l2 * float(w @ w)
+        """The objective at ``w``, in evaluation: without dropout, with running statistics."""
+        return self._means(self._data, self.samples, w)[_LOSS] + 0.5 * self.l2 * float(w @ w)
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""
         if self._held_out is None:
             return {}
-        if self._metrics is None:
-            return {"held_out_loss": self._mean_loss(self._held_out, self._held, w)}
-        params = self.params_at(w)
-        return {name: float(metric(params, self._held_out)) for name, metric in self._metrics.items()}
+        found: dict[str, float] = {}
+        if self._functions:
+            held = self._held_at(w)
+            whole = self._network.at(self._on_device(w), held)
+            for name, metric in self._functions.items():
+                options = {"state": held.state} if "state" in names_of(metric) and held.state is not None else {}
+                found[name] = float(metric(whole, self._held_out, **options))
+        if set(self._names) - set(found):
+            found |= self._means(self._held_out, self._held_rows, w)
+        return {name: found[name] for name in self._names}
 
     def sampled(self, samples: int) -> Self:
-        """See :class:`~anyk.problems.base.Problem`."""
+        """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
         made = copy(self)
         made._data = chosen(self._data, some_rows(self.samples, samples, "train"))
         made.samples = min(samples, self.samples)
         if self._held_out is not None:
-            made._held_out = chosen(self._held_out, some_rows(self._held, samples, "held out"))
-            made._held = min(samples, self._held)
+            made._held_out = chosen(self._held_out, some_rows(self._held_rows, samples, "held out"))
+            made._held_rows = min(samples, self._held_rows)
+        made._last = None
         return made
 
-    def params_at(self, w: Vector) -> Tree:
-        """The pytree of parameters that the vector ``w`` (length d) stands for."""
-        import jax.numpy as jnp
+    def params_at(self, w: Vector) -> Any:
+        """What was given as ``params``, with the parameters ``w`` (length d): a pytree, or a module for evaluation.
 
-        return self._unravel(jnp.array(w))
+        A module of nnx has running statistics that suit them; those of others are :meth:`state_at`.
+        """
+        held = self._held_at(w) if self._network.model.state is not None else self._held
+        return self._network.at(self._on_device(w), held)
+
+    def state_at(self, w: Vector) -> Tree:
+        """The state for evaluation at ``w`` (length d), formed as ``state``; raises where there is none."""
+        import jax
+
+        if self._averages is None:
+            raise BadInput("the problem has no state; one that the loss updates is given as state=…")
+        return jax.tree.map(jax.numpy.asarray, self._held_at(w).state)
+
+    def trained_at(self, w: Vector) -> Tree:
+        """The pytree of what is trained, at ``w``, with None for the rest; as optimisers see it."""
+        return self._network.model.trained(self._network.pieces(self._on_device(w)))
 
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`."""
@@ -362,68 +350,53 @@ class JaxProblem:
         """None: it is made in Python."""
         return None
 
-    def _mean_loss(self, data: Tree, rows: int, w: Vector) -> float:
-        ends = cut(rows, -(-rows // _EVALUATED)).tolist()
-        return sum(float(self._total(w, chosen(data, slice(a, b)))) for a, b in pairwise(ends)) / rows
+    def _on_device(self, w: Vector) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.array(w, dtype=self.dtype)
+
+    def _held_at(self, w: Vector) -> Held:
+        """What stays, with a state that suits ``w``; the last is kept, as loss and metrics share it."""
+        if self._averages is None:
+            return self._held
+        if self._last is None or not np.array_equal(self._last[0], w):
+            begin = self._held._replace(state=self._averages.start)
+            states = (self._stepped(w, begin, *batch) for batch in _batches(self._data, self.samples, "statistics"))
+            self._last = w.copy(), self._held._replace(state=self._averages.at(states))
+        return self._last[1]
+
+    def _means(self, data: Tree, rows: int, w: Vector) -> dict[str, float]:
+        """Loss and metrics beside it, averaged over the rows."""
+        held = self._held_at(w)
+        sums: dict[str, float] = {}
+        for batch, seed in _batches(data, rows, "evaluation"):
+            total, metrics = self._evaluate(w, held, batch, seed)
+            for name, value in {_LOSS: total, **metrics}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        return {name: total / rows for name, total in sums.items()}
 
 
-def _own(params: Tree) -> Tree:
-    """The parameters as arrays of one kind of number; raises where something in them is not to be trained."""
+def _batches(data: Tree, rows: int, purpose: str) -> Iterator[tuple[Tree, Any]]:
+    """All rows, as many at once as are evaluated together, each with a seed of its own for what is drawn."""
+    for a, b in pairwise(cut(rows, -(-rows // _EVALUATED)).tolist()):
+        yield chosen(data, slice(a, b)), seed_of(keyed.integer(0, purpose, a))
+
+
+def _state_of(state: Tree, network: Network) -> Tree:
+    """A state as arrays; raises where there is one that nobody could evaluate with."""
     import jax
 
-    for path, node in jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda node: _state(node) is not None)[0]:
-        name = jax.tree_util.keystr(path)
-        state = _state(node) or (path and _key(path[-1]) in _RUNNING and f"'{_key(path[-1])}'")
-        if state and not jax.tree.leaves(node):
-            continue  # only a place for it
-        if state:
+    own = network.model.state
+    if state is not None and own is not None:
+        raise BadInput("a module of nnx keeps its state itself; leave out state")
+    if state is not None:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+            if not is_array(leaf):
+                raise BadInput(f"state{jax.tree_util.keystr(path)} must be an array, it is {kind_of(leaf)}")
+        if not network.switches:
             raise BadInput(
-                f"params{name} holds {state}, which is not to be trained, and JaxProblem keeps no state; give the "
-                "trainable parameters alone (variables['params'], nnx.state(model, nnx.Param)) and normalise by the "
-                "batch or within a sample (LayerNorm)"
+                "with a state the loss must take train, a bool: True where workers compute gradients, False where the "
+                "model is evaluated, for which batch norm uses the state; as in loss(params, batch, state, train)"
             )
-        if not _is_array(node):
-            kind = "a function" if callable(node) else f"of type {type(node).__name__}"
-            raise BadInput(
-                f"params{name} must be an array, it is {kind}; give the arrays alone and put the rest into the loss "
-                "(for equinox: arrays, rest = equinox.partition(model, equinox.is_inexact_array), and "
-                "equinox.combine(params, rest) in the loss)"
-            )
-    leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(params)]
-    kinds = {str(leaf.dtype) for leaf in leaves}
-    if not kinds:
-        raise BadInput("params has no array to train")
-    if len(kinds) > 1 or not kinds <= {"float32", "float64"}:
-        raise BadInput(f"the arrays of params must all be float32 or all float64, got {', '.join(sorted(kinds))}")
-    return jax.tree.map(np.asarray, jax.tree.unflatten(jax.tree.structure(params), leaves))
-
-
-def _is_array(leaf: Any) -> bool:
-    import jax
-
-    if isinstance(leaf, (bool, str, bytes)):
-        return False
-    try:
-        jax.numpy.asarray(leaf)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _state(node: Any) -> str | None:
-    """What state of the common libraries a node of a pytree is, in words; None where it is not known to be any."""
-    if isinstance(node, Mapping):  # of Flax's linen, one collection beside another
-        found = [key for key in node if key in _COLLECTIONS]
-        if isinstance(node.get("params"), Mapping):
-            found += [key for key, value in node.items() if key != "params" and isinstance(value, Mapping)]
-        return f"the collection '{found[0]}'" if found else None
-    kinds = {(base.__module__.partition(".")[0], base.__name__) for base in type(node).__mro__}
-    variable = ("flax", "Variable") in kinds and ("flax", "Param") not in kinds
-    if variable or kinds & {("equinox", "State"), ("equinox", "StateIndex")}:
-        return f"a {type(node).__name__}"
-    return None
-
-
-def _key(entry: Any) -> Any:
-    """The key or attribute that an entry of a path in a pytree stands for."""
-    return getattr(entry, "key", getattr(entry, "name", None))
+        own = jax.tree.map(lambda leaf: np.asarray(jax.numpy.asarray(leaf)), state)
+    return own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +110,15 @@ def differing(one: int, other: int, partition: int, version: int, apart: float) 
         f"at step {version} workers {one} and {other} computed gradients of partition {partition} that are "
         f"{_percent(apart)} apart: {_ADVICE}"
     )
+
+
+def seed_of_draws(bits: int, partition: int, rows: NDArray[Any] | None) -> int:
+    """The seed, of 63 bits, of what is drawn for a partition, or some of its rows, at a model with these ``bits``.
+
+    ``bits``: the model's :func:`anyk.keyed.digest`, which is one pass over it. All who hold the partition draw alike.
+    """
+    chosen = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
+    return int(keyed.generator(bits, "module", partition, chosen).integers(2**63))
 
 
 def model_like(scales: Sequence[tuple[int, float, float]], dtype: np.dtype[Any]) -> Vector:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
-from anyk.problems.replicas import ROWS, Trial, model_like
+from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
 from anyk.problems.sums import TOGETHER, check_loss, check_samples
 from anyk.problems.torch_data import Arrays, Items, Rows, Sharded, tensor_over
 from anyk.problems.torch_network import Batch, Network, mapped, tensors_in
@@ -132,7 +131,11 @@ class TorchPartitions:
         total = torch.zeros(self.dimension, dtype=flat.dtype, device=self._device)
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
-        with _one_thread(), drawing(_key(bits, self._first + partition, rows), self._device), kept_buffers(module):
+        with (
+            _one_thread(),
+            drawing(seed_of_draws(bits, self._first + partition, rows), self._device),
+            kept_buffers(module),
+        ):
             for batch, size in self._batches(partition, rows, bits):
                 times = self._network.times(batch, size)
                 if not times:
@@ -237,12 +240,6 @@ def even_ends(size: int, most: int) -> list[int]:
         return [0, size]
     ends: list[int] = cut(size, -(-size // most)).tolist()
     return ends
-
-
-def _key(bits: int, partition: int, rows: Index | None) -> int:
-    """The seed of what is drawn at a model with these ``bits``: its digest, which is one pass over it."""
-    chosen = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
-    return int(keyed.generator(bits, "module", partition, chosen).integers(2**63))
 
 
 @contextmanager

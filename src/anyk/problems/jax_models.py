@@ -1,0 +1,306 @@
+"""What JAX users train: pytrees of arrays, Equinox modules, nnx modules; what in them moves, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+
+Tree = Any  # nested tuples, lists, dictionaries and what else JAX takes for a pytree
+Arrays = list[NDArray[Any]]
+Trainable = Tree | Callable[[str], bool] | None
+
+# what Flax's linen calls state beside 'params', and names that everybody gives to running statistics
+_COLLECTIONS = {"batch_stats", "cache", "carry", "intermediates", "perturbations"}
+_RUNNING = {f"{kind}_{what}" for kind in ("running", "moving") for what in ("mean", "var", "variance")}
+_ALONE = (
+    "which is not to be trained; give the trainable parameters alone (variables['params'], nnx.state(model, nnx.Param))"
+    " and state that the loss updates as state=…; modules of nnx and Equinox are taken as they are"
+)
+
+
+class Model:
+    """A pytree in which arrays that are trained, ``begin``, stand among others, ``fixed``, and what is no array.
+
+    ``switches``: whether it knows training from evaluation by itself. ``draws``: whether it needs random numbers of its
+    own in training. ``state``: what it keeps beside parameters and changes as it computes, None for nothing.
+    """
+
+    switches = draws = False
+    state: Tree = None
+
+    def __init__(self, given: Tree, trainable: Trainable) -> None:
+        import jax
+
+        leaves = jax.tree.leaves(given)
+        self._tree: Any = jax.tree.structure(given)
+        self._moves = self._moving(given, trainable)
+        moves = [move and self._is_parameter(leaf) for move, leaf in zip(self._moves, leaves, strict=True)]
+        self._kinds = [
+            "trained" if move else "fixed" if _is_fixed(leaf) else "kept"
+            for move, leaf in zip(moves, leaves, strict=True)
+        ]
+        self._check(given)
+        self.begin = [np.asarray(jax.numpy.asarray(leaf)) for leaf in self._of("trained", leaves)]
+        self.fixed: Arrays = [np.asarray(jax.numpy.asarray(leaf)) for leaf in self._of("fixed", leaves)]
+        self._kept = self._of("kept", leaves)
+        check_numbers(self.begin)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what JAX knows of a tree's nodes is not always as it was after pickling (Equinox's), but the tree is;
+        # workers need no values: they come with the model and, of what is fixed, in the calls
+        tree = self._join([0] * self._kinds.count("trained"), [0] * self._kinds.count("fixed"))
+        return self.__dict__ | {"_tree": tree, "begin": [], "fixed": [], "state": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import jax
+
+        self.__dict__.update(state)
+        self._tree = jax.tree.structure(self._tree)
+
+    def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
+        """What the user gave, with these arrays in it, for training or for evaluation."""
+        del state, key, train
+        return self._join(trained, fixed)
+
+    def trained(self, arrays: Sequence[Any]) -> Tree:
+        """The pytree with only what is trained in it: None stands for the rest."""
+        parts = iter(arrays)
+        return self._tree.unflatten([next(parts) if kind == "trained" else None for kind in self._kinds])
+
+    def state_after(self, whole: Any) -> Tree:
+        """The state that the model keeps, after it has computed."""
+        del whole
+        return None
+
+    def _join(self, trained: Sequence[Any], fixed: Sequence[Any]) -> Tree:
+        parts: dict[str, Iterator[Any]] = {"trained": iter(trained), "fixed": iter(fixed), "kept": iter(self._kept)}
+        return self._tree.unflatten([next(parts[kind]) for kind in self._kinds])
+
+    def _of(self, kind: str, leaves: Sequence[Any]) -> list[Any]:
+        return [leaf for one, leaf in zip(self._kinds, leaves, strict=True) if one == kind]
+
+    def _is_parameter(self, leaf: Any) -> bool:
+        """Whether a leaf is trained if nobody says otherwise."""
+        del leaf
+        return True
+
+    def _check(self, given: Tree) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where something in the tree is not to be trained."""
+        import jax
+
+        paths = jax.tree_util.tree_flatten_with_path(given)[0]
+        frozen = {path for (path, _), move in zip(paths, self._moves, strict=True) if not move}
+        for path, node in jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda node: _state(node) is not None)[0]:
+            name = jax.tree_util.keystr(path)
+            state = _state(node) or (path and _key(path[-1]) in _RUNNING and f"'{_key(path[-1])}'")
+            if path in frozen or (state and not jax.tree.leaves(node)):
+                continue  # only a place for it
+            if state:
+                raise BadInput(f"params{name} holds {state}, {_ALONE}")
+            if not is_array(node):
+                raise BadInput(
+                    f"params{name} must be an array, it is {kind_of(node)}; give the arrays alone and put the "
+                    "rest into the loss"
+                )
+
+    def _moving(self, given: Tree, trainable: Trainable) -> list[bool]:
+        """For each leaf whether the user lets it move."""
+        import jax
+
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(given)[0]]
+        if trainable is None:
+            return [True] * len(paths)
+        if callable(trainable) and not _is_module(trainable):
+            names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+            told = [trainable(name) for name in names]
+        else:
+            try:
+                spread = jax.tree.map(lambda move, part: jax.tree.map(lambda _: move, part), trainable, given)
+            except (ValueError, TypeError) as error:
+                raise BadInput(f"trainable does not have the form of params: {_first(error)}") from None
+            told = jax.tree.leaves(spread)
+        for value in told:
+            if not isinstance(value, (bool, np.bool_)):
+                raise BadInput(
+                    "trainable must be a pytree of True and False, formed as params or the upper part of it, or a "
+                    f"function of a parameter's path that gives one of the two, got {kind_of(value)}"
+                )
+        if not any(told):
+            known = ", ".join(jax.tree_util.keystr(path, simple=True, separator="/") for path in paths[:4])
+            raise BadInput(f"trainable leaves no parameter to train; params has {known}{', …' * (len(paths) > 4)}")
+        return [bool(value) for value in told]
+
+
+class EquinoxModel(Model):
+    """An Equinox module, or a pytree with one in it: floating-point arrays of JAX are parameters, the rest stays."""
+
+    switches = True
+
+    def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
+        """See :meth:`Model.whole`; in evaluation the module is in inference mode."""
+        import equinox
+
+        del state, key
+        whole = self._join(trained, fixed)
+        return whole if train else equinox.nn.inference_mode(whole)
+
+    def _is_parameter(self, leaf: Any) -> bool:
+        import jax
+
+        return isinstance(leaf, jax.Array) and bool(jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact))
+
+    def _check(self, given: Tree) -> None:
+        import jax
+
+        for path, node in jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda node: _state(node) is not None)[0]:
+            if _state(node) is not None and jax.tree.leaves(node):
+                raise BadInput(
+                    f"params{jax.tree_util.keystr(path)} holds {_state(node)}, which is not to be trained; make "
+                    "model and state apart, model, state = equinox.nn.make_with_state(…)(…), and give state=state"
+                )
+
+
+class NnxModel(Model):
+    """A module of Flax's nnx: its ``Param`` variables are trained, its random streams are keyed, the rest is state."""
+
+    switches = True
+
+    def __init__(self, given: Any, trainable: Trainable) -> None:
+        import jax
+        from flax import nnx
+
+        self._graph, params, streams, state = nnx.split(given, nnx.Param, nnx.RngState, ...)
+        super().__init__(params, trainable)
+        # of keys only that they are some is kept, as booleans: they are made anew
+        self._streams = jax.tree.map(
+            lambda leaf: np.zeros(leaf.shape, bool if _is_key(leaf) else leaf.dtype), streams
+        )  # fmt: skip
+        self.draws = bool(jax.tree.leaves(streams))
+        self.state = jax.tree.map(np.asarray, state) if jax.tree.leaves(state) else None
+        self._empty = state if self.state is None else None
+
+    def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
+        """See :meth:`Model.whole`; in evaluation the module is in evaluation mode."""
+        import jax
+        from flax import nnx
+
+        leaves = jax.tree.leaves(self._streams)
+        tree: Any = jax.tree.structure(self._streams)
+        for place, leaf in enumerate(leaves):
+            own = jax.random.fold_in(key, place)
+            fresh = jax.numpy.zeros_like(leaf) if leaf.dtype != bool else None
+            leaves[place] = (jax.random.split(own, leaf.shape) if leaf.shape else own) if fresh is None else fresh
+        # mapped, as variables may be changed under the transformation alone in which they were made
+        state = jax.tree.map(lambda leaf: leaf, state) if self._empty is None else self._empty
+        made = nnx.merge(self._graph, self._join(trained, fixed), tree.unflatten(leaves), state)
+        if not train:
+            made.eval()
+        return made
+
+    def state_after(self, whole: Any) -> Tree:
+        """See :meth:`Model.state_after`."""
+        from flax import nnx
+
+        return nnx.split(whole, nnx.Param, nnx.RngState, ...)[3] if self._empty is None else None
+
+
+def model_of(params: Any, trainable: Trainable) -> Model:
+    """What is given as ``params``, by its kind; raises :class:`~anyk.errors.BadInput` where it cannot be trained."""
+    import jax
+
+    kind = _is_module(params)
+    if isinstance(params, type):
+        raise BadInput(f"params is the class {params.__name__}, not a model made of it")
+    if kind == "linen":
+        raise BadInput(
+            f"params is the linen module {type(params).__name__}, which holds no arrays; give "
+            "module.init(key, inputs)['params'], and call module.apply({'params': params}, inputs) in the loss"
+        )
+    if kind == "nnx":
+        return NnxModel(params, trainable)
+    nodes = jax.tree.leaves(params, is_leaf=lambda node: _is_module(node) is not None)
+    return (EquinoxModel if any(_is_module(node) == "equinox" for node in nodes) else Model)(params, trainable)
+
+
+def check_numbers(arrays: Arrays) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where arrays are not all of the one kind that can be trained."""
+    kinds = {str(array.dtype) for array in arrays}
+    if not kinds:
+        raise BadInput("params has no array to train")
+    if len(kinds) > 1 or not kinds <= {"float32", "float64"}:
+        raise BadInput(
+            f"the arrays of params must all be float32 or all float64, got {', '.join(sorted(kinds))}; those that do "
+            "not move may be others (trainable=…)"
+        )
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise BadInput("the arrays of params must hold finite numbers")
+
+
+def _is_module(node: Any) -> str | None:
+    """Of which library a node of a pytree is a module: ``equinox``, ``nnx`` or ``linen``; None for others."""
+    for base in type(node).__mro__:
+        home = base.__module__
+        if base.__name__ == "Module":
+            if home.startswith("equinox."):
+                return "equinox"
+            if home.startswith("flax."):
+                return "nnx" if home.startswith("flax.nnx") else "linen"
+    return None
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+
+    return bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array of numbers, or a number."""
+    import jax
+
+    if isinstance(leaf, (bool, str, bytes)):
+        return False
+    try:
+        return not _is_key(jax.numpy.asarray(leaf))
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_fixed(leaf: Any) -> bool:
+    """Whether a leaf is an array, not only a number, of those that a compiled function takes."""
+    import jax
+
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and is_array(leaf)
+
+
+def kind_of(value: Any) -> str:
+    """What a value is that should have been something else."""
+    return "a function" if callable(value) and hasattr(value, "__name__") else f"of type {type(value).__name__}"
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _state(node: Any) -> str | None:
+    """What state of the common libraries a node of a pytree is, in words; None where it is not known to be any."""
+    if isinstance(node, Mapping):  # of Flax's linen, one collection beside another
+        found = [key for key in node if key in _COLLECTIONS]
+        if isinstance(node.get("params"), Mapping):
+            found += [key for key, value in node.items() if key != "params" and isinstance(value, Mapping)]
+        return f"the collection '{found[0]}'" if found else None
+    kinds = {(base.__module__.partition(".")[0], base.__name__) for base in type(node).__mro__}
+    variable = ("flax", "Variable") in kinds and ("flax", "Param") not in kinds
+    if variable or kinds & {("equinox", "State"), ("equinox", "StateIndex")}:
+        return f"a {type(node).__name__}"
+    return None
+
+
+def _key(entry: Any) -> Any:
+    """The key or attribute that an entry of a path in a pytree stands for."""
+    return getattr(entry, "key", getattr(entry, "name", None))

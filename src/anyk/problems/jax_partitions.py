@@ -1,0 +1,125 @@
+"""What workers do for a JAX problem: gradients of a loss on flat vectors, from arrays that all share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from copy import copy
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk import keyed
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Vector
+from anyk.problems.jax_models import Tree
+from anyk.problems.jax_network import SEED, Held, Network, seed_of
+from anyk.problems.replicas import seed_of_draws
+
+
+class JaxPartitions:
+    """A function's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
+
+    def __init__(
+        self,
+        network: Network,
+        held: Held,
+        data: Tree,
+        ends: NDArray[np.int64],
+        dtype: np.dtype[Any],
+        *,
+        platform: str = "cpu",
+    ) -> None:
+        import jax
+
+        self.sizes = tuple(np.diff(ends).tolist())
+        self.dtype, self.dimension = dtype, network.dimension
+        self._network, self._held, self._data, self._platform = network, held, data, platform
+        self._bounds = list(pairwise(ends.tolist()))
+        config: Any = jax.config
+        self._wide = bool(config.jax_enable_x64)
+        self._device: Any = None
+        self._compiled: set[int] = set()
+        self._first = 0  # the number of its first partition among all
+        self.tolerance = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_device": None, "_compiled": set()}
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; compiles for each size of partition."""
+        import jax
+
+        config: Any = jax.config
+        if "ANYK_WORKER" in os.environ:  # a process of its own, in which JAX has computed nothing yet
+            os.environ["NPROC"] = "1"  # threads that XLA starts
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU's memory
+            if self._platform == "cpu":
+                config.update("jax_platforms", "cpu")
+        if bool(config.jax_enable_x64) != self._wide:
+            config.update("jax_enable_x64", self._wide)
+        self._device = self._device or device_of(self._platform)
+        for j in partitions:
+            if self.sizes[j] not in self._compiled:
+                self._compiled.add(self.sizes[j])
+                self.partial_gradient(j, np.zeros(self.dimension, dtype=self.dtype))
+
+    def piece(self, first: int, last: int) -> JaxPartitions:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        made = copy(self)
+        made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
+        made.sizes = (sum(self.sizes[first : last + 1]),)
+        made._first = self._first + first
+        return made
+
+    def compare_replicas(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; nothing is computed before the run."""
+        self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
+
+    def support(self, partition: int) -> Index | None:
+        """All coordinates."""
+        del partition
+        return None  # as opposed to an index of some
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`.
+
+        The key of a random loss is that of the bits of ``w``, the partition and the rows, so that all who hold a
+        partition draw alike.
+        """
+        import jax
+
+        if self._device is None:
+            self.load(())
+        first, last = self._bounds[partition]
+        batch = chosen(self._data, slice(first, last) if rows is None else rows + first)
+        seed = SEED
+        if self._network.random:
+            bits = keyed.digest(np.ascontiguousarray(w))
+            seed = seed_of(seed_of_draws(bits, self._first + partition, rows))
+        with jax.default_device(self._device):
+            return np.asarray(self._network.gradient(w, self._held, batch, seed))
+
+
+def chosen(data: Tree, rows: slice | Index) -> Tree:
+    """Some rows of every array."""
+    import jax
+
+    return jax.tree.map(lambda array: array[rows], data)
+
+
+def device_of(platform: str) -> Any:
+    """Where to compute: of several devices of a platform each worker takes the next."""
+    import jax
+
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:
+        raise BadInput(
+            f"there is no platform '{platform}' here: JAX finds {jax.default_backend()}; use platform='cpu', or "
+            "install JAX for it on the workers"
+        ) from None
+    return devices[int(os.environ.get("ANYK_WORKER", "0")) % len(devices)]
