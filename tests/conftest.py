@@ -30,7 +30,7 @@ SLOW = (
     "decompile/", "end_to_end/", "gallery/", "optimizers/test_torch_and_optax.py", "planning/test_golden_values.py",
     "planning/test_sequential_planning.py", "planning/test_tuned.py", "problems/test_compared.py", "problems/test_jax.py",
     "problems/test_numpy_workers.py", "problems/test_replicas.py", "problems/test_sums.py", "problems/test_torch.py",
-    "reports/test_in_a_browser.py",
+    "reports/test_in_a_browser.py", "reports/test_watch.py",
     "strategies/test_late_results.py", "strategies/test_local.py", "test_package.py", "test_readers.py",
     "test_sklearn.py", "training/test_corruption.py", "training/test_replays.py", "training/test_stepping.py",
     "training/test_surroundings.py",

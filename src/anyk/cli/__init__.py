@@ -59,6 +59,7 @@ def main() -> None:
     anyk race                    train with four strategies under the same stragglers, and compare
     anyk train --strategy SPEC   train with one strategy
     anyk report RUN              write one HTML page about runs or races; see also export
+    anyk watch                   serve live pages about runs while they go on
     anyk predict RUN FILE        predict new rows with a run's model; see also coefficients
     anyk codes                   compare gradient codes; see also codes show, codes compare
     anyk explain SOURCE          explain what slow workers cost in a measured fleet; see also record

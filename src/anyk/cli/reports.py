@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -42,6 +43,34 @@ def report(runs: tuple[str, ...], out: str) -> None:
         for one in opened:
             one.close()
     click.echo(f"report: {written} ({Path(written).stat().st_size / 1e6:.1f} MB); open it in a browser")
+
+
+@main.command()
+@click.argument("folders", nargs=-1, metavar="[RUN|RACE|FOLDER]...")
+@click.option("--port", type=int, default=8642, show_default=True, help="Where to serve, on 127.0.0.1; 0: a free port.")
+def watch(folders: tuple[str, ...], port: int) -> None:
+    """Serve live pages that follow runs and races while they go on, to this machine only; end it with Ctrl-C.
+
+    A page is what 'anyk report' writes; new steps are shown within a second. Without an argument: all runs in the
+    folder runs. Runs may be those of other processes; what is shown is read from their logs, and nothing is written to
+    their folders.
+
+    \b
+    anyk watch                          all in runs/, also those that begin later
+    anyk watch runs/train-1
+    anyk watch runs/race-1 --port 0
+    """
+    import os
+    import signal
+
+    from anyk.reports import Watch
+
+    os.nice(10)  # whoever trains on this machine comes first
+    with contextlib.suppress(KeyboardInterrupt), Watch(folders or ["runs"], port=port) as served:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        where = ", ".join(folders or ["runs"])
+        click.echo(f"watching {where} at {served.url} (Ctrl-C ends this)")
+        served.serve()
 
 
 @main.command()

@@ -8,6 +8,7 @@ from anyk.training.driver import Driver
 from anyk.training.evaluate import Evaluate
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
+from anyk.training.following import Following
 from anyk.training.many import train_many
 from anyk.training.predicting import predict_file
 from anyk.training.promise import Promise
@@ -33,6 +34,7 @@ __all__ = [
     "Evaluate",
     "Evaluation",
     "Evaluator",
+    "Following",
     "OverSeeds",
     "Promise",
     "Race",

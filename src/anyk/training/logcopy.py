@@ -6,12 +6,49 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
+import time
 from pathlib import Path
 
 from anyk.errors import BadInput
 
 _DIRECT = 10  # attempts to copy a log that is being written
+_TICK = 0.1  # seconds within which a file may change without its time showing it
 INSTEAD = "the model may still be whole: start a new run from this one, anyk train --from"
+
+
+class LogCopy:
+    """A copy of a log, and of its write-ahead file, in a folder of one's own, brought up to date by :meth:`refresh`."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path = folder / path.name
+        self._origin, self._origin_ahead = path, _ahead(path)
+        self._stand: tuple[object, ...] | None = None  # of the log that was copied
+        self._seen: tuple[int, int] | None = None  # of its write-ahead file
+        self.written = 0.0  # when either was last written, in seconds since the epoch
+
+    @staticmethod
+    def stand(path: Path) -> tuple[object, ...]:
+        """What changes when anything is written to a log; raises OSError where there is none."""
+        return _stand(path, _ahead(path)), _size(_ahead(path))
+
+    def refresh(self) -> bool:
+        """Copy what has changed, and say whether anything has; raises OSError where it cannot be read."""
+        if self._seen is not None and self.stand(self._origin) == (self._stand, self._seen):
+            return False
+        for _ in range(_DIRECT):  # until nobody has moved rows from one file to the other meanwhile
+            stand, seen = _stand(self._origin, self._origin_ahead), _size(self._origin_ahead)
+            if stand != self._stand:
+                shutil.copyfile(self._origin, self.path)
+            self._stand = stand
+            _ahead(self.path).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self._origin_ahead, _ahead(self.path))
+            if _stand(self._origin, self._origin_ahead) == stand:
+                break
+            self._stand = None
+        self.written = max(self._origin.stat().st_mtime, seen[1] / 1e9)
+        self._seen = seen if time.time() - self.written > _TICK else None  # what comes now may bear the same time
+        return True
 
 
 def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
@@ -19,7 +56,6 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
 
     The copy is gone when the connection is closed.
     """
-    ahead = path.with_name(f"{path.name}-wal")
     db: sqlite3.Connection | None = None
     lost = False
     try:
@@ -27,18 +63,11 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
             if file.read(16) != b"SQLite format 3\0":
                 raise BadInput(f"the log '{path}' is damaged: it is not an SQLite file")
         with tempfile.TemporaryDirectory(prefix="anyk-log-") as folder:
-            copy = Path(folder) / path.name
-            for _ in range(_DIRECT):  # until nobody has moved rows from one file to the other meanwhile
-                before = _stand(path, ahead)
-                shutil.copyfile(path, copy)
-                copy.with_name(ahead.name).unlink(missing_ok=True)
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(ahead, copy.with_name(ahead.name))
-                if _stand(path, ahead) == before:
-                    break
-            db = sqlite3.connect(copy, isolation_level=None, check_same_thread=False)
+            copy = LogCopy(path, Path(folder))
+            copy.refresh()
+            db = sqlite3.connect(copy.path, isolation_level=None, check_same_thread=False)
             db.execute("PRAGMA trusted_schema=OFF")
-            frames = _frames(copy.with_name(ahead.name))
+            frames = _frames(_ahead(copy.path))
             taken = max(0, db.execute("PRAGMA wal_checkpoint").fetchone()[1])
             lost = frames is None or frames > taken
             db.execute("PRAGMA journal_mode=DELETE").fetchall()
@@ -53,6 +82,19 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
             db.close()
         raise BadInput(f"the log '{path}' cannot be copied to be read ({error.strerror})") from None
     return db, lost
+
+
+def _ahead(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _size(ahead: Path) -> tuple[int, int]:
+    """Size and time of a write-ahead file; zeros where there is none."""
+    try:
+        found = ahead.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _frames(ahead: Path) -> int | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.training.runlog import RunLog
+from anyk.training.schema import TABLES as SCHEMA_TABLES
 
 
 class Decision(NamedTuple):
@@ -298,20 +299,61 @@ COUNTS = (
 )  # whole, though floats where some are missing
 
 
-def columns(log: RunLog, table: str) -> dict[str, NDArray[Any]]:
+_SINCE = {  # the rows behind a number
+    "chunks": _QUERIES["chunks"].replace("ORDER BY", "WHERE rowid > ? ORDER BY"),
+    "steps": "SELECT slot, version AS step, time AS seconds, replies, residual, gain FROM updates WHERE rowid > ? "
+    "ORDER BY slot, version",
+    "evaluations": "SELECT slot, version AS step, time AS seconds, loss, metric FROM evaluations WHERE rowid > ? "
+    "ORDER BY version",
+}
+
+
+def columns(log: RunLog, table: str, *, behind: int | None = None) -> dict[str, NDArray[Any]]:
     """A table of the log, one of :data:`TABLES`, as columns; numbers that are not known are NaN, or None in text.
 
-    A weight is the mean over blocks where a message has one for each. Raises :class:`~anyk.errors.BadInput` for
-    another table.
+    A weight is the mean over blocks where a message has one for each. ``behind``: of chunks, steps and evaluations
+    only what was written after so many rows (of steps: not their loss and metric). Raises
+    :class:`~anyk.errors.BadInput` for another table.
     """
-    if table not in _QUERIES:
-        raise BadInput(f"a run has no table '{table}'; it has {', '.join(TABLES)}")
-    names, found = log.select(_QUERIES[table])
+    queries, values = (_QUERIES, ()) if behind is None else (_SINCE, (behind,))
+    if table not in queries:
+        raise BadInput(f"a run has no table '{table}'; it has {', '.join(queries)}")
+    names, found = log.select(queries[table], values)
     made: dict[str, NDArray[Any]] = {}
     for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True):
         whole = name in _WHOLE and not (table == "events" and name in ("worker", "task", "chunk"))
         made[name] = np.array(values, dtype=object if name in _TEXT else np.int64 if whole else np.float64)
     return made
+
+
+def newest_seal(log: RunLog) -> str:
+    """The seal of what was written last: it stands for all rows up to there; empty before the first."""
+    found = log.rows("SELECT seal FROM seals ORDER BY id DESC LIMIT 1")
+    return str(found[0][0]) if found else ""
+
+
+def sealed(log: RunLog, seal: str) -> dict[str, int] | None:
+    """How many rows of each table a seal stands for; None where the log does not have it, as it was cut back."""
+    if not seal:
+        return dict.fromkeys(SCHEMA_TABLES, 0)
+    found = log.rows("SELECT upto FROM seals WHERE seal = ? ORDER BY id DESC LIMIT 1", (seal,))
+    return dict(zip(SCHEMA_TABLES, json.loads(found[0][0]), strict=True)) if found else None
+
+
+def slots(log: RunLog) -> list[str]:
+    """The slots of its chunks, in order."""
+    return [str(slot) for (slot,) in log.rows("SELECT DISTINCT slot FROM chunks ORDER BY slot")]
+
+
+def count(log: RunLog, table: str) -> int:
+    """The number of the last row of a table of the log."""
+    return int(log.rows(f"SELECT max(rowid) FROM {table}")[0][0] or 0)
+
+
+def last_evaluated(log: RunLog, slot: str) -> tuple[float | None, float | None]:
+    """Loss and metric of the newest version of a slot that has been evaluated."""
+    found = log.rows("SELECT loss, metric FROM evaluations WHERE slot = ? ORDER BY version DESC LIMIT 1", (slot,))
+    return found[0] if found else (None, None)
 
 
 # ------------------------------------------------------------------------------------------- to be checked

@@ -23,6 +23,7 @@ FATES = (
     "unfinished at the end",
 )
 USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
+_BEFORE = 2000  # steps before those that are new, one of which may have cut off a task that ends now
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +80,13 @@ class Tasks:
         return self.end - self.start
 
 
-def tasks_of(run: Run) -> Tasks:
-    """All tasks of a run."""
-    log = rows.columns(run.log, "chunks")
-    steps = rows.columns(run.log, "steps")
+def tasks_of(run: Run, *, behind: Mapping[str, int] | None = None) -> Tasks:
+    """All tasks of a run, or those that were written behind so many rows of each table.
+
+    Of the latter a chunk that is not the first of its task may begin too early: the chunk before it is not looked up.
+    """
+    log = rows.columns(run.log, "chunks", behind=None if behind is None else behind["chunks"])
+    steps = rows.columns(run.log, "steps", behind=None if behind is None else max(behind["updates"] - _BEFORE, 0))
     slots, slot = _coded(log["slot"])
     start = _starts(log)
     fate = _fates(run, log, slots, slot)

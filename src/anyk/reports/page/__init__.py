@@ -12,9 +12,9 @@ from anyk.training.racing import Race
 from anyk.training.run import Run
 
 if TYPE_CHECKING:
+    import jinja2
     from bokeh.document import Document
 
-_MANY = 24  # runs with an account of their own on one page
 _HERE = Path(__file__).parent
 
 
@@ -45,9 +45,9 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
         raise BadInput(f"a report is written as .html, got '{path}'")
     if not target.parent.is_dir():
         raise BadInput(f"the report '{path}' cannot be written: there is no folder '{target.parent}'")
-    page = _page(runs, [title for one in given if isinstance(one, Race) for title in one.waiting])
+    text = page(runs, [title for one in given if isinstance(one, Race) for title in one.waiting])
     try:
-        target.write_text(page, encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(f"the report '{path}' cannot be written ({error.strerror})") from None
     return target
@@ -63,35 +63,60 @@ def needed() -> None:
         raise MissingPackage(package, "report", "a report") from None
 
 
-def _page(runs: Sequence[Run], waiting: Sequence[str]) -> str:
+def page(runs: Sequence[Run], waiting: Sequence[str], *, live: bool = False) -> str:
+    """The page as text: with its scripts inside or, ``live``, for a server that has them and tells of news."""
     needed()
-    import jinja2
     from bokeh.document import Document
-    from bokeh.resources import INLINE
     from markupsafe import Markup
 
-    from anyk.reports.page.content import content
+    from anyk.reports.page.content import chosen, content
+    from anyk.training import rows
 
     document = Document()
-    filled = content(runs, waiting, most=_MANY)
+    filled = content(runs, waiting)
     roots = {}
     with document.models.freeze():  # else all models are counted again for each figure
         for i, (name, figure) in enumerate(filled.pop("figures").items()):
             document.add_root(figure)
             roots[name] = f"figure-{i}"
             filled["about"]["roots"][figure.id] = roots[name]
+    if live:
+        filled["about"]["live"] = [rows.newest_seal(run.log) for run in chosen(runs)]
+    return template("page.html.jinja").render(
+        **filled,
+        roots=roots,
+        live=live,
+        css=Markup(style()),
+        scripts=[] if live else [Markup(script) for script in (*bokeh_scripts(), script("page.js"))],
+        document=Markup(_plain_json(document)),
+    )
+
+
+def template(name: str) -> jinja2.Template:
+    """One of the templates beside this file; text is escaped in them."""
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    inline = type(INLINE)(mode="inline", components=["bokeh"])
-    scripts = [*inline.js_raw, (_HERE / "page.js").read_text(encoding="utf-8")]
-    return environment.get_template("page.html.jinja").render(
-        **filled,
-        roots=roots,
-        css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
-        scripts=[Markup(script) for script in scripts],
-        document=Markup(_plain_json(document)),
-    )
+    return environment.get_template(name)
+
+
+def bokeh_scripts() -> list[str]:
+    """Bokeh's own scripts."""
+    from bokeh.resources import INLINE
+
+    return list(type(INLINE)(mode="inline", components=["bokeh"]).js_raw)
+
+
+def script(name: str) -> str:
+    """One of the scripts beside this file."""
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def style() -> str:
+    """The style sheet of all pages."""
+    return (_HERE / "page.css").read_text(encoding="utf-8")
 
 
 def _plain_json(document: Document) -> str:
@@ -102,4 +127,4 @@ def _plain_json(document: Document) -> str:
     return text
 
 
-__all__ = ["report"]
+__all__ = ["bokeh_scripts", "needed", "page", "report", "script", "style", "template"]

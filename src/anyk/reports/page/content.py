@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from anyk.codes.base import EXACT
 from anyk.reports.columns import Columns
@@ -22,6 +23,7 @@ from anyk.training.run import Run
 from anyk.training.seeds import grouped
 from anyk.training.tasks import FATES, LOST, Tasks, tasks_of
 
+_MANY = 24  # runs with an account of their own on one page
 _NOTES = 60  # lines of what happened
 _REUSES = 20_000  # messages used again that are written down
 _WORKS = 100_000  # partitions of all kinds of work together, for the weights in receipts
@@ -39,20 +41,24 @@ _MARKS = {
 }
 
 
-def content(runs: Sequence[Run], waiting: Sequence[str], *, most: int) -> dict[str, Any]:
+def chosen(runs: Sequence[Run]) -> list[Run]:
+    """The runs that have an account of their own: of each strategy that with the first seed."""
+    return [group[0] for group in grouped(runs)][:_MANY]
+
+
+def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
     """Values for the page's template; ``figures`` by name, ``about`` for the page's script."""
     groups = grouped(runs)
-    chosen = [group[0] for group in groups][:most]
     drawn: dict[str, Any] = {}
-    sections = [_section(run, f"run{i}", drawn) for i, run in enumerate(chosen)]
+    sections = [_section(run, f"run{i}", drawn) for i, run in enumerate(chosen(runs))]
     several = len(runs) > 1
     filled = _curves(groups, drawn) if runs else {}
     title = f"Race of {len(groups)} strategies" if len(groups) > 1 else str(runs[0].config.get("strategy"))
-    remarks = [*race_notes(runs), *_left_out(groups, len(chosen), waiting)] if several else []
+    remarks = [*(race_notes(runs) if several else []), *_left_out(groups, len(sections), waiting)]
     return {
         "title": title,
         "verdict": facts.race_verdict(runs) if several else sections[0]["verdict"],
-        "cards": [] if several else _cards(runs[0]),
+        "cards": [] if several else cards(runs[0]),
         "comparison": _as_table(race_table(runs)) if several else None,
         "remarks": remarks,
         "runs": sections,
@@ -62,6 +68,8 @@ def content(runs: Sequence[Run], waiting: Sequence[str], *, most: int) -> dict[s
             "fates": FATES,
             "roots": {},
             "curves": filled["curves"],
+            "columns": filled.pop("columns"),
+            "several": [len(group) > 1 for group in groups],
             "runs": [one.pop("about") for one in sections],
         },
         **filled,
@@ -83,7 +91,8 @@ def _as_table(columns: Columns) -> dict[str, Any]:
     return {"titles": [title.strip() for title in columns.titles], "rows": columns.rows, "dim": columns.dim}
 
 
-def _cards(run: Run) -> list[tuple[str, str]]:
+def cards(run: Run) -> list[tuple[str, str]]:
+    """A few numbers on a run, each with its name."""
     made = [(f"{run.steps - run.begun:,}", "steps"), (facts.seconds(run.seconds), "in all")]
     ratio = ratio_to_floor(run)
     if ratio is not None:
@@ -108,14 +117,14 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str,
     names = dict.fromkeys(run.metric_name for run in runs if run.metric)
     targets = {run.config.get("target") for run in runs}
     target = targets.pop() if len(targets) == 1 else None
-    shown: list[str] = []
+    shown: dict[str, str] = {}  # figures, and what they draw
     for column in [*names, "loss"]:
         lines = [_line(group, column) for group in groups]
         if any(len(line.by["seconds"][0]) for line in lines):
             name = f"curve {len(shown)}"
             goal = target if column != "loss" and len(names) == 1 else None
             drawn[name] = figures.curves(lines, column, name, clock=clock, target=goal)
-            shown.append(name)
+            shown[name] = column
     ends = [group[0].seconds for group in groups if group[0].seconds > 0.0]
     legend = [
         {
@@ -131,7 +140,8 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str,
         note = "Lines are medians over the seeds, bands reach from the least to the largest value; a run that has "
         note += "ended counts with its last value. "
     return {
-        "curves": shown,
+        "curves": list(shown),
+        "columns": list(shown.values()),
         "legend": legend,
         "log_seconds": bool(len(ends) > 1 and max(ends) > _WIDE * min(ends)),
         "curves_note": note,
@@ -206,20 +216,10 @@ def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
 def _for_receipts(run: Run, tasks: Tasks) -> dict[str, Any]:
     """What receipts say besides the columns of the timeline: work by its number, messages that were used again."""
     found: dict[str, Any] = {}
-    works = rows.columns(run.log, "works")
-    kinds: dict[tuple[str, str], int] = {}
-    same = {
-        work: kinds.setdefault(kind, len(kinds))
-        for work, *kind_ in zip(works["work"].tolist(), works["partitions"], works["coefficients"], strict=True)
-        for kind in [(kind_[0], kind_[1])]
-    }
-    plain = [(json.loads(partitions), json.loads(coefficients)) for partitions, coefficients in kinds]
-    fits = all(len(partitions) == len(coefficients) for partitions, coefficients in plain)
-    if fits and sum(len(partitions) for partitions, _ in plain) <= _WORKS:
-        found["works"] = plain
-        places = np.zeros(max(same, default=0) + 1, dtype=np.int64)
-        places[list(same)] = list(same.values())
-        tasks.work[:] = places[tasks.work]
+    works = works_of(run)
+    if works is not None:
+        found["works"] = works.kinds
+        tasks.work[:] = works.places[tasks.work]
     again = rows.columns(run.log, "reuses")
     if 0 < len(again["task"]) <= _REUSES:
         chunk = {pair: i for i, pair in enumerate(zip(tasks.task.tolist(), tasks.chunk.tolist(), strict=True))}
@@ -233,6 +233,32 @@ def _for_receipts(run: Run, tasks: Tasks) -> dict[str, Any]:
         found["omitted"] = "Messages of earlier steps that were used again are not listed; anyk show --step lists them."
         found.pop("works", None)
     return found
+
+
+class Works(NamedTuple):
+    """The different partitions and coefficients of a run's messages, and the place of each work among them."""
+
+    kinds: list[tuple[list[int], list[float]]]
+    places: NDArray[np.int64]
+
+
+def works_of(run: Run) -> Works | None:
+    """What the messages of a run add up; None where that is too much for a page, or not one weight a partition."""
+    log = rows.columns(run.log, "works")
+    kinds: dict[tuple[str, str], int] = {}
+    same = {
+        work: kinds.setdefault((partitions, coefficients), len(kinds))
+        for work, partitions, coefficients in zip(
+            log["work"].tolist(), log["partitions"], log["coefficients"], strict=True
+        )
+    }
+    plain = [(json.loads(partitions), json.loads(coefficients)) for partitions, coefficients in kinds]
+    fits = all(len(partitions) == len(coefficients) for partitions, coefficients in plain)
+    if not fits or sum(len(partitions) for partitions, _ in plain) > _WORKS:
+        return None
+    places = np.zeros(max(same, default=0) + 1, dtype=np.int64)
+    places[list(same)] = list(same.values())
+    return Works(plain, places)
 
 
 def _workers(tasks: Tasks, workers: int, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
@@ -336,7 +362,8 @@ def _settings(run: Run) -> list[tuple[str, str]]:
         else:
             flat.append((key, str(value)))
     ended = {name: count for name, count in run.ledger.items() if count}
-    flat.append(("tasks by ending", ", ".join(f"{name} {count:,}" for name, count in ended.items())))
+    if ended:
+        flat.append(("tasks by ending", ", ".join(f"{name} {count:,}" for name, count in ended.items())))
     return [("folder", str(run.path))] * (run.path is not None) + flat
 
 

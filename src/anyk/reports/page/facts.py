@@ -79,7 +79,8 @@ def _ending(run: Run) -> str:
     value = (run.metric or {}).get("value")
     worth = [] if run.loss is None else [f"a loss of {run.loss:.4g}"]
     worth += [] if value is None else [f"{run.metric_name} {value:.4g}"]
-    end = f"The final model has {' and '.join(worth)}" if worth else "Its final model has not been evaluated"
+    which = "final model" if run.ledger else "newest model that was evaluated"  # it may go on
+    end = f"The {which} has {' and '.join(worth)}" if worth else f"Its {which.split(' that')[0]} has not been evaluated"
     target = run.config.get("target")
     if target is not None and run.time_to_target is not None:
         end += f"; the target of {target:g} was reached after {seconds(run.time_to_target)}"

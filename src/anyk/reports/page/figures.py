@@ -143,16 +143,11 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
     made.xaxis.axis_label, made.yaxis.axis_label = _label("seconds"), _label("worker")
     made.ygrid.visible = False
     made.yaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
-    parts = {
-        "used": (tasks.finished & (tasks.fate <= LATE), 0.82),
-        "spare": (tasks.finished & (tasks.fate > LATE), 0.34),
-        "cut": (~tasks.finished, 0.34),
-    }
     tap = []
-    for kind, (which, height) in parts.items():
+    for kind, (which, height) in kinds(tasks).items():
         if not which.any():
             continue
-        source = ColumnDataSource(_columns(tasks, which, kind), name=f"{name} {kind}")
+        source = ColumnDataSource(columns(tasks, which, kind), name=f"{name} {kind}")
         view = CDSView(filter=IndexFilter(indices=[0]), name=f"{name} {kind} view")  # the page sets what is in sight
         if kind == "cut":
             bar = made.hbar(
@@ -198,7 +193,17 @@ def _still(bars: Sequence[Any]) -> None:
         bar.selection_glyph = None
 
 
-def _columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, NDArray[Any]]:
+def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:
+    """Which tasks the timeline draws in which way, and the heights of their bars."""
+    return {
+        "used": (tasks.finished & (tasks.fate <= LATE), 0.82),
+        "spare": (tasks.finished & (tasks.fate > LATE), 0.34),
+        "cut": (~tasks.finished, 0.34),
+    }
+
+
+def columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, NDArray[Any]]:
+    """What the timeline and receipts need to know of tasks that are drawn in one way, by the time they began."""
     narrow: dict[str, tuple[NDArray[Any], Any]] = {
         "worker": (tasks.worker, np.uint16),
         "task": (tasks.task, np.int32),
@@ -258,14 +263,20 @@ def heat_map(heat: Heat, name: str) -> Any:
     low, high = (float(np.quantile(known, q)) for q in (0.0, 0.99)) if known.size else (0.0, 1.0)
     colours = LinearColorMapper(Cividis256, low=low, high=max(high, low + 1e-9), nan_color="rgba(0,0,0,0)")
     source = ColumnDataSource(
-        {"image": [heat.seconds], "cut": [heat.cut], "x": [start], "y": [-0.5], "dw": [end - start], "dh": [workers]}
-    )
+        {"image": [heat.seconds], "cut": [heat.cut], "x": [start], "y": [-0.5], "dw": [end - start], "dh": [workers],
+         "first": [heat.first], "each": [heat.each]}
+    )  # fmt: skip
     drawn = made.image("image", "x", "y", "dw", "dh", source=source, color_mapper=colours)
-    first = f"Math.floor((value - {start}) / {heat.each}) * {heat.each} + {heat.first}"
-    last = f" + ' to ' + ({first} + {heat.each - 1})" if heat.each > 1 else ""
+    column = """
+        const first = source.data.first[0], each = source.data.each[0];
+        const column = Math.floor((value - first + 0.5) / each) * each + first;
+        return each > 1 ? `${column} to ${column + each - 1}` : column"""
     tips = [("worker", "$y{custom}"), ("step" if heat.by_step else "task", "$x{custom}"),
             ("seconds", "@image{0.0000}"), ("cut off", "@cut{0 %}")]  # fmt: skip
-    form = {"$y": CustomJSHover(code="return Math.round(value)"), "$x": CustomJSHover(code=f"return {first}{last}")}
+    form = {
+        "$y": CustomJSHover(code="return Math.round(value)"),
+        "$x": CustomJSHover(args={"source": source}, code=column),
+    }
     made.add_tools(HoverTool(renderers=[drawn], tooltips=tips, formatters=form))
     made.add_layout(ColorBar(color_mapper=colours, width=10, label_standoff=6, padding=4), "right")
     made.xaxis.axis_label = _label("step" if heat.by_step else "task of the worker")

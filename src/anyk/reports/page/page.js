@@ -75,7 +75,8 @@
     const room = 0.04 * (high - low || Math.abs(high) || 1);
     return [low - room, high + room];
   }
-  function curves() {
+  const zoomed = (range) => range.start !== range.reset_start || range.end !== range.reset_end;
+  function curves(grown) {
     const axis = document.querySelector("input[name=axis]:checked").value;
     const log = { x: document.getElementById("logx").checked, y: document.getElementById("logy").checked };
     for (const name of about.curves) {
@@ -94,9 +95,14 @@
       for (const way of ["x", "y"]) {
         const axes = way === "x" ? figure.below : figure.left;
         const [start, end] = span(way === "x" ? xs : ys, log[way]);
-        const from = way === "x" && !log.x ? 0 : start;
+        const from = way === "x" && !log.x ? 0 : start, range = figure[way + "_range"];
+        const ends = { reset_start: from, reset_end: end };
+        if (grown === true) {  // there are more points; who has zoomed in stays there
+          range.setv(zoomed(range) ? ends : { start: from, end, ...ends });
+          continue;
+        }
         figure[way + "_scale"] = new (kind(log[way] ? "LogScale" : "LinearScale"))();
-        figure[way + "_range"].setv({ start: from, end, reset_start: from, reset_end: end });
+        range.setv({ start: from, end, ...ends });
         axes[0].visible = !log[way];
         axes[1].visible = log[way];
         const grid = figure.center.filter((one) => one.dimension === (way === "x" ? 0 : 1))[0];
@@ -286,7 +292,7 @@
     doc = Bokeh.documents[0];
     for (const run of about.runs) watch(run);
     if (about.curves.length) {
-      for (const one of document.querySelectorAll("#curves-controls input")) one.addEventListener("change", curves);
+      for (const one of document.querySelectorAll("#curves-controls input")) one.addEventListener("change", () => curves());
       for (const button of document.querySelectorAll("[data-line]"))
         button.addEventListener("click", () => {
           const number = Number(button.dataset.line);
@@ -298,6 +304,8 @@
     }
     paint(theme());
     document.documentElement.dataset.ready = "yes";
+    window.anykPage = { about, doc, find, curves, look, lengths, zoomed };  // for a page that follows runs
+    document.dispatchEvent(new Event("anyk-ready"));
   }
   document.addEventListener("DOMContentLoaded", begin);
 })();
