@@ -40,6 +40,7 @@ class Cluster(ABC):
     virtual: bool = False
     recorded: bool = False  # whether its events come from a log
     name: str = ""
+    workers_here: bool = False  # whether its workers are processes of this machine, which share its memory
     passes_time: bool = True  # whether anything takes time, so that a limit of seconds is ever reached
 
     def __init__(

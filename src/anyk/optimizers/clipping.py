@@ -59,6 +59,11 @@ class Clip(Optimizer):
         """See :attr:`Optimizer.uniform`."""
         return self._inner.uniform
 
+    @property
+    def vectors(self) -> int:
+        """See :attr:`Optimizer.vectors`."""
+        return self._inner.vectors
+
     def observe(self, state: State, value: float) -> None:
         """See :meth:`Optimizer.observe`."""
         self._inner.observe(state, value)

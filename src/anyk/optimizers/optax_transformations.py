@@ -75,6 +75,13 @@ class OptaxOptimizer(Optimizer):
             self.name, {"method": self.method if isinstance(self.method, str) else f"({MADE})"} | self.arguments
         )
 
+    @property
+    def vectors(self) -> int:
+        """See :attr:`Optimizer.vectors`."""
+        import jax
+
+        return sum(np.size(leaf) == 2 for leaf in jax.tree.leaves(self._made.init(np.zeros(2, dtype=np.float32))))
+
     def fitted(self, problem: Any) -> Optimizer:
         """See :meth:`Optimizer.fitted`."""
         shapes, trained_at = getattr(problem, "shapes", None), getattr(problem, "trained_at", None)

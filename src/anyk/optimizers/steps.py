@@ -61,6 +61,14 @@ class Optimizer(ABC):
         """Whether ``rate`` alone says how long the steps of all parameters are."""
         return True
 
+    @property
+    def vectors(self) -> int:
+        """Vectors of the model's length in its state."""
+        try:
+            return sum(vector.size == 2 for vector in self.start(np.zeros(2)).values())
+        except Exception:  # one of a user's may want a model of its own length
+            return 0
+
     def observe(self, state: State, value: float) -> None:
         """Note what the model is worth that the last step made; see :attr:`watches`."""
         del state, value

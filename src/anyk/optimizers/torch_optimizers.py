@@ -112,6 +112,18 @@ class TorchOptimizer(Optimizer):
         """See :attr:`Optimizer.uniform`."""
         return self._groups is None and self.watches is None
 
+    @property
+    def vectors(self) -> int:
+        """See :attr:`Optimizer.vectors`; of the first parameter."""
+        optimizer = self.made_small(self.rate.at(0))
+        state: State = {}
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            parameter.grad = parameter.detach().clone()
+        optimizer.step()
+        _take(optimizer, parameters[:1], state)
+        return sum(":" not in name for name in state)
+
     def observe(self, state: State, value: float) -> None:
         """See :meth:`Optimizer.observe`."""
         state[_SEEN] = np.append(state.get(_SEEN, np.empty(0)), value)

@@ -41,6 +41,7 @@ from anyk.protocol import (
 from anyk.training.beginning import Beginning
 from anyk.training.faults import Faults
 from anyk.training.ledger import Ledger
+from anyk.training.memory import Need
 from anyk.training.opening import local_of, partitions_of
 from anyk.training.pace import Pace
 from anyk.training.questions import Questions
@@ -96,6 +97,7 @@ class Driver:
         )
         self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, told, loss_of)
         self._faults = Faults(layout.workers)
+        self.need: Need | None = None  # of memory
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()
         self.stopped: Stop | None = None
@@ -126,13 +128,21 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------- run
 
-    def open(self) -> None:
-        """Start the cluster's workers on the problem's partitions."""
+    def open(self, tell: Callable[[str], None] | None = None) -> None:
+        """Start the cluster's workers on the problem's partitions; before, ``tell`` gets a line on the memory needed.
+
+        Raises :class:`~anyk.errors.BadInput` where there is less.
+        """
         self.cluster.prepare()
         partitions = None
         if self.problem is not None:
             partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
             self.ledger.sizes = partitions.sizes
+            if not self.cluster.recorded:
+                self.need = Need.of(self.cluster, self.layout, partitions, self.optimizer)
+                line = self.need.check()
+                if tell is not None:
+                    tell(line)
         local = local_of(self.layout, self.problem, self.optimizer)
         self.present = set(self.cluster.open(self.layout, partitions, local))
 

@@ -155,9 +155,12 @@ class Launch:
         with _patient_interrupts(driver), _quick_switching():
             if resolved(self._beside.evaluate, self._problem) is not None:
                 first_metrics(self._problem)  # what metrics import is not to be imported on the clock
-            if not self._cluster.virtual:
-                self._hooks.stage(f"starting {self._cluster.workers} workers")
-            with session(driver, None if saved is None else (saved.state, saved.vectors), on_open=self._opened):
+            with session(
+                driver,
+                None if saved is None else (saved.state, saved.vectors),
+                on_open=self._opened,
+                tell=self._tell_need,
+            ):
                 self._begun = True
                 if saved is not None:
                     saved.vectors.clear()  # they have been taken over
@@ -176,6 +179,11 @@ class Launch:
             self._beside.tell(
                 f"nothing was left to do at step {driver.step}: {said}; to go on, give more steps or seconds"
             )
+
+    def _tell_need(self, memory: str) -> None:
+        """Workers are about to start."""
+        if not self._cluster.virtual:
+            self._hooks.stage(f"starting {self._cluster.workers} workers; {memory}")
 
     def _opened(self) -> None:
         """The workers have started: look back at what the run has come to before."""

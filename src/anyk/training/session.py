@@ -19,12 +19,13 @@ def session(
     saved: tuple[Mapping[str, Any], Mapping[str, Vector]] | None = None,
     *,
     on_open: Callable[[], None] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Iterator[Driver]:
     """Start a driver's workers, begin or go on from ``saved``, and afterwards end the workers and close the ledger.
 
-    ``saved``: what :meth:`Driver.state` and :meth:`Driver.vectors` gave. ``on_open`` is called when the workers have
-    started and nothing has been asked of them yet. The ledger of a run that fails is closed as well; after any other
-    error it stays as it is.
+    ``saved``: what :meth:`Driver.state` and :meth:`Driver.vectors` gave. ``tell`` is called with a line on the memory
+    needed, before workers start, ``on_open`` when they have started and nothing has been asked of them yet. The ledger
+    of a run that fails is closed as well; after any other error it stays as it is.
 
     >>> import anyk
     >>> with session(Driver(anyk.strategy("uncoded", workers=3), anyk.clusters.Simulated(3), steps=4)) as driver:
@@ -35,7 +36,7 @@ def session(
     begun = False
     try:
         with _enough_files(driver.cluster.workers), driver.cluster:
-            driver.open()
+            driver.open(tell)
             if on_open is not None:
                 on_open()
             if saved is None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from anyk.checks import typed
+from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
@@ -24,7 +25,6 @@ from anyk.clusters.processes.memory import (
     MailBox,
     MemoryLayout,
     Segment,
-    available_memory,
     place_buffers,
 )
 from anyk.clusters.processes.payload import SharedPayload
@@ -79,6 +79,7 @@ class Processes(Remote[_ProcessHandle]):
     """
 
     name = "processes"
+    workers_here = True
     _payload: SharedPayload
 
     def __init__(

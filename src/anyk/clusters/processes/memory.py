@@ -11,7 +11,6 @@ import zlib
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +20,6 @@ from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 
 ALIGN = 64
-
-
-def available_memory() -> int | None:
-    """Bytes that can be had without swapping, where the system says."""
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        return None
-    return None
 
 
 class Segment:

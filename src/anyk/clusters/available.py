@@ -1,0 +1,44 @@
+"""Memory that can be had on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping, on the machine and in the control group (a container's), if it says."""
+    found = [left for left in (_of_machine(), *_of_groups()) if left is not None]
+    return min(found, default=None)
+
+
+def _of_machine() -> int | None:
+    return _field(Path("/proc/meminfo"), "MemAvailable:", 1024)
+
+
+def _of_groups() -> list[int | None]:
+    """What is left in the process's control group and in those around it (version 2)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    own = [line[3:].strip("/") for line in lines if line.startswith("0::")]
+    return [_of_group(group) for path in own for group in (_GROUPS / path, *(_GROUPS / path).parents)
+            if group.is_relative_to(_GROUPS)]  # fmt: skip
+
+
+def _of_group(group: Path) -> int | None:
+    try:
+        limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+    except (OSError, ValueError):  # it has no limit
+        return None
+    return limit - used + (_field(group / "memory.stat", "inactive_file", 1) or 0)  # the kernel gives these back
+
+
+def _field(file: Path, name: str, unit: int) -> int | None:
+    try:
+        with file.open(encoding="ascii") as lines:
+            return next((int(line.split()[1]) * unit for line in lines if line.split()[0] == name), None)
+    except OSError:
+        return None

@@ -1,0 +1,133 @@
+"""What a run takes of the driver's memory: foretold, refused where there is not so much, and kept to."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk.errors import BadInput
+from anyk.training.callbacks import Callback
+
+SIZE = 1_000_000
+
+
+def squares(dtype: str) -> Any:
+    """``|w - c_j|^2 / 2`` over samples j; a class that workers get by value."""
+
+    class Squares:
+        dimension, samples, sizes, l2, metric, better = SIZE, 4, (1,) * 4, 1e-3, "none", "lower"
+
+        def __init__(self) -> None:
+            self.dtype = np.dtype(dtype)
+
+        def split(self, partitions: int) -> Any:
+            assert partitions == 4
+            return self
+
+        def load(self, partitions: Any) -> None:
+            pass
+
+        def support(self, partition: int) -> None:
+            return None
+
+        def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
+            return w - w.dtype.type(partition)
+
+        def initial(self) -> Any:
+            return np.zeros(self.dimension, dtype=self.dtype)
+
+        def loss(self, w: Any) -> float:
+            return float(w @ w)
+
+        def metrics(self, w: Any) -> dict[str, float]:
+            return {}
+
+        def digest(self) -> str:
+            return "squares"
+
+        def recipe(self) -> None:
+            return None
+
+    return Squares()
+
+
+class Peak(Callback):
+    """The most that has been allocated from the run's beginning to its end, and what was foretold."""
+
+    def on_begin(self, info: Any) -> None:
+        self.need = info.driver.need
+
+    def on_end(self, info: Any) -> None:
+        self.most = tracemalloc.get_traced_memory()[1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "optimizer", "state"),
+    [
+        ("uncoded", "float32", "adamw", 2),
+        ("cyclic:stragglers=1", "float64", "nesterov", 1),
+        ("k-sync:k=3", "float32", "clip:of=(adam),norm=1", 2),
+        ("async:compensate=0.1", "float32", "momentum", 1),
+        ("pasgd:tau=2,outer=slowmo", "float32", "gd", 1),
+    ],
+)
+def test_a_run_takes_a_few_vectors_of_the_model_besides_the_optimisers(
+    spec: str, dtype: str, optimizer: str, state: int, tmp_path: Path
+) -> None:
+    """At most 3: checkpoints, versions to be evaluated and the result included. Messages lie in shared memory."""
+    peak = Peak()
+    small = anyk.problems.from_data("synthetic:rows=60,features=3")
+    anyk.train(small, "uncoded", "processes", workers=2, steps=2, out=tmp_path / "small").close()  # what is imported
+    gc.collect()
+    tracemalloc.start()
+    try:
+        run = anyk.train(
+            squares(dtype),
+            spec,
+            "processes",
+            workers=4,
+            optimizer=anyk.optimizers.optimizer(optimizer, lr=1e-3),
+            steps=8,
+            evaluate="every=2",
+            out=tmp_path / "run",
+            checkpoint_every=0.05,
+            callbacks=[peak],
+        )
+        left = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    vector = SIZE * np.dtype(dtype).itemsize
+    assert peak.most <= (3 + state) * vector
+    assert left <= (1.5 + state) * vector  # the result: the model and the optimiser's state
+    assert peak.most <= peak.need.driver + peak.need.optimizer + (vector if "outer" in spec else 0)
+    assert run.steps == 8 and np.isfinite(run.history["loss"]).sum() == 5
+    run.close()
+
+
+def test_a_run_that_does_not_fit_is_refused_before_its_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anyk.training.memory.available_memory", lambda: 20 << 20)
+    expected = r"needs about 95 MiB of memory \(models 11 MiB, replies 31 MiB, optimizer 8 MiB, driver 15 MiB, workers"
+    expected += r" 31 MiB\), 20 MiB are available; use fewer workers"
+    cluster = anyk.clusters.Processes(workers=4)
+    with pytest.raises(BadInput, match=expected):
+        anyk.train(
+            squares("float32"), "uncoded", cluster, optimizer=anyk.optimizers.Adam(lr=1e-3), out=tmp_path / "run"
+        )
+    assert cluster.pids == {} and not list((tmp_path / "run").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "vectors"),
+    [("gd", 0), ("nesterov", 1), ("adamw", 2), ("clip:of=(adam),norm=1", 2), ("torch:method=AdamW", 2),
+     ("torch:method=SGD", 0), ("torch:method=SGD,momentum=0.9", 1), ("optax:method=adam", 2)],
+)  # fmt: skip
+def test_the_vectors_of_an_optimiser_are_counted(optimizer: str, vectors: int) -> None:
+    assert anyk.optimizers.optimizer(optimizer, lr=0.1).vectors == vectors
