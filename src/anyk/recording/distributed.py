@@ -50,13 +50,15 @@ def ddp(
     cuda = next(model.parameters()).is_cuda
     steps = _OnGpu(recorder) if cuda else _OnHost(recorder)
     average = hook or _averaging(group)
+    first = None if hook else _first  # what an all-reduce gives is a list
 
     def noting(given: Any, bucket: Any) -> Any:
         last = bucket.is_last()
         if last:
             steps.ready()
         future = average(given, bucket)
-        return future.then(steps.averaged) if last else future
+        then = steps.averaged if last else first  # one callback a bucket: each is a wait for the interpreter
+        return future if then is None else future.then(then)
 
     parallel: Any = torch.distributed
     # PyTorch looks at the annotations of a hook
@@ -72,15 +74,18 @@ def _averaging(group: Any) -> Hook:
     """DDP's own average, to the bit: each gradient times 1 / ranks, added up."""
     import torch
 
-    ranks = torch.distributed.get_world_size(group)
+    share = 1.0 / torch.distributed.get_world_size(group)
 
     def average(_: Any, bucket: Any) -> Any:
-        tensor = bucket.buffer().mul_(1.0 / ranks)
-        work = torch.distributed.all_reduce(tensor, group=group, async_op=True)
-        assert work is not None
-        return work.get_future().then(lambda done: done.value()[0])
+        return group.allreduce([bucket.buffer().mul_(share)]).get_future()
 
     return average
+
+
+def _first(future: Any) -> Any:
+    """The gradients of a bucket: what a hook gives, or the only one in a list that an all-reduce gives."""
+    value = future.value()
+    return value[0] if isinstance(value, list) else value
 
 
 class _OnHost:
@@ -97,9 +102,8 @@ class _OnHost:
 
     def averaged(self, future: Any) -> Any:
         """The last bucket has been averaged: the next step begins."""
-        value = future.value()
         self._begun = time.perf_counter()
-        return value[0] if isinstance(value, list) else value
+        return _first(future)
 
 
 class _OnGpu:
@@ -129,6 +133,5 @@ class _OnGpu:
 
     def averaged(self, future: Any) -> Any:
         """The stream of this callback waits for the all-reduce: the next step begins there."""
-        value = future.value()
         self._begun = self._event()
-        return value[0] if isinstance(value, list) else value
+        return _first(future)
