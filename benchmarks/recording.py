@@ -3,8 +3,8 @@
 Usage: python benchmarks/recording.py [PAIRS]
 
 Three ranks on this machine; prints the median ratio of paired steps of rank 0, in seconds and in its processor time
-(which does not count waiting for a busy machine or for other ranks). A step is short, 64 rows through two layers of half
-a million weights each: recording costs a pass over the gradients and some 0.1 ms for a call of Python a bucket.
+(which does not count waiting for a busy machine or for other ranks). A step is short, 64 rows through two layers of
+half a million weights each: recording costs a pass over the gradients and some 0.1 ms for a call of Python a bucket.
 """
 
 import os
