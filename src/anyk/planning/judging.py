@@ -129,6 +129,7 @@ class Judgement:
             seconds = self._estimate(drawn, past[:, i] - center[i] + future[:, i], center[i] + shift, unsure * chosen)
             ratio = (past[:, i] - past[:, at] - center[i] + center[at]) + (future[:, i] - future[:, at])
             taken = self._estimate(drawn, ratio, center[i] - center[at] + shift, unsure * chosen)
+            taken = _capped(taken, float((table[i] / table[at]).max()) * math.exp(shift))
             if paces.seen[spec] < _SEEN or paces.seen[self._today] < _SEEN:
                 seconds, taken = self._unmeasured(spec, seconds, taken)
             choices[i] = self._choice(spec, seconds, taken, float(best_count[i]), shift)
@@ -201,6 +202,15 @@ class Judgement:
             return "change", f"'{first.spec}' would take {100 * first.gain.median:.0f} % less ({interval})", evidence
         why = f"the best, '{first.spec}', would gain {100 * first.gain.median:.0f} %, and that is not sure ({interval})"
         return "nothing", why, evidence
+
+
+def _capped(one: Estimate, most: float) -> Estimate:
+    """A ratio of two runs' seconds that is no larger than in the worst round: a ratio of sums lies between its terms'.
+
+    Logarithms of means that rare stalls rule are skewed, and widened by Student's t they go far beyond that: to 20
+    times as long where no round took longer.
+    """
+    return Estimate(one.median, one.low, max(one.median, min(one.high, most)))
 
 
 def _between(one: Estimate, values: Floats) -> Estimate:
