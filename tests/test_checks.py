@@ -198,6 +198,7 @@ def test_what_is_shown_of_things_says_what_they_are():
         (run, ["frc:load=2", "<polyline"]),
         (race, ["async", "<polyline"]),
         (anyk.code("frc:load=2", workers=4), ["tolerates", "<rect"]),
+        (clusters.Simulated(4, delays="exp:mean=1"), ["simulated", "exp:mean=1"]),
     ):
         text = thing._repr_html_()
         assert text.startswith("<table>") and all(part in text for part in parts)

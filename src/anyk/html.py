@@ -1,4 +1,4 @@
-"""What notebooks show of runs, races and codes: a table and a small picture, in plain HTML and SVG."""
+"""What notebooks show of runs, races, codes, plans and clusters: tables and small pictures, in plain HTML and SVG."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_COLOURS = ("#2f8fd0", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # on light and dark ground
+_DASHES = ("", "7 4", "2 3", "8 3 2 3")
 _WIDE, _HIGH = 320, 120  # pixels
 _MOST = 64  # rows or columns of a matrix that are drawn
 
@@ -22,6 +23,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return f"<table><tr>{top}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
+def text(words: str) -> str:
+    """A paragraph.
+
+    >>> text("a < b")
+    '<div>a &lt; b</div>'
+    """
+    return f"<div>{escape(words)}</div>"
+
+
 def curves(series: Mapping[str, tuple[Any, Any]], label: str) -> str:
     """Lines over a common range, each with its name; points that are not finite are left out."""
     kept = {
@@ -33,17 +43,31 @@ def curves(series: Mapping[str, tuple[Any, Any]], label: str) -> str:
         return ""
     right = max(x for x, _ in points) or 1.0
     low, high = min(y for _, y in points), max(y for _, y in points)
-    drawn = []
-    for (name, line), colour in zip(kept.items(), _COLOURS * len(kept), strict=False):
+    drawn, names = [], []
+    for i, (name, line) in enumerate(kept.items()):
         place = " ".join(
             f"{_WIDE * x / right:.1f},{_HIGH * (1.0 - (y - low) / ((high - low) or 1.0)):.1f}" for x, y in line
         )
-        drawn.append(
-            f'<polyline points="{place}" fill="none" stroke="{colour}"><title>{escape(name)}</title></polyline>'
+        colour, dash = _COLOURS[i % len(_COLOURS)], _DASHES[i % len(_DASHES)]
+        look = f'stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dash}"'
+        drawn.append(f'<polyline points="{place}" fill="none" {look}><title>{escape(name)}</title></polyline>')
+        names.append(
+            f'<svg width="30" height="8"><line x1="1" y1="4" x2="29" y2="4" {look}/></svg> {escape(name)}&emsp;'
         )
     box = f'viewBox="-4 -4 {_WIDE + 8} {_HIGH + 8}" width="{_WIDE + 8}" height="{_HIGH + 8}"'
+    axes = f'<path d="M0 0V{_HIGH}H{_WIDE}" fill="none" stroke="#888888"/>'
     words = f"{escape(label)}, {low:.4g} to {high:.4g}, over {right:.4g} s"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{"".join(drawn)}</svg><div>{words}</div>'
+    picture = f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{axes}{"".join(drawn)}</svg><div>{words}</div>'
+    return picture + (f"<div>{''.join(names)}</div>" if len(names) > 1 else "")
+
+
+def bar(share: float) -> str:
+    """How far something has come, from 0 to 1."""
+    wide = _WIDE * min(max(share, 0.0), 1.0)
+    return (
+        f'<svg width="{_WIDE}" height="8"><rect width="{_WIDE}" height="8" fill="#888888" opacity="0.3"/>'
+        f'<rect width="{wide:.1f}" height="8" fill="{_COLOURS[0]}"/></svg>'
+    )
 
 
 def matrix(rows: Sequence[tuple[Sequence[int], Sequence[float]]], columns: int) -> str:

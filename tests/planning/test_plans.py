@@ -106,6 +106,8 @@ def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
     assert (found.verdict, found.best.spec, found.evidence) == ("change", "frc:stragglers=1", "enough")
     assert found.best.gain.median == pytest.approx(0.9) and found.fleet["named"] == []
     clean = 1.0 + 0.01 * np.random.default_rng(0).random((60, N))
+    shown = found._repr_html_()
+    assert shown.startswith("<table>") and "change: " in shown and f"<td>{found.best.spec}</td>" in shown
     nothing = anyk.plan(record(clean), resamples=100)
     assert (nothing.verdict, nothing.best.spec) == ("nothing", "uncoded")
     assert "all of a task's 1" in nothing.assumptions[0] and "if only half" in nothing.assumptions[1]

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import html
 from anyk.checks import check_workers
 from anyk.clusters.injection import Injection
 from anyk.clusters.local import Local
@@ -64,6 +65,11 @@ class Cluster(ABC):
     def __repr__(self) -> str:
         drawn = f"delays {self.delays.spec}, communication {self.communication.spec}, seed {self.seed}"
         return f"<{type(self).__name__} {self.spec}: {self.workers} workers, {drawn}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: its settings."""
+        head = ["cluster", "workers", "delays", "communication", "seed"]
+        return html.table(head, [[self.spec, self.workers, self.delays.spec, self.communication.spec, self.seed]])
 
     @property
     def spec(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyk import html
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
 from anyk.plain import to_plain
@@ -66,6 +67,18 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the :attr:`promise` as TOML; :meth:`anyk.training.Promise.load` reads it back."""
         self.promise.save(path)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict and, with 90 % intervals, what none other beats in both time and load."""
+        rows = []
+        for one in pareto([*self.candidates, self.today]):
+            seconds, gain = one.seconds_per_step, one.gain
+            better = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
+            rows.append([one.spec, f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
+                         "today's" if one.spec == self.today.spec else better, f"{one.load:.3g}"])  # fmt: skip
+        advice = "change" if self.verdict == "change" else f"stay with '{self.today.spec}'"
+        text = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
+        return html.table(["strategy", "seconds a step", "gain", "load"], rows) + html.text(text)
 
     def report(self) -> dict[str, Any]:
         """All of it as plain values for JSON."""

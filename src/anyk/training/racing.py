@@ -96,14 +96,18 @@ class Race:
 
     def _repr_html_(self) -> str:
         """For notebooks: a row for each run, and their losses against seconds."""
+        found = compare_seeds(self.runs) if len(self.runs) > 1 else None
+        times = [one and one.times for one in found.speed_ups] if found else [None] * len(self.runs)
         rows = [
             (self.title(run), run.steps, f"{run.seconds:.4g}", run.loss and f"{run.loss:.4g}",
-             run.metric and f"{run.metric['value']:.4g}")
-            for run in self.runs
+             run.metric and f"{run.metric['value']:.4g}", speed_up and f"{speed_up:.1f}x")
+            for run, speed_up in zip(self.runs, times, strict=True)
         ]  # fmt: skip
         lines = {self.title(run): (run.history["seconds"], run.history["loss"]) for run in self.runs}
         metric = self.runs[0].metric_name if self.runs else "metric"
-        return html.table(["strategy", "steps", "seconds", "loss", metric], rows) + html.curves(lines, "loss")
+        head = ["strategy", "steps", "seconds", "loss", metric, f"speed-up over {found.over}" if found else "speed-up"]
+        left = html.text(f"Not begun yet: {', '.join(self.waiting)}.") if self.waiting else ""
+        return html.table(head, rows) + html.curves(lines, "loss") + left
 
     @property
     def seeds(self) -> int:

@@ -91,7 +91,8 @@ class Run:
         metric = self.metric or {"name": "metric", "value": None}
         head = ["strategy", "workers", "cluster", "delays", "steps", "seconds", "loss", metric["name"]]
         row = [self.config.get(key) for key in head[:4]]
-        row += [self.steps, f"{self.seconds:.4g}", self.loss and f"{self.loss:.4g}", metric["value"]]
+        row += [self.steps, f"{self.seconds:.4g}", self.loss and f"{self.loss:.4g}"]
+        row += [metric["value"] and f"{metric['value']:.4g}"]
         line = self.history["seconds"], self.history["loss"]
         return html.table(head, [row]) + html.curves({str(row[0]): line}, "loss")
 
