@@ -469,6 +469,7 @@ def test_what_cannot_work_is_said():
         ((nn.LSTM(5, 3, batch_first=True), lambda o, y: o[0].mean(), (X[:, None], y)), {"held_out": (X[:, None], y)}, "one tensor, the module gives tuple"),
         ((nn.Sequential(nn.InstanceNorm1d(5, track_running_stats=True), layer), loss, (X, y)), {}, "layer '0' is an instance norm with running"),
         ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be at least 1 sample, got 0"),
+        ((layer, loss, (X, y)), {"threads": 0}, "threads of a worker must be at least 1, got 0"),
         ((layer, loss, (X, y)), {"l2": -1.0}, "l2 must be a finite number of at least 0, got -1"),
         ((nn.ReLU(), loss, (X, y)), {}, "no parameter to train"),
         ((nn.Linear(5, 3).half(), loss, (X, y)), {}, "all be float32 or all float64, got float16"),
@@ -485,7 +486,7 @@ def test_what_cannot_work_is_said():
 
 
 def test_a_script_without_a_guard_trains_on_processes_to_the_simulators_bits(tmp_path):
-    """A module, a loss and a data set of ``__main__``; dropout and batch norm; a worker that is killed."""
+    """A module, a loss and a data set of ``__main__``; dropout, batch norm, two threads; a worker that is killed."""
     script = tmp_path / "own.py"
     script.write_text(
         textwrap.dedent(
@@ -502,6 +503,7 @@ def test_a_script_without_a_guard_trains_on_processes_to_the_simulators_bits(tmp
                         torch.nn.Linear(12, 3))
 
                 def forward(self, x):
+                    assert torch.get_num_threads() == 2 or "ANYK_WORKER" not in os.environ
                     return self.layers(x)
 
             def loss(outputs, targets):
@@ -509,7 +511,7 @@ def test_a_script_without_a_guard_trains_on_processes_to_the_simulators_bits(tmp
 
             torch.manual_seed(0)
             X = torch.randn(120, 6)
-            problem = anyk.problems.TorchProblem(Net(), loss, (X, X[:, :3].argmax(1)), l2=1e-3)
+            problem = anyk.problems.TorchProblem(Net(), loss, (X, X[:, :3].argmax(1)), l2=1e-3, threads=2)
             models = []
             for kind in ("Simulated", "Processes"):
                 cluster = getattr(anyk.clusters, kind)(3, delays=anyk.delays.Exponential(mean=0.01), seed=1)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MODULE = ("module", "model")  # what a loss calls the module that it takes
 
 
-def check_options(device: str, precision: str | None, l2: float, microbatch: int | None) -> None:
+def check_options(device: str, precision: str | None, l2: float, microbatch: int | None, threads: int) -> None:
     """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range."""
     try:
         import torch
@@ -28,6 +28,7 @@ def check_options(device: str, precision: str | None, l2: float, microbatch: int
         raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
     check(l2, float, "l2")
     check(microbatch, int | None, "microbatch")
+    check(threads, int, "threads")
     if precision == "fp16":
         raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
     if precision not in (None, "bf16"):
@@ -36,6 +37,8 @@ def check_options(device: str, precision: str | None, l2: float, microbatch: int
         raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
     if microbatch is not None and microbatch < 1:
         raise BadInput(f"microbatch must be at least 1 sample, got {microbatch}")
+    if threads < 1:
+        raise BadInput(f"threads of a worker must be at least 1, got {threads}")
 
 
 def check_norms(module: torch.nn.Module) -> None:

@@ -70,7 +70,9 @@ class TorchProblem:
       that the driver never opens: the number columns of tables are one tensor, whole-numbered targets classes.
     - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices) and, if it has one, the
       driver evaluates. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
-    - ``microbatch``: samples computed at once at most, where a partition does not fit into memory; of shards 512.
+    - ``microbatch``: samples computed at once at most, where more do not fit into memory: gradients are accumulated, one
+      microbatch after another, and sent once; of shards 512. ``threads``: how many each worker computes gradients with,
+      on all clusters; the last digits depend on their number, so that it is part of the problem.
     - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
       With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or what ``count``
@@ -112,13 +114,14 @@ class TorchProblem:
         precision: Literal["bf16"] | None = None,
         reduction: Literal["mean", "sum"] | None = None,
         microbatch: int | None = None,
+        threads: int = 1,
         metrics: Mapping[str, Metric] | None = None,
         better: Literal["higher", "lower"] | None = None,
         split: Dirichlet | str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         count: Callable[[Any], Any] | None = None,
     ) -> None:
-        check_options(device, precision, l2, microbatch)
+        check_options(device, precision, l2, microbatch, threads)
         mean, free = is_mean(loss, reduction), takes_module(loss)
         try:
             own = copy.deepcopy(module).cpu()
@@ -126,7 +129,7 @@ class TorchProblem:
         except Exception as error:
             raise BadInput(f"the module cannot be copied: {error}") from None
         self._network = Network(
-            own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count
+            own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count, threads=threads
         )
         self.module, self._given = module, list(module.parameters())
         check_norms(own)

@@ -20,7 +20,7 @@ class Network:
     ``mean``: the loss gives a batch's mean, over its samples or, with ``count``, over so many terms; otherwise it gives
     a sum. ``scale``: what a sum of losses is multiplied by, so that the number of samples divides it, where the mean is
     over something else. ``unknown``: a target that the loss's mean leaves out, where nobody has counted how many there
-    are. ``kind``: the type of the device that the module is on.
+    are. ``kind``: the type of the device that the module is on. ``threads``: how many a worker computes gradients with.
     """
 
     scale = 1.0
@@ -37,9 +37,10 @@ class Network:
         mean: bool,
         takes_module: bool = False,
         count: Callable[[Batch], Any] | None = None,
+        threads: int = 1,
     ) -> None:
         self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
-        self.takes_module, self._count = takes_module, count
+        self.takes_module, self._count, self.threads = takes_module, count, threads
 
     @property
     def opaque(self) -> bool:

@@ -115,8 +115,8 @@ class TorchPartitions:
         """See :class:`~anyk.problems.base.Partitions`.
 
         Draws of random layers (dropout) are keyed by the bits of ``w``, the partition and the rows, those of a data
-        set's items by the bits of ``w`` and the item, so that all who hold a partition draw alike. One thread computes:
-        bits depend on how many do.
+        set's items by the bits of ``w`` and the item, so that all who hold a partition draw alike. As many threads compute
+        as the problem says, on every worker: bits depend on how many do.
         """
         import torch
 
@@ -132,7 +132,7 @@ class TorchPartitions:
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
         with (
-            _one_thread(),
+            _threads(self._network.threads),
             drawing(seed_of_draws(bits, self._first + partition, rows), self._device),
             kept_buffers(module),
         ):
@@ -243,15 +243,15 @@ def even_ends(size: int, most: int) -> list[int]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _threads(number: int) -> Iterator[None]:
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @contextmanager
