@@ -184,7 +184,7 @@ def with_stragglers(ddp, asked):
     best = min(asked.strategies, key=lambda spec: statistics.median(seconds[spec]))
     for spec in asked.strategies:
         ratios = [a / b for a, b in zip(seconds["DDP"], seconds[spec], strict=True)]
-        show(f"DDP / {spec}", ratios, "", "at least 3" if spec == best else "")
+        show(f"DDP / {spec}", ratios, "", "at least 4" if spec == best else "")
 
 
 def without(ddp, asked):

@@ -125,7 +125,8 @@ def through_ray() -> None:
     from ray.cluster_utils import Cluster as Nodes
 
     tell("loopback", loopback)
-    nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    head = {"num_cpus": 4, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+    nodes = Nodes(initialize_head=True, head_node_args=head)
     try:
         second = nodes.add_node(num_cpus=4)
         ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")

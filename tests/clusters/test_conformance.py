@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -71,6 +72,20 @@ def test_mpi_conforms() -> None:
     assert told(mpiexec(), "-n", "7", sys.executable, str(HERE / "conform.py"), "mpi") == dict.fromkeys(
         [*names, "by_value", "go_on"], ""
     )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cluster", ["ray", "mpi"])
+@pytest.mark.parametrize("example", ["resnet.py", "gpt2.py"])
+def test_examples_train_on_ray_and_mpi_as_well(example: str, cluster: str) -> None:
+    if example == "gpt2.py" and importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed; pip install 'anyk[test]' brings it")
+    launch = [mpiexec(), "-n", "3"] if cluster == "mpi" else []
+    script = str(HERE.parents[1] / "examples" / example)
+    done = subprocess.run(
+        [*launch, sys.executable, script, cluster, "2"], capture_output=True, text=True, timeout=580, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 def test_the_suite_notices_a_cluster_that_adds_wrongly() -> None:

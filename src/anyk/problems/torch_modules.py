@@ -70,9 +70,9 @@ class TorchProblem:
       that the driver never opens: the number columns of tables are one tensor, whole-numbered targets classes.
     - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices) and, if it has one, the
       driver evaluates. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
-    - ``microbatch``: samples computed at once at most, where more do not fit into memory: gradients are accumulated, one
-      microbatch after another, and sent once; of shards 512. ``threads``: how many each worker computes gradients with,
-      on all clusters; the last digits depend on their number, so that it is part of the problem.
+    - ``microbatch``: samples computed at once at most, where more do not fit into memory: gradients are accumulated,
+      one microbatch after another, and sent once; of shards 512. ``threads``: how many each worker computes gradients
+      with, on all clusters; the last digits depend on their number, so that it is part of the problem.
     - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
       With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or what ``count``

@@ -115,8 +115,8 @@ class TorchPartitions:
         """See :class:`~anyk.problems.base.Partitions`.
 
         Draws of random layers (dropout) are keyed by the bits of ``w``, the partition and the rows, those of a data
-        set's items by the bits of ``w`` and the item, so that all who hold a partition draw alike. As many threads compute
-        as the problem says, on every worker: bits depend on how many do.
+        set's items by the bits of ``w`` and the item, so that all who hold a partition draw alike. As many threads
+        compute as the problem says, on every worker: bits depend on how many do.
         """
         import torch
 

@@ -177,6 +177,7 @@ class Ray(Networked[_ActorHandle]):
                     logging_level="ERROR",
                     _temp_dir=self._folder,
                     _node_ip_address="127.0.0.1",
+                    _system_config={"worker_niceness": 0},  # Ray's 15 would starve workers beside anything else
                 )
         except Exception as error:
             self.close()
