@@ -8,12 +8,30 @@ from typing import Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, picture_option, plugin_option
+from anyk.cli.options import (
+    Command,
+    evaluate_option,
+    json_option,
+    make_problem,
+    optimizer_option,
+    picture_option,
+    plugin_option,
+    problem_options,
+    rate_option,
+)
 from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
 
 _unit = click.option("--unit", type=click.Choice(["s", "ms", "us"]),
                      help="Unit of the times; default: as the columns' names say, else s.")  # fmt: skip
+
+
+def _with_problem(command: Command) -> Command:
+    for option in reversed(problem_options(data=None)):
+        command = option(command)
+    return command
+
+
 _max_gb = click.option(
     "--max-gb", type=float, help="Largest size of an unpacked file in GB; default: 1, or 8 times the file's size."
 )
@@ -98,6 +116,18 @@ def explain(
     "--resamples", type=int, default=400, show_default=True, help="Number of resamples, which give the intervals."
 )
 @click.option("--quiet", is_flag=True, help="Show no progress.")
+@_with_problem
+@click.option("--target", type=float, metavar="VALUE",
+              help="Plan for the seconds to this value of the metric, with real gradients of the problem that --data "
+              "or --problem names, each strategy with its own learning rate.")  # fmt: skip
+@click.option("--batch", type=int, metavar="SAMPLES",
+              help="Samples of a step, all workers together; 0: all of the data; default: as --today.")  # fmt: skip
+@click.option("--exact", is_flag=True, help="Only strategies whose steps are the exact sum.")
+@click.option("--max-staleness", type=float, help="Only strategies whose messages are no staler, on average.")
+@optimizer_option
+@rate_option
+@evaluate_option
+@click.option("--runs", type=int, default=600, show_default=True, help="With --target: train at most so often.")
 @_unit
 @click.option("-o", "--out", metavar="FILE.toml", callback=lambda _, __, file: _checked_plan(file),
               help="Write the plan, for 'anyk train --plan'.")  # fmt: skip
@@ -107,18 +137,20 @@ def explain(
 def plan(
     source: str, today: str, slope: float | None, other: str | None, workers: int | None, steps: int | None,
     max_load: float, memory: float, models: int, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any,
-    out: str | None, picture: str | None, json_file: str | None,
+    out: str | None, picture: str | None, json_file: str | None, target: float | None, batch: int | None, exact: bool,
+    max_staleness: float | None, optimizer: str | None, lr: str | None, evaluate: str | None, runs: int, **given: Any,
 ) -> None:  # fmt: skip
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
 
     SOURCE is whatever `anyk record` takes, a record that it made, or a delay law (then with --workers). Strategies
-    whose steps are the exact sum compete; a change is advised only where the 90 % prediction interval of the gain does
-    not reach below 3 %.
+    whose steps are the exact sum compete by their seconds, or with --target all of them by the seconds that they take
+    to it; a change is advised only where the 90 % prediction interval of the gain does not reach below 3 %.
 
     \b
     anyk plan fleet.parquet --slope 12 -o plan.toml
     anyk plan runs/train-1 --today frc:load=3
     anyk plan exp:mean=0.5 --workers 30 --slope 0
+    anyk plan fleet.parquet --today k-sync:k=20 --data digits --batch 480 --target 0.9
     """
     from anyk.planning import pareto
     from anyk.planning import plan as make
@@ -128,9 +160,12 @@ def plan(
         raise BadInput(f"seed must be at least 0, got {seed}")
     known = _law(source, workers)
     tell = None if quiet else _tell
+    problem = _problem(given, target, {"--optimizer": optimizer, "--lr": lr, "--evaluate": evaluate})
     found = make(
         known, workers=workers, today=today, slope=slope, other=other, steps=steps, max_load=max_load,
-        memory=memory, models=models, everything=everything, seed=seed, resamples=resamples, unit=unit, tell=tell,
+        memory=memory, models=models, everything=everything, seed=seed, resamples=resamples, unit=unit,
+        problem=problem, target=target, optimizer=optimizer, lr=lr, runs=runs, evaluate=evaluate or "", batch=batch,
+        exact=exact, max_staleness=max_staleness, tell=tell,
     )  # fmt: skip
     if json_file != "-":
         console = people(json_file)
@@ -146,8 +181,11 @@ def plan(
             said = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
             say(console, "", said, plan_table(unknown if everything else unknown[:5], found.today))
         inexact = [one for one in found.others if not one.exact]
-        if inexact:
-            say(console, "", "the steps of these are not the exact sum, and may be worth less; they are not ranked")
+        if inexact and (everything or target is None):
+            why = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
+            if target is not None:
+                why = "these were not trained to the target, or given up on the way"
+            say(console, "", why)
             say(console, inexact_table(inexact))
     if picture is not None:
         draw_plan(found, picture)
@@ -178,6 +216,19 @@ def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> N
     if json_file != "-":
         say(people(json_file), *checked_lines(found))
     write_json(found.report(), json_file)
+
+
+def _problem(given: dict[str, Any], target: float | None, trained: dict[str, str | None]) -> Any:
+    """What --data or --problem name, where a target asks for it."""
+    if target is not None:
+        if given["data"] is None and given["problem"] is None:
+            raise BadInput("--target is of a problem's metric; name it with --data or --problem")
+        return make_problem(given)
+    options = {"--data": given["data"], "--problem": given["problem"], **trained}
+    for name, value in options.items():
+        if value is not None:
+            raise BadInput(f"{name} is for a plan with a --target")
+    return None
 
 
 def _tell(spec: str) -> None:

@@ -187,12 +187,23 @@ metrics_option = click.option("--metrics", metavar="PORT",
                               "unless HOST says otherwise; 0 takes a free port.")  # fmt: skip
 
 
-def common(command: Command) -> Command:
-    """The options of ``train`` and ``race``."""
-    options = [
-        config_option,
-        plugin_option,
-        click.option("--data", default="digits", show_default=True, metavar="SPEC", help="Data set; see 'anyk data'."),
+optimizer_option = click.option(
+    "--optimizer", metavar="SPEC",
+    help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or clip:of=adam,norm=1; default: "
+    "nesterov (on the papers' data sets: accelerated).",
+)  # fmt: skip
+rate_option = click.option(
+    "--lr", metavar="NUMBER|SPEC",
+    help="Learning rate, or exponential:start=…,decay=… or inverse:…; default: 1 / smoothness (on the papers' data "
+    "sets: theirs).",
+)  # fmt: skip
+
+
+def problem_options(*, data: str | None) -> list[Callable[[Command], Command]]:
+    """The options that say what is trained; ``data``: by default."""
+    return [
+        click.option("--data", default=data, show_default=data is not None, metavar="SPEC",
+                     help="Data set; see 'anyk data'."),
         click.option("--data-file", metavar="PATH", help="Local file for the data set."),
         click.option("--problem", metavar="FILE.py:FUNCTION", help="Your function that returns the problem (or "
                      "module:function), in place of --data, --model, --split and --l2."),
@@ -201,6 +212,15 @@ def common(command: Command) -> Command:
         click.option("--split", metavar="SPEC", help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly "
                      "by label; default: as they come."),
         click.option("--l2", type=float, help="L2 regularisation; default: 1 / training rows."),
+    ]  # fmt: skip
+
+
+def common(command: Command) -> Command:
+    """The options of ``train`` and ``race``."""
+    options = [
+        config_option,
+        plugin_option,
+        *problem_options(data="digits"),
         click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
         click.option("--delays", metavar="SPEC", default="none", show_default=True,
                      help="Injected delays; see 'anyk delays'."),
@@ -210,11 +230,8 @@ def common(command: Command) -> Command:
         click.option("--cluster", metavar="SPEC", default="processes", show_default=True, is_eager=True,
                      callback=lambda _, __, spec: join_cluster(spec),
                      help="processes, simulated, ray or mpi; see 'anyk cluster'."),
-        click.option("--optimizer", metavar="SPEC",
-                     help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or "
-                     "clip:of=adam,norm=1; default: nesterov (on the papers' data sets: accelerated)."),
-        click.option("--lr", metavar="NUMBER|SPEC", help="Learning rate, or exponential:start=…,decay=… or inverse:…; "
-                     "default: 1 / smoothness (on the papers' data sets: theirs)."),
+        optimizer_option,
+        rate_option,
         click.option("--steps", type=int, help="Stop after this many steps."),
         click.option("--seconds", type=float, help="Stop after this many seconds of the run's clock."),
         click.option("--target", type=float, help="Stop when the metric reaches this value."),

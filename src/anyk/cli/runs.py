@@ -107,8 +107,10 @@ def train(
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
     goes_on = begin is not None and given["optimizer"] is None and given["lr"] is None
-    if promise is not None and promise.learning_rate is not None and given["lr"] is None:
-        given["lr"] = str(promise.learning_rate)
+    if promise is not None:
+        given["optimizer"] = given["optimizer"] or promise.optimizer
+        if promise.learning_rate is not None and given["lr"] is None:
+            given["lr"] = str(promise.learning_rate)
     optimizer = None if goes_on else make_optimizer(problem, given)
     console = people(given["json_file"])
     try:

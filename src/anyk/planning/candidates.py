@@ -14,7 +14,7 @@ from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
 from anyk.planning.fleets import Fleet, Quality, code_of, loads_of, slowness
 from anyk.protocol import Strategy
-from anyk.specs import with_keys
+from anyk.specs import parse, with_keys
 from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
 
@@ -24,6 +24,7 @@ SIMULATED = 60  # candidates at most that have no closed form
 _STEPS = 2_000_000  # rounds x workers^2 from which on replies are not decoded one after another
 _FAR = 1e3  # times as long: what is known to be cut off might take
 _MISFIT = 0.1  # of a law that still fits
+_OFF = 0.1  # by which the samples of a step may differ from what is asked for
 
 
 def specs_for(workers: int) -> Iterator[str]:
@@ -32,33 +33,58 @@ def specs_for(workers: int) -> Iterator[str]:
         yield from entry.grid(workers) if entry.grid is not None else (entry.name,)
 
 
-def built(spec: str, workers: int, models: int, *, exact: bool = False) -> Strategy:
+def built(spec: str, workers: int, models: int, *, exact: bool = False, batch: int = 0) -> Strategy:
     """The strategy for so many models trained at once; raises :class:`~anyk.errors.BadInput` where there is none.
 
-    ``exact``: one whose steps are not the exact sum will not do.
+    ``exact``: one whose steps are not the exact sum will not do. ``batch``: the samples of a step, to within 10 %; 0:
+    all of the data.
     """
     made = build_strategy(spec, workers=workers)
     if exact and not made.exact:
         raise BadInput(f"steps of '{spec}' are not the exact sum")
-    if made.models_trained == models:
-        return made
-    made = build_strategy(with_keys(spec, {"models": models}), workers=workers)
+    if made.models_trained != models:
+        made = build_strategy(with_keys(spec, {"models": models}), workers=workers)
     if made.models_trained != models:
         raise BadInput(f"'{spec}' does not train {models} models at once")
-    return made
+    return made if batch == batch_of(made) else _with_batch(made, batch)
+
+
+def batch_of(strategy: Strategy) -> int:
+    """The samples of a step; 0: all of the data."""
+    each = parse(strategy.spec)[1].get("batch", "0")
+    return int(each) * _drawn_from(strategy) if each.isdigit() else 0
+
+
+def _drawn_from(strategy: Strategy) -> int:
+    """Of how many parts a mini-batch is drawn."""
+    layout = strategy.layout
+    return layout.workers if layout.together else layout.partitions
+
+
+def _with_batch(strategy: Strategy, batch: int) -> Strategy:
+    parts = _drawn_from(strategy)
+    each = max(1, round(batch / parts))
+    if abs(each * parts - batch) > _OFF * batch:
+        raise BadInput(f"a step of '{strategy.spec}' cannot have {batch} samples")
+    return build_strategy(with_keys(strategy.spec, {"batch": each}), workers=strategy.layout.workers)
 
 
 def candidates_for(
     today: str, fleet: Fleet, *, max_load: float, memory: float, models: int, everything: bool,
-    among: Callable[[Strategy], bool] | None = None,
+    batch: int | None = None, among: Callable[[Strategy], bool] | None = None,
 ) -> dict[str, Strategy]:  # fmt: skip
-    """Today's strategy first, then every other of the registries within the limits, by spec."""
+    """Today's strategy first, then every other of the registries within the limits, by spec.
+
+    ``batch``: the samples of a step; None: as many as today's has.
+    """
     workers = fleet.times.shape[1]
-    now = built(today, workers, models)
+    now = built(
+        today, workers, models, batch=batch_of(build_strategy(today, workers=workers)) if batch is None else batch
+    )
     made = {now.spec: now}
     for spec in specs_for(workers):
         try:
-            strategy = built(spec, workers, models, exact=not everything)
+            strategy = built(spec, workers, models, exact=not everything, batch=batch_of(now))
             load = loads_of(fleet.settled(strategy)).max()
             within = load <= max_load + 1e-12 and strategy.share_held <= memory + 1e-12
         except BadInput:

@@ -108,23 +108,35 @@ class Fleet:
     def simulated(self, strategy: Strategy, log: RunLog | None = None) -> Floats:
         """The same on the virtual clock, which may keep a log."""
         strategy = self.settled(strategy)
-        rounds, workers = self.times.shape
-        loads = loads_of(strategy)
+        rounds = len(self.times)
         jobs = rounds - (strategy.for_jobs(rounds).rounds_for(rounds) - rounds)
+        return np.asarray(np.diff(driven(strategy.for_jobs(jobs), self.cluster(strategy), jobs, log)[0]))
+
+    def cluster(self, strategy: Strategy, seed: int = 0) -> Simulated:
+        """The virtual clock on which a strategy meets the measured rounds, again and again."""
+        workers = self.times.shape[1]
+        loads = loads_of(strategy)
         code = code_of(strategy)
         rounds_of = "coded" if code is None else code.policy().rounds
         if code is not None and rounds_of == "coded" and code.messages > 1:  # in order, which cores do not heed
             share = self.seconds(loads) / np.array([len(held) for held in strategy.layout.assignment])
-            cluster = Simulated(workers, delays=Table(share, by="round", per="load"))
-        elif rounds_of != "coded":  # a part counts when it is computed
+            return Simulated(workers, delays=Table(share, by="round", per="load"), seed=seed)
+        if rounds_of != "coded":  # a part counts when it is computed
             fixed = np.maximum(0.0, self.seconds(loads) - loads * self.slopes)
             each = tuple((self.slopes / strategy.layout.partitions).tolist())
-            cluster = Simulated(workers, delays=Table(fixed, by="round"), compute=Compute(0.0, each, 0.0, workers))
-        else:
-            # a strategy without rounds gives its workers task after task
-            delays = Table(self.seconds(loads), by="round" if strategy.exact else "task")
-            cluster = Simulated(workers, delays=delays)
-        return np.asarray(np.diff(driven(strategy.for_jobs(jobs), cluster, jobs, log)[0]))
+            compute = Compute(0.0, each, 0.0, workers)
+            return Simulated(workers, delays=Table(fixed, by="round"), compute=compute, seed=seed)
+        # a strategy without rounds gives its workers task after task
+        return Simulated(
+            workers, delays=Table(self.seconds(loads), by="round" if strategy.exact else "task"), seed=seed
+        )
+
+    def from_round(self, part: int, parts: int) -> Fleet:
+        """The fleet whose rounds begin that part of the way through the record, and go around."""
+        first = part * len(self.times) // parts
+        return replace(
+            self.taking(np.roll(self.times, -first, axis=0)), censored=np.roll(self.censored, -first, axis=0)
+        )
 
     def quality(self, strategy: Strategy) -> Quality:
         """What steps under a strategy are made of, on the virtual clock."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.planning.candidates import candidates_for, paces_of, specs_for
+from anyk.planning.candidates import Paces, candidates_for, paces_of, specs_for
 from anyk.planning.fleets import Fleet, loads_of
 from anyk.planning.resampling import Resampled, block_length, resampled
+from anyk.planning.targets import SEEDS, Arrival, Contest, Goal
 from anyk.protocol import Strategy
 from anyk.training.promise import Estimate
 
@@ -38,6 +39,9 @@ class Choice:
     that were cut off. Its price: ``worker_seconds`` of a step, ``memory`` (the largest share of the data that a worker
     holds) and ``vectors`` as long as the model that are sent in a step (``bytes_per_step`` where the problem is known).
     What steps are made of: mean ``residual`` and ``staleness``, and ``samples_per_step``, a share of the data.
+
+    Of a plan with a target: the ``learning_rate`` at which it comes there soonest, ``steps_to_target`` and seconds
+    (``arrival``); ``gain`` is of these. None where it was not trained, or given up.
     """
 
     spec: str
@@ -56,13 +60,19 @@ class Choice:
     residual: float | None = None
     staleness: float | None = None
     samples_per_step: float | None = None
-    seconds_to_target: float | None = None
     learning_rate: float | None = None
+    steps_to_target: float | None = None
+    arrival: Estimate | None = None
 
     @property
     def measured(self) -> bool:
         """Whether measured times decide enough of its steps."""
         return self.seen >= _SEEN
+
+    @property
+    def seconds_to_target(self) -> float | None:
+        """The median of ``arrival``."""
+        return None if self.arrival is None else self.arrival.median
 
 
 @dataclass(frozen=True)
@@ -73,35 +83,75 @@ class Asked:
     max_load: float
     memory: float
     models: int
-    steps: int
+    steps: int | None
     resamples: int
     burst: float
     seed: int
     everything: bool
     tell: Callable[[str], None] | None
     among: Callable[[Strategy], bool] | None = None
+    goal: Goal | None = None
+    batch: int | None = None
+    exact: bool = False
+    max_staleness: float | None = None
+
+
+class _Spread(NamedTuple):
+    """Logarithms of seconds: on the record (candidates,), in its resamples, and of future runs relative to the record.
+
+    The last two are of shape (resamples, candidates).
+    """
+
+    center: Floats
+    past: Floats
+    future: Floats
+
+    def deviations(self, i: int) -> Floats:
+        """Of a future run from what the record says."""
+        return np.asarray(self.past[:, i] - self.center[i] + self.future[:, i])
 
 
 class Judgement:
     """Candidates on a fleet with their intervals, and what follows."""
 
     def __init__(self, fleet: Fleet, asked: Asked) -> None:
-        self.fleet = fleet
+        self.fleet, self._seed = fleet, asked.seed
         rounds = len(fleet.times)
         made = candidates_for(
-            asked.today, fleet, max_load=asked.max_load, memory=asked.memory, models=asked.models,
-            everything=asked.everything, among=asked.among,
+            asked.today, fleet, max_load=asked.max_load, memory=asked.memory, models=asked.models, batch=asked.batch,
+            everything=(asked.everything or asked.goal is not None) and not asked.exact, among=asked.among,
         )  # fmt: skip
         self._today = next(iter(made))
-        self._paces = paces_of(fleet, made, asked.seed, asked.tell)
-        self.left_out = tuple(self._paces.left_out)
+        self._paces = self._within(paces_of(fleet, made, asked.seed, asked.tell), asked.max_staleness)
         self.specs = [spec for spec in made if spec in self._paces.series]
         self._made = made
         table = np.stack([self._paces.series[spec] for spec in self.specs])
+        self.left_out = tuple(self._paces.left_out)
+        self.horizon = asked.steps or rounds
+        self._arrivals: dict[str, Arrival] | None = None
+        if asked.goal is not None:
+            self._arrivals = self._contest(asked.goal, asked.tell)
+            self.horizon = asked.steps or round(float(np.median(self._arrivals[self._today].steps)))
         self.block = self._block(table[self.specs.index(self._today)], rounds, asked.burst)
-        drawn = resampled(rounds, asked.steps, self.block, asked.resamples, keyed.generator(asked.seed, "plan"))
+        drawn = resampled(rounds, self.horizon, self.block, asked.resamples, keyed.generator(asked.seed, "plan"))
         self.thin = rounds < _FEW or drawn.effective < _INDEPENDENT
         self._decide(table, drawn)
+
+    def _contest(self, goal: Goal, tell: Callable[[str], None] | None) -> dict[str, Arrival]:
+        """How strategies come to the target."""
+        made = {spec: self._made[spec] for spec in self.specs}
+        contest = Contest(self.fleet, made, self._paces, goal, self._today, tell)
+        arrivals = contest.arrivals()
+        self.left_out += tuple(contest.left_out)
+        return arrivals
+
+    def _within(self, paces: Paces, most: float | None) -> Paces:
+        """Without strategies, other than today's, whose messages are staler than ``most``."""
+        if most is not None:
+            for spec in [spec for spec in paces.series if spec != self._today]:
+                if (paces.quality[spec].staleness or 0.0) > most:
+                    del paces.series[spec]
+        return paces
 
     @staticmethod
     def _block(today: Floats, rounds: int, burst: float) -> int:
@@ -111,37 +161,80 @@ class Judgement:
 
     def _decide(self, table: Floats, drawn: Resampled) -> None:
         at, paces = self.specs.index(self._today), self._paces
-        past, future = drawn.spread(table)
-        center = np.log(table.mean(axis=1))
-        exact = self._made[self._today].exact  # else nothing competes: the progress of inexact steps differs
-        competing = [
-            i for i, spec in enumerate(self.specs)
-            if i == at or (exact and self._made[spec].exact and paces.seen[spec] >= _SEEN)
-        ]  # fmt: skip
-        picks = np.array(competing)[past[:, competing].argmin(axis=1)]
-        bias = float((past[np.arange(len(past)), picks] - center[picks]).mean())
-        unsure = float(center[picks].std())
+        pace = _Spread(np.log(table.mean(axis=1)), *drawn.spread(table))
+        whole = pace if self._arrivals is None else self._to_target(pace, drawn)
+        competing = self._competing(at)
+        picks = np.array(competing)[whole.past[:, competing].argmin(axis=1)]
+        bias = float((whole.past[np.arange(len(whole.past)), picks] - whole.center[picks]).mean())
+        unsure = float(whole.center[picks].std())
         best_count = np.bincount(picks, minlength=len(self.specs)) / len(picks)
         choices = {}
         for i, spec in enumerate(self.specs):
             chosen = i in competing and i != at
-            shift = -min(0.0, bias) if chosen else 0.0
-            seconds = self._estimate(drawn, past[:, i] - center[i] + future[:, i], center[i] + shift, unsure * chosen)
-            ratio = (past[:, i] - past[:, at] - center[i] + center[at]) + (future[:, i] - future[:, at])
-            taken = self._estimate(drawn, ratio, center[i] - center[at] + shift, unsure * chosen)
-            taken = _capped(taken, float((table[i] / table[at]).max()) * math.exp(shift))
+            shift = max(0.0, -bias) if chosen else 0.0
+            own = (shift, unsure * chosen) if whole is pace else (0.0, 0.0)
+            seconds = self._estimate(drawn, pace.deviations(i), pace.center[i] + own[0], own[1])
+            gap = whole.center[i] - whole.center[at] + shift
+            taken = self._estimate(drawn, whole.deviations(i) - whole.deviations(at), gap, unsure * chosen)
+            if whole is pace:
+                taken = _capped(taken, float((table[i] / table[at]).max()) * math.exp(shift))
             if paces.seen[spec] < _SEEN or paces.seen[self._today] < _SEEN:
                 seconds, taken = self._unmeasured(spec, seconds, taken)
             choices[i] = self._choice(spec, seconds, taken, float(best_count[i]), shift)
-        order = sorted(competing, key=lambda i: (choices[i].seconds_per_step.median, choices[i].load))
-        least = choices[order[0]].seconds_per_step.median
-        ties = [i for i in order if choices[i].seconds_per_step.median <= (1.0 + _TIE) * least]
+            if self._arrivals is not None and spec in self._arrivals:
+                arrival = self._estimate(drawn, whole.deviations(i), whole.center[i] + shift, unsure * chosen)
+                one = self._arrivals[spec]
+                choices[i] = replace(choices[i], learning_rate=one.learning_rate, arrival=arrival,
+                                     steps_to_target=float(np.median(one.steps)))  # fmt: skip
+
+        def key(i: int) -> float:
+            return (choices[i].arrival or choices[i].seconds_per_step).median
+
+        order = sorted(competing, key=lambda i: (key(i), choices[i].load))
+        ties = [i for i in order if key(i) <= (1.0 + _TIE) * key(order[0])]
         winner = min(ties, key=lambda i: (round(choices[i].load, 9), choices[i].vectors or 0.0))
         self.today, self._first = choices[at], choices[winner]
         self.candidates = tuple(choices[i] for i in order)
         rest = [i for i in choices if i not in competing]
         self.others = tuple(choices[i] for i in sorted(rest, key=lambda i: choices[i].seconds_per_step.median))
-        self._halves = [1.0 - float(half[winner].mean() / half[at].mean()) for half in np.array_split(table, 2, axis=1)]
+        steps = np.exp(whole.center - pace.center)
+        self._halves = [
+            1.0 - float(half[winner].mean() * steps[winner] / (half[at].mean() * steps[at]))
+            for half in np.array_split(table, 2, axis=1)
+        ]
+
+    def _competing(self, at: int) -> list[int]:
+        """Of the strategies those that today's is compared with, and today's."""
+        seen, arrivals = self._paces.seen, self._arrivals
+        exact = self._made[self._today].exact  # else, without a target, nothing competes: steps are of other progress
+        return [
+            i for i, spec in enumerate(self.specs)
+            if i == at or (seen[spec] >= _SEEN
+                           and (exact and self._made[spec].exact if arrivals is None else spec in arrivals))
+        ]  # fmt: skip
+
+    def _to_target(self, pace: _Spread, drawn: Resampled) -> _Spread:
+        """Seconds to the target in place of those of a step; nan where a strategy does not come there.
+
+        Seeds are resampled as rounds are: all of them for the record, one for the future, the same for all strategies,
+        and deviations are widened as Student's t does for so few.
+        """
+        from scipy.stats import t
+
+        assert self._arrivals is not None
+        random = keyed.generator(self._seed, "seeds")
+        resamples = len(pace.past)
+        drawn_seeds, one = random.integers(0, SEEDS, (resamples, SEEDS)), random.integers(0, SEEDS, resamples)
+        wider = float(np.sqrt(SEEDS / (SEEDS - 1.0)) * t.ppf(0.95, SEEDS - 1) / 1.645)
+        center, past, future = np.full_like(pace.center, np.nan), pace.past.copy(), pace.future.copy()
+        for i, spec in enumerate(self.specs):
+            if spec in self._arrivals:
+                logs = np.log(self._arrivals[spec].seconds)
+                center[i] = logs.mean()
+                apart = wider * (logs - logs.mean())
+                past[:, i] += center[i] - pace.center[i] + apart[drawn_seeds].mean(axis=1)
+                future[:, i] += apart[one]
+        return _Spread(center, past, future)
 
     def _choice(self, spec: str, seconds: Estimate, taken: Estimate, best: float, shift: float) -> Choice:
         strategy: Strategy = self._made[spec]
@@ -191,16 +284,25 @@ class Judgement:
                 f"no strategy makes steps that are worth as much as those of '{self._today}'",
                 evidence,
             )
-        first = self._first
+        first, to_target = self._first, "" if self._arrivals is None else " to the target"
         if first.spec == self._today:
-            return "nothing", f"'{self._today}' is the soonest of {len(self.candidates)} strategies", evidence
+            return (
+                "nothing",
+                f"'{self._today}' is the soonest{to_target} of {len(self.candidates)} strategies",
+                evidence,
+            )
         sure = first.gain.low >= _GAIN
         if self.thin:
             sure = sure and min(self._halves) >= _GAIN
         interval = f"{100 * first.gain.low:.0f} to {100 * first.gain.high:.0f} %"
         if sure:
-            return "change", f"'{first.spec}' would take {100 * first.gain.median:.0f} % less ({interval})", evidence
-        why = f"the best, '{first.spec}', would gain {100 * first.gain.median:.0f} %, and that is not sure ({interval})"
+            return (
+                "change",
+                f"'{first.spec}' would take {100 * first.gain.median:.0f} % less{to_target} ({interval})",
+                evidence,
+            )
+        gain = f"{100 * first.gain.median:.0f} %{to_target}"
+        why = f"the best, '{first.spec}', would gain {gain}, and that is not sure ({interval})"
         return "nothing", why, evidence
 
 
@@ -229,7 +331,7 @@ def pareto(choices: Sequence[Choice]) -> list[Choice]:
     """Those than which none is both sooner and of less load or memory; the soonest first."""
     front: list[Choice] = []
     prices: list[tuple[float, float]] = []
-    for choice in sorted(choices, key=lambda one: (one.seconds_per_step.median, one.load)):
+    for choice in sorted(choices, key=lambda one: ((one.arrival or one.seconds_per_step).median, one.load)):
         price = (choice.load, choice.memory)
         if all(any(mine < known - 1e-12 for mine, known in zip(price, other, strict=True)) for other in prices):
             front.append(choice)

@@ -19,9 +19,12 @@ from anyk.planning.explaining import explain
 from anyk.planning.fleets import Fleet, drawn, fleet_of
 from anyk.planning.judging import Asked, Choice, Judgement, in_short, pareto, specs_for
 from anyk.planning.origins import origin
+from anyk.planning.targets import Goal
+from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy
 from anyk.recording import Record, read
 from anyk.training import Promise, Run
+from anyk.training.evaluate import USUAL, Evaluate
 from anyk.training.promise import Estimate, Source, Today
 
 __all__ = ["Choice", "Estimate", "Fleet", "Plan", "pareto", "plan", "specs_for"]
@@ -52,6 +55,9 @@ class Plan:
     fleet: dict[str, Any]
     slopes: tuple[float, ...]
     max_load: float
+    metric: str | None = None
+    target: float | None = None
+    optimizer: str | None = None
 
     @property
     def promise(self) -> Promise:
@@ -61,7 +67,8 @@ class Plan:
             strategy=best.spec, workers=self.fleet["workers"], learning_rate=best.learning_rate, horizon=self.horizon,
             verdict=self.verdict, evidence=self.evidence, why=self.why, slopes=self.slopes, max_load=self.max_load,
             assumptions=self.assumptions, seconds_per_step=best.seconds_per_step, gain=best.gain,
-            today=Today(today.spec, today.seconds_per_step), record=Source(**self.record),
+            today=Today(today.spec, today.seconds_per_step, today.arrival), record=Source(**self.record),
+            target=self.target, optimizer=self.optimizer, arrival=best.arrival, steps_to_target=best.steps_to_target,
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
@@ -72,17 +79,27 @@ class Plan:
         """For notebooks: the verdict and, with 90 % intervals, what none other beats in both time and load."""
         rows = []
         for one in pareto([*self.candidates, self.today]):
-            seconds, gain = one.seconds_per_step, one.gain
+            seconds, gain = one.arrival or one.seconds_per_step, one.gain
             better = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
             rows.append([one.spec, f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
                          "today's" if one.spec == self.today.spec else better, f"{one.load:.3g}"])  # fmt: skip
         advice = "change" if self.verdict == "change" else f"stay with '{self.today.spec}'"
         text = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
-        return html.table(["strategy", "seconds a step", "gain", "load"], rows) + html.text(text)
+        what = "seconds a step" if self.target is None else "seconds to the target"
+        return html.table(["strategy", what, "gain", "load"], rows) + html.text(text)
 
     def report(self) -> dict[str, Any]:
         """All of it as plain values for JSON."""
-        return {"version": 1, "interval": "prediction", "compared_by": "seconds_per_step", **to_plain(self)}
+        plain = to_plain(self)
+        plain["today"], plain["best"] = _plain(self.today), _plain(self.best)
+        for name in ("candidates", "others"):
+            plain[name] = [_plain(one) for one in getattr(self, name)]
+        compared_by = "seconds_per_step" if self.target is None else "seconds_to_target"
+        return {"version": 1, "interval": "prediction", "compared_by": compared_by, **plain}
+
+
+def _plain(choice: Choice) -> dict[str, Any]:
+    return {**to_plain(choice), "seconds_to_target": choice.seconds_to_target}
 
 
 def plan(
@@ -90,21 +107,34 @@ def plan(
     slope: float | None = None, other: str | Path | Run | Record | None = None, steps: int | None = None,
     max_load: float = 1.0, memory: float = 1.0, models: int = 1, everything: bool = False, seed: int = 0,
     resamples: int = 400, unit: str | None = None,
+    problem: Problem | None = None, target: float | None = None, optimizer: str | None = None,
+    lr: float | str | None = None, runs: int = 600, evaluate: Evaluate | str | None = USUAL,
+    batch: int | None = None, exact: bool = False, max_staleness: float | None = None,
     tell: Callable[[str], None] | None = None, among: Callable[[Strategy], bool] | None = None,
 ) -> Plan:  # fmt: skip
-    """Which strategy to run on a fleet, among those whose steps are worth the same, and what that gains.
+    """Which strategy to run on a fleet, and what that gains.
+
+    Strategies compete whose steps are worth the same: those whose steps are the exact sum. With a ``problem`` and a
+    ``target`` of its metric all do, by the seconds that they take to it: they are trained with real gradients on the
+    virtual clock, on the measured rounds, each with a learning rate of its own.
 
     ``source``: what :func:`anyk.recording.read` reads, or a delay law (then ``workers`` says how many). ``today``: the
     strategy in use. A task's seconds are a fixed part and ``slope`` (seconds for the whole data) times its load:
     ``slope`` is given, or fitted to a second record, ``other``, at another load; else it is assumed that all of a
     task's time is computing, and the plan says what follows if half of it is. ``steps``: of the run that the promise is
-    for; left out, as many as the record has rounds. ``max_load``: the largest share of the data that a worker may
-    compute in a step, ``memory``: the largest that it may hold. ``models``: how many are trained at once, a step
-    each in turn. ``everything``: look also at strategies whose steps are not the exact sum; they are not ranked.
+    for; left out, as many as the record has rounds or as today's strategy takes to the target. ``max_load``: the
+    largest share of the data that a worker may compute in a step, ``memory``: the largest that it may hold.
+    ``models``: how many are trained at once, a step each in turn. ``everything``: look also at strategies whose steps
+    are not the exact sum; without a target they are not ranked.
     ``among``: whether a strategy may be chosen. ``tell`` hears of each strategy that has to be simulated.
 
+    With a target: ``optimizer`` (a spec) and ``lr``, where learning rates are looked for, as for :func:`anyk.train`;
+    ``runs``: so many at most; ``evaluate``: as for :func:`anyk.train`. ``batch``: the samples of a step, all workers
+    together (left out, as today's has; 0: all of the data). ``exact``: only strategies whose steps are the exact sum;
+    ``max_staleness``: only those whose messages are no staler, on average.
+
     Raises :class:`~anyk.errors.BadInput` for a record without rounds in which all workers were measured, or fewer than
-    5 of them.
+    5 of them, and for a target that no strategy comes to.
 
     >>> import numpy as np
     >>> times = np.ones((60, 12))
@@ -121,6 +151,11 @@ def plan(
         raise BadInput(f"models must be at least 1, got {models}")
     if resamples < 20:
         raise BadInput(f"resamples must be at least 20, got {resamples}")
+    goal = _goal(problem, target, optimizer, lr, runs, evaluate, models)
+    if batch is not None and batch < 0:
+        raise BadInput(f"batch must be at least 0 samples a step (0: all of the data), got {batch}")
+    if max_staleness is not None and not max_staleness >= 0:
+        raise BadInput(f"max_staleness must be at least 0 versions, got {max_staleness:g}")
     record = drawn(source, workers, seed) if isinstance(source, DelayModel) else read(source, unit=unit)
     rounds, n = record.table.shape
     if rounds < 5 or n < 2:
@@ -130,8 +165,7 @@ def plan(
     if np.asarray(record.censored)[record.known].all():
         raise BadInput("every time of the record is cut off, so nothing is known of how long tasks take; record a run "
                        "that waits for all: anyk train … --strategy uncoded")  # fmt: skip
-    horizon = rounds if steps is None else steps
-    if horizon < 1:
+    if steps is not None and steps < 1:
         raise BadInput(f"steps must be at least 1, got {steps}")
     fleet, assumptions, guessed = fleet_of(record, other, slope, unit)
     found = explain(record, today=today, seed=seed)
@@ -139,18 +173,20 @@ def plan(
         change = f"the last quarter of its rounds takes {found.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
     burst = of.passing_burst(of.late(fleet.times))
-    asked = Asked(today, max_load, memory, models, horizon, resamples, burst, seed, everything, tell, among)
+    asked = Asked(today, max_load, memory, models, steps, resamples, burst, seed, everything, tell, among, goal, batch,
+                  exact, max_staleness)  # fmt: skip
     judged = Judgement(fleet, asked)
     verdict, why, evidence = judged.verdict()
     assumptions += judged.left_out
-    if guessed:
-        half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(asked, everything=False, tell=None))
-        assumptions.append(f"if only half of that time is computing: {in_short(half)}")
+    if guessed and (goal is None or judged.today.exact):
+        half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(asked, everything=False, tell=None, goal=None))
+        among_all = "" if goal is None else ", among exact steps"
+        assumptions.append(f"if only half of that time is computing{among_all}: {in_short(half)}")
     places = [record.workers.index(one.worker) for one in found.workers]
     named = [place for place in places if record.workers[place] in found.named]
     specs = judged.today.spec, judged.best.spec
     return Plan(
-        verdict, why, evidence, horizon, tuple(assumptions), judged.today, judged.best, judged.candidates,
+        verdict, why, evidence, judged.horizon, tuple(assumptions), judged.today, judged.best, judged.candidates,
         judged.others, advice(fleet, record.workers, places[0], named or places[:1], specs, seed),
         probe(judged.today, judged.others),
         {"digest": record.digest, "censored": record.cut, "block": judged.block, "load": fleet.load, "seed": seed,
@@ -158,4 +194,25 @@ def plan(
         {"workers": n, "rounds": rounds, "slowest": [one.worker for one in found.workers[:5]],
          "named": list(found.named), "mean_burst": found.mean_burst},
         tuple(fleet.slopes.tolist()), max_load,
+        *((None, None, None) if goal is None else (goal.problem.metric, goal.target, goal.optimizer)),
     )  # fmt: skip
+
+
+def _goal(
+    problem: Problem | None, target: float | None, optimizer: str | None, lr: float | str | None, runs: int,
+    evaluate: Evaluate | str | None, models: int,
+) -> Goal | None:  # fmt: skip
+    """What to train to, if anything."""
+    if (problem is None) != (target is None):
+        missing = "target" if target is None else "problem"
+        raise BadInput(f"a plan for a target takes a problem and a target of its metric; the {missing} is missing")
+    if problem is None or target is None:
+        if optimizer is not None or lr is not None:
+            raise BadInput("optimizer and lr are for a plan with a problem and a target")
+        return None
+    if models > 1:
+        raise BadInput(f"a plan for a target is for one model, got models={models}")
+    ensure_problem(problem)
+    goal = Goal(problem, target, optimizer, lr, runs, evaluate)
+    goal.check()
+    return goal

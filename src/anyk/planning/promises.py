@@ -80,7 +80,8 @@ def check(
 ) -> Checked:  # fmt: skip
     """Hold a run against the promise of the plan that it was begun with.
 
-    Promised are seconds a step, for as many steps as the run took. Outside of the interval, the difference is split:
+    Promised are the seconds to the plan's target or, where it has none or the run is not there, seconds a step, for as
+    many steps as the run took. Outside of the interval, the difference is split:
     *delays* (times besides computing, of the record or of the run) and *load* (how computing grows with it, as planned
     or as the run's stamps say), each by its mean effect over all orders, found by simulation; *luck* is the record's
     own simulation minus the promise, *anyk* what the run took beyond the simulation of its own times. ``record``: the
@@ -107,27 +108,31 @@ def check(
     if not steps:
         raise BadInput("the run has taken no step yet; there is nothing to hold against its plan")
     expected = promise.seconds_per_step
-    promised = Figures(expected.median, steps, _exact(expected.median * steps))
-    interval = Estimate(promised.seconds, expected.low * steps, expected.high * steps)
-    measured = Figures(run.seconds / steps, steps, _exact(run.seconds))
-    held = expected.holds(measured.seconds_per_step)
-    remarks = _horizon(promise, steps)
+    arrived = _arrived(promise, run)
+    measured = arrived or Figures(run.seconds / steps, steps, _exact(run.seconds))
+    if arrived and promise.arrival and promise.steps_to_target:
+        interval = promise.arrival
+        promised = Figures(expected.median, promise.steps_to_target, _exact(interval.median))
+    else:
+        interval = Estimate(expected.median * steps, expected.low * steps, expected.high * steps)
+        promised = Figures(expected.median, steps, _exact(interval.median))
+    held = interval.holds(measured.seconds)
+    remarks = _remarks(promise, steps, arrived is not None)
     if held:
-        return Checked(
-            promised, interval, measured, True, None, None, None, None, _sentence(promise, measured, None), remarks
-        )
+        sentence = _sentence(promise, measured, interval, None)
+        return Checked(promised, interval, measured, True, None, None, None, None, sentence, remarks)
     try:
         split = Split(promise, run, record)
         parts = split.parts(promised, measured)
     except BadInput as error:
         if record is not None:
             raise
-        sentence = f"{_sentence(promise, measured, None)}; why cannot be told: {error}"
+        sentence = f"{_sentence(promise, measured, interval, None)}; why cannot be told: {error}"
         return Checked(promised, interval, measured, False, None, None, None, None, sentence, remarks)
     late = measured.seconds > promised.seconds
     broke = max(parts, key=lambda name: parts[name] if late else -parts[name])
     replan, said = _another(promise, split, broke, tell) if again else (None, "")
-    sentence = _sentence(promise, measured, (broke, parts[broke])) + said
+    sentence = _sentence(promise, measured, interval, (broke, parts[broke])) + said
     added = _added(run)
     return Checked(promised, interval, measured, False, parts, broke, replan, added, sentence, remarks)
 
@@ -145,7 +150,20 @@ def _exact(seconds: float) -> float:
     return round(seconds * _GRID) / _GRID
 
 
-def _horizon(promise: Promise, steps: int) -> tuple[str, ...]:
+def _arrived(promise: Promise, run: Run) -> Figures | None:
+    """What the run took to the promised target; None where it has another target, or none, or is not there."""
+    if promise.target is None or run.config.get("target") != promise.target or run.time_to_target is None:
+        return None
+    seconds, history = run.time_to_target, run.history
+    steps = int(history["step"][np.searchsorted(history["seconds"], seconds)]) - run.begun
+    return Figures(seconds / max(1, steps), steps, _exact(seconds))
+
+
+def _remarks(promise: Promise, steps: int, arrived: bool) -> tuple[str, ...]:
+    if arrived:
+        return ()
+    if promise.target is not None:
+        return (f"the run has not come to the target of {promise.target:g}: seconds of a step are compared",)
     if steps == promise.horizon:
         return ()
     return (f"the interval was made for a run of {promise.horizon} steps; this one has taken {steps}",)
@@ -245,13 +263,14 @@ def _added(run: Run) -> float | None:
 # ------------------------------------------------------------------------------------------- in words
 
 
-def _sentence(promise: Promise, measured: Figures, broke: tuple[str, float] | None) -> str:
-    expected = promise.seconds_per_step
+def _sentence(promise: Promise, measured: Figures, interval: Estimate, broke: tuple[str, float] | None) -> str:
+    if promise.arrival is interval:
+        what, took, expected = "the target", measured.seconds, interval
+    else:
+        what, took, expected = "a step", measured.seconds_per_step, promise.seconds_per_step
     promised = f"{seconds_text(expected.median)} s ({seconds_text(expected.low)} to {seconds_text(expected.high)})"
-    took = seconds_text(measured.seconds_per_step)
-    if expected.holds(measured.seconds_per_step):
-        return f"held: a step took {took} s, promised were {promised}"
-    sentence = f"not held: a step took {took} s, promised were {promised}"
+    held = "held" if interval.holds(measured.seconds) else "not held"
+    sentence = f"{held}: {what} took {seconds_text(took)} s, promised were {promised}"
     if broke is None:
         return sentence
     name, seconds = broke
@@ -262,6 +281,8 @@ def _sentence(promise: Promise, measured: Figures, broke: tuple[str, float] | No
 
 def _another(promise: Promise, split: Split, broke: str, tell: Callable[[str], None] | None) -> tuple[str | None, str]:
     """The strategy that a plan would have now, where that is another one, and a sentence about it."""
+    if promise.target is not None:
+        return None, "; whether the plan would be another one now takes the problem: anyk plan … --target"
     record = split.again(broke)
     try:
         found = plan(record, today=promise.strategy, max_load=promise.max_load, steps=promise.horizon, tell=tell)

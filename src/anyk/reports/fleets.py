@@ -13,6 +13,7 @@ from anyk.planning.sentences import seconds_text
 from anyk.recording import Record
 from anyk.reports.columns import Columns
 from anyk.reports.plots import COLOURS, new_figure, save
+from anyk.training.promise import Estimate
 
 _ROWS = 10  # workers in the table
 _BARS = 20  # workers in the picture
@@ -79,10 +80,14 @@ def draw_explanation(record: Record, found: Explanation, path: str | Path) -> No
 
 
 def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
-    """Strategies with the seconds and gains that are predicted for them, in 90 % intervals; today's is marked."""
+    """Strategies with the seconds and gains that are predicted for them, in 90 % intervals; today's is marked.
+
+    With a target: seconds to it, and the learning rate.
+    """
+    to_target = any(one.arrival is not None for one in choices)
     rows = []
     for one in choices:
-        seconds, gain = one.seconds_per_step, one.gain
+        seconds, gain = one.arrival or one.seconds_per_step, one.gain
         known = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
         more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
         rows.append([
@@ -91,7 +96,12 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
             "today's" if one.spec == today.spec else known,
             f"{one.load:.3g}{more}",
         ])  # fmt: skip
-    return Columns(["  strategy", "seconds a step\n(90 % interval)", "gain\n(90 % interval)", "load\n(memory)"], rows)
+        if to_target:
+            rate, steps = one.learning_rate, one.steps_to_target
+            rows[-1] += ["schedule" if rate is None else f"{rate:.3g}", "" if steps is None else f"{steps:.0f}"]
+    what = "seconds to\nthe target" if to_target else "seconds a step"
+    heads = ["  strategy", f"{what}\n(90 % interval)", "gain\n(90 % interval)", "load\n(memory)"]
+    return Columns([*heads, "learning\nrate", "steps"] if to_target else heads, rows)
 
 
 def inexact_table(choices: Sequence[Choice]) -> Columns:
@@ -112,7 +122,10 @@ def inexact_table(choices: Sequence[Choice]) -> Columns:
 def plan_lines(found: Plan) -> list[str]:
     """The verdict, why, and what it rests on."""
     advice = "change" if found.verdict == "change" else f"stay with '{found.today.spec}'"
-    lines = [f"{advice}: {found.why}", f"for a run of {found.horizon} steps; evidence: {found.evidence}"]
+    run = f"for a run of {found.horizon} steps"
+    if found.target is not None:
+        run = f"for a run to {found.metric} {found.target:g}, {found.horizon} steps under '{found.today.spec}'"
+    lines = [f"{advice}: {found.why}", f"{run}; evidence: {found.evidence}"]
     lines += [f"assumed: {text}" for text in found.assumptions]
     if found.probe is not None:
         lines.append(found.probe)
@@ -160,22 +173,29 @@ def parts_table(parts: Sequence[Part]) -> Columns:
 
 
 def draw_plan(found: Plan, path: str | Path) -> None:
-    """Seconds of a step against load, with intervals; the front of what is neither sooner nor lighter is joined."""
+    """Seconds against load, with intervals; the front of what is neither sooner nor lighter is joined.
+
+    Of a step or, with a target, until it is reached.
+    """
     figure, axes = new_figure((8.6, 5.0), "drawing a plan")
     from matplotlib.ticker import LogLocator, NullFormatter
 
     front = pareto(found.candidates)
-    most = _HIGHEST * found.today.seconds_per_step.median
-    near = [one for one in found.candidates if one.seconds_per_step.median <= most]
+
+    def of(one: Choice) -> Estimate:
+        return one.arrival or one.seconds_per_step
+
+    most = _HIGHEST * of(found.today).median
+    near = [one for one in found.candidates if of(one).median <= most]
     shown = {one.spec: one for one in (*near, found.today)}.values()
     for one in shown:
         colour = COLOURS[1] if one.spec == found.best.spec else COLOURS[0] if one in front else "0.7"
-        seconds = one.seconds_per_step
+        seconds = of(one)
         axes.plot([one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7)
         axes.plot(one.load, seconds.median, "o", color=colour, ms=6)
-    axes.plot([one.load for one in front], [one.seconds_per_step.median for one in front], color=COLOURS[0], lw=1.0)
+    axes.plot([one.load for one in front], [of(one).median for one in front], color=COLOURS[0], lw=1.0)
     for one in {choice.spec: choice for choice in (*front, found.today)}.values():
-        axes.annotate(one.spec, (one.load, one.seconds_per_step.median), xytext=(6, 5), textcoords="offset points",
+        axes.annotate(one.spec, (one.load, of(one).median), xytext=(6, 5), textcoords="offset points",
                       fontsize=8)  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -184,7 +204,8 @@ def draw_plan(found: Plan, path: str | Path) -> None:
         axis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("load: share of the data that a worker computes in a step")
-    axes.set_ylabel("seconds a step (90 % prediction interval)")
+    what = "seconds a step" if found.target is None else "seconds to the target"
+    axes.set_ylabel(f"{what} (90 % prediction interval)")
     axes.grid(alpha=0.2, which="both")
     axes.set_title(plan_lines(found)[0], fontsize=10, loc="left")
     save(figure, path)

@@ -231,7 +231,7 @@ def fedbuff(
 # ------------------------------------------------------------------------------------------- local steps
 
 
-@register("pasgd")
+@register("pasgd", grid=lambda workers: (f"pasgd:tau={tau}" for tau in (2, 5, 10)))
 @typed
 def pasgd(
     workers: int,

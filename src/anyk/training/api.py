@@ -82,7 +82,8 @@ def train(
     clock a run without a limit of steps fails where its seconds would take more than 1,000,000 of them.
 
     ``strategy`` may be a spec, a code, or a plan's ``promise``: the run then has the plan's strategy, workers, learning
-    rate, if it found one, and, without a limit, its steps, and keeps the promise for :func:`anyk.check`. If ``cluster``
+    rate, if it found one, its optimiser and, without a limit, its target or steps, and keeps the promise for
+    :func:`anyk.check`. If ``cluster``
     is a spec, it takes ``workers`` (if left out, the strategy's, or 30), ``delays``, ``seed`` and ``communication``.
     ``optimizer`` may be a spec, with learning rate 1 / smoothness
     of the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
@@ -114,6 +115,9 @@ def train(
     if isinstance(strategy, Promise):
         promise = strategy
         strategy, workers = promise.strategy, _planned_workers(promise, cluster, workers)
+        optimizer = promise.optimizer if optimizer is None else optimizer
+        if target is None and steps is None and seconds is None:
+            target = promise.target
     asked = strategy if isinstance(strategy, str) else None
     if not isinstance(strategy, str):
         strategy = build_strategy(strategy)

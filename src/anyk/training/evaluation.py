@@ -30,7 +30,7 @@ class Evaluator:
     newest now and then, for at most 5 % of the time (with a target, after a second at the latest), and the rest is
     evaluated after the run; large ones wait in a temporary file without a name, not in memory. Of a long run every 2nd,
     4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says otherwise; with None nothing is kept.
-    ``target`` is a value of the metric (without held-out data, of the loss); :attr:`reached` is the first version known
+    ``target`` is a value of the metric (without held-out data, of the loss); ``reached`` is the earliest version known
     to have it.
     """
 
@@ -50,6 +50,7 @@ class Evaluator:
         self._apart = evaluate.seconds
         self.done: dict[tuple[str, int], Evaluation] = {}
         self.latest: Evaluation | None = None  # the newest version evaluated so far
+        self.reached: Evaluation | None = None
         self._fresh: list[tuple[Evaluation, Vector]] = []
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
@@ -80,17 +81,12 @@ class Evaluator:
     def _note(self, evaluation: Evaluation) -> None:
         if self.latest is None or evaluation.version >= self.latest.version:
             self.latest = evaluation
-
-    @property
-    def reached(self) -> Evaluation | None:
-        """The earliest version that is known to have reached the target."""
-        if self.target is None:
-            return None
-        with self._lock:
-            return min((e for e in self.done.values() if self._good(e)), key=lambda e: e.time, default=None)
+        if self._good(evaluation) and (self.reached is None or evaluation.time < self.reached.time):
+            self.reached = evaluation
 
     def _good(self, evaluation: Evaluation) -> bool:
-        assert self.target is not None
+        if self.target is None:
+            return False
         if evaluation.metric is None:
             return evaluation.loss is not None and evaluation.loss <= self.target
         return evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target

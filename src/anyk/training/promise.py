@@ -35,6 +35,7 @@ class Today(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     strategy: str
     seconds_per_step: Estimate
+    arrival: Estimate | None = None
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +61,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ``seconds_per_step`` and ``gain`` (1 - these over today's) are for a run of ``horizon`` steps on ``workers``.
     ``slopes``: seconds that each worker computes on the whole data, beside the fixed part of a task.
-    ``learning_rate``: None where the plan found none.
+    ``learning_rate``: None where the plan found none. With a ``target`` the promise is the ``steps_to_target`` and the
+    seconds until then (``arrival``), with the plan's ``optimizer`` (None: the usual one), and ``gain`` is of these.
 
     >>> import anyk
     >>> record = anyk.recording.Record([[4, 1, 1], [1, 4, 1], [1, 1, 4]] * 4)  # each round another worker stalls
@@ -86,6 +88,10 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gain: Estimate
     today: Today
     record: Source
+    target: float | None = None
+    optimizer: str | None = None
+    steps_to_target: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    arrival: Estimate | None = None
 
     def plain(self) -> dict[str, Any]:
         """All of it as plain values, without what is None, as TOML has them."""
@@ -129,8 +135,9 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             promise = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise BadInput(f"{of} is not a plan: {_in_words(str(error))}") from None
-        for name, span in (("seconds_per_step", promise.seconds_per_step), ("gain", promise.gain)):
-            if not (math.isfinite(span.median) and span.low <= span.median <= span.high):
+        spans = [("seconds_per_step", promise.seconds_per_step), ("gain", promise.gain), ("arrival", promise.arrival)]
+        for name, span in spans:
+            if span is not None and not (math.isfinite(span.median) and span.low <= span.median <= span.high):
                 raise BadInput(f"{of} is not a plan: the {name} must be low, median and high in this order, got {span}")
         return promise
 
