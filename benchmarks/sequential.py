@@ -16,7 +16,7 @@ import numpy as np
 from common import DATA, show
 
 import anyk
-from anyk.planning import TraceGrid, tune
+from anyk.planning import TraceGrid, sequential_candidates
 from anyk.strategies import GilbertElliott
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -139,7 +139,7 @@ elif arguments.clock:
     curves = {}
     for ratio, burst in ((20.0, 1.05), (0.1, 1.05)):
         table = bursty(models * steps + models - 1, workers, burst, seed=3)
-        found = tune(table, models=models, load=0.0, slope=ratio, jobs=models * steps, published=True)
+        found = sequential_candidates(table, models=models, load=0.0, slope=ratio, jobs=models * steps, published=True)
         kinds = {one.spec.partition(":")[0]: one for one in found}
         seconds = {}
         with tempfile.TemporaryDirectory() as folder:

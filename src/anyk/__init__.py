@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
-    from anyk.planning import check, explain, plan, train_auto, train_tuned
+    from anyk.planning import check, explain, plan, train_auto
     from anyk.reports import report
     from anyk.strategies import strategy
     from anyk.training import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
@@ -71,7 +71,6 @@ _NAMES = {
     "train": "training",
     "train_many": "training",
     "train_auto": "planning",
-    "train_tuned": "planning",
     "verify": "training",
 }
 
@@ -131,7 +130,6 @@ __all__ = [
     "train",
     "train_auto",
     "train_many",
-    "train_tuned",
     "training",
     "verify",
 ]

@@ -402,11 +402,11 @@ def test_traces_are_shown_recorded_and_planned_with(tmp_path):
     assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
     assert json.loads((tmp_path / "t.json").read_text())["workers"] == 8
     files = ["--trace", str(tmp_path / "t0.0.npz"), "--trace", str(tmp_path / "t0.5.npz")]
-    tuned = run("tune", *files, "--models", "4", "--json", str(tmp_path / "best.json"))
-    assert tuned.exit_code == 0, tuned.output
-    best = json.loads((tmp_path / "best.json").read_text())
-    assert {one["spec"].partition(":")[0] for one in best} == {"uncoded", "frc", "gc", "sr-sgc", "m-sgc"}
-    trained = run("train", "--models", "4", "--strategy", best[0]["spec"].replace("uncoded", "gc:stragglers=0"), *SMALL[:2], "--workers", "8",
+    planned = run("plan", files[1], "--other", files[3], "--models", "4", "--json", str(tmp_path / "best.json"))
+    assert planned.exit_code == 0, planned.output
+    best = json.loads((tmp_path / "best.json").read_text())["candidates"]
+    assert {"uncoded", "frc", "gc", "sr-sgc", "m-sgc"} <= {one["family"] for one in best}
+    trained = run("train", "--models", "4", "--strategy", "m-sgc:B=1,W=2,lambda=2", *SMALL[:2], "--workers", "8",
                   "--cluster", "simulated", "--delays", f"trace:{tmp_path / 't0.0.npz'},by=round", "--steps", "3", "--quiet",
                   "--out", str(tmp_path / "run"))  # fmt: skip
     assert trained.exit_code == 0, trained.output
@@ -418,8 +418,6 @@ def test_traces_are_shown_recorded_and_planned_with(tmp_path):
         was = arrays["seconds"]
     assert times.shape[1] == 8 and not censored.all()
     assert times[~censored] == pytest.approx(was[: len(times)][~censored])
-    alone = run("tune", *files[:2], "--models", "4")
-    assert alone.exit_code == 2 and "two loads or more" in alone.output
     broken = run("trace", "record", str(tmp_path / "run"), "--out", str(tmp_path / "again.csv"))
     assert broken.exit_code == 2 and "a trace is written as .npz" in broken.output
 
@@ -543,13 +541,6 @@ def test_settings_are_what_a_run_stores(words, tmp_path, monkeypatch):
         assert values[key] == str(stored[key]), key
     further = settings(*begun, "--steps", "4", "--from", "runs/train-1")
     assert (further["optimizer"], further["lr"]) == (stored["optimizer"], stored["lr"])
-
-
-def test_a_trace_that_does_not_say_its_load_gets_a_way_to_say_it(tmp_path):
-    (tmp_path / "t.csv").write_text("w0,w1,w2\n1.0,2.5,3.0\n1.5,2.25,3.5\n")
-    result = run("tune", "--trace", str(tmp_path / "t.csv"))
-    assert result.exit_code == 2 and len(result.output.splitlines()) == 1
-    assert "does not say the load" in result.output and "numpy.savez('trace.npz', seconds=times, load=" in result.output
 
 
 def test_mpiexec_without_cluster_mpi_is_one_sentence(tmp_path):

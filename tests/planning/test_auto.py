@@ -67,6 +67,28 @@ def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -
         anyk.train_auto(problem(), **(given | {"workers": 5}), record=Record(wandering(60), load=1 / N))
 
 
+def test_several_models_are_trained_in_turn_and_codes_over_several_rounds_take_part() -> None:
+    """Bursts of two rounds that any worker may have: what is chosen gives each model the steps of uncoded."""
+    random = np.random.default_rng(3)
+    times = np.ones((80, 8))
+    for t in range(0, 80, 4):
+        times[t : t + 2, random.choice(8, 3, replace=False)] = 6.0
+    problems = [anyk.problems.from_data(f"synthetic:rows=160,features=4,seed={i}") for i in range(3)]
+    found = anyk.train_auto(
+        problems, workers=8, cluster="simulated", delays=Table(times, by="round"), steps=20, measure=30, every=12
+    )
+    measured, coded = found.runs[:2]
+    assert (measured.config["strategy"], measured.steps) == ("uncoded:models=3", 10)
+    plan = found.parts[1].plan
+    assert plan is not None and {"m-sgc", "sr-sgc", "gc"} <= {one.family for one in plan.candidates}
+    assert "models=3" in coded.config["strategy"] and coded.seconds_a_job < measured.seconds_a_job
+    alone = anyk.train_many(problems, "uncoded", "simulated", workers=8, steps=20)
+    for slot, model in alone.models.items():
+        assert found.models[slot] == pytest.approx(model, rel=1e-9)
+        assert found.history_of(slot)["step"].tolist() == list(range(21))
+    assert not {"gc", "m-sgc"} & set(left_out(8, 3)) and {"pasgd", "dpsgd"} <= set(left_out(8, 3))
+
+
 def test_those_that_cannot_continue_a_run_are_left_out() -> None:
     names = left_out(N)
     assert {"pasgd", "dpsgd", "diloco"} <= set(names) and not {"frc", "uncoded", "cyclic"} & set(names)
@@ -101,7 +123,6 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert [part["steps"] for part in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
     for more, why in (
         (["--strategy", "auto:measures=12"], "measures"),
-        (["--strategy", "auto", "--models", "2"], "trains one model"),
         (["--strategy", "auto", "--from", "run/2-frc"], "starts a new run"),
         (["--strategy", "auto:record=nowhere.csv"], "nowhere.csv"),
         (["--strategy", "auto", "--out", "run"], "the folder 'run' exists"),

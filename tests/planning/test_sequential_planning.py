@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk.errors import BadInput
-from anyk.planning import TraceGrid, fit_slope, simulate, tune
+from anyk.planning import TraceGrid, fit_slope, sequential_candidates, simulate
 from anyk.planning.sequential import Candidate
 from anyk.strategies import strategy
 from anyk.strategies.sequential import End
@@ -128,7 +128,7 @@ def test_the_grid_is_the_authors_and_tune_takes_the_best() -> None:
     assert not [one for one in every if "decodable" in one.spec or "inner" in one.spec]
     assert {one.T for one in every} == {0, 1, 2, 3}
     for published in (True, False):
-        best = tune(table, models=4, load=0.0, slope=1.0, jobs=20, published=published)
+        best = sequential_candidates(table, models=4, load=0.0, slope=1.0, jobs=20, published=published)
         assert [one.seconds for one in best] == sorted(one.seconds for one in best)
         every = list(grid.grid(3, published=published))
         for one in best:
@@ -137,7 +137,9 @@ def test_the_grid_is_the_authors_and_tune_takes_the_best() -> None:
     assert len({one.spec for one in every}) == len(every) and best[0].spec.startswith("frc")
     loads = {one.load for one in every if one.spec.startswith("frc")}  # each number of groups that some s gives
     assert loads == {-(-16 // (16 // (s + 1))) / 16 for s in range(1, 16)}
-    assert tune(np.ones((5, 4)), models=2, load=0.25, slope=9.0)[0].spec == "uncoded"  # no stragglers: no coding
+    assert (
+        sequential_candidates(np.ones((5, 4)), models=2, load=0.25, slope=9.0)[0].spec == "uncoded"
+    )  # no stragglers: no coding
 
 
 def test_what_cannot_be_planned() -> None:

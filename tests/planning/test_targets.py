@@ -145,7 +145,9 @@ def test_the_command_line_and_what_is_wrong(tmp_path: Path) -> None:
     Record(times(), load=1 / N).save(record)
 
     def run(*more: str) -> Any:
-        return CliRunner().invoke(main, ["plan", str(record), "--slope", "0", "--resamples", "20", *more])
+        return CliRunner().invoke(
+            main, ["plan", str(record), "--slope", "0", "--resamples", "20", "--max-load", "0.2", *more]
+        )
 
     made = run("--data", DATA, "--target", "0.95", "--runs", "30", "--lr", "0.5", "--exact", "--json", str(tmp_path / "p.json"),
                "-o", str(tmp_path / "plan.toml"))  # fmt: skip

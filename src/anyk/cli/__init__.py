@@ -65,7 +65,7 @@ def main() -> None:
     anyk explain SOURCE          explain what slow workers cost in a measured fleet; see also record
     anyk plan SOURCE             say which strategy to run on a measured fleet, and what that gains
     anyk check RUN               say whether a run has kept the promise of its plan, and if not, why
-    anyk trace show FILE         describe measured delays; see also trace record, and tune
+    anyk trace show FILE         describe measured delays; see also trace record, and plan
     anyk reproduce               reproduce figures of papers and check their claims
     anyk graphs                  list graphs for averaging among neighbours; see also graphs show
     anyk decompile FUNCTION      write a JAX function as Python, for JAX or for NumPy

@@ -11,6 +11,7 @@ import click
 
 from anyk.cli.options import make_optimizer, make_problem, new_folder, serving, tell_delays
 from anyk.cli.output import check_file, exit_interrupted, people, say, write_json
+from anyk.cli.races import variant
 from anyk.errors import BadInput
 
 MODE = "auto"
@@ -30,8 +31,6 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
     from anyk.training.run import setup
 
     settings = modes.build(spec)
-    if models > 1:
-        raise BadInput(f"'{MODE}' trains one model, got --models {models}; for several, see --probe")
     if begin is not None:
         raise BadInput(f"'{MODE}' starts a new run; leave out --from, or name a strategy")
     folder = Path(given["out"]) if given["out"] else new_folder("train")
@@ -43,7 +42,8 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
     try:
         with serving(given["metrics"]) as served, Progress(console, quiet=given["quiet"]) as progress:
             found = train_auto(
-                problem, optimizer=make_optimizer(problem, given), out=folder, callbacks=[progress, *served],
+                [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
+                optimizer=make_optimizer(problem, given), out=folder, callbacks=[progress, *served],
                 tell=lambda text: say(console, text), evaluate=given["evaluate"] or "", **asdict(settings),
                 **{name: given[name] for name in names},
             )  # fmt: skip

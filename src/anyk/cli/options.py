@@ -355,8 +355,6 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
     }
     if str(given.get("strategy")).partition(":")[0] == "auto":
         used["strategy"] = given["strategy"]
-    if given.get("probe") is not None:
-        used["strategy"] = "what the probe finds"
     return used | {name: text for name, text in left_out.items() if given.get(name) is None}
 
 

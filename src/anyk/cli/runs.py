@@ -53,17 +53,13 @@ _LIMITS = ("steps", "seconds", "target")
               help="Start from this run: its models, optimiser states and step numbers.")  # fmt: skip
 @click.option("--plan", "plan_file", metavar="FILE.toml",
               help="Instead of --strategy: run what 'anyk plan -o' advised, and check its promise.")  # fmt: skip
-@click.option("--probe", type=int, metavar="ROUNDS",
-              help="Instead of --strategy: measure for this many rounds, uncoded and coded, and continue with what "
-              "suits the delays best.")  # fmt: skip
 @common
 @click.pass_context
 def train(
-    ctx: click.Context, /, strategy: str, models: int, begin: str | None, plan_file: str | None, probe: int | None,
-    **given: Any,
+    ctx: click.Context, /, strategy: str, models: int, begin: str | None, plan_file: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Train one model, or several at once, with one strategy."""
-    promise = None if plan_file is None else _promise(ctx, plan_file, models, probe)
+    promise = None if plan_file is None else _promise(ctx, plan_file, models)
     if promise is not None:
         strategy = ctx.params["strategy"] = promise.strategy
         given["workers"] = ctx.params["workers"] = promise.workers
@@ -80,15 +76,6 @@ def train(
 
     if models < 1:
         raise BadInput(f"models must be at least 1, got {models}")
-    if probe is not None:
-        from click.core import ParameterSource
-
-        if ctx.get_parameter_source("strategy") != ParameterSource.DEFAULT:
-            raise BadInput("--probe finds the strategy itself; leave out --strategy, or --probe")
-        if begin is not None:
-            raise BadInput("--probe starts a new run; leave out --from, or --probe")
-        _train_tuned(probe, models, given)
-        return
     if is_auto(strategy):
         train_in_parts(strategy, models, begin, given)
         return
@@ -150,7 +137,7 @@ def _tell_check(console: Console, run: Run) -> dict[str, Any]:
     return found.report()
 
 
-def _promise(ctx: click.Context, file: str, models: int, probe: int | None) -> Promise:
+def _promise(ctx: click.Context, file: str, models: int) -> Promise:
     """The promise of a plan file; raises where other options contradict it."""
     from click.core import ParameterSource
 
@@ -159,8 +146,6 @@ def _promise(ctx: click.Context, file: str, models: int, probe: int | None) -> P
     promise = Promise.load(file)
     if ctx.get_parameter_source("strategy") != ParameterSource.DEFAULT:
         raise BadInput(f"the plan '{file}' says which strategy to run; leave out --strategy, or --plan")
-    if probe is not None:
-        raise BadInput(f"the plan '{file}' says which strategy to run; leave out --probe, or --plan")
     if models > 1:
         raise BadInput(f"the plan '{file}' is for one model, got --models {models}")
     workers = ctx.params["workers"]
@@ -170,51 +155,6 @@ def _promise(ctx: click.Context, file: str, models: int, probe: int | None) -> P
             "to train"
         )
     return promise
-
-
-def _train_tuned(probe: int, models: int, given: dict[str, Any]) -> None:
-    """Probe, choose, switch."""
-    from anyk.planning import Candidate, train_tuned
-    from anyk.reports import Progress, candidates_note, candidates_table, race_table
-    from anyk.training.run import setup
-
-    folder = Path(given["out"]) if given["out"] else new_folder("train")
-    check_file(given["json_file"], "file", folder=folder)
-    problem = make_problem(given)
-    tell_delays(given["delays"], given["workers"])
-    console = people(given["json_file"])
-
-    def tell(spec: str, candidates: Sequence[Candidate]) -> None:
-        if candidates:
-            say(console, candidates_table(candidates), *candidates_note(candidates))
-        if not given["quiet"]:
-            say(console, f"· {spec}")
-
-    names = ("workers", "cluster", "delays", "communication", "seed", "steps", "seconds", "target")
-    try:
-        with serving(given["metrics"]) as served, Progress(console, quiet=given["quiet"]) as progress:
-            tuned = train_tuned(
-                [problem, *(variant(problem, i) for i in range(1, models))],
-                probe=probe,
-                optimizer=make_optimizer(problem, given),
-                out=folder,
-                evaluate=given["evaluate"] or "",
-                callbacks=[progress, *served],
-                before=tell,
-                **{name: given[name] for name in names},
-            )
-    except KeyboardInterrupt:
-        if (folder / "run" / "run.toml").exists():
-            exit_interrupted(folder / "run")
-        click.echo("anyk: interrupted in the probe; begin again", err=True)
-        sys.exit(130)
-    say(console, race_table(tuned.runs))
-    if tuned.choice is None:
-        say(console, "a limit was reached in the probe: nothing was chosen")
-    say(console, f"run: {tuned.run.path}")
-    chosen = {"choice": [vars(one) for one in tuned.candidates], "seconds": tuned.seconds}
-    report = setup(tuned.run.config) | {"runs": [run.result() for run in tuned.runs]} | chosen
-    write_json(report, given["json_file"])
 
 
 _problem_again = click.option(

@@ -1,4 +1,4 @@
-"""Commands about measured delays: trace show, trace record, tune."""
+"""Commands about measured delays: trace show and trace record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.options import json_option, picture_option, plugin_option
-from anyk.cli.output import check_file, people, say, write_json
+from anyk.cli.output import check_file, write_json
 from anyk.errors import BadInput
 
 _mu = click.option("--mu", type=float, default=1.0, show_default=True,
@@ -77,53 +77,3 @@ def record(run: str, out: str) -> None:
     found = Run.open(run)
     rounds, workers, cut = save_trace(found, out)
     click.echo(f"{out}: {rounds} rounds x {workers} workers, {100 * cut:.3g} % of the times are lower bounds (cut off)")
-
-
-@main.command()
-@click.option("--trace", "files", multiple=True, required=True, metavar="FILE",
-              help="A trace; repeat it for other loads, and the slope of time against load is fitted.")  # fmt: skip
-@click.option("--workers", type=int, help="Use only this many workers, the first ones; default: all.")
-@click.option("--models", type=int, default=4, show_default=True, help="Models trained at once.")
-@click.option("--jobs", type=int, help="Steps of all models to plan for; default: as many as the trace allows.")
-@click.option("--slope", type=float, help="Seconds to compute on the whole data set; default: fitted.")
-@_unit
-@_max_gb
-@_mu
-@json_option
-def tune(
-    files: tuple[str, ...], workers: int | None, models: int, jobs: int | None, slope: float | None, unit: Any,
-    max_gb: float | None, mu: float, json_file: str | None,
-) -> None:  # fmt: skip
-    """Find the fastest FRC, GC, SR-SGC and M-SGC for measured delays, over all parameters, beside no coding."""
-    from anyk.delays import Trace
-    from anyk.planning import fit_slope
-    from anyk.planning import tune as find
-    from anyk.reports import candidates_note, candidates_table
-
-    if workers is not None and workers < 1:
-        raise BadInput(f"workers must be at least 1, got {workers}")
-    tables = []
-    for file in files:
-        table = Trace(file, unit=unit, max_gb=max_gb)
-        if table.load_measured is None:
-            raise BadInput(
-                f"the trace '{file}' does not say the load it was measured at, the share of the data that each worker "
-                "computed (1 / workers without coding); save it as .npz with that: "
-                "numpy.savez('trace.npz', seconds=times, load=0.05), times in rounds x workers"
-            )
-        if workers is not None:
-            table.check_fleet(workers)
-        click.echo(table.summary if workers is None else table.summary_for(workers), err=True)
-        tables.append((table.load_measured, table.times[:, :workers]))
-    tables.sort(key=lambda one: one[0])
-    if slope is None:
-        slope = fit_slope(tables)
-    load, times = tables[0]
-    best = find(times, models=models, load=load, slope=slope, jobs=jobs, mu=mu)
-    if json_file != "-":
-        click.echo(
-            f"{best[0].jobs} jobs of {models} models on {times.shape[1]} workers, trace at load {load:g}, "
-            f"{slope:.4g} s for the whole data"
-        )
-        say(people(None), candidates_table(best), *candidates_note(best))
-    write_json([vars(one) for one in best], json_file)

@@ -19,10 +19,9 @@ from anyk.planning.codes import Curve, Facts, compare_codes, facts, survey
 from anyk.planning.explaining import Explanation, WorkerCost, explain
 from anyk.planning.plans import Choice, Estimate, Plan, pareto, plan
 from anyk.planning.promises import Checked, Figures, check
-from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, tune
+from anyk.planning.sequential import Candidate, TraceGrid, fit_slope, sequential_candidates
 from anyk.planning.simulation import Measured, computed_load, simulate, simulated_pace
 from anyk.planning.times import pace
-from anyk.planning.tuned import Tuned, train_tuned
 from anyk.protocol import Pace
 from anyk.strategies import discard_seconds
 
@@ -33,9 +32,8 @@ __all__ = [
     "train_auto",
     "Candidate",
     "TraceGrid",
-    "Tuned",
     "fit_slope",
-    "tune",
+    "sequential_candidates",
     "Checked",
     "Choice",
     "Curve",
@@ -72,5 +70,4 @@ __all__ = [
     "stability_limit",
     "stationary_error",
     "survey",
-    "train_tuned",
 ]

@@ -16,13 +16,14 @@ from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput
-from anyk.planning.judging import specs_for
+from anyk.planning.candidates import built, specs_for
 from anyk.planning.plans import Plan, plan
 from anyk.planning.promises import Checked, check
 from anyk.problems.base import Problem, Vector, ensure_problem
-from anyk.protocol import Strategy
+from anyk.problems.many import ManyProblems
+from anyk.protocol import Strategy, slot_names
 from anyk.recording import Record, read
-from anyk.strategies import strategy as build_strategy
+from anyk.specs import with_keys
 from anyk.training import Promise, Run, train
 from anyk.training.callbacks import Callback, RunInfo, StepInfo, StopRun
 from anyk.training.limits import LIMIT, STEPS
@@ -56,10 +57,20 @@ class Part:
     checked: Checked | None = None
 
 
-class Continued:
-    """Runs that each began where the one before stood."""
+@dataclass(frozen=True)
+class Auto:
+    """The runs of :func:`train_auto`, each begun where the one before stood, with their plans and checks.
 
-    runs: tuple[Run, ...]
+    ``left_out``: strategies that were not looked at, since they cannot continue another run.
+    """
+
+    parts: tuple[Part, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs, one after another."""
+        return tuple(part.run for part in self.parts)
 
     @property
     def run(self) -> Run:
@@ -71,30 +82,32 @@ class Continued:
         """Seconds of all runs together."""
         return sum(run.seconds for run in self.runs)
 
-    def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
-        """As :meth:`Run.history_of <anyk.training.Run.history_of>`, over all runs and on one clock."""
-        return joined_history(self.runs, slot)
-
-
-@dataclass(frozen=True)
-class Auto(Continued):
-    """The runs of :func:`train_auto`, each begun where the one before stood, with their plans and checks.
-
-    ``left_out``: strategies that were not looked at, since they cannot continue another run.
-    """
-
-    parts: tuple[Part, ...]
-    left_out: tuple[str, ...]
-
-    @property
-    def runs(self) -> tuple[Run, ...]:  # type: ignore[override]  # read-only here, as all of it is
-        """The runs, one after another."""
-        return tuple(part.run for part in self.parts)
-
     @property
     def model(self) -> Vector:
         """The final model."""
         return self.run.model
+
+    @property
+    def models(self) -> dict[str, Vector]:
+        """The final model of each slot."""
+        return self.run.models
+
+    @property
+    def history(self) -> dict[str, NDArray[Any]]:
+        """As :attr:`Run.history <anyk.training.Run.history>`, over all runs and on one clock."""
+        return self.history_of(self.run.slot)
+
+    def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
+        """As :meth:`Run.history_of <anyk.training.Run.history_of>`, over all runs and on one clock."""
+        parts: list[dict[str, NDArray[Any]]] = []
+        before = 0.0
+        for run in self.runs:
+            part = run.history_of(slot)
+            new = part["step"] > run.begun if parts else part["step"] >= 0  # it began with the last of the one before
+            parts.append({name: column[new] for name, column in part.items()})
+            parts[-1]["seconds"] += before
+            before += run.seconds
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[-1]}
 
     def report(self) -> dict[str, Any]:
         """The runs, plans and promises as plain values for JSON."""
@@ -112,28 +125,10 @@ class Auto(Continued):
         runs = [run.result() for run in self.runs]
         return {"runs": runs, "parts": parts, "seconds": self.seconds, "left_out": list(self.left_out)}
 
-    @property
-    def history(self) -> dict[str, NDArray[Any]]:
-        """As :attr:`Run.history <anyk.training.Run.history>`, over all runs and on one clock."""
-        return self.history_of(self.run.slot)
-
-
-def joined_history(runs: Sequence[Run], slot: str) -> dict[str, NDArray[Any]]:
-    """The history of runs that each began where the one before stood, on one clock."""
-    parts: list[dict[str, NDArray[Any]]] = []
-    before = 0.0
-    for run in runs:
-        part = run.history_of(slot)
-        new = part["step"] > run.begun if parts else part["step"] >= 0  # it began with the last of the one before
-        parts.append({name: column[new] for name, column in part.items()})
-        parts[-1]["seconds"] += before
-        before += run.seconds
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[-1]}
-
 
 @typed
 def train_auto(
-    problem: Problem,
+    problem: Problem | Sequence[Problem],
     *,
     workers: int,
     cluster: str = "processes",
@@ -155,6 +150,9 @@ def train_auto(
 ) -> Auto:
     """Train a model with the strategy that suits the fleet: measure, plan, switch, and check the promise all along.
 
+    Of several problems a model each is trained, in turn (:func:`anyk.train_many`); then codes over several rounds, which
+    need that, take part, and ``measure``, ``every`` and the promise count the steps of all models together.
+
     The first ``measure`` steps are uncoded, which measures every worker; with a ``record`` of the fleet, none are. From
     what was measured, :func:`anyk.plan` chooses among strategies whose steps are the exact sum and which can continue
     another run, under ``slope`` and ``max_load``. After every ``every`` steps their time is held against the promise;
@@ -173,7 +171,13 @@ def train_auto(
     >>> [(run.config["strategy"], run.begun, run.steps) for run in found.runs]
     [('uncoded', 0, 30), ('frc:stragglers=3', 30, 60)]
     """
-    ensure_problem(problem)
+    problems = problem if isinstance(problem, Sequence) else [problem]
+    if not problems:
+        raise BadInput("there is no problem to train on")
+    for one in problems:
+        ensure_problem(one)
+    models = len(problems)
+    trained: Problem = ManyProblems(problems) if isinstance(problem, Sequence) else problem
     _check(measure, every)
     law = parse(delays) if isinstance(delays, str) else delays
     if law.silent and build_cluster(cluster, workers=workers).virtual:
@@ -188,17 +192,17 @@ def train_auto(
         return build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
 
     told = tell or (lambda _: None)
-    training = _Training(problem, fleet, _Limits(steps, seconds, target), folder, callbacks, told, rest)
+    training = _Training(trained, models, fleet, _Limits(steps, seconds, target), folder, callbacks, told, rest)
     known = None if record is None else _of_fleet(record, workers)
     while training.going:
         if known is None:
             measured = training.measure(measure)
             known = read(measured) if training.going else None
         if known is not None:
-            made = plan(known, slope=slope, max_load=max_load, steps=every, among=continues)
+            made = plan(known, slope=slope, max_load=max_load, models=models, steps=every, among=continues)
             training.follow(made, known)
         known = None
-    return Auto(tuple(training.parts), left_out(workers))
+    return Auto(tuple(training.parts), left_out(workers, models))
 
 
 class _Limits(NamedTuple):
@@ -213,10 +217,11 @@ class _Training:
     """The parts so far, and how the next one is trained."""
 
     def __init__(
-        self, problem: Problem, fleet: Callable[[], Cluster], limits: _Limits, folder: Path | None,
+        self, problem: Problem, models: int, fleet: Callable[[], Cluster], limits: _Limits, folder: Path | None,
         callbacks: Sequence[Any], told: Callable[[str], None], rest: dict[str, Any],
     ) -> None:  # fmt: skip
         self._problem, self._fleet, self._limits, self._folder = problem, fleet, limits, folder
+        self._models, self._uncoded = models, with_keys(_UNCODED, {"models": models} if models > 1 else {})
         self._callbacks, self._told, self._rest = tuple(callbacks), told, rest
         self.parts: list[Part] = []
         self.going = True  # no limit has been reached
@@ -230,10 +235,11 @@ class _Training:
         return sum(part.run.seconds for part in self.parts)
 
     def measure(self, rounds: int) -> Run:
-        """Train uncoded for so many steps."""
-        upto = min(self._step + rounds, self._limits.steps or self._step + rounds)
-        self._told(f"from step {self._step}: measuring {upto - self._step} steps of '{_UNCODED}'")
-        run = self._train(_UNCODED, "measure", upto)
+        """Train uncoded for at least so many rounds, each a step of one of the models."""
+        each = -(-rounds // self._models)
+        upto = min(self._step + each, self._limits.steps or self._step + each)
+        self._told(f"from step {self._step}: measuring {upto - self._step} steps of '{self._uncoded}'")
+        run = self._train(self._uncoded, "measure", upto)
         self.parts.append(Part(run))
         self._go_on(run.steps == upto)
         return run
@@ -266,17 +272,17 @@ class _Training:
 
 
 def continues(strategy: Strategy) -> bool:
-    """Whether a strategy can go on from a run of one model."""
+    """Whether a strategy can go on from a run of as many models."""
     layout = strategy.layout
-    return layout.inner is None and len(layout.trained) == 1 and not layout.auxiliary
+    return layout.inner is None and layout.slots == slot_names(strategy.models_trained)
 
 
-def left_out(workers: int) -> tuple[str, ...]:
+def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
     """The strategies, by name, that cannot continue another run."""
     found = set()
     for spec in specs_for(workers):
         try:
-            if not continues(build_strategy(spec, workers=workers)):
+            if not continues(built(spec, workers, models)):
                 found.add(spec.partition(":")[0])
         except BadInput:
             continue  # it does not exist for so many workers
@@ -302,7 +308,7 @@ class _Watcher(Callback):
 
     def __init__(self, promise: Promise, told: Callable[[str], None]) -> None:
         self._promise, self._told = promise, told
-        self._misses, self._step, self._time = 0, 0, 0.0
+        self._misses, self._taken, self._time = 0, 0, 0.0
 
     @property
     def missed(self) -> bool:
@@ -310,16 +316,17 @@ class _Watcher(Callback):
         return self._misses >= _MISSES
 
     def on_begin(self, info: RunInfo) -> None:
-        """Count steps from here."""
-        self._step = info.step
+        """Count steps, of all models together, from here."""
+        del info
+        self._taken = 0
 
     def on_step(self, info: StepInfo) -> None:
         """Look whether so many steps have been taken, and how long they took."""
-        steps = info.step - self._step
-        if steps < self._promise.horizon:
+        self._taken += 1
+        if self._taken < self._promise.horizon:
             return
-        took = (info.seconds - self._time) / steps
-        self._step, self._time = info.step, info.seconds
+        took = (info.seconds - self._time) / self._taken
+        steps, self._taken, self._time = self._taken, 0, info.seconds
         expected = self._promise.seconds_per_step
         if expected.holds(took):
             self._misses = 0

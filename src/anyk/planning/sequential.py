@@ -189,7 +189,7 @@ class TraceGrid:
                         yield self.multiplexed(B, W, size - 1, end=end, inner="frc")
 
 
-def tune(
+def sequential_candidates(
     delays: ArrayLike,
     *,
     models: int,
@@ -206,7 +206,8 @@ def tune(
     many as the trace's rounds leave if left out. Equal seconds: the smaller load first. ``published``: see
     :meth:`TraceGrid.grid`.
 
-    >>> best = tune([[1, 1, 4], [1, 3, 1], [1, 1, 5], [1, 1, 1]], models=2, load=0.3, slope=0.1)
+    >>> times = [[1, 1, 4], [1, 3, 1], [1, 1, 5], [1, 1, 1]]
+    >>> best = sequential_candidates(times, models=2, load=0.3, slope=0.1)
     >>> best[0].spec
     'gc:stragglers=1'
     """

@@ -61,16 +61,11 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """How a strategy comes to the target: its learning rate (None: the schedule given), and by seed seconds and steps.
-
-    ``late``: it had not arrived by then. ``fixed``: the number of steps does not depend on the seed.
-    """
+    """How a strategy comes to the target: its learning rate (None: the schedule's), and by seed seconds and steps."""
 
     learning_rate: float | None
     seconds: Floats
     steps: Floats
-    late: bool = False
-    fixed: bool = False
 
 
 class _Outcome(NamedTuple):
@@ -169,14 +164,15 @@ class Contest:
             patience *= _RUNG
             last[today] = self._climb(today, patience)
         arrived = sorted((spec for spec in going if last[spec].kind == 0), key=last.__getitem__)
-        hope = _PATIENT if last[today].kind == 0 else 1.0
-        arrivals = {today: self._arrival(today, hope * patience, needed=True)}
-        if (own := arrivals[today]) is not None and own.late:
-            seconds_text = f"{own.seconds.max():.3g} s"
+        arrivals = {spec: self._arrival(spec, _PATIENT * seconds) for spec in arrived if spec != today}
+        if last[today].kind == 0:
+            arrivals[today] = self._arrival(today, _PATIENT * patience, needed=True)
+        else:
             self.left_out.append(
-                f"'{self.today}' had not come to the target after {seconds_text}: gains are at least so"
+                f"'{self.today}' had not come to the target after {patience:.3g} s: gains are at least so"
             )
-        arrivals |= {spec: self._arrival(spec, _PATIENT * seconds) for spec in arrived if spec != today}
+            steps = patience / self._pace[today]
+            arrivals[today] = self._at(today, np.full(SEEDS, patience), np.full(SEEDS, steps))
         return self._by_spec(arrivals)
 
     def _better_half(self, found: dict[str, _Outcome]) -> list[str]:
@@ -214,9 +210,10 @@ class Contest:
             return None
         times = np.array([seconds if gone else one.value for one, gone in zip(runs, late, strict=True)])
         steps = np.array([float(one.steps) for one in runs])
-        return Arrival(
-            self._rate(self._rates[spec]), np.resize(times, SEEDS), np.resize(steps, SEEDS), any(late), fixed
-        )
+        return self._at(spec, np.resize(times, SEEDS), np.resize(steps, SEEDS))
+
+    def _at(self, spec: str, seconds: Floats, steps: Floats) -> Arrival:
+        return Arrival(self._rate(self._rates[spec]), seconds, steps)
 
     def _by_spec(self, arrivals: dict[str, Arrival | None]) -> dict[str, Arrival]:
         """The same for all strategies that a contestant stands for."""
@@ -224,7 +221,7 @@ class Contest:
         for spec in self._pace:
             one = arrivals.get(self._of(spec))
             if one is not None and self.made[spec].exact:
-                one = Arrival(one.learning_rate, one.steps * self._pace[spec], one.steps, one.late, one.fixed)
+                one = Arrival(one.learning_rate, one.steps * self._pace[spec], one.steps)
             if one is not None:
                 found[spec] = one
         return found

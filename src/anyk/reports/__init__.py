@@ -17,7 +17,7 @@ from anyk.reports.columns import Columns
 from anyk.reports.page import report
 from anyk.reports.plots import NothingToDraw, plot
 from anyk.reports.staleness import mean_staleness, plot_staleness, staleness_table
-from anyk.reports.tables import candidates_note, candidates_table, race_notes, race_table, ratio_to_floor, speed_table
+from anyk.reports.tables import race_notes, race_table, ratio_to_floor, speed_table
 from anyk.reports.watching import Watch
 from anyk.training.progress import Progress
 
@@ -28,8 +28,6 @@ __all__ = [
     "NothingToDraw",
     "Progress",
     "Watch",
-    "candidates_note",
-    "candidates_table",
     "code_facts",
     "codes_table",
     "curves_table",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from anyk.planning import Candidate
 from anyk.reports.columns import Columns, shortened
 from anyk.training.checking import ClusterSpeed
 from anyk.training.comparing import compare
@@ -181,26 +180,3 @@ def speed_table(speed: ClusterSpeed) -> Columns:
             ]
         )
     return Columns(["message", "round trip ms", "MB/s", "step ms", "floor ms", "step / floor"], rows)
-
-
-def candidates_table(candidates: Sequence[Candidate]) -> Columns:
-    """Schemes with the seconds predicted for them, the best first and marked."""
-    rows = [
-        [
-            f"{'  ' if i else '> '}{one.spec}",
-            f"{one.seconds:.4g}",
-            f"{one.seconds / one.jobs:.4g}",
-            f"{one.load:.4g}",
-            str(one.T),
-            str(one.waits),
-        ]
-        for i, one in enumerate(candidates)
-    ]
-    return Columns(["  scheme", "seconds", "a job", "load", "T", "waits"], rows)
-
-
-def candidates_note(candidates: Sequence[Candidate]) -> list[str]:
-    """A line where the best is no code."""
-    if candidates[0].spec != "uncoded":
-        return []
-    return ["no coding is best here: what a code computes twice costs more than the stragglers do"]

@@ -11,7 +11,7 @@ from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Bars
 from anyk.gallery.table import Case, Floats, Table, cases
 from anyk.optimizers import GD
-from anyk.planning import tune
+from anyk.planning import sequential_candidates
 from anyk.problems import from_data
 from anyk.strategies import GilbertElliott
 from anyk.training import train_many
@@ -31,7 +31,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     steps = lab.size(10, 4)
     ratio = RATIOS[case["where"]]
     table = bursty(MODELS * steps + MODELS - 1, seed)
-    found = tune(table, models=MODELS, load=0.0, slope=ratio, jobs=MODELS * steps, published=True)
+    found = sequential_candidates(table, models=MODELS, load=0.0, slope=ratio, jobs=MODELS * steps, published=True)
     best = next(one for one in found if one.spec.partition(":")[0] == case["kind"])
     file = lab.path("mnist")
     problems = [

@@ -5,7 +5,7 @@ from anyk.gallery.items.sgc_table import LOADS, trace
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Bars
 from anyk.gallery.table import Case, Table, cases
-from anyk.planning import fit_slope, tune
+from anyk.planning import fit_slope, sequential_candidates
 
 PROBES = (10, 20)
 KINDS = {
@@ -23,7 +23,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
         2.2013 if case["slope"] == "the authors'" else fit_slope([(t.load_measured or 0.0, t.times) for t in measured])
     )
     load, jobs = measured[0].load_measured or 0.0, case["jobs"]
-    found = tune(measured[0].times, models=4, load=load, slope=slope, jobs=jobs, published=True)
+    found = sequential_candidates(measured[0].times, models=4, load=load, slope=slope, jobs=jobs, published=True)
     best = next(one for one in found if KINDS.get(one.spec.partition(":")[0]) == case["kind"])
     return {"seconds": best.seconds, "load": best.load}
 
