@@ -81,7 +81,7 @@ def test_several_models_are_trained_in_turn_and_codes_over_several_rounds_take_p
     assert (measured.config["strategy"], measured.steps) == ("uncoded:models=3", 10)
     plan = found.parts[1].plan
     assert plan is not None and {"m-sgc", "sr-sgc", "gc"} <= {one.family for one in plan.candidates}
-    assert "models=3" in coded.config["strategy"] and coded.seconds_a_job < measured.seconds_a_job
+    assert coded.seconds_a_job < measured.seconds_a_job
     alone = anyk.train_many(problems, "uncoded", "simulated", workers=8, steps=20)
     for slot, model in alone.models.items():
         assert found.models[slot] == pytest.approx(model, rel=1e-9)

@@ -106,6 +106,15 @@ def test_where_todays_strategy_never_comes_there_gains_are_at_least_so() -> None
     assert any("'uncoded:wait=5' had not come to the target" in text for text in found.assumptions)
 
 
+def test_a_target_that_is_reached_in_one_step_is_planned_for_without_a_warning() -> None:
+    """Steps of asynchronous SGD that are taken at one moment take no time."""
+    found = anyk.plan(
+        Record(np.ones((30, N)), load=1 / N), slope=0.0, problem=problem(), target=5.0, resamples=20, runs=30, lr=0.4,
+        optimizer="gd", among=lambda strategy: strategy.spec in ("uncoded", "async"),
+    )  # fmt: skip
+    assert found.horizon == 1 and found.today.steps_to_target == 1.0
+
+
 def test_mini_batches_have_as_many_samples_as_todays() -> None:
     today = anyk.strategy("uncoded:batch=4", workers=N)
     assert batch_of(today) == 4 * N

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy, slot_names
 from anyk.recording import Record, read
 from anyk.specs import with_keys
+from anyk.strategies import strategy as build_strategy
 from anyk.training import Promise, Run, train
 from anyk.training.callbacks import Callback, RunInfo, StepInfo, StopRun
 from anyk.training.limits import LIMIT, STEPS
@@ -150,8 +152,8 @@ def train_auto(
 ) -> Auto:
     """Train a model with the strategy that suits the fleet: measure, plan, switch, and check the promise all along.
 
-    Of several problems a model each is trained, in turn (:func:`anyk.train_many`); then codes over several rounds, which
-    need that, take part, and ``measure``, ``every`` and the promise count the steps of all models together.
+    Of several problems a model each is trained, in turn (:func:`anyk.train_many`); then codes over several rounds,
+    which need that, take part, and ``measure``, ``every`` and the promise count the steps of all models together.
 
     The first ``measure`` steps are uncoded, which measures every worker; with a ``record`` of the fleet, none are. From
     what was measured, :func:`anyk.plan` chooses among strategies whose steps are the exact sum and which can continue
@@ -278,15 +280,18 @@ def continues(strategy: Strategy) -> bool:
 
 
 def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
-    """The strategies, by name, that cannot continue another run."""
-    found = set()
+    """The strategies, by name, that exist for so many workers and cannot continue another run of so many models."""
+    possible = {}
     for spec in specs_for(workers):
+        name = spec.partition(":")[0]
         try:
-            if not continues(built(spec, workers, models)):
-                found.add(spec.partition(":")[0])
+            one = build_strategy(spec, workers=workers)
         except BadInput:
-            continue  # it does not exist for so many workers
-    return tuple(sorted(found))
+            continue
+        with contextlib.suppress(BadInput):
+            one = built(spec, workers, models)
+        possible[name] = possible.get(name, False) or (continues(one) and one.models_trained == models)
+    return tuple(sorted(name for name, good in possible.items() if not good))
 
 
 def _check(measure: int, every: int) -> None:

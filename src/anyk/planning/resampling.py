@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 LEVEL = 0.90
+_LEAST = 1e-6  # of its mean, which a resample takes at least
 
 
 def block_length(series: ArrayLike) -> float:
@@ -64,8 +65,10 @@ class Resampled:
 
         ``series``: seconds, (candidates, rounds). Both results are (resamples, candidates).
         """
-        center = np.log(series.mean(axis=1))
-        return np.log(self.past @ series.T), np.log(self.future @ series.T) - center
+        means = series.mean(axis=1)
+        least = _LEAST * means  # steps that are taken at one moment have no logarithm
+        past, future = (np.log(np.maximum(weights @ series.T, least)) for weights in (self.past, self.future))
+        return past, future - np.log(means)
 
     def widened(self, deviations: Floats) -> tuple[float, float]:
         """The 5 % and 95 % quantiles of deviations, widened as Student's t does for few independent blocks."""
