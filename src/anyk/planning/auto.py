@@ -281,7 +281,7 @@ def continues(strategy: Strategy) -> bool:
 
 def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
     """The strategies, by name, that exist for so many workers and cannot continue another run of so many models."""
-    possible = {}
+    possible: dict[str, bool] = {}
     for spec in specs_for(workers):
         name = spec.partition(":")[0]
         try:
