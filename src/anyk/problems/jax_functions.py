@@ -189,8 +189,8 @@ class JaxProblem:
             if gradient:
                 jax.eval_shape(self._network.gradient, *given)
             return list(jax.eval_shape(self._network.evaluated, *given)[1])
-        except BadInput:
-            raise
+        except BadInput as error:
+            raise BadInput(str(error)) from None  # without what JAX adds of its frames
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
             raise BadInput(
@@ -241,6 +241,9 @@ class JaxProblem:
 
     def _set_metrics(self, metrics: Any, told: list[str], has_aux: bool) -> None:
         """Whose values are reported: functions of the user's, the loss of held-out data, what the loss gives beside."""
+        for name in told:
+            if name == _LOSS or (isinstance(metrics, Mapping) and name in metrics):
+                raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
         self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
         names = [*(self._functions or [_LOSS]), *told]
         if metrics is not None and not isinstance(metrics, Mapping):
@@ -303,7 +306,7 @@ class JaxProblem:
         found: dict[str, float] = {}
         if self._functions:
             held = self._held_at(w)
-            whole = self._network.at(self._on_device(w), held)
+            whole = self._network.at(self._vector(w), held)
             for name, metric in self._functions.items():
                 options = {"state": held.state} if "state" in names_of(metric) and held.state is not None else {}
                 found[name] = float(metric(whole, self._held_out, **options))
@@ -328,7 +331,7 @@ class JaxProblem:
         A module of nnx has running statistics that suit them; those of others are :meth:`state_at`.
         """
         held = self._held_at(w) if self._network.model.state is not None else self._held
-        return self._network.at(self._on_device(w), held)
+        return self._network.at(self._vector(w), held)
 
     def state_at(self, w: Vector) -> Tree:
         """The state for evaluation at ``w`` (length d), formed as ``state``; raises where there is none."""
@@ -340,7 +343,7 @@ class JaxProblem:
 
     def trained_at(self, w: Vector) -> Tree:
         """The pytree of what is trained, at ``w``, with None for the rest; as optimisers see it."""
-        return self._network.model.trained(self._network.pieces(self._on_device(w)))
+        return self._network.model.trained(self._network.pieces(self._vector(w)))
 
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`."""
@@ -350,10 +353,10 @@ class JaxProblem:
         """None: it is made in Python."""
         return None
 
-    def _on_device(self, w: Vector) -> Any:
-        import jax.numpy as jnp
-
-        return jnp.array(w, dtype=self.dtype)
+    def _vector(self, w: Vector) -> Vector:
+        if np.shape(w) != (self.dimension,):
+            raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
+        return np.asarray(w, dtype=self.dtype)
 
     def _held_at(self, w: Vector) -> Held:
         """What stays, with a state that suits ``w``; the last is kept, as loss and metrics share it."""

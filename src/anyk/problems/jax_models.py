@@ -84,6 +84,12 @@ class Model:
     def _of(self, kind: str, leaves: Sequence[Any]) -> list[Any]:
         return [leaf for one, leaf in zip(self._kinds, leaves, strict=True) if one == kind]
 
+    def _name(self, path: Sequence[Any]) -> str:
+        """The path of a leaf, as ``trainable`` gets it."""
+        import jax
+
+        return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+
     def _is_parameter(self, leaf: Any) -> bool:
         """Whether a leaf is trained if nobody says otherwise."""
         del leaf
@@ -115,9 +121,15 @@ class Model:
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(given)[0]]
         if trainable is None:
             return [True] * len(paths)
+        names = [self._name(path) for path in paths]
         if callable(trainable) and not _is_module(trainable):
-            names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-            told = [trainable(name) for name in names]
+            try:
+                told = [trainable(name) for name in names]
+            except Exception as error:
+                raise BadInput(
+                    f"trainable fails at the path '{names[0]}': {type(error).__name__}: {_first(error)}; a function "
+                    "takes one path and gives True or False"
+                ) from None
         else:
             try:
                 spread = jax.tree.map(lambda move, part: jax.tree.map(lambda _: move, part), trainable, given)
@@ -131,8 +143,8 @@ class Model:
                     f"function of a parameter's path that gives one of the two, got {kind_of(value)}"
                 )
         if not any(told):
-            known = ", ".join(jax.tree_util.keystr(path, simple=True, separator="/") for path in paths[:4])
-            raise BadInput(f"trainable leaves no parameter to train; params has {known}{', …' * (len(paths) > 4)}")
+            known = ", ".join(names[:4]) + ", …" * (len(names) > 4)
+            raise BadInput(f"trainable leaves no parameter to train; params has {known}")
         return [bool(value) for value in told]
 
 
@@ -201,6 +213,9 @@ class NnxModel(Model):
         if not train:
             made.eval()
         return made
+
+    def _name(self, path: Sequence[Any]) -> str:
+        return super()._name(path[:-1])  # the last step is the variable's value
 
     def state_after(self, whole: Any) -> Tree:
         """See :meth:`Model.state_after`."""

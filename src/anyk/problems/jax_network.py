@@ -77,7 +77,10 @@ class Network:
         """A flat vector as the arrays that are trained."""
         import jax.numpy as jnp
 
-        parts = jnp.split(flat, self._sizes)
+        if isinstance(flat, np.ndarray):  # outside of what is compiled, where JAX would compile every split
+            parts = [jnp.array(part) for part in np.split(flat, self._sizes)]
+        else:
+            parts = jnp.split(flat, self._sizes)
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def _made(self, flat: Any, held: Held, batch: Tree, seed: Any, *, train: bool) -> tuple[Any, Tree, dict[str, Any]]:
@@ -133,15 +136,15 @@ SEED = np.zeros(2, dtype=np.uint32)
 
 
 def seed_of(number: int) -> NDArray[np.uint32]:
-    """A seed of 63 bits as JAX takes it, whether it computes in 32 bits or in 64."""
+    """A seed of 63 bits as the words of a key of JAX's."""
     return np.array([number & 0xFFFF_FFFF, number >> 32], dtype=np.uint32)
 
 
 def key_of(seed: Any) -> Any:
-    """A key of JAX's for a seed (:func:`seed_of`), the same on all devices and under all settings."""
+    """The key of a seed (:func:`seed_of`), the same on all devices and under all settings."""
     import jax
 
-    return jax.random.fold_in(jax.random.key(seed[0], impl="threefry2x32"), seed[1])
+    return jax.random.wrap_key_data(jax.numpy.asarray(seed), impl="threefry2x32")
 
 
 def rows_of(batch: Tree) -> int:
