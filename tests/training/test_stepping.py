@@ -369,6 +369,24 @@ def test_running_statistics_are_those_of_the_parameters_whenever_somebody_looks(
     assert not torch.equal(module.first[1].running_mean, kept.first[1].running_mean)
 
 
+def test_a_batch_norm_on_one_worker_is_that_of_training_in_one_process():
+    X, y = samples()
+    alone, module = Nested(), Nested()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(6):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(alone(X), y).backward()
+        optimizer.step()
+    torch.optim.swa_utils.update_bn([X], alone)
+    problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for _ in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(1), steps=6, into=module, evaluate=None):
+        optimizer.step()
+    found = module.state_dict()
+    for name, value in alone.state_dict().items():
+        assert torch.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
+
+
 @pytest.mark.parametrize("how", ["limit", "break", "error"])
 def test_after_the_loop_running_statistics_are_right_and_nothing_stays_in_the_module(how):
     X, y = samples()
