@@ -42,7 +42,7 @@ class Opened:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(file if str(file).startswith("http://") else f"file://{file}")
+        self.page.goto(file if str(file).startswith("http://") else f"file://{file}", timeout=120_000)
         self.page.wait_for_selector("html[data-ready=yes]", timeout=60_000)
         self.page.wait_for_timeout(300)
 

@@ -193,46 +193,55 @@ def test_live_numbers_move(tmp_path, served, opened):
     page = shown.page
 
     def moved(step):
-        """The page tells of a step, soon after it was taken."""
-        page.wait_for_function("step => document.querySelector('#cards b').textContent === step", arg=str(step))
+        """The page tells of a step, soon after it was taken; it may load itself anew for what has no figure yet."""
         with Following(folder) as followed:
             run = followed.run()
             tasks = tasks_of(run)
-            page.wait_for_function(
-                """([used, cut, last]) => {
-                    const data = (name) => Bokeh.documents[0].get_model_by_name(name).data;
-                    return data("run0 used").start.length === used && data("run0 cut").start.length === cut
-                        && data("run0 steps").step.at(-1) === last;
-                }""",
-                arg=[*(int(kinds(tasks)[kind][0].sum()) for kind in ("used", "cut")), step],
-            )
-            loss = shown.model(
-                "curve 1", "[...figure.renderers.find((one) => one.tags[0] === 'steps').data_source.data.y]"
-            )
-            assert loss == run.history["loss"][: step + 1].tolist()
-            assert shown.model("run0 timeline", "figure.x_range.end") == pytest.approx(float(tasks.end.max()))
-            return run.receipt(step)
+            told = {
+                "counts": [int(kinds(tasks)[kind][0].sum()) for kind in ("used", "cut")],
+                "end": float(tasks.end.max()),
+                "loss": run.history["loss"][: step + 1].tolist(),
+                "step": step,
+                "used": [one[0] for one in run.receipt(step).used],
+            }
+        page.wait_for_function(
+            """({counts, end, loss, step, used}) => {
+                if (document.documentElement.dataset.ready !== "yes") return false;
+                const model = (name) => Bokeh.documents[0].get_model_by_name(name);
+                const drawn = model("curve 1").renderers.find((one) => one.tags[0] === "steps").data_source.data;
+                document.getElementById("run0-step").value = step;
+                document.querySelector("#run0-ask button").click();
+                const receipt = document.querySelector("#run0-receipt table");
+                const workers = receipt && [...receipt.tBodies[0].rows].map((row) => Number(row.cells[0].textContent));
+                return document.querySelector("#cards b").textContent === String(step)
+                    && ["used", "cut"].every((kind, i) => model(`run0 ${kind}`)?.data.start.length === counts[i])
+                    && model("run0 steps").data.step.at(-1) === step
+                    && Math.abs(model("run0 timeline").x_range.end - end) < 1e-9
+                    && JSON.stringify([...drawn.y]) === JSON.stringify(loss)
+                    && JSON.stringify(workers) === JSON.stringify(used)
+                    && document.getElementById("run0-receipt").textContent.includes("All 6 partitions counted with weight 1.");
+            }""",
+            arg=told,
+            timeout=120_000,
+        )
 
     assert page.inner_text("#state").startswith("running: 3 steps")
     for step in (4, 9):
         writer.upto(step)
-        receipt = moved(step)
-    page.fill("#run0-step", "9")
-    page.click("#run0-ask button")
-    used = page.locator("#run0-receipt table").first.locator("tbody td:first-child").all_inner_texts()
-    assert used == [str(one[0]) for one in receipt.used]
-    assert "All 6 partitions counted with weight 1." in page.inner_text("#run0-receipt")
+        moved(step)
     writer.upto(STEPS)
     writer.log.close()
     before = stand(folder)
-    page.wait_for_function("document.getElementById('state').textContent === 'ended'")
     page.wait_for_function(  # the whole page has been read again
-        "wide => Bokeh.documents[0].get_model_by_name('run0 heat').renderers[0].data_source.data.dw[0] === wide",
+        """wide => document.documentElement.dataset.ready === "yes"
+            && document.getElementById("state").textContent === "ended"
+            && Bokeh.documents[0].get_model_by_name("run0 heat").renderers[0].data_source.data.dw[0] === wide""",
         arg=STEPS,
+        timeout=120_000,
     )
     assert f"{STEPS} steps" in page.inner_text(".verdict") and "The final model" in page.inner_text(".verdict")
     page.click("nav a")
-    page.wait_for_selector("td.ended")
+    page.wait_for_selector("td.ended", timeout=120_000)
     assert stand(folder) == before
     assert shown.complaints == []
     assert all(url.startswith((served.url, "data:", "blob:")) for url in shown.requests)

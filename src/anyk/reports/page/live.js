@@ -12,6 +12,12 @@
     state.className = "state " + kind;
     state.textContent = text;
   };
+  let leaving = false;
+  function reload() {
+    leaving = true;
+    tell("running", "something new has begun; the page is made again …");
+    location.reload();
+  }
   async function read(url) {
     const answer = await fetch(url, { cache: "no-store" });
     if (!answer.ok) throw new Error(String(answer.status));
@@ -43,7 +49,7 @@
     for (const column of Object.keys(news.evaluated)) {
       if (["seconds", "steps"].includes(column) || !known(news, column)) continue;
       const k = about.columns.indexOf(column);
-      if (k < 0) return location.reload(); // the first value of this kind: its figure is not there yet
+      if (k < 0) return reload(); // the first value of this kind: its figure is not there yet
       if (about.several[i]) continue; // a median over several runs
       const kept = news.evaluated[column].map((value, j) => (value === null ? -1 : j)).filter((j) => j >= 0);
       const y = kept.map((j) => news.evaluated[column][j]);
@@ -66,10 +72,10 @@
     page.look(run);
   }
   function handed(run, news) {
-    if (!page.find(run.name + " timeline")) return location.reload();
+    if (!page.find(run.name + " timeline")) return reload();
     for (const [part, more] of Object.entries(news.tasks)) {
       const source = page.find(`${run.name} ${part}`);
-      if (!source) return location.reload(); // the first task that ended in this way
+      if (!source) return reload(); // the first task that ended in this way
       append(source, more, "start");
     }
     append(page.find(run.name + " steps"), news.steps, "seconds");
@@ -82,13 +88,15 @@
     if (shown.length === values.length) values.forEach(([value], i) => (shown[i].textContent = value));
   }
   function take(answer) {
-    if (answer.lost) return location.reload();
+    if (answer.lost) return reload();
     answer.runs.forEach((news, i) => {
+      if (leaving) return;
       const run = about.runs[i];
       about.live[i] = news.seal;
       if (news.evaluated) evaluated(i, news);
       if (news.tasks && (Object.keys(news.tasks).length || news.steps.step.length)) handed(run, news);
     });
+    if (leaving) return;
     if (answer.runs.some((news) => news.evaluated)) page.curves(true);
     cards(answer.cards);
     tell(...answer.state);
@@ -126,11 +134,11 @@
   async function whole() {
     const other = new DOMParser().parseFromString(await (await read(location.pathname)).text(), "text/html");
     const found = other.getElementById("figures");
-    if (!found) return location.reload();
+    if (!found) return reload();
     const next = page.doc.constructor.from_json(JSON.parse(found.textContent));
     const fresh = JSON.parse(other.getElementById("about").textContent);
     const old = page.doc.roots(), now = next.roots();
-    if (old.length !== now.length || !old.every((figure, i) => alike(figure, now[i])) || !texts(other)) return location.reload();
+    if (old.length !== now.length || !old.every((figure, i) => alike(figure, now[i])) || !texts(other)) return reload();
     old.forEach((figure, i) => renew(figure, now[i]));
     fresh.runs.forEach((run, i) => Object.assign(about.runs[i], run));
     about.live = fresh.live;
@@ -153,6 +161,7 @@
       try {
         const answer = await (await read(`${location.pathname}/news?seals=${about.live.join(",")}`)).json();
         take(answer);
+        if (leaving) return;
         if (answer.again && !reading) {
           reading = true; // news go on meanwhile
           whole().catch(() => {}).finally(() => (reading = false));
@@ -167,10 +176,14 @@
     }
   }
   async function list() {
+    const dark = window.matchMedia("(prefers-color-scheme: dark)");
+    const dress = () => (document.documentElement.dataset.theme = dark.matches ? "dark" : "light");
+    dark.addEventListener("change", dress);
+    dress();
     for (;;) {
       do await wait(2 * POLL); while (document.hidden);
       try {
-        if (!texts(new DOMParser().parseFromString(await (await read("/")).text(), "text/html"))) location.reload();
+        if (!texts(new DOMParser().parseFromString(await (await read("/")).text(), "text/html"))) reload();
       } catch {
         tell("gone", "nobody answers; is anyk watch still running?");
       }
