@@ -79,6 +79,7 @@ def test_every_strategy_has_a_learning_rate_of_its_own(plan: Any) -> None:
     """At the rate of uncoded, asynchronous SGD does not come there in ten times the time that it takes at its own."""
     rates = {one.family: one.learning_rate for one in plan.candidates}
     assert rates["async"] < rates["uncoded"] / 2
+    assert all(one.bytes_per_step == one.vectors * 6 * 8 for one in plan.candidates if one.exact)
     assert plan.promise.learning_rate == plan.best.learning_rate and plan.promise.arrival == plan.best.arrival
     one = next(one for one in plan.candidates if one.spec == "async")
     with anyk.train(

@@ -135,7 +135,7 @@ class Judgement:
         self.block = self._block(table[self.specs.index(self._today)], rounds, asked.burst)
         drawn = resampled(rounds, self.horizon, self.block, asked.resamples, keyed.generator(asked.seed, "plan"))
         self.thin = rounds < _FEW or drawn.effective < _INDEPENDENT
-        self._decide(table, drawn)
+        self._decide(table, drawn, asked.goal)
 
     def _contest(self, goal: Goal, tell: Callable[[str], None] | None) -> dict[str, Arrival]:
         """How strategies come to the target."""
@@ -159,7 +159,7 @@ class Judgement:
         longest: float = max(block_length(today), float(np.cbrt(rounds)), 2.0 * burst)
         return max(1, min(math.ceil(longest), rounds // 3))
 
-    def _decide(self, table: Floats, drawn: Resampled) -> None:
+    def _decide(self, table: Floats, drawn: Resampled, goal: Goal | None) -> None:
         at, paces = self.specs.index(self._today), self._paces
         pace = _Spread(np.log(table.mean(axis=1)), *drawn.spread(table))
         whole = pace if self._arrivals is None else self._to_target(pace, drawn)
@@ -186,6 +186,9 @@ class Judgement:
                 one = self._arrivals[spec]
                 choices[i] = replace(choices[i], learning_rate=one.learning_rate, arrival=arrival,
                                      steps_to_target=float(np.median(one.steps)))  # fmt: skip
+            if goal is not None and (vectors := choices[i].vectors) is not None:
+                vector = goal.problem.dimension * np.dtype(goal.problem.dtype).itemsize
+                choices[i] = replace(choices[i], bytes_per_step=vectors * vector)
 
         def key(i: int) -> float:
             return (choices[i].arrival or choices[i].seconds_per_step).median

@@ -55,6 +55,7 @@ class Plan:
     fleet: dict[str, Any]
     slopes: tuple[float, ...]
     max_load: float
+    memory: float = 1.0
     metric: str | None = None
     target: float | None = None
     optimizer: str | None = None
@@ -66,7 +67,7 @@ class Plan:
         return Promise(
             strategy=best.spec, workers=self.fleet["workers"], learning_rate=best.learning_rate, horizon=self.horizon,
             verdict=self.verdict, evidence=self.evidence, why=self.why, slopes=self.slopes, max_load=self.max_load,
-            assumptions=self.assumptions, seconds_per_step=best.seconds_per_step, gain=best.gain,
+            memory=self.memory, assumptions=self.assumptions, seconds_per_step=best.seconds_per_step, gain=best.gain,
             today=Today(today.spec, today.seconds_per_step, today.arrival), record=Source(**self.record),
             target=self.target, optimizer=self.optimizer, arrival=best.arrival, steps_to_target=best.steps_to_target,
         )  # fmt: skip
@@ -193,7 +194,7 @@ def plan(
          **origin(source, unit)},
         {"workers": n, "rounds": rounds, "slowest": [one.worker for one in found.workers[:5]],
          "named": list(found.named), "mean_burst": found.mean_burst},
-        tuple(fleet.slopes.tolist()), max_load,
+        tuple(fleet.slopes.tolist()), max_load, memory,
         *((None, None, None) if goal is None else (goal.problem.metric, goal.target, goal.optimizer)),
     )  # fmt: skip
 

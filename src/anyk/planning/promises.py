@@ -285,7 +285,10 @@ def _another(promise: Promise, split: Split, broke: str, tell: Callable[[str], N
         return None, "; whether the plan would be another one now takes the problem: anyk plan … --target"
     record = split.again(broke)
     try:
-        found = plan(record, today=promise.strategy, max_load=promise.max_load, steps=promise.horizon, tell=tell)
+        found = plan(
+            record, today=promise.strategy, max_load=promise.max_load, memory=promise.memory, steps=promise.horizon,
+            tell=tell,
+        )  # fmt: skip
     except BadInput as error:
         return None, f"; whether the plan would be another one now cannot be told ({error})"
     if found.verdict == "change":

@@ -83,6 +83,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     why: str
     slopes: tuple[_AtLeast0, ...]
     max_load: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     assumptions: tuple[str, ...] = ()
     seconds_per_step: Estimate
     gain: Estimate
