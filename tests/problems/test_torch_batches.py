@@ -211,3 +211,31 @@ def test_what_cannot_work_with_batches_is_said():
     for arguments, options, sentence in bad:
         with pytest.raises(BadInput, match=sentence):
             TorchProblem(*arguments, **options)
+
+
+@pytest.mark.parametrize("assignment", [[(0, 1), (1, 2), (2, 3), (3, 0)], [(0, 1), (0, 1), (2, 3), (2, 3)]])
+def test_a_worker_that_shares_no_memory_is_sent_only_what_it_holds(assignment):
+    """Ray and MPI; and what several workers hold is the same memory, so that a store has it once."""
+    from anyk.clusters.remote.shipping import parcels, unship
+
+    X, y = torch.randn(4000, 5), torch.arange(4000) % 2
+    problem = anyk.problems.TorchProblem(torch.nn.Linear(5, 2), torch.nn.CrossEntropyLoss(), (X, y))
+    whole, w = problem.split(4), problem.initial()
+    sent = parcels(whole, assignment)
+    total = 4000 * (5 * 4 + 8)
+    for held, parcel in zip(assignment, sent, strict=True):
+        assert total / 2 <= sum(part.nbytes for part in parcel) < total / 2 + 20_000
+        own = unship(parcel)
+        own.load(held)
+        for j in held:
+            np.testing.assert_array_equal(own.partial_gradient(j, w), whole.partial_gradient(j, w))
+            rows = np.array([0, 3, 999])
+            np.testing.assert_array_equal(own.partial_gradient(j, w, rows), whole.partial_gradient(j, w, rows))
+    places = {(np.frombuffer(part, np.uint8).ctypes.data, part.nbytes) for parcel in sent for part in parcel[1:]}
+    assert sum(size for _, size in places) == total
+    own = unship(sent[0])
+    piece = own.piece(0, 1)
+    piece.load((0,))
+    np.testing.assert_allclose(
+        piece.partial_gradient(0, w), sum(whole.partial_gradient(j, w) for j in (0, 1)), atol=1e-3
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +33,14 @@ class ManyPartitions:
         """See :class:`~anyk.problems.base.Partitions`."""
         for part in self._parts.values():
             part.load(partitions)
+
+    def only(self, partitions: Sequence[int]) -> ManyPartitions:
+        """See :class:`~anyk.problems.base.Partitions`; of those problems that can."""
+        made = copy(self)
+        made._parts = {
+            slot: part.only(partitions) if hasattr(part, "only") else part for slot, part in self._parts.items()
+        }
+        return made
 
     def compare_replicas(self) -> None:
         """See :class:`~anyk.problems.base.Partitions`."""

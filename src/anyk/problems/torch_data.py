@@ -15,7 +15,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Index, some_rows
 from anyk.problems.shards.arrays import ShardArrays
 from anyk.problems.shards.source import Shards
-from anyk.problems.torch_network import Batch, mapped
+from anyk.problems.torch_network import Batch, joined, mapped
 from anyk.problems.torch_random import kept_generators, seed_all
 
 if TYPE_CHECKING:
@@ -91,6 +91,23 @@ class Arrays:
         made = copy(self)
         made.arrays = [array[order] for array in self.arrays]
         return made
+
+
+class Runs(Arrays):
+    """Some runs of samples, which keep their numbers; each is an array of its own, where the whole one lies."""
+
+    def __init__(self, whole: Arrays, bounds: Sequence[tuple[int, int]]) -> None:
+        self._runs: dict[tuple[int, int], Arrays] = {}
+        for a, b in bounds:
+            self._runs[a, b] = run = copy(whole)
+            run.arrays = [array[a:b] for array in whole.arrays]
+
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
+        """The samples of one run, or of several together."""
+        assert isinstance(rows, slice)  # workers take a partition's at once
+        wanted = [(a, b) for a, b in self._runs if rows.start <= a and b <= rows.stop]
+        parts = [self._runs[run].tensors(slice(None), device, key) for run in wanted]
+        return parts[0] if len(parts) == 1 else joined(parts)
 
 
 class Sharded:

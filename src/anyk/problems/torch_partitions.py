@@ -17,7 +17,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut
 from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
 from anyk.problems.sums import TOGETHER, check_loss, check_samples
-from anyk.problems.torch_data import Arrays, Items, Rows, Sharded, tensor_over
+from anyk.problems.torch_data import Arrays, Items, Rows, Runs, Sharded, tensor_over
 from anyk.problems.torch_network import Batch, Network, mapped, tensors_in
 from anyk.problems.torch_random import cuda_generators, drawing, kept_generators
 
@@ -80,6 +80,14 @@ class TorchPartitions:
         made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
         made.sizes = (sum(self.sizes[first : last + 1]),)
         made._first, made._held, made._looked = first, {}, set()
+        return made
+
+    def only(self, partitions: Sequence[int]) -> TorchPartitions:
+        """See :class:`~anyk.problems.base.Partitions`; data sets of items go whole, as only they know what is where."""
+        if not isinstance(self._samples, Arrays):
+            return self
+        made = copy.copy(self)
+        made._samples = Runs(self._samples, [self._bounds[j] for j in sorted(partitions)])
         return made
 
     def compare_replicas(self) -> None:

@@ -30,7 +30,7 @@ from anyk.clusters.remote.networked import (
     NetworkedPayload,
     WireMessage,
 )
-from anyk.clusters.remote.shipping import ship
+from anyk.clusters.remote.shipping import parcels
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions
@@ -86,8 +86,7 @@ class Mpi(Networked[NetworkedHandle]):
             raise BadInput("the MPI ranks are busy with another run; close its cluster first")
         partitions, self._setup = self._prepare_run(layout, partitions, local, NetworkedPayload)
         self._assignment = layout.assignment
-        only = getattr(partitions, "only", None)
-        self._parcels = [ship(partitions if only is None else only(held)) for held in layout.assignment]
+        self._parcels = parcels(partitions, layout.assignment)
         if not ranks.freed(self._ours, START):
             late = [rank.number - 1 for rank in self._ours if rank.busy]
             raise RunFailed(f"workers {late} are still busy with the previous run")

@@ -29,7 +29,7 @@ from anyk.clusters.remote.networked import (
     NetworkedHandle,
     NetworkedPayload,
 )
-from anyk.clusters.remote.shipping import ship
+from anyk.clusters.remote.shipping import parcels, ship
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -194,7 +194,10 @@ class Ray(Networked[_ActorHandle]):
         """See :meth:`Cluster.open`."""
         partitions, self._setup = self._prepare_run(layout, partitions, local, _ObjectPayload)
         self._assignment = layout.assignment
-        buffers = ship(partitions)
+        made = parcels(partitions, layout.assignment)
+        own, shared = sum(parcel[0].nbytes for parcel in made), sum(part.nbytes for part in made[0][1:])
+        if own > shared and own > made[0][0].nbytes:  # what all need, as frozen parameters, weighs more than the data
+            made = [ship(partitions)] * self.workers
         try:
             self.prepare()
             ray = ray_module()
@@ -202,7 +205,8 @@ class Ray(Networked[_ActorHandle]):
             # Ray itself keeps the actors' linear algebra to as many threads as they have processors
             groups = {"orders": 1, "news": 1}
             self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, concurrency_groups=groups)(Actor)
-            self._shipped = [ray.put(np.frombuffer(buffer, dtype=np.uint8)) for buffer in buffers]
+            there: dict[tuple[int, int], Any] = {}  # what several workers hold is in the store once
+            self._shipped = [[_put(ray, part, there) for part in parcel] for parcel in made]
             for worker in range(self.workers):
                 self._spawn(worker)
             return self._await_workers(_START)
@@ -241,7 +245,7 @@ class Ray(Networked[_ActorHandle]):
 
             strategy = NodeAffinitySchedulingStrategy(known[there[worker % len(there)]], soft=False)
         made = self._kind.options(scheduling_strategy=strategy)
-        handle.actor = made.remote(worker, self._setup, list(self._assignment[worker]), *self._shipped)
+        handle.actor = made.remote(worker, self._setup, list(self._assignment[worker]), *self._shipped[worker])
         handle.exchange = handle.actor.exchange.options(concurrency_group="news")
         handle.receive = handle.actor.receive.options(concurrency_group="orders")
         handle.news = self._call("news", worker, handle.exchange.remote())
@@ -336,3 +340,12 @@ class Ray(Networked[_ActorHandle]):
                 self._news.append(self._notice(worker, incarnation, wire, buffer))
         if handle.owed:
             self._send_orders(worker)
+
+
+def _put(ray: Any, part: memoryview, there: dict[tuple[int, int], Any]) -> Any:
+    """Bytes in Ray's store; those that lie at the same place are there already."""
+    array = np.frombuffer(part, dtype=np.uint8)
+    key = (array.ctypes.data, array.size)
+    if key not in there:
+        there[key] = ray.put(array)
+    return there[key]

@@ -34,6 +34,21 @@ def ship(partitions: Partitions) -> list[memoryview]:
     return [memoryview(main), *(buffer.raw() for buffer in raw)]
 
 
+def parcels(partitions: Partitions, assignment: Sequence[Sequence[int]]) -> list[list[memoryview]]:
+    """What each worker is sent: as :func:`ship`, without the data of partitions that it does not hold.
+
+    Arrays that several workers are sent are the same memory in all of their parcels.
+    """
+    only = getattr(partitions, "only", None)
+    if only is None:
+        return [ship(partitions)] * len(assignment)
+    made: dict[tuple[int, ...], list[memoryview]] = {}
+    for held in map(tuple, assignment):
+        if held not in made:
+            made[held] = ship(only(held))
+    return [made[tuple(held)] for held in assignment]
+
+
 def unship(buffers: Sequence[memoryview]) -> Any:
     """The partitions on a worker; their arrays lie in the buffers.
 
