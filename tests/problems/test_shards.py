@@ -281,6 +281,7 @@ def by_name(address):
         (lambda t: LeastSquares(Shards(f"{t}/a.csv"), [1.0]), "shards bring their own rows .*; leave y out"),
         (lambda t: LeastSquares(Shards(f"{t}/a.csv"), weights=[1.0]), "leave weights out"),
         (lambda t: LeastSquares(Shards(f"{t}/a.csv"), X_test=[[1.0]], y_test=[1.0]), "must be shards, too"),
+        (lambda t: anyk.problems.JaxProblem(lambda p, b: 0.0, {"w": np.zeros(1)}, Shards(f"{t}/a.csv")), "go with linear"),
         (lambda t: LeastSquares([[1.0]]), "y, the targets of X, is missing"),
         (lambda t: anyk.problems.TwoLayerNetwork(Shards(f"{t}/a.csv"), [1.0]), "is for data in memory"),
         (lambda t: anyk.problems.from_data(f"shards:{t}/a.csv,test=*.csv"), "there is no file"),

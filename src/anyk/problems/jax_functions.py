@@ -21,6 +21,7 @@ from anyk.problems.jax_models import Trainable, Tree, is_array, kind_of, model_o
 from anyk.problems.jax_network import SEED, Held, Network, names_of, seed_of
 from anyk.problems.jax_partitions import JaxPartitions, chosen
 from anyk.problems.jax_states import Averages
+from anyk.problems.shards.source import Shards
 from anyk.problems.sums import is_no_sum, telling
 
 _ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
@@ -34,6 +35,9 @@ Loss = Callable[..., Any]
 def _arrays(data: Tree, name: str, dtype: np.dtype[Any]) -> tuple[Tree, int]:
     """Data as NumPy arrays of the number types that JAX computes in, and how many rows they have."""
     import jax
+
+    if isinstance(data, Shards):
+        raise BadInput(f"{name} must be arrays in memory; shards go with linear models and TorchProblem")
 
     def plain(leaf: Any) -> NDArray[Any]:
         try:
