@@ -14,6 +14,7 @@ from anyk.protocol import Lost
 from anyk.reports import report
 from anyk.reports.page.account import account, heat, shares
 from anyk.reports.page.facts import departures, race_verdict, rounds, run_verdict
+from anyk.training import rows
 from anyk.training.schema import Ended, Update
 from anyk.training.tasks import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
 from anyk.training.tracing import measured
@@ -194,6 +195,7 @@ def test_a_hundred_thousand_tasks_stay_below_8_mb(tmp_path):
 def test_several_models_have_receipts_of_each(tmp_path):
     with trained("frc:load=3", models=2, steps=4) as run:
         tasks = tasks_of(run)
+        assert tuple(rows.slots(run.log)) == tasks.slots
         assert len(tasks.slots) == 2 and (tasks.finished == (tasks.fate <= SPARE)).all()
         assert "of model" in report(run, tmp_path / "run.html").read_text(encoding="utf-8")
 

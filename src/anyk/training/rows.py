@@ -342,7 +342,11 @@ def sealed(log: RunLog, seal: str) -> dict[str, int] | None:
 
 def slots(log: RunLog) -> list[str]:
     """The slots of its chunks, in order."""
-    return [str(slot) for (slot,) in log.rows("SELECT DISTINCT slot FROM chunks ORDER BY slot")]
+    found = log.rows(  # works are few, and of each slot a chunk comes early
+        "SELECT slot FROM (SELECT DISTINCT slot FROM works) w WHERE EXISTS "
+        "(SELECT 1 FROM chunks c WHERE c.slot = w.slot) ORDER BY slot"
+    )
+    return [str(slot) for (slot,) in found]
 
 
 def count(log: RunLog, table: str) -> int:

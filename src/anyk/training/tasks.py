@@ -93,7 +93,8 @@ def tasks_of(run: Run, *, behind: Mapping[str, int] | None = None) -> Tasks:
     finished = np.isfinite(log["computed"]) & np.isfinite(log["received"]) & (fate != LOST)
     over = np.where(np.isfinite(log["received"]), log["received"], log["cancelled"])
     lost = ~np.isfinite(over)
-    over[lost] = np.maximum(_losses(run, log, lost), start[lost])
+    if lost.any():  # events are many
+        over[lost] = np.maximum(_losses(run, log, lost), start[lost])
     begun = np.where(np.isfinite(log["computing"]), log["computing"], start)
     phases = {
         "waiting": np.where(finished, np.maximum(begun - start, 0.0), 0.0),
