@@ -54,7 +54,7 @@ def make_problem():
 
 
 if __name__ == "__main__":
-    problem, steps = make_problem(), 40
+    problem, steps = make_problem(), 30
     run = anyk.train(
         problem,
         "frc:stragglers=1",

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from typing import NamedTuple
 
 import cloudpickle
@@ -53,6 +54,12 @@ def made(samples=24, **options):
     return JaxProblem(options.pop("loss", loss), params, data, **options), params, data
 
 
+@cache
+def shared(samples=24, mean=True):
+    """A problem whose gradients are compiled once for all tests."""
+    return made(samples=samples, **({} if mean else {"loss": sum_loss, "reduction": "sum"}))
+
+
 def autodiff(params, data, rows=slice(None)):
     some = jax.tree.map(lambda array: array[rows], data)
     gradient = jax.grad(loss)(jax.tree.map(jnp.asarray, params), some)
@@ -61,7 +68,7 @@ def autodiff(params, data, rows=slice(None)):
 
 @pytest.mark.parametrize("spec", EXACT)
 def test_a_step_of_every_exact_code_is_one_of_the_whole_batch(spec):
-    problem, params, data = made()
+    problem, params, data = shared()
     w = problem.initial()
     assert w.dtype == np.float32 and problem.dimension == 20 + 4 + 12 + 3
     whole = autodiff(params, data) / 24
@@ -74,7 +81,7 @@ def test_a_step_of_every_exact_code_is_one_of_the_whole_batch(spec):
 @settings(max_examples=5, deadline=None)
 @given(partitions=st.integers(1, 5), batch=st.integers(1, 6), version=st.integers(0, 5), mean=st.booleans())
 def test_mini_batches_are_drawn_by_key_and_scaled(partitions, batch, version, mean):
-    problem, params, data = made(samples=12, **({} if mean else {"loss": sum_loss, "reduction": "sum"}))
+    problem, params, data = shared(samples=12, mean=mean)
     w, parts = problem.initial(), problem.split(partitions)
     messages, ends = Messages(parts, seed=7), np.concatenate(([0], np.cumsum(parts.sizes)))
     for j in range(partitions):
