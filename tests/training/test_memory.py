@@ -57,6 +57,14 @@ def squares(dtype: str) -> Any:
     return Squares()
 
 
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a first run imports is no vector of the model."""
+    small = anyk.problems.from_data("synthetic:rows=60,features=3")
+    out = tmp_path_factory.mktemp("first") / "run"
+    anyk.train(small, "uncoded", anyk.clusters.Processes(workers=2), steps=2, out=out).close()
+
+
 class Peak(Callback):
     """The most that has been allocated from the run's beginning to its end, and what was foretold."""
 
@@ -67,6 +75,7 @@ class Peak(Callback):
         self.most = tracemalloc.get_traced_memory()[1]
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize(
     ("spec", "dtype", "optimizer", "state"),
     [
@@ -82,8 +91,6 @@ def test_a_run_takes_a_few_vectors_of_the_model_besides_the_optimisers(
 ) -> None:
     """At most 3: checkpoints, versions to be evaluated and the result included. Messages lie in shared memory."""
     peak = Peak()
-    small = anyk.problems.from_data("synthetic:rows=60,features=3")
-    anyk.train(small, "uncoded", "processes", workers=2, steps=2, out=tmp_path / "small").close()  # what is imported
     gc.collect()
     tracemalloc.start()
     try:
