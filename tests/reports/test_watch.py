@@ -164,10 +164,12 @@ def test_on_the_command_line_it_ends_with_ctrl_c_and_leaves_nothing(tmp_path):
     (tmp_path / "copies").mkdir()
     anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=tmp_path / "runs" / "a").close()
     before = stand(tmp_path / "runs" / "a")
+    script = (  # interrupts may be ignored where these tests run
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from anyk.__main__ import main; main()"
+    )
     with subprocess.Popen(
-        [sys.executable, "-m", "anyk", "watch", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE,
+        [sys.executable, "-c", script, "watch", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path / "copies")},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:  # fmt: skip
         said = process.stdout.readline()
         port = int(re.search(r"watching runs at http://127\.0\.0\.1:(\d+)/", said)[1])
@@ -225,7 +227,7 @@ def test_live_numbers_move(tmp_path, served, opened):
             timeout=120_000,
         )
 
-    assert page.inner_text("#state").startswith("running: 3 steps")
+    assert re.match("(running: |no news for .* after )3 steps", page.inner_text("#state"))  # the latter if it took long
     for step in (4, 9):
         writer.upto(step)
         moved(step)

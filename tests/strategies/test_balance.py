@@ -271,8 +271,8 @@ def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
     assert resumed.seconds == whole.seconds
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(2, 12), st.integers(0, 2**31))
+@settings(max_examples=8, deadline=None)
+@given(st.integers(2, 8), st.integers(0, 2**31))
 def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int) -> None:
     """Against the bound of shares in any fraction: no group is slower than that by more than one partition."""
     random = np.random.default_rng(seed)

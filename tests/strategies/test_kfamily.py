@@ -190,7 +190,7 @@ EVENTS = ["reply"] * 7 + ["fail", "lost", "joined", "joined", "gone"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=250)
 @given(
     st.sets(st.integers(0, 3), min_size=1),
     st.integers(1, 6),

@@ -41,7 +41,7 @@ class Choice:
     What steps are made of: mean ``residual`` and ``staleness``, and ``samples_per_step``, a share of the data.
 
     Of a plan with a target: the ``learning_rate`` at which it comes there soonest, ``steps_to_target`` and seconds
-    (``arrival``); ``gain`` is of these. None where it was not trained, or given up.
+    (``arrival``); ``gain`` is of these. None (and a ``gain`` of nan) where it was not trained, or given up.
     """
 
     spec: str
@@ -168,27 +168,30 @@ class Judgement:
         bias = float((whole.past[np.arange(len(whole.past)), picks] - whole.center[picks]).mean())
         unsure = float(whole.center[picks].std())
         best_count = np.bincount(picks, minlength=len(self.specs)) / len(picks)
-        choices = {}
-        for i, spec in enumerate(self.specs):
-            chosen = i in competing and i != at
-            shift = max(0.0, -bias) if chosen else 0.0
-            own = (shift, unsure * chosen) if whole is pace else (0.0, 0.0)
+
+        def choice(i: int, shift: float, unsure: float) -> Choice:
+            spec = self.specs[i]
+            own = (shift, unsure) if whole is pace else (0.0, 0.0)
             seconds = self._estimate(drawn, pace.deviations(i), pace.center[i] + own[0], own[1])
             gap = whole.center[i] - whole.center[at] + shift
-            taken = self._estimate(drawn, whole.deviations(i) - whole.deviations(at), gap, unsure * chosen)
+            taken = self._estimate(drawn, whole.deviations(i) - whole.deviations(at), gap, unsure)
             if whole is pace:
                 taken = _capped(taken, float((table[i] / table[at]).max()) * math.exp(shift))
             if paces.seen[spec] < _SEEN or paces.seen[self._today] < _SEEN:
                 seconds, taken = self._unmeasured(spec, seconds, taken)
-            choices[i] = self._choice(spec, seconds, taken, float(best_count[i]), shift)
-            if self._arrivals is not None and spec in self._arrivals:
-                arrival = self._estimate(drawn, whole.deviations(i), whole.center[i] + shift, unsure * chosen)
-                one = self._arrivals[spec]
-                choices[i] = replace(choices[i], learning_rate=one.learning_rate, arrival=arrival,
-                                     steps_to_target=float(np.median(one.steps)))  # fmt: skip
-            if goal is not None and (vectors := choices[i].vectors) is not None:
+            made = self._choice(spec, seconds, taken, float(best_count[i]), shift)
+            if self._arrivals is not None:
+                made = self._arriving(made, self._estimate(drawn, whole.deviations(i), whole.center[i] + shift, unsure))
+            if goal is not None and made.vectors is not None:
                 vector = goal.problem.dimension * np.dtype(goal.problem.dtype).itemsize
-                choices[i] = replace(choices[i], bytes_per_step=vectors * vector)
+                made = replace(made, bytes_per_step=made.vectors * vector)
+            return made
+
+        optimism = max(0.0, -bias), unsure
+        choices = {}
+        for i in range(len(self.specs)):  # with a target, only the best is chosen for what seeds it had
+            flattered = whole is pace and i in competing and i != at
+            choices[i] = choice(i, *(optimism if flattered else (0.0, 0.0)))
 
         def key(i: int) -> float:
             return (choices[i].arrival or choices[i].seconds_per_step).median
@@ -196,6 +199,8 @@ class Judgement:
         order = sorted(competing, key=lambda i: (key(i), choices[i].load))
         ties = [i for i in order if key(i) <= (1.0 + _TIE) * key(order[0])]
         winner = min(ties, key=lambda i: (round(choices[i].load, 9), choices[i].vectors or 0.0))
+        if whole is not pace and winner != at:
+            choices[winner] = choice(winner, *optimism)
         self.today, self._first = choices[at], choices[winner]
         self.candidates = tuple(choices[i] for i in order)
         rest = [i for i in choices if i not in competing]
@@ -205,6 +210,15 @@ class Judgement:
             1.0 - float(half[winner].mean() * steps[winner] / (half[at].mean() * steps[at]))
             for half in np.array_split(table, 2, axis=1)
         ]
+
+    def _arriving(self, made: Choice, arrival: Estimate) -> Choice:
+        """With what is known of its way to the target."""
+        assert self._arrivals is not None
+        one = self._arrivals.get(made.spec)
+        if one is None:
+            return made
+        steps = float(np.median(one.steps))
+        return replace(made, learning_rate=one.learning_rate, arrival=arrival, steps_to_target=steps)
 
     def _competing(self, at: int) -> list[int]:
         """Of the strategies those that today's is compared with, and today's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +101,8 @@ class Plan:
 
 
 def _plain(choice: Choice) -> dict[str, Any]:
-    return {**to_plain(choice), "seconds_to_target": choice.seconds_to_target}
+    plain = {**to_plain(choice), "seconds_to_target": choice.seconds_to_target}
+    return plain if math.isfinite(choice.gain.median) else plain | {"gain": None}
 
 
 def plan(

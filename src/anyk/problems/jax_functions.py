@@ -357,10 +357,14 @@ class JaxProblem:
         """None: it is made in Python."""
         return None
 
-    def _vector(self, w: Vector) -> Vector:
+    def _vector(self, w: Any) -> Vector:
         if np.shape(w) != (self.dimension,):
             raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
-        return np.asarray(w, dtype=self.dtype)
+        import jax
+
+        # within a function that jax differentiates or compiles, w has no values yet
+        traced: Vector | None = w.astype(self.dtype) if isinstance(w, jax.core.Tracer) else None
+        return np.asarray(w, dtype=self.dtype) if traced is None else traced
 
     def _held_at(self, w: Vector) -> Held:
         """What stays, with a state that suits ``w``; the last is kept, as loss and metrics share it."""

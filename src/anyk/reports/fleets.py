@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,6 +90,8 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
     for one in choices:
         seconds, gain = one.arrival or one.seconds_per_step, one.gain
         known = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
+        if math.isnan(gain.median):
+            known = "not known"
         more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
         rows.append([
             f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
