@@ -363,8 +363,8 @@ class JaxProblem:
         import jax
 
         # within a function that jax differentiates or compiles, w has no values yet
-        traced: Vector | None = w.astype(self.dtype) if isinstance(w, jax.core.Tracer) else None
-        return np.asarray(w, dtype=self.dtype) if traced is None else traced
+        found: Any = w.astype(self.dtype) if isinstance(w, jax.core.Tracer) else np.asarray(w, dtype=self.dtype)
+        return found
 
     def _held_at(self, w: Vector) -> Held:
         """What stays, with a state that suits ``w``; the last is kept, as loss and metrics share it."""
