@@ -357,14 +357,13 @@ class JaxProblem:
         """None: it is made in Python."""
         return None
 
-    def _vector(self, w: Any) -> Vector:
+    def _vector(self, w: Any) -> Any:
         if np.shape(w) != (self.dimension,):
             raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
         import jax
 
         # within a function that jax differentiates or compiles, w has no values yet
-        found: Any = w.astype(self.dtype) if isinstance(w, jax.core.Tracer) else np.asarray(w, dtype=self.dtype)
-        return found
+        return w.astype(self.dtype) if isinstance(w, jax.core.Tracer) else np.asarray(w, dtype=self.dtype)
 
     def _held_at(self, w: Vector) -> Held:
         """What stays, with a state that suits ``w``; the last is kept, as loss and metrics share it."""
