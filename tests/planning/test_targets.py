@@ -109,6 +109,15 @@ def test_where_todays_strategy_never_comes_there_gains_are_at_least_so() -> None
     assert any("'uncoded:wait=5' had not come to the target" in text for text in found.assumptions)
 
 
+def test_seeds_with_which_todays_strategy_was_given_up_are_told(monkeypatch: Any) -> None:
+    monkeypatch.setattr("anyk.planning.targets._PATIENT", 0.01)
+    found = anyk.plan(
+        Record(times(), load=1 / N), slope=2.4, problem=problem(), target=TARGET, lr=0.2, resamples=20, runs=30,
+        optimizer="gd", today="async", among=lambda strategy: strategy.spec == "async",
+    )  # fmt: skip
+    assert any("'async' came to the target with 0 of 5 seeds; the others count as" in one for one in found.assumptions)
+
+
 def test_a_target_that_is_reached_in_one_step_is_planned_for_without_a_warning() -> None:
     """Steps of asynchronous SGD that are taken at one moment take no time."""
     found = anyk.plan(

@@ -131,7 +131,7 @@ class Judgement:
         self._arrivals: dict[str, Arrival] | None = None
         if asked.goal is not None:
             self._arrivals = self._contest(asked.goal, asked.tell)
-            self.horizon = asked.steps or round(float(np.median(self._arrivals[self._today].steps)))
+            self.horizon = asked.steps or max(1, round(float(np.median(self._arrivals[self._today].steps))))
         self.block = self._block(table[self.specs.index(self._today)], rounds, asked.burst)
         drawn = resampled(rounds, self.horizon, self.block, asked.resamples, keyed.generator(asked.seed, "plan"))
         self.thin = rounds < _FEW or drawn.effective < _INDEPENDENT

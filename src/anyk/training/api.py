@@ -115,7 +115,7 @@ def train(
     if isinstance(strategy, Promise):
         promise = strategy
         strategy, workers = promise.strategy, _planned_workers(promise, cluster, workers)
-        optimizer = promise.optimizer if optimizer is None else optimizer
+        optimizer = promise.optimizer if optimizer is None and begin is None else optimizer
         if target is None and steps is None and seconds is None:
             target = promise.target
     asked = strategy if isinstance(strategy, str) else None
