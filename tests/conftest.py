@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import hypothesis
+import psutil
 import pytest
 
 # the same examples in every run, so that a failure is the change's and not luck's; HYPOTHESIS_PROFILE=explore draws
@@ -18,6 +19,9 @@ hypothesis.settings.register_profile("explore", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 os.environ["ANYK_RACE_REPORT"] = "none"  # a page takes a second; the tests of pages ask for one
+
+# whether the kernel lists children, without a look at every process of the machine, which tests would wait for
+LISTED = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -56,20 +60,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _children() -> set[int]:
     """Processes below this one, at any depth."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    below: set[int] = set()
-    grown = {os.getpid()}
-    while grown:
-        grown = {pid for pid, parent in parents.items() if parent in grown} - below
-        below |= grown
+    if not LISTED:
+        return {process.pid for process in psutil.Process().children(recursive=True)}
+    below, new = set[int](), {os.getpid()}
+    while new:
+        new = {child for pid in new for child in _children_of(pid)} - below
+        below |= new
     return below
+
+
+def _children_of(pid: int) -> list[int]:
+    """The children of each thread of a process; none where it has ended."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return found
 
 
 def _descriptors() -> int:

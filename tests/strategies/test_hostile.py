@@ -223,7 +223,8 @@ class Alarmed(Turns):
         (Alarmed, r"^an alarm is set for nan", 1),
     ],
 )
-def test_what_breaks_a_rule_is_caught_and_the_schedule_cut_down(bad, why, events):
+def test_what_breaks_a_rule_is_caught_and_the_schedule_cut_down(bad, why, events, monkeypatch):
+    monkeypatch.setattr("anyk.testing.hostile._PATIENCE", 200)  # of three workers; each schedule tried waits so long
     hostile(Turns(3), seed=0)
     for seed in range(30):
         try:
