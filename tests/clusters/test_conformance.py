@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conform import ON_RAY
 
 import anyk
 from anyk.clusters import Cluster, Outage, Processes, Simulated
@@ -59,9 +60,17 @@ def told(*command: str) -> dict[str, str]:
 
 @pytest.mark.timeout(600)  # a busy machine starts actors slowly
 def test_ray_conforms() -> None:
-    """On two nodes; also a machine that leaves and one that comes, a gradient that exits, processes left behind."""
+    """What is Ray's own, on two nodes; also a machine that leaves and one that comes, a gradient that exits, processes left behind."""
     assert told(sys.executable, str(HERE / "conform.py"), "ray") == dict.fromkeys(
-        ["loopback", *NAMES, "by_value", "nodes", "exits", "leaks"], ""
+        [
+            "loopback",
+            *(check.__name__ for check in (*ON_RAY, check_a_lost_worker)),
+            "by_value",
+            "nodes",
+            "exits",
+            "leaks",
+        ],
+        "",
     )
 
 
