@@ -1,5 +1,6 @@
-"""Data where it lies: opened by the workers that hold it, out of core, and never by the driver."""
+"""Data that only workers open: files read out of core, and streams without an end."""
 
 from anyk.problems.shards import Shards
+from anyk.problems.streams import Stream
 
-__all__ = ["Shards"]
+__all__ = ["Shards", "Stream"]

@@ -151,7 +151,19 @@ def test_arrays_go_out_of_band():
     parts = pickle.loads(main, buffers=[bytes(buffer.raw()) for buffer in raw])
     w = problem.initial()
     w.flags.writeable = False
-    assert np.array_equal(parts.partial_gradient(2, w), problem.split(3).partial_gradient(2, w))
+    whole = problem.split(3)
+    assert np.array_equal(parts.partial_gradient(2, w), whole.partial_gradient(2, w))
+    raw.clear()  # Ray and MPI send a worker what it holds
+    cloudpickle.dumps(whole.only([2, 1]), protocol=5, buffer_callback=raw.append)
+    assert sum(len(buffer.raw()) for buffer in raw) == X.nbytes * (1333 + 1333) / 4000
+    own = whole.only([2, 1])
+    own.load([1, 2])
+    rows = np.array([0, 7, 1332])
+    assert np.array_equal(own.partial_gradient(1, w, rows), whole.partial_gradient(1, w, rows))
+    both = rows.tolist() + [1333, 2000]
+    piece, expected = own.piece(1, 2), whole.piece(1, 2)
+    for args in [(0, w), (0, w, np.array(both))]:
+        assert np.array_equal(piece.partial_gradient(*args), expected.partial_gradient(*args))
 
 
 def test_what_cannot_work_is_said():

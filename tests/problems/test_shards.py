@@ -14,7 +14,15 @@ import anyk
 from anyk import BadInput
 from anyk.cli import main
 from anyk.data import Shards
-from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression, torch_modules
+from anyk.problems import (
+    LeastSquares,
+    LogisticRegression,
+    SoftmaxRegression,
+    jax_data,
+    jax_functions,
+    jax_partitions,
+    torch_modules,
+)
 from anyk.problems.digest import data_digest
 from anyk.problems.shards import blocks, formats, linear, survey
 
@@ -257,6 +265,64 @@ class TestNetworks:
             anyk.problems.TorchProblem(module, torch.nn.MSELoss(), shards)
 
 
+class TestJax:
+    """Losses in JAX on shards."""
+
+    def test_gradients_state_and_metrics_are_those_of_the_arrays(self, here, tmp_path, monkeypatch):
+        import jax.numpy as jnp
+
+        def loss(params, batch, state, train):
+            x, y = batch
+            mean = x.mean(axis=0) if train else state
+            value = jnp.mean((jnp.tanh((x - mean) @ params) - y) ** 2)
+            return value, (0.9 * state + 0.1 * x.mean(axis=0), {"largest": jnp.mean(jnp.abs(y))})
+
+        X, y = numbers()
+        shards = Shards(write(tmp_path, "parquet", X, y), cache_mb=0.001)
+        for module in (jax_data, jax_partitions, jax_functions):
+            monkeypatch.setattr(module, "TOGETHER", ROWS)
+        options = {"state": np.zeros(3, np.float32), "has_aux": True, "reduction": "mean"}
+        found, expected = (
+            anyk.problems.JaxProblem(loss, np.ones(3, np.float32), data, held_out=data, **options)
+            for data in (shards, (X, y))
+        )
+        w = expected.initial()
+        assert (found.samples, found.evaluated_on, expected.evaluated_on) == (ROWS, "held_out", "train")
+        assert found.metrics(w) == pytest.approx(expected.metrics(w), rel=1e-6)
+        assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
+        assert found.sampled(30).loss(w) == pytest.approx(expected.sampled(30).loss(w), rel=1e-6)
+        own, theirs = found.split(2), expected.split(2)
+        for args in [(0, w), (1, w, np.array([0, 3, 39]))]:
+            np.testing.assert_allclose(own.partial_gradient(*args), theirs.partial_gradient(*args), rtol=1e-4)
+        assert data_digest(found) != data_digest(expected)
+
+    def test_a_partition_is_read_and_computed_in_parts_and_before_a_run_nothing(self, here, tmp_path, monkeypatch):
+        read = []
+        monkeypatch.setattr(blocks.Blocks, "_read", lambda *args: read.append(args[1]) or _READ(*args))
+        (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},1\n" for i in range(900)))
+        found = jax_problem(Shards(str(tmp_path / "a.csv"), columns=["x"]))
+        parts = found.split(2)
+        parts.load([0, 1])
+        assert read == []
+        monkeypatch.setattr(jax_partitions, "TOGETHER", 100)
+        w = found.initial()
+        x = np.arange(900.0)
+        for j, rows in [(0, x[:450]), (1, x[450:])]:
+            np.testing.assert_allclose(parts.partial_gradient(j, w), 2 * (rows @ rows), rtol=1e-5)
+
+
+_READ = blocks.Blocks._read
+
+
+def jax_problem(data, **options):
+    import jax.numpy as jnp
+
+    def loss(w, batch):
+        return jnp.mean((batch[0][:, 0] * w) ** 2) if isinstance(batch, tuple) else jnp.mean((batch * w) ** 2)
+
+    return anyk.problems.JaxProblem(loss, np.float32(1.0), data, **options)
+
+
 def by_name(address):
     with np.load(address) as found:
         return dict(found)
@@ -281,7 +347,8 @@ def by_name(address):
         (lambda t: LeastSquares(Shards(f"{t}/a.csv"), [1.0]), "shards bring their own rows .*; leave y out"),
         (lambda t: LeastSquares(Shards(f"{t}/a.csv"), weights=[1.0]), "leave weights out"),
         (lambda t: LeastSquares(Shards(f"{t}/a.csv"), X_test=[[1.0]], y_test=[1.0]), "must be shards, too"),
-        (lambda t: anyk.problems.JaxProblem(lambda p, b: 0.0, {"w": np.zeros(1)}, Shards(f"{t}/a.csv")), "go with linear"),
+        (lambda t: jax_problem(Shards(f"{t}/a.csv"), workers="numpy"), "workers='numpy' take arrays in memory"),
+        (lambda t: jax_problem(np.ones(4), held_out=Shards(f"{t}/a.csv"), metrics={"m": max}), "take all held-out rows at"),
         (lambda t: LeastSquares([[1.0]]), "y, the targets of X, is missing"),
         (lambda t: anyk.problems.TwoLayerNetwork(Shards(f"{t}/a.csv"), [1.0]), "is for data in memory"),
         (lambda t: anyk.problems.from_data(f"shards:{t}/a.csv,test=*.csv"), "there is no file"),

@@ -25,6 +25,7 @@ from anyk.cli.options import (
 )
 from anyk.cli.output import check_file, check_page, check_picture, exit_interrupted, people, say, warn, write_json
 from anyk.errors import BadInput
+from anyk.problems.base import rows_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,7 +119,7 @@ def race(
     if not told:
         given["cluster"] = charged(asked, problem, workers=given["workers"])
     head = [
-        f"{given['problem'] or given['data'] + ', ' + given['model']}: {problem.samples:,} rows, "
+        f"{given['problem'] or given['data'] + ', ' + given['model']}: {rows_of(problem)}, "
         f"{problem.dimension:,} parameters; "
         f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}"
         + f", {seeds} seeds"

@@ -89,6 +89,14 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> N
     return np.minimum(ends, samples - np.arange(partitions, -1, -1))
 
 
+def even_ends(size: int, most: int) -> list[int]:
+    """Where batches of at most ``most`` samples end, as even as possible: batch norm cannot do with a last one of 1."""
+    if size <= most:
+        return [0, size]
+    ends: list[int] = cut(size, -(-size // most)).tolist()
+    return ends
+
+
 def some_rows(rows: int, samples: int, of: str) -> Index | slice:
     """So many of the rows, sorted, the same for the same numbers; all where there are no more. ``of``: what they are.
 
@@ -125,10 +133,20 @@ def penalty_of(problem: Any) -> float | Vector:
     return penalty
 
 
+def endless(problem: Any) -> bool:
+    """Whether a problem's training data is a stream."""
+    return bool(getattr(problem, "endless", False))
+
+
+def rows_of(problem: Problem) -> str:
+    """How much training data a problem has, in words."""
+    return "a stream" if endless(problem) else f"{problem.samples:,} rows"
+
+
 def problem_text(problem: Problem) -> str:
     """What ``repr`` shows of a problem: its kind and sizes."""
     name = type(problem).__name__
-    return f"<{name}: {problem.samples:,} rows, {problem.dimension:,} parameters, metric {problem.metric}>"
+    return f"<{name}: {rows_of(problem)}, {problem.dimension:,} parameters, metric {problem.metric}>"
 
 
 class Problem(Protocol):
@@ -141,7 +159,9 @@ class Problem(Protocol):
     samples and of its held-out ones (:func:`some_rows`), of which loss and metrics are then asked
     (:class:`anyk.Evaluate`). ``evaluated_on``, what is evaluated if the user does not say: ``"train"`` (default),
     ``"held_out"`` where computing the loss would read training data that is not in memory, None where there is no
-    held-out data either.
+    held-out data either. ``endless``, True where the training data is a stream (:class:`~anyk.data.Stream`): only
+    mini-batches are asked for, and the loss of a sample at most; ``samples`` is then a large number that partitions
+    divide evenly.
     """
 
     dimension: int

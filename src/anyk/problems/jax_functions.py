@@ -8,57 +8,28 @@ from itertools import pairwise
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.checks import check
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage
-from anyk.problems.base import Index, Vector, cut, problem_text, some_rows
+from anyk.problems.base import Index, Vector, cut, even_ends, problem_text
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
+from anyk.problems.jax_data import TOGETHER, Arrays, Data, Streamed, data_of
 from anyk.problems.jax_models import Trainable, Tree, is_array, kind_of, model_of
 from anyk.problems.jax_network import SEED, Held, Network, names_of, seed_of
-from anyk.problems.jax_partitions import JaxPartitions, chosen
+from anyk.problems.jax_partitions import JaxPartitions
 from anyk.problems.jax_states import Averages
-from anyk.problems.shards.source import Shards
+from anyk.problems.streams import NO_LOSS
 from anyk.problems.sums import is_no_sum, telling
 
 _ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
-_EVALUATED = 1024  # rows of which the loss is evaluated at once at most
+_RENEWED = 1024  # rows of shards over which running statistics are computed to evaluate
 _TRIED = 4  # rows that tell how a state moves
 _LOSS = "held_out_loss"
 
 Loss = Callable[..., Any]
-
-
-def _arrays(data: Tree, name: str, dtype: np.dtype[Any]) -> tuple[Tree, int]:
-    """Data as NumPy arrays of the number types that JAX computes in, and how many rows they have."""
-    import jax
-
-    if isinstance(data, Shards):
-        raise BadInput(f"{name} must be arrays in memory; shards go with linear models and TorchProblem")
-
-    def plain(leaf: Any) -> NDArray[Any]:
-        try:
-            array = np.asarray(leaf)
-        except (TypeError, ValueError):  # random keys, rows of different lengths
-            array = np.array(None)
-        if array.ndim == 0 or array.dtype.kind not in "biuf":
-            raise BadInput(
-                f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
-            )
-        if array.dtype.kind != "f":
-            return np.ascontiguousarray(array, dtype=jax.dtypes.canonicalize_dtype(array.dtype))
-        if not np.isfinite(array).all():
-            raise BadInput(f"{name} must hold finite numbers")
-        return np.ascontiguousarray(array, dtype=dtype)
-
-    made = jax.tree.map(plain, data)
-    lengths = [len(leaf) for leaf in jax.tree.leaves(made)]
-    if len(set(lengths)) != 1:
-        raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
-    return made, lengths[0]
 
 
 class JaxProblem:
@@ -88,7 +59,9 @@ class JaxProblem:
       takes ``train``, this is True for gradients and False for evaluation; with a ``state`` it must, unless the model
       is a module.
     - ``data``: a pytree of arrays with equal first axis; a batch is the same pytree with some rows. The arrays exist
-      once on a machine. ``held_out`` likewise.
+      once on a machine. ``held_out`` likewise. Or :class:`~anyk.data.Shards`, files that the driver never opens: a
+      batch is then ``(X, y)``, or a dictionary where ``read`` gives one. Or, but for ``held_out``,
+      :class:`~anyk.data.Stream`, whose samples are pytrees of one row each.
     - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; or the names
       of those that the loss gives. The first one is the run's, and ``better`` says whether high is good. Left out:
       ``held_out_loss`` and what the loss gives.
@@ -163,14 +136,15 @@ class JaxProblem:
         self._held = Held(model.fixed, _state_of(state, self._network))
         if workers == "numpy" and (self._network.random or platform != "cpu"):
             raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
-        self._data, self.samples = _arrays(data, "the data", self.dtype)
-        self._held_out: Tree = None
-        if held_out is not None:
-            self._held_out, self._held_rows = _arrays(held_out, "held_out", self.dtype)
+        self._data = data_of(data, "the data", self.dtype)
+        self.samples, self.endless = len(self._data), isinstance(self._data, Streamed)
+        self._held_out = None if held_out is None else data_of(held_out, "held_out", self.dtype)
+        if workers == "numpy" and not isinstance(self._data, Arrays):
+            raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
         self._last: tuple[Vector, Held] | None = None
-        told = self._try(self._data, self.samples, "the data")
+        told = self._try(self._data, "the data")
         if self._held_out is not None and (has_aux or not isinstance(metrics, Mapping)):
-            told = self._try(self._held_out, self._held_rows, "held_out", gradient=False)
+            told = self._try(self._held_out, "held_out", gradient=False)
         self._set_metrics(metrics, told, has_aux)
         self.better: Literal["higher", "lower"] = better or ("lower" if self.metric == _LOSS else "higher")
         if reduction is None:
@@ -181,14 +155,12 @@ class JaxProblem:
     def __repr__(self) -> str:
         return problem_text(self)
 
-    def _try(self, data: Tree, rows: int, name: str, *, gradient: bool = True) -> list[str]:
+    def _try(self, data: Data, name: str, *, gradient: bool = True) -> list[str]:
         """Trace the loss, and its gradient, on some rows: nothing is computed. Returns the names of its metrics."""
         import jax
 
-        if not rows:
-            raise BadInput(f"{name} has no rows")
-        some = min(2, rows)
-        given = self._initial, self._held, chosen(data, slice(0, some)), SEED
+        some = min(2, data.tried)
+        given = self._initial, self._held, data.rows(slice(0, some)), SEED
         try:
             if gradient:
                 jax.eval_shape(self._network.gradient, *given)
@@ -215,10 +187,10 @@ class JaxProblem:
         both = jax.jit(jax.value_and_grad(total))
 
         def at(rows: Index, seed: Any = SEED) -> Vector:
-            value, gradient = both(self._initial, chosen(self._data, rows), seed)
+            value, gradient = both(self._initial, self._data.rows(rows), seed)
             return np.append(np.asarray(gradient, dtype=np.float64), float(value))
 
-        for rows in telling(jax.tree.leaves(self._data), self.samples):
+        for rows in telling(self._data.leaves, self._data.tried):
             try:
                 whole, alone = at(rows), [at(rows[i : i + 1]) for i in range(len(rows))]
                 if network.random and not np.array_equal(whole, at(rows, seed_of(1))):
@@ -238,7 +210,7 @@ class JaxProblem:
 
     def _learn_averages(self) -> Averages:
         """How the state moves, from a few rows; raises where it cannot be computed anew."""
-        batch = chosen(self._data, slice(0, _TRIED))
+        batch = self._data.rows(slice(0, min(_TRIED, self._data.tried)))
         return Averages.of(
             lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
         )
@@ -249,6 +221,11 @@ class JaxProblem:
             if name == _LOSS or (isinstance(metrics, Mapping) and name in metrics):
                 raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
         self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
+        if self._functions and not isinstance(self._held_out, Arrays | None):
+            raise BadInput(
+                "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
+                "held_out as arrays, or metrics that the loss gives (has_aux=True)"
+            )
         names = [*(self._functions or [_LOSS]), *told]
         if metrics is not None and not isinstance(metrics, Mapping):
             names = [metrics] if isinstance(metrics, str) else list(metrics)
@@ -266,15 +243,13 @@ class JaxProblem:
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
-        ends = cut(self.samples, partitions, shares)
-        if self._workers == "jax":
-            return JaxPartitions(self._network, self._held, self._data, ends, self.dtype, platform=self._platform)
-        import jax
-
+        ends, data = cut(self.samples, partitions, shares), self._data
+        if self._workers == "jax" or not isinstance(data, Arrays):
+            return JaxPartitions(self._network, self._held, data, ends, self.dtype, platform=self._platform)
         sizes = set(np.diff(ends).tolist())
         wanted = sizes | {min(self._batch, size) for size in sizes if self._batch}
         sources = {rows: self.source(rows) for rows in sorted(wanted)}
-        return DecompiledPartitions.of(sources, jax.tree.leaves(self._data), ends.tolist(), self._initial)
+        return DecompiledPartitions.of(sources, data.leaves, ends.tolist(), self._initial)
 
     def source(self, rows: int) -> Source:
         """The gradient of the sum of the losses of so many rows, as NumPy: a function of the flat model and the arrays.
@@ -285,7 +260,7 @@ class JaxProblem:
 
         from anyk.decompile import to_python
 
-        leaves, tree = jax.tree.flatten(chosen(self._data, slice(0, 1)))
+        leaves, tree = jax.tree.flatten(self._data.rows(slice(0, 1)))
         like: Any = jax.ShapeDtypeStruct
         examples = [like((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
 
@@ -301,7 +276,9 @@ class JaxProblem:
 
     def loss(self, w: Vector) -> float:
         """The objective at ``w``, in evaluation: without dropout, with running statistics."""
-        return self._means(self._data, self.samples, w)[_LOSS] + 0.5 * self.l2 * float(w @ w)
+        if self.endless:
+            raise BadInput(NO_LOSS)
+        return self._means(self._data, w)[_LOSS] + 0.5 * self.l2 * float(w @ w)
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""
@@ -313,19 +290,25 @@ class JaxProblem:
             whole = self._network.at(self._vector(w), held)
             for name, metric in self._functions.items():
                 options = {"state": held.state} if "state" in names_of(metric) and held.state is not None else {}
-                found[name] = float(metric(whole, self._held_out, **options))
+                found[name] = float(metric(whole, self._held_out.tree, **options))
         if set(self._names) - set(found):
-            found |= self._means(self._held_out, self._held_rows, w)
+            found |= self._means(self._held_out, w)
         return {name: found[name] for name in self._names}
+
+    @property
+    def evaluated_on(self) -> Literal["train", "held_out"] | None:
+        """See :class:`~anyk.problems.base.Problem`: shards are not read for the loss unless asked."""
+        if isinstance(self._data, Arrays):
+            return "train"
+        return None if self._held_out is None else "held_out"
 
     def sampled(self, samples: int) -> Self:
         """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
         made = copy(self)
-        made._data = chosen(self._data, some_rows(self.samples, samples, "train"))
-        made.samples = min(samples, self.samples)
+        made._data = self._data.some(samples, "train")
+        made.samples, made.endless = len(made._data), False
         if self._held_out is not None:
-            made._held_out = chosen(self._held_out, some_rows(self._held_rows, samples, "held out"))
-            made._held_rows = min(samples, self._held_rows)
+            made._held_out = self._held_out.some(samples, "held out")
         made._last = None
         return made
 
@@ -351,7 +334,7 @@ class JaxProblem:
 
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`."""
-        return digest_of(self._data, self._held_out)
+        return digest_of(*(None if data is None else data.tree for data in (self._data, self._held_out)))
 
     def recipe(self) -> dict[str, Any] | None:
         """None: it is made in Python."""
@@ -371,25 +354,26 @@ class JaxProblem:
             return self._held
         if self._last is None or not np.array_equal(self._last[0], w):
             begin = self._held._replace(state=self._averages.start)
-            states = (self._stepped(w, begin, *batch) for batch in _batches(self._data, self.samples, "statistics"))
+            data = self._data if isinstance(self._data, Arrays) else self._data.some(_RENEWED, "statistics")
+            states = (self._stepped(w, begin, *batch) for batch in _batches(data, "statistics"))
             self._last = w.copy(), self._held._replace(state=self._averages.at(states))
         return self._last[1]
 
-    def _means(self, data: Tree, rows: int, w: Vector) -> dict[str, float]:
+    def _means(self, data: Data, w: Vector) -> dict[str, float]:
         """Loss and metrics beside it, averaged over the rows."""
         held = self._held_at(w)
         sums: dict[str, float] = {}
-        for batch, seed in _batches(data, rows, "evaluation"):
+        for batch, seed in _batches(data, "evaluation"):
             total, metrics = self._evaluate(w, held, batch, seed)
             for name, value in {_LOSS: total, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        return {name: total / rows for name, total in sums.items()}
+        return {name: total / len(data) for name, total in sums.items()}
 
 
-def _batches(data: Tree, rows: int, purpose: str) -> Iterator[tuple[Tree, Any]]:
+def _batches(data: Data, purpose: str) -> Iterator[tuple[Tree, Any]]:
     """All rows, as many at once as are evaluated together, each with a seed of its own for what is drawn."""
-    for a, b in pairwise(cut(rows, -(-rows // _EVALUATED)).tolist()):
-        yield chosen(data, slice(a, b)), seed_of(keyed.integer(0, purpose, a))
+    for a, b in pairwise(even_ends(len(data), TOGETHER)):
+        yield data.rows(slice(a, b)), seed_of(keyed.integer(0, purpose, a))
 
 
 def _state_of(state: Tree, network: Network) -> Tree:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import Index, Vector, even_ends
+from anyk.problems.jax_data import TOGETHER, ArrayRuns, Arrays, Data, Sharded, Streamed
 from anyk.problems.jax_models import Tree
 from anyk.problems.jax_network import SEED, Held, Network, seed_of
 from anyk.problems.replicas import seed_of_draws
@@ -26,7 +27,7 @@ class JaxPartitions:
         self,
         network: Network,
         held: Held,
-        data: Tree,
+        data: Data,
         ends: NDArray[np.int64],
         dtype: np.dtype[Any],
         *,
@@ -36,13 +37,15 @@ class JaxPartitions:
 
         self.sizes = tuple(np.diff(ends).tolist())
         self.dtype, self.dimension = dtype, network.dimension
-        self._network, self._held, self._data, self._platform = network, held, data, platform
+        self._network, self._held, self._platform = network, held, platform
+        self._data: Data | ArrayRuns = data
         self._bounds = list(pairwise(ends.tolist()))
         config: Any = jax.config
         self._wide = bool(config.jax_enable_x64)
         self._device: Any = None
         self._compiled: set[int] = set()
         self._first = 0  # the number of its first partition among all
+        self._spanned = 1  # how many partitions of the strategy's each of its own is
         self.tolerance = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,17 +65,29 @@ class JaxPartitions:
         if bool(config.jax_enable_x64) != self._wide:
             config.update("jax_enable_x64", self._wide)
         self._device = self._device or device_of(self._platform)
-        for j in partitions:
-            if self.sizes[j] not in self._compiled:
-                self._compiled.add(self.sizes[j])
-                self.partial_gradient(j, np.zeros(self.dimension, dtype=self.dtype))
+        for j in () if isinstance(self._data, Streamed) else partitions:
+            for rows in {b - a for a, b in self._pieces(self.sizes[j])} - self._compiled:
+                self._compiled.add(rows)
+                blank = jax.tree.map(
+                    lambda leaf, rows=rows: np.zeros((rows, *leaf.shape[1:]), leaf.dtype), self._data.rows(slice(0, 0))
+                )
+                with jax.default_device(self._device):
+                    self._network.gradient(np.zeros(self.dimension, dtype=self.dtype), self._held, blank, SEED)
 
     def piece(self, first: int, last: int) -> JaxPartitions:
         """See :class:`~anyk.problems.base.Partitions`."""
         made = copy(self)
         made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
         made.sizes = (sum(self.sizes[first : last + 1]),)
-        made._first = self._first + first
+        made._first, made._spanned = self._first + first, last - first + 1
+        return made
+
+    def only(self, partitions: Sequence[int]) -> JaxPartitions:
+        """See :class:`~anyk.problems.base.Partitions`; shards are read by those who hold their rows anyway."""
+        if not isinstance(self._data, Arrays):
+            return self
+        made = copy(self)
+        made._data = self._data.only([self._bounds[j] for j in sorted(partitions)])
         return made
 
     def compare_replicas(self) -> None:
@@ -90,25 +105,39 @@ class JaxPartitions:
         The key of a random loss is that of the bits of ``w``, the partition and the rows, so that all who hold a
         partition draw alike.
         """
-        import jax
-
         if self._device is None:
             self.load(())
         first, last = self._bounds[partition]
-        batch = chosen(self._data, slice(first, last) if rows is None else rows + first)
+        bits = keyed.digest(np.ascontiguousarray(w)) if self._network.random else 0
+        if isinstance(self._data, Streamed):
+            number = self._first + partition
+            batch = self._data.drawn(range(number, number + self._spanned), rows)
+            return self._gradient(w, batch, bits, partition, rows)
+        total: Vector | None = None
+        pieces = self._pieces(last - first if rows is None else len(rows))
+        for a, b in pieces:
+            some = slice(first + a, first + b) if rows is None else rows[a:b] + first
+            drawn = rows
+            if len(pieces) > 1:
+                drawn = np.arange(a, b) if rows is None else rows[a:b]
+            part = self._gradient(w, self._data.rows(some), bits, partition, drawn)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def _gradient(self, w: Vector, batch: Tree, bits: int, partition: int, rows: Index | None) -> Vector:
+        """Of a batch; ``bits`` of the model, partition and rows are the key of what the loss draws."""
+        import jax
+
         seed = SEED
         if self._network.random:
-            bits = keyed.digest(np.ascontiguousarray(w))
             seed = seed_of(seed_of_draws(bits, self._first + partition, rows))
         with jax.default_device(self._device):
             return np.asarray(self._network.gradient(w, self._held, batch, seed))
 
-
-def chosen(data: Tree, rows: slice | Index) -> Tree:
-    """Some rows of every array."""
-    import jax
-
-    return jax.tree.map(lambda array: array[rows], data)
+    def _pieces(self, rows: int) -> list[tuple[int, int]]:
+        """Where so many rows are cut into those that are computed at once; of arrays all are."""
+        return list(pairwise(even_ends(rows, TOGETHER if isinstance(self._data, Sharded) else rows)))
 
 
 def device_of(platform: str) -> Any:

@@ -22,6 +22,7 @@ from anyk.problems.scaling import Scaling, in_units, with_intercept
 from anyk.problems.shards.linear import LinearShardPartitions, ShardRows
 from anyk.problems.shards.source import Shards
 from anyk.problems.splits import Dirichlet, checked
+from anyk.problems.streams import Stream
 
 Floats = NDArray[np.float64]
 
@@ -122,6 +123,8 @@ class LinearProblem:
         self.l2, self._start, self._recipe = checked_l2(l2), start, recipe
         if standardize and scaling is not None:
             raise BadInput("standardize and scaling are two ways to do the same; give one")
+        if isinstance(X, Stream):
+            raise BadInput("a linear model needs a pass over its data; streams go with TorchProblem and JaxProblem")
         if isinstance(X, Shards):
             for name, value in (("y", y), ("split", split), ("weights", weights), ("classes", classes)):
                 if value is not None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Partitions, Problem, Vector, problem_text
+from anyk.problems.base import Index, Partitions, Problem, Vector, endless, problem_text
 from anyk.problems.digest import data_digest, digest_of
 from anyk.protocol import slot_names
 
@@ -121,6 +121,11 @@ class ManyProblems:
         """As the first problem's."""
         own: Literal["train", "held_out"] | None = getattr(self._first, "evaluated_on", "train")
         return own
+
+    @property
+    def endless(self) -> bool:
+        """As the first problem: all have equally many samples."""
+        return endless(self._first)
 
     def sampled(self, samples: int) -> ManyProblems:
         """See :class:`~anyk.problems.base.Problem`; :class:`~anyk.errors.BadInput` where one cannot be."""

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Index, some_rows
+from anyk.problems.runs import Runs
 from anyk.problems.shards.arrays import ShardArrays
 from anyk.problems.shards.source import Shards
-from anyk.problems.torch_network import Batch, joined, mapped
+from anyk.problems.streams import ENDS, SAMPLES, Draws, Stream
+from anyk.problems.torch_network import Batch, mapped
 from anyk.problems.torch_random import kept_generators, seed_all
 
 if TYPE_CHECKING:
@@ -65,8 +67,11 @@ class Arrays:
     def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
         """Some samples; on the CPU those of a slice lie where the arrays do. Nothing is drawn, so ``key`` is unused."""
         del key
-        tensors = tuple(tensor_over(array[rows]).to(device) for array in self.arrays)
+        tensors = tuple(tensor_over(array).to(device) for array in self._taken(rows))
         return tensors if self._keys is None else dict(zip(self._keys, tensors, strict=True))
+
+    def _taken(self, rows: Rows) -> list[NDArray[Any]]:
+        return [array[rows] for array in self.arrays]
 
     def some(self, samples: int, of: str) -> Arrays:
         """So many of the samples; see :func:`~anyk.problems.base.some_rows`."""
@@ -93,21 +98,14 @@ class Arrays:
         return made
 
 
-class Runs(Arrays):
-    """Some runs of samples, which keep their numbers; each is an array of its own, where the whole one lies."""
+class ArrayRuns(Arrays):
+    """Some runs of samples, which keep their numbers: what a worker is sent that holds no others."""
 
     def __init__(self, whole: Arrays, bounds: Sequence[tuple[int, int]]) -> None:
-        self._runs: dict[tuple[int, int], Arrays] = {}
-        for a, b in bounds:
-            self._runs[a, b] = run = copy(whole)
-            run.arrays = [array[a:b] for array in whole.arrays]
+        self._runs, self._keys = Runs(whole.arrays, bounds), whole._keys
 
-    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
-        """The samples of one run, or of several together."""
-        assert isinstance(rows, slice)  # workers take a partition's at once
-        wanted = [(a, b) for a, b in self._runs if rows.start <= a and b <= rows.stop]
-        parts = [self._runs[run].tensors(slice(None), device, key) for run in wanted]
-        return parts[0] if len(parts) == 1 else joined(parts)
+    def _taken(self, rows: Rows) -> list[NDArray[Any]]:
+        return self._runs.taken(rows)
 
 
 class Sharded:
@@ -214,6 +212,49 @@ class Items:
         return tuple(parts)
 
 
+class Streamed:
+    """Samples of a stream, of which the first are known; see :class:`~anyk.data.Stream`."""
+
+    labels: None = None  # as of items
+
+    def __init__(self, stream: Stream, collate: Callable[[list[Any]], Any] | None, *, free: bool) -> None:
+        self._draws, self._collate, self._free = Draws(stream), collate, free
+        self.head = self._items(self._draws.head)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def drawn(self, partitions: range, rows: Index | None) -> Items:
+        """The samples of a mini-batch."""
+        return self._items(self._draws.drawn(partitions, rows))
+
+    def some(self, samples: int, of: str) -> Items:
+        """So many samples, in memory."""
+        return self._items(self._draws.some(samples, of))
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """What tells the stream from others: its first samples."""
+        return np.array([self._draws.digest])
+
+    def _items(self, samples: list[Any]) -> Items:
+        return Items(samples, self._collate, free=self._free)
+
+
+class _Restarted:
+    """``make`` of a stream of torch's, which draws from the global generators, if at all."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __call__(self, partition: int, seed: int) -> Any:
+        del partition, seed
+        return self._data
+
+
+Known = Arrays | Items | Sharded  # how many there are, and what they are by number
+Samples = Known | Streamed
+
 _PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
 _OTHERWISE = "wrap the data set in one whose items are such tuples, or give a loss(module, batch), which takes any"
 
@@ -255,12 +296,34 @@ def samples_of(
     collate: Callable[[list[Any]], Any] | None = None,
     *,
     free: bool = False,
-) -> Arrays | Items | Sharded:
-    """A user's data as one of the three kinds; raises :class:`~anyk.errors.BadInput` where it is none of them.
+) -> Samples:
+    """A user's data as one of the four kinds; raises :class:`~anyk.errors.BadInput` where it is none of them.
 
     ``free``: the loss takes whole batches, which may be anything; otherwise a batch is a tuple.
     """
+    from torch.utils.data import IterableDataset
+
+    if isinstance(data, IterableDataset):
+        data = Stream(_Restarted(data))
+    if isinstance(data, Stream):
+        return Streamed(data, collate, free=free)
+    return known_of(data, name, dtype, collate, free=free)
+
+
+def known_of(
+    data: Any,
+    name: str,
+    dtype: np.dtype[Any],
+    collate: Callable[[list[Any]], Any] | None = None,
+    *,
+    free: bool = False,
+) -> Known:
+    """As :func:`samples_of`; a stream is refused, too."""
     import torch
+    from torch.utils.data import IterableDataset
+
+    if isinstance(data, Stream | IterableDataset):
+        raise BadInput(ENDS)
 
     if isinstance(data, Shards):
         if collate is not None:

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from anyk.errors import BadInput, RunFailed
-from anyk.problems.base import Index, Vector, cut, problem_text
+from anyk.problems.base import Index, Vector, cut, even_ends, problem_text
 from anyk.problems.digest import digest_of
 from anyk.problems.shards.processes import in_processes
 from anyk.problems.splits import Dirichlet, checked
+from anyk.problems.streams import NO_LOSS
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
 from anyk.problems.torch_checks import check_norms, check_options, ignored_by, is_mean, takes_module
-from anyk.problems.torch_data import Arrays, Items, Sharded, samples_of, tensor_over
+from anyk.problems.torch_data import Arrays, Known, Sharded, Streamed, known_of, samples_of, tensor_over
 from anyk.problems.torch_metrics import Metric, Metrics, measured, usual
 from anyk.problems.torch_network import Batch, Network, counted, mapped
 from anyk.problems.torch_partitions import (
     TorchPartitions,
     dtype_of,
-    even_ends,
     kept_buffers,
     norms_of,
     pieces_of,
@@ -67,7 +67,8 @@ class TorchProblem:
       are; a data set is pickled to workers as it is and read item by item. ``held_out`` likewise. For
       ``loss(module, batch)`` also arrays by name, ``{"input_ids": …, "labels": …}``, and items of any kind that
       ``collate_fn`` (torch's own, if left out) puts together; it must not draw. Or :class:`~anyk.data.Shards`, files
-      that the driver never opens: the number columns of tables are one tensor, whole-numbered targets classes.
+      that the driver never opens: the number columns of tables are one tensor, whole-numbered targets classes. Or, but
+      for ``held_out``, :class:`~anyk.data.Stream` or torch's ``IterableDataset``: samples without an end.
     - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices) and, if it has one, the
       driver evaluates. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
     - ``microbatch``: samples computed at once at most, where more do not fit into memory: gradients are accumulated,
@@ -142,13 +143,12 @@ class TorchProblem:
         self._data = samples_of(dataset, "the data set", self.dtype, collate_fn, free=free)
         unlabelled = "the targets are not an array of one whole number for each sample"
         self.uneven = checked(split, None if self._data.labels is not None else unlabelled)
-        self._held_out = (
-            None if held_out is None else samples_of(held_out, "held_out", self.dtype, collate_fn, free=free)
-        )
+        self._held_out = None if held_out is None else known_of(held_out, "held_out", self.dtype, collate_fn, free=free)
         if isinstance(self._data, Sharded):
             microbatch = microbatch or _EVALUATED  # a partition need not fit into memory
         self._microbatch = microbatch
-        self.samples = len(self._data)
+        self.samples, self.endless = len(self._data), isinstance(self._data, Streamed)
+        self._known: Known = self._data.head if isinstance(self._data, Streamed) else self._data
         if count is not None:
             self._count_terms(count)
         elif mean and ignored is not None:
@@ -168,12 +168,12 @@ class TorchProblem:
 
     def _try(self) -> Batch:
         """Compute a gradient on a copy of some samples; returns them."""
-        some = min(_TRIED, self.samples)
+        some = min(_TRIED, len(self._known))
         try:
             network = copy.copy(self._network)
             network.device = "cpu"
-            tried = TorchPartitions(network, self._data, cut(some, 1))
-            batch = mapped(self._data.tensors(slice(0, some), "cpu"), lambda tensor: tensor.clone())
+            tried = TorchPartitions(network, self._known, cut(some, 1))
+            batch = mapped(self._known.tensors(slice(0, some), "cpu"), lambda tensor: tensor.clone())
             tried._held[0] = batch
             tried.partial_gradient(0, self.initial())
         except BadInput:
@@ -193,19 +193,19 @@ class TorchProblem:
 
         arrays = self._data.arrays if isinstance(self._data, Arrays) else []
         targets = arrays if network.takes_module else arrays[-1:]
-        known = self._data.tried if isinstance(self._data, Sharded) else self.samples
+        known = self._known.tried if isinstance(self._known, Sharded) else len(self._known)
         for rows in telling(targets, known, self._microbatch):
             of = f"samples {', '.join(map(str, rows))}"
 
             def batch_of(chosen: Index, rows: Index = rows) -> Batch:
-                return self._data.tensors(rows[chosen], "cpu")
+                return self._known.tensors(rows[chosen], "cpu")
 
             try:
                 with drawing(0, torch.device("cpu")), kept_buffers(network.module), torch.no_grad():
                     if network.opaque:
                         check_samples(network, batch_of, len(rows), of)
                         continue
-                    batch = self._data.tensors(rows, "cpu")
+                    batch = self._known.tensors(rows, "cpu")
                     network.times(batch, len(rows))
                     outputs = network.outputs(batch)
                     network.loss_at(outputs, batch[-1])
@@ -223,6 +223,8 @@ class TorchProblem:
     def _count_terms(self, count: Callable[[Any], Any]) -> None:
         """Make the loss a mean over the terms of the whole data set, which takes a pass over it."""
         try:
+            if isinstance(self._data, Streamed):
+                raise BadInput("count is taken of all training data, and a stream has no end; leave it out")
             if isinstance(self._data, Sharded):
                 ends = even_ends(self.samples, -(-self.samples // 64))
                 work = partial(_terms, count, self._data, self._microbatch or _EVALUATED)
@@ -255,7 +257,7 @@ class TorchProblem:
         network.loss.reduction = "sum"
         network.mean, network.scale = False, self.samples / count
 
-    def _check_held_out(self, data: Arrays | Items | Sharded, *, own_metrics: bool) -> None:
+    def _check_held_out(self, data: Known, *, own_metrics: bool) -> None:
         """Say that the metric does not suit what the module gives, before a run and not after it."""
         import torch
 
@@ -302,6 +304,8 @@ class TorchProblem:
         """The objective at ``w``, in evaluation mode: without dropout, with running statistics."""
         import torch
 
+        if isinstance(self._data, Streamed):
+            raise BadInput(NO_LOSS)
         network, device = self._at(w)
         total = 0.0
         with torch.no_grad():
@@ -371,7 +375,7 @@ class TorchProblem:
         """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
         made = copy.copy(self)
         made._data = self._data.some(samples, "train")
-        made.samples = len(made._data)
+        made.samples, made.endless = len(made._data), False
         if self._held_out is not None:
             made._held_out = self._held_out.some(samples, "held out")
         made._last = None
@@ -395,7 +399,9 @@ class TorchProblem:
         import torch
 
         data = self._data
-        if not isinstance(data, Arrays) and not whole and (isinstance(data, Items) or norms_of(self._network.module)):
+        if isinstance(data, Streamed):
+            data = data.some(_RENEWED, "statistics") if norms_of(self._network.module) else data.head
+        elif not (whole or isinstance(data, Arrays)) and norms_of(self._network.module):
             data = data.some(_RENEWED, "statistics")
         last, self._last = self._last, None
         if last is not None and _is_at(last[0].module, w) and last[2] == len(data):
@@ -414,7 +420,7 @@ class TorchProblem:
         self._last = network, device, len(data)
         return network, device
 
-    def _renew_statistics(self, network: Network, device: torch.device, data: Arrays | Items | Sharded) -> None:
+    def _renew_statistics(self, network: Network, device: torch.device, data: Known) -> None:
         """Running means and variances over some data, as ``update_bn`` has them."""
         import torch
 
@@ -432,7 +438,7 @@ class TorchProblem:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
-    def _batches(self, data: Arrays | Items | Sharded, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
+    def _batches(self, data: Known, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
         for a, b in pairwise(even_ends(len(data), self._microbatch or _EVALUATED)):
             yield data.tensors(slice(a, b), device), b - a
 

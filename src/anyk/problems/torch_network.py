@@ -145,15 +145,6 @@ def tensors_in(batch: Batch) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
-def joined(batches: list[Batch]) -> Batch:
-    """Batches of the same make, one after the other."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    leaves = zip(*(pytree.tree_leaves(batch) for batch in batches), strict=True)
-    return pytree.tree_unflatten([torch.cat(parts) for parts in leaves], pytree.tree_structure(batches[0]))
-
-
 def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
     """A batch with its tensors changed."""
     import torch

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector, cut
+from anyk.problems.base import Index, Vector, even_ends
 from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
 from anyk.problems.sums import TOGETHER, check_loss, check_samples
-from anyk.problems.torch_data import Arrays, Items, Rows, Runs, Sharded, tensor_over
+from anyk.problems.torch_data import ArrayRuns, Arrays, Rows, Samples, Sharded, Streamed, tensor_over
 from anyk.problems.torch_network import Batch, Network, mapped, tensors_in
 from anyk.problems.torch_random import cuda_generators, drawing, kept_generators
 
@@ -31,7 +31,7 @@ class TorchPartitions:
     def __init__(
         self,
         network: Network,
-        samples: Arrays | Items | Sharded,
+        samples: Samples,
         ends: NDArray[np.int64],
         microbatch: int | None = None,
     ) -> None:
@@ -55,6 +55,7 @@ class TorchPartitions:
         self._looked: set[int] = set()  # partitions on whose samples the loss has been looked at
         self.tolerance = 0.0
         self._first = 0  # the number of its first partition among all
+        self._spanned = 1  # how many partitions of the strategy's each of its own is
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_held": {}, "_device": None, "_looked": set()}
@@ -80,14 +81,24 @@ class TorchPartitions:
         made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
         made.sizes = (sum(self.sizes[first : last + 1]),)
         made._first, made._held, made._looked = first, {}, set()
+        made._spanned = last - first + 1
+        return made
+
+    def _with(self, samples: Samples, partition: int) -> TorchPartitions:
+        """The same for other samples in the place of a partition's."""
+        made = copy.copy(self)
+        made._samples, made._bounds, made.sizes = samples, [(0, len(samples))], (len(samples),)
+        made._first, made._held = self._first + partition, {}
+        made._looked = {0} if partition in self._looked else set()
         return made
 
     def only(self, partitions: Sequence[int]) -> TorchPartitions:
-        """See :class:`~anyk.problems.base.Partitions`; data sets of items go whole, as only they know what is where."""
+        """See :class:`~anyk.problems.base.Partitions`; data sets of items go whole, as only they know what is where,
+        and so do streams."""
         if not isinstance(self._samples, Arrays):
             return self
         made = copy.copy(self)
-        made._samples = Runs(self._samples, [self._bounds[j] for j in sorted(partitions)])
+        made._samples = ArrayRuns(self._samples, [self._bounds[j] for j in sorted(partitions)])
         return made
 
     def compare_replicas(self) -> None:
@@ -110,6 +121,9 @@ class TorchPartitions:
         self._trial = Trial.of(own._tried, self.tolerance)
 
     def _tried(self) -> Vector:
+        if isinstance(self._samples, Streamed):
+            head = self._with(self._samples.head, 0)
+            return head.partial_gradient(0, model_like(self._scales, self.dtype), np.arange(min(ROWS, *head.sizes)))
         known = self._samples.tried if isinstance(self._samples, Sharded) else ROWS  # without opening a file
         rows = np.arange(min(ROWS, known, self.sizes[0]))
         return self.partial_gradient(0, model_like(self._scales, self.dtype), rows)
@@ -131,6 +145,12 @@ class TorchPartitions:
         if self._device is None:
             self.load(())
         assert self._device is not None
+        if isinstance(self._samples, Streamed):
+            first = self._first + partition
+            drawn = self._samples.drawn(range(first, first + self._spanned), rows)
+            found = self._with(drawn, partition).partial_gradient(0, w)
+            self._looked.add(partition)
+            return found
         module = self._network.module
         parameters = trained(module)
         flat = tensor_over(w).to(self._device)
@@ -192,7 +212,7 @@ class TorchPartitions:
 
     def _batch(self, partition: int, rows: Rows, key: int) -> Batch:
         """Some samples of a partition, together."""
-        assert self._device is not None
+        assert self._device is not None and not isinstance(self._samples, Streamed)
         first = self._bounds[partition][0]
         held = self._held.get(partition)
         if held is None:
@@ -240,14 +260,6 @@ def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tor
 
     parts: Any = torch.split(flat, [prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def even_ends(size: int, most: int) -> list[int]:
-    """Where batches of at most ``most`` samples end, as even as possible: batch norm cannot do with a last one of 1."""
-    if size <= most:
-        return [0, size]
-    ends: list[int] = cut(size, -(-size // most)).tolist()
-    return ends
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,10 +47,9 @@ _KEEPING = threading.RLock()  # the driver may evaluate in a second thread; stat
 
 @contextmanager
 def kept_generators(more: Sequence[Any]) -> Iterator[list[Any]]:
-    """Put back the states of all global generators; gives torch's: that of the CPU and ``more``."""
-    import torch
-
-    generators = [torch.default_generator, *more]
+    """Put back the states of all global generators; gives torch's, if it is loaded: that of the CPU and ``more``."""
+    torch = sys.modules.get("torch")
+    generators = [] if torch is None else [torch.default_generator, *more]
     with _KEEPING:
         states = [generator.get_state() for generator in generators]
         numpys, pythons = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002

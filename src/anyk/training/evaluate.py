@@ -8,8 +8,9 @@ from typing import Any, Literal
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, endless
 from anyk.problems.many import sampled
+from anyk.problems.streams import NO_LOSS
 from anyk.protocol import EvaluateLoss, Fleet, Strategy
 from anyk.specs import Registry
 from anyk.training.limits import first_metrics
@@ -100,6 +101,8 @@ def resolved(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
         return None
     if evaluate.samples is not None:
         sampled(problem, evaluate.samples)
+    elif evaluate.on == "train" and endless(problem):
+        raise BadInput(NO_LOSS)
     if evaluate.on is not None:
         return evaluate
     on: Literal["train", "held_out"] | None = getattr(problem, "evaluated_on", "train")
