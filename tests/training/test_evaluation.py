@@ -1,5 +1,9 @@
 """What is evaluated, how often and on which data; and that nobody reads data that nobody asked for."""
 
+import os
+import signal
+import threading
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,6 +14,7 @@ from anyk.cli import main
 from anyk.problems.many import ManyProblems
 from anyk.testing.problems import Squares
 from anyk.training.config import read_config
+from anyk.training.evaluate import evaluating
 
 
 def linear(held_out=True):
@@ -284,3 +289,50 @@ def test_on_the_command_line(tmp_path):
     race = ["race", *train[1:], "--strategy", "adasync", "--evaluate", "on=held_out", "--out", tmp_path / "race"]
     done = command(*race)
     assert done.exit_code == 2 and "adapts to the training loss" in done.output, done.output
+
+
+# ----------------------------------------------------------------------------------------------- aside
+
+
+class Mortal(Squares):
+    """Its loss must not be asked for in the driver; elsewhere it kills the process as often as a file has letters."""
+
+    def __init__(self, workers, left):
+        super().__init__(workers)
+        self.left, self.driver = left, os.getpid()
+
+    def loss(self, w):
+        assert os.getpid() != self.driver
+        if left := self.left.read_bytes():
+            self.left.write_bytes(left[1:])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(w)
+
+
+def test_aside_another_process_evaluates_and_the_run_is_the_same(tmp_path):
+    (tmp_path / "left").touch()
+    given = {"optimizer": anyk.optimizers.GD(lr=0.1), "evaluate": Evaluate(where="aside", every=1)}
+    mortal, plain = (ManyProblems([problem, problem]) for problem in (Mortal(4, tmp_path / "left"), Squares(4)))
+    aside = anyk.train(mortal, "uncoded:models=2", fleet(), steps=4, out=tmp_path / "run", **given)
+    assert read_config(tmp_path / "run")["evaluate"] == "every=1,where=aside"
+    here = anyk.train(plain, "uncoded:models=2", fleet(), steps=4, **given | {"evaluate": "every=1"})
+    assert aside.history["loss"].tolist() == here.history["loss"].tolist()
+    assert np.array_equal(aside.model, here.model)
+
+
+def test_a_process_that_evaluates_is_replaced_once(tmp_path):
+    left = tmp_path / "left"
+    left.write_text("x")
+    problem = Mortal(4, left)
+    with evaluating(Evaluate(where="aside"), problem) as aside:
+        assert aside.loss(problem.initial()) == Squares(4).loss(problem.initial())
+        left.write_text("xx")
+        with pytest.raises(anyk.RunFailed, match="was killed by SIGKILL, twice at the same model; it may lack memory"):
+            aside.loss(problem.initial())
+
+
+def test_problems_that_cannot_go_aside_get_a_sentence():
+    problem = Squares(4)
+    problem.lock = threading.Lock()
+    with pytest.raises(anyk.BadInput, match="cannot be sent to the process that evaluates it: cannot pickle"):
+        anyk.train(problem, "uncoded", fleet(), steps=1, optimizer=anyk.optimizers.GD(lr=0.1), evaluate="where=aside")

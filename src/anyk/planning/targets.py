@@ -19,7 +19,7 @@ from anyk.problems.base import Problem
 from anyk.protocol import Strategy
 from anyk.training import train
 from anyk.training.defaults import usual_optimizer
-from anyk.training.evaluate import USUAL, Evaluate
+from anyk.training.evaluate import USUAL, Evaluate, read_evaluate
 from anyk.training.limits import LIMIT, check_limits
 
 Floats = NDArray[np.float64]
@@ -56,6 +56,11 @@ class Goal:
         if self.runs < LEAST_RUNS:
             raise BadInput(f"runs must be at least {LEAST_RUNS}, got {self.runs}")
         check_limits(self.problem, None, None, self.target)
+        asked = read_evaluate(self.evaluate)
+        if asked is not None and asked.where == "aside":
+            raise BadInput(
+                "a plan makes hundreds of short runs, each with its own process to evaluate; leave where=aside out"
+            )
         return usual_optimizer(self.problem, self.optimizer, self.lr)
 
 

@@ -33,7 +33,7 @@ from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
 from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, with_plugins
 from anyk.training.environment import environment, new_major
-from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluated, read_evaluate, spec_of
+from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate, spec_of
 from anyk.training.folder import empty, empty_if_it_fails, locked, new_folder
 from anyk.training.launch import Beside, Launch
 from anyk.training.limits import (
@@ -133,22 +133,25 @@ def train(
         optimizer, beginning, come_from = _begin_from(begin, problem, strategy, optimizer)
     begun = 0 if beginning is None else beginning.step
     check_intervals(checkpoint_every)
-    check_held_out(evaluate, problem)
-    check_limits(evaluated(evaluate, problem), steps, seconds, target, begun)
-    if steps is None and seconds is None:
-        usual = STEPS if promise is None else promise.horizon
-        steps = begun + (usual if target is None else LIMIT)
-    check_clock(cluster, steps, seconds)
-    strategy = plan(strategy, steps, begun)
-    limits = {"steps": steps, "seconds": seconds, "target": target}
-    config = _described(problem, strategy, cluster, optimizer, asked) | limits
-    config["evaluate"] = spec_of(evaluate)
-    if come_from is not None:
-        config["begin"] = come_from
-    if promise is not None:
-        config["plan"] = promise.plain()
-    beside = Beside(evaluate, checkpoint_every, check_callbacks(callbacks))
-    return _begun(strategy, cluster, problem, optimizer, config, beside, beginning, out, progress=progress)
+    with evaluating(evaluate, problem) as evaluated:
+        check_held_out(evaluate, evaluated)
+        check_limits(evaluated, steps, seconds, target, begun)
+        if steps is None and seconds is None:
+            usual = STEPS if promise is None else promise.horizon
+            steps = begun + (usual if target is None else LIMIT)
+        check_clock(cluster, steps, seconds)
+        strategy = plan(strategy, steps, begun)
+        limits = {"steps": steps, "seconds": seconds, "target": target}
+        config = _described(problem, strategy, cluster, optimizer, asked) | limits
+        config["evaluate"] = spec_of(evaluate)
+        if come_from is not None:
+            config["begin"] = come_from
+        if promise is not None:
+            config["plan"] = promise.plain()
+        beside = Beside(evaluate, checkpoint_every, check_callbacks(callbacks))
+        return _begun(
+            strategy, cluster, problem, optimizer, config, beside, beginning, out, evaluated, progress=progress
+        )
 
 
 def _begun(
@@ -160,6 +163,7 @@ def _begun(
     beside: Beside,
     beginning: Beginning | None,
     out: str | Path | None,
+    evaluated: Problem,
     *,
     progress: bool,
 ) -> Run:
@@ -176,8 +180,9 @@ def _begun(
             log = RunLog(None if folder is None else folder / "log.sqlite")
             beside = replace(beside, callbacks=callbacks)
             launch = Launch(
-                strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning
-            )
+                strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning,
+                evaluated=evaluated,
+            )  # fmt: skip
             if "begin" in config:
                 earlier = config["begin"]
                 log.note(0.0, "begun", f"at step {earlier['step']} of {earlier['run']} ({earlier['strategy']})")
@@ -263,42 +268,43 @@ def _resume(
     check_problem(config, problem, f"the run '{folder}'")
     beginning = Beginning.load(folder) if "begin" in config else None
     begun = 0 if beginning is None else beginning.step
-    check_held_out(beside.evaluate, problem)
-    evaluating = evaluated(beside.evaluate, problem)
-    check_limits(evaluating, config.get("steps"), config.get("seconds"), config.get("target"), begun)
-    admit_strategy(config)
-    strategy = build_strategy(config["strategy"], workers=config["workers"])
-    strategy = plan(strategy, config.get("steps"), begun)
-    check_evaluate(beside.evaluate, strategy, config.get("target"))
-    check_address(config["cluster"], f"the run '{folder}'", trust=trust)
-    cluster = build_cluster(
-        config["cluster"],
-        workers=config["workers"],
-        delays=config["delays"],
-        seed=config["seed"],
-        communication=config["communication"],
-    )
-    check_traces(config, cluster, f"the run '{folder}'")
-    check_clock(cluster, config.get("steps"), config.get("seconds"))
-    if optimizer is None:
-        optimizer = build_optimizer(config["optimizer"], lr=config["lr"])
-    with locked(folder):
-        with RunLog.reading(folder / "log.sqlite", prefix=True) as whole:  # before anything is changed
-            saved = checkpoints.newest(folder, whole, or_older=True)
-        if saved and planned and config.get("steps") != planned:
-            state = from_plain(strategy.State, saved.state["strategy"], strategy)
-            strategy.check_further(state, planned, begun)
-        if saved is not None and saved.instead is not None:
-            step = min(saved.state["versions"].values())
-            _tell(beside, f"{saved.instead}; going on from the checkpoint before, at step {step}")
-        if saved is not None and (newer := new_major(config)):
-            _tell(beside, f"going on with {' and '.join(newer)}: from here on bits may differ from what they were")
-        log = RunLog(folder / "log.sqlite")
-        write_config(folder, config)
-        launch = Launch(
-            strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning, saved=saved
+    with evaluating(beside.evaluate, problem) as evaluated:
+        check_held_out(beside.evaluate, evaluated)
+        check_limits(evaluated, config.get("steps"), config.get("seconds"), config.get("target"), begun)
+        admit_strategy(config)
+        strategy = build_strategy(config["strategy"], workers=config["workers"])
+        strategy = plan(strategy, config.get("steps"), begun)
+        check_evaluate(beside.evaluate, strategy, config.get("target"))
+        check_address(config["cluster"], f"the run '{folder}'", trust=trust)
+        cluster = build_cluster(
+            config["cluster"],
+            workers=config["workers"],
+            delays=config["delays"],
+            seed=config["seed"],
+            communication=config["communication"],
         )
-        return launch.run()
+        check_traces(config, cluster, f"the run '{folder}'")
+        check_clock(cluster, config.get("steps"), config.get("seconds"))
+        if optimizer is None:
+            optimizer = build_optimizer(config["optimizer"], lr=config["lr"])
+        with locked(folder):
+            with RunLog.reading(folder / "log.sqlite", prefix=True) as whole:  # before anything is changed
+                saved = checkpoints.newest(folder, whole, or_older=True)
+            if saved and planned and config.get("steps") != planned:
+                state = from_plain(strategy.State, saved.state["strategy"], strategy)
+                strategy.check_further(state, planned, begun)
+            if saved is not None and saved.instead is not None:
+                step = min(saved.state["versions"].values())
+                _tell(beside, f"{saved.instead}; going on from the checkpoint before, at step {step}")
+            if saved is not None and (newer := new_major(config)):
+                _tell(beside, f"going on with {' and '.join(newer)}: from here on bits may differ from what they were")
+            log = RunLog(folder / "log.sqlite")
+            write_config(folder, config)
+            launch = Launch(
+                strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning,
+                evaluated=evaluated, saved=saved,
+            )  # fmt: skip
+            return launch.run()
 
 
 def _tell(beside: Beside, text: str) -> None:

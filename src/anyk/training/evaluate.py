@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from anyk.checks import typed
+from anyk.clusters.processes.aside import Aside
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, endless
@@ -30,7 +33,9 @@ class Evaluate:
     samples and as many of the held-out ones, the same each time (all, where there are no more). ``on``: ``train``, the
     objective on training data, and the metric if there is held-out data; ``held_out``, the metric only. Left out, it is
     ``train`` for data in memory; data that the driver would have to read item by item is left alone (``held_out``, and
-    nothing without held-out data).
+    nothing without held-out data). ``where``: on the ``driver``, whose steps it delays by a twentieth at most; or
+    ``aside``, in a process of its own on the driver's machine, for which no step waits, nearly as soon as versions are
+    made. Then only that process reads the data to evaluate; data in memory it has a copy of.
 
     Raises :class:`~anyk.errors.BadInput` for numbers out of range.
 
@@ -47,6 +52,7 @@ class Evaluate:
     samples: int | None = None
     on: Literal["train", "held_out"] | None = None
     seconds: float | None = None
+    where: Literal["driver", "aside"] = "driver"
 
     def __post_init__(self) -> None:
         for name in ("every", "samples"):
@@ -61,6 +67,7 @@ class Evaluate:
     def spec(self) -> str:
         """The short form: ``every=10,samples=500``, empty if nothing is given."""
         values = {name: getattr(self, name) for name in ("every", "samples", "on", "seconds")}
+        values["where"] = None if self.where == "driver" else self.where
         return ",".join(
             f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in values.items()
@@ -75,7 +82,7 @@ def read_evaluate(given: Evaluate | str | None) -> Evaluate | None:
     """What a user asks for, as an object; None for nothing.
 
     >>> read_evaluate("every=10,on=held_out"), read_evaluate("none")
-    (Evaluate(every=10, samples=None, on='held_out', seconds=None), None)
+    (Evaluate(every=10, samples=None, on='held_out', seconds=None, where='driver'), None)
     """
     if not isinstance(given, str):
         return given
@@ -97,21 +104,25 @@ def resolved(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
 
     Raises :class:`~anyk.errors.BadInput` where the problem cannot be evaluated as asked.
     """
-    if evaluate is None:
-        return None
-    if evaluate.samples is not None:
-        sampled(problem, evaluate.samples)
-    elif evaluate.on == "train" and endless(problem):
+    if evaluate is not None and evaluate.samples is None and evaluate.on == "train" and endless(problem):
         raise BadInput(NO_LOSS)
-    if evaluate.on is not None:
+    if evaluate is None or evaluate.on is not None:
         return evaluate
     on: Literal["train", "held_out"] | None = getattr(problem, "evaluated_on", "train")
     return None if on is None else replace(evaluate, on=on)
 
 
-def evaluated(evaluate: Evaluate | None, problem: Problem) -> Problem:
-    """The problem that is evaluated in the place of the whole."""
-    return problem if evaluate is None or evaluate.samples is None else sampled(problem, evaluate.samples)
+@contextmanager
+def evaluating(evaluate: Evaluate | None, problem: Problem) -> Iterator[Problem]:
+    """The problem that is evaluated in the place of the whole, as long as this is open.
+
+    Raises :class:`~anyk.errors.BadInput` where the problem cannot be evaluated as asked.
+    """
+    if evaluate is not None and evaluate.where == "aside":
+        with Aside(problem, evaluate.samples) as aside:
+            yield aside.problem
+    else:
+        yield problem if evaluate is None or evaluate.samples is None else sampled(problem, evaluate.samples)
 
 
 def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float | None) -> None:
@@ -124,7 +135,7 @@ def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float 
         raise BadInput(needs_loss(strategy.spec))
 
 
-def check_watched(evaluate: Evaluate | None, problem: Problem, strategy: Strategy, optimizer: Optimizer) -> None:
+def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strategy, optimizer: Optimizer) -> None:
     """Raise :class:`~anyk.errors.BadInput` where an optimiser goes by evaluations and cannot."""
     watches = optimizer.watches
     if watches is None:
@@ -139,9 +150,8 @@ def check_watched(evaluate: Evaluate | None, problem: Problem, strategy: Strateg
             f"'{strategy.spec}' adapts to the loss and the learning rate, which it must know from the start; use "
             "another schedule than ReduceLROnPlateau"
         )
-    chosen = evaluated(evaluate, problem)
-    found = first_metrics(chosen)
-    name, better = (next(iter(found)), chosen.better) if found else ("loss", "lower")
+    found = first_metrics(evaluated)
+    name, better = (next(iter(found)), evaluated.better) if found else ("loss", "lower")
     if better != watches:
         mode = "max" if better == "higher" else "min"
         raise BadInput(
@@ -156,9 +166,9 @@ def asks_for_loss(strategy: Strategy) -> bool:
     return any(isinstance(command, EvaluateLoss) for command in commands)
 
 
-def check_held_out(evaluate: Evaluate | None, problem: Problem) -> None:
+def check_held_out(evaluate: Evaluate | None, evaluated: Problem) -> None:
     """Raise :class:`~anyk.errors.BadInput` where the user wants held-out data evaluated and there is none."""
-    if evaluate is not None and evaluate.on == "held_out" and not first_metrics(evaluated(evaluate, problem)):
+    if evaluate is not None and evaluate.on == "held_out" and not first_metrics(evaluated):
         raise BadInput(
             "evaluate on='held_out' needs held-out data (X_test and y_test of a linear model, held_out of others); "
             "give some, or on='train'"

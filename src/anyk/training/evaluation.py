@@ -13,7 +13,7 @@ from anyk.clusters.contract import PINNED
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
-from anyk.training.evaluate import USUAL, Evaluate, evaluated, resolved
+from anyk.training.evaluate import USUAL, Evaluate
 from anyk.training.schema import Evaluation
 
 _POINTS = 256  # versions kept of a slot before every second one is left out
@@ -27,11 +27,11 @@ class Evaluator:
     """Keeps versions and evaluates them.
 
     On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
-    newest now and then, for at most 5 % of the time (with a target, after a second at the latest), and the rest is
-    evaluated after the run; large ones wait in a temporary file without a name, not in memory. Of a long run every 2nd,
-    4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says otherwise; with None nothing is kept.
-    ``target`` is a value of the metric (without held-out data, of the loss); ``reached`` is the earliest version known
-    to have it.
+    newest now and then, for at most 5 % of the time unless it is evaluated aside (with a target, after a second at the
+    latest), and the rest is evaluated after the run; large ones wait in a temporary file without a name, not in memory.
+    Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says otherwise; with
+    None nothing is kept. ``problem``: what is evaluated (:func:`~anyk.training.evaluate.evaluating`). ``target`` is a
+    value of the metric (without held-out data, of the loss); ``reached`` is the earliest version known to have it.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Evaluator:
         background: bool = False,
     ) -> None:
         self.target = target
-        evaluate = resolved(evaluate, problem)
-        self.problem, self._off = evaluated(evaluate, problem), evaluate is None
+        self.problem, self._off = problem, evaluate is None
         evaluate = evaluate or USUAL
+        self._share = 1.0 if evaluate.where == "aside" else _SHARE
         self._loss = evaluate.on != "held_out"
         self._apart = evaluate.seconds
         self.done: dict[tuple[str, int], Evaluation] = {}
@@ -190,7 +190,7 @@ class Evaluator:
                 rest = float("inf")  # it is said when the run has ended and all is evaluated that is left
                 continue
             ended = clock.perf_counter()
-            rest = ended + (ended - began) / _SHARE
+            rest = ended + (ended - began) * (1.0 / self._share - 1.0)
             if self.target is not None:  # reached, it is to end the run soon, however long looking takes
                 rest = min(rest, ended + 1.0)
 

@@ -60,6 +60,7 @@ class Launch:
         *,
         folder: Path | None,
         beginning: Beginning | None,
+        evaluated: Problem,
         saved: checkpoints.Saved | None = None,
     ) -> None:
         self._strategy = strategy
@@ -67,7 +68,8 @@ class Launch:
         self._beside, self._folder, self._saved = beside, folder, saved
         self._evaluator: Evaluator | None = None
         self._save_at = 0.0
-        check_watched(resolved(beside.evaluate, problem), problem, strategy, optimizer)
+        self._evaluate, self._evaluated = resolved(beside.evaluate, problem), evaluated
+        check_watched(self._evaluate, evaluated, strategy, optimizer)
         self._at_once = cluster.virtual or optimizer.watches is not None  # what is evaluated changes the next step
         self._begun = False  # before it has, nothing is written
         self._hooks = hooks = Hooks(beside.callbacks)
@@ -153,8 +155,8 @@ class Launch:
     def _drive(self) -> None:
         driver, saved = self.driver, self._saved
         with _patient_interrupts(driver), _quick_switching():
-            if resolved(self._beside.evaluate, self._problem) is not None:
-                first_metrics(self._problem)  # what metrics import is not to be imported on the clock
+            if self._evaluate is not None:
+                first_metrics(self._evaluated)  # what metrics import is not to be imported on the clock
             with session(
                 driver,
                 None if saved is None else (saved.state, saved.vectors),
@@ -189,8 +191,8 @@ class Launch:
         """The workers have started: look back at what the run has come to before."""
         log, saved = self._log, self._saved
         self._evaluator = evaluator = Evaluator(
-            self._problem,
-            self._beside.evaluate,
+            self._evaluated,
+            self._evaluate,
             target=self._config.get("target"),
             background=not self._at_once,
         )

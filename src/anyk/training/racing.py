@@ -39,7 +39,7 @@ from anyk.training.digests import (
     files_of,
     with_plugins,
 )
-from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluated, read_evaluate, spec_of
+from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate, spec_of
 from anyk.training.folder import check_plain, new_folder
 from anyk.training.limits import check_address, check_limits, check_rows
 from anyk.training.progress import showing
@@ -206,8 +206,9 @@ def race(
     optimizer = usual_optimizer(trained, optimizer)
     limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
     evaluate = read_evaluate(evaluate)
-    check_held_out(evaluate, trained)
-    check_limits(evaluated(evaluate, trained), steps, seconds, target)
+    with evaluating(evaluate, trained) as evaluated:
+        check_held_out(evaluate, evaluated)
+        check_limits(evaluated, steps, seconds, target)
     for spec in specs:
         strategy = build_strategy(spec, workers=workers)
         check_rows(trained, strategy)
@@ -292,8 +293,8 @@ def resume_race(
             problem = from_recipe(config["problem"])
         optimizer = optimizer or build_optimizer(config["optimizer"], lr=config["lr"])
     check_problem(config, problem, of)
-    evaluating = evaluated(read_evaluate(config.get("evaluate", "")), problem)
-    check_limits(evaluating, config.get("steps"), config.get("seconds"), config.get("target"))
+    with evaluating(read_evaluate(config.get("evaluate", "")), problem) as evaluated:
+        check_limits(evaluated, config.get("steps"), config.get("seconds"), config.get("target"))
     with with_plugins(config, of):
         for spec in config["runs"]:
             build_strategy(spec, workers=config["workers"])

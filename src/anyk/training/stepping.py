@@ -287,6 +287,8 @@ class _From:
         self._problem, self._w = problem, w
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what pickle asks of an object that has nothing yet
+            raise AttributeError(name)
         return getattr(self._problem, name)
 
     def initial(self) -> Vector:

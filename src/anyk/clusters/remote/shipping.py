@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import Partitions
+from anyk.problems.base import Partitions, Problem
 from anyk.problems.decompiled import DecompiledPartitions
 
 _PLAIN = b"{"  # what JSON of an object begins with, and no pickle
 
 
-def ship(partitions: Partitions) -> list[memoryview]:
+def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memoryview]:
     """The object's bytes, then those of its arrays; classes of a script or notebook go along by value."""
     if isinstance(partitions, DecompiledPartitions):
         plain, arrays = partitions.plain()
@@ -30,7 +30,7 @@ def ship(partitions: Partitions) -> list[memoryview]:
     try:
         main = cloudpickle.dumps(partitions, protocol=5, buffer_callback=raw.append)
     except Exception as error:
-        raise BadInput(f"the problem cannot be sent to workers: {error}") from None
+        raise BadInput(f"the problem cannot be sent to {to}: {error}") from None
     return [memoryview(main), *(buffer.raw() for buffer in raw)]
 
 

@@ -1,0 +1,190 @@
+"""Evaluation in a process of its own beside the driver, so that steps do not wait and the driver opens no data.
+
+The problem goes there once, as partitions go to workers; its arrays and the models lie in shared memory without a name.
+Questions and answers are lines of JSON, and nothing that comes back is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from anyk.clusters.processes.memory import Segment, place_buffers
+from anyk.clusters.remote.shipping import ship, unship
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Problem, Vector
+from anyk.problems.many import ManyProblems, sampled
+
+_BOOT = "import json, sys; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; "
+_BOOT += "from anyk.clusters.processes.aside import main; main(s)"
+_DYING = 5.0  # seconds that a process may take to end after it has hung up
+_ERRORS: dict[str, type[Exception]] = {"BadInput": BadInput, "RunFailed": RunFailed}
+
+
+class Aside:
+    """A process that evaluates a problem, on so many ``samples`` or on all; a context manager.
+
+    ``problem`` is what stands for it here: its objective and metrics are those that the process computes. It starts
+    when it is first asked; one that is killed is replaced once, and asked again.
+
+    Raises :class:`~anyk.errors.BadInput` for problems that cannot be sent there.
+    """
+
+    def __init__(self, problem: Problem, samples: int | None = None) -> None:
+        if not sys.platform.startswith(("linux", "darwin")):
+            raise BadInput(f"evaluation aside runs on Linux and macOS, not on {sys.platform}; use where='driver'")
+        buffers = ship(problem, to="the process that evaluates it")
+        places, size = place_buffers(buffers)
+        self._data = Segment.create(size, "evaluated")
+        self._data.reserve(0, max(size, 1))
+        for (start, length), buffer in zip(places, buffers, strict=True):
+            self._data.memory[start : start + length] = buffer
+        self._model = Segment.create(problem.dimension * problem.dtype.itemsize, "model")
+        self._dtype, self._samples, self._places = problem.dtype, samples, places
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()  # the driver and the thread that evaluates may ask
+        self.problem: Problem = _Evaluated(problem, self, 0)
+        if isinstance(problem, ManyProblems):
+            self.problem = ManyProblems([_Evaluated(one, self, i) for i, one in enumerate(problem.each)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._data.close()
+        self._model.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    def ask(self, what: Literal["loss", "metrics"], model: int, w: Vector) -> Any:
+        """What the problem of a model says of ``w``; raises what it raises there."""
+        question = json.dumps([what, model, w.size]) + "\n"
+        with self._lock:
+            for _ in range(2):
+                process = self._process = self._process or self._start()
+                assert process.stdin is not None and process.stdout is not None
+                self._model.array(0, w.size, self._dtype)[:] = w
+                line = ""
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(question)
+                    process.stdin.flush()
+                    line = process.stdout.readline()
+                if line:
+                    break
+                ended = self._end(_DYING)
+            else:
+                why = f"was killed by {signal.Signals(-ended).name}" if ended < 0 else f"exited with code {ended}"
+                raise RunFailed(
+                    f"the process that evaluates {why}, twice at the same model; it may lack memory: evaluate on fewer "
+                    "samples, or with where='driver'"
+                )
+        answer = json.loads(line)
+        if isinstance(answer, list):
+            kind, text = answer
+            raise _ERRORS.get(kind, type(kind, (Exception,), {}))(text)
+        return answer["is"]
+
+    def _start(self) -> subprocess.Popen[str]:
+        fds = [self._data.fd, self._model.fd]
+        setup = {
+            "path": [entry or str(Path.cwd()) for entry in sys.path],
+            "segments": [*zip(fds, [self._data.size, self._model.size], strict=True)],
+            "places": self._places,
+            "dtype": self._dtype.str,
+            "samples": self._samples,
+        }
+        environment = dict(os.environ)
+        jax = sys.modules.get("jax")
+        if jax is not None and jax.config.jax_enable_x64:  # what the script has set, not its environment
+            environment["JAX_ENABLE_X64"] = "1"
+        return subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(setup)],
+            pass_fds=fds,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
+        )
+
+    def _end(self, within: float = 0.0) -> int:
+        """End the process, if there is one and it does not by itself ``within`` so many seconds; returns its code."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(within)
+        process.kill()
+        for pipe in (process.stdout, process.stdin):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        return process.wait()
+
+
+class _Evaluated:
+    """A problem that is evaluated elsewhere; all else is its own."""
+
+    def __init__(self, problem: Problem, aside: Aside, model: int) -> None:
+        self._problem, self._aside, self._model = problem, aside, model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._problem, name)
+
+    def loss(self, w: Vector) -> float:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return float(self._aside.ask("loss", self._model, w))
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """See :class:`~anyk.problems.base.Problem`."""
+        found: dict[str, float] = self._aside.ask("metrics", self._model, w)
+        return found
+
+
+def main(setup: dict[str, Any]) -> None:
+    """Entry point of the process: questions come by standard input, answers go to standard output."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a user's function prints is for people
+    questions: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(questions,), daemon=True).start()
+    data, models = (Segment(fd, size) for fd, size in setup["segments"])
+    problem: Problem | None = None
+    while True:
+        what, model, size = json.loads(questions.get())
+        try:
+            if problem is None:
+                problem = unship([memoryview(data.memory)[start : start + length] for start, length in setup["places"]])
+                problem = problem if setup["samples"] is None else sampled(problem, setup["samples"])
+            answer: Any = {"is": _answer(problem, what, model, models.array(0, size, np.dtype(setup["dtype"])))}
+        except Exception as error:  # a user's problem may raise anything
+            known = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]
+            answer = [(known or [type(error).__name__])[0], str(error)]
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+
+
+def _listen(questions: queue.SimpleQueue[str]) -> None:
+    """Take questions until the driver has gone; the process then ends, whatever it is at."""
+    for line in sys.stdin:
+        questions.put(line)
+    os._exit(0)
+
+
+def _answer(problem: Problem, what: str, model: int, w: Vector) -> Any:
+    one = problem.each[model] if isinstance(problem, ManyProblems) else problem
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(one.loss(w)) if what == "loss" else {name: float(value) for name, value in one.metrics(w).items()}
