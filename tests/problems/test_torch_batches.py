@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import random
+import sys
+from multiprocessing import resource_tracker
 from types import SimpleNamespace
 
 import cloudpickle
@@ -16,6 +20,7 @@ import anyk
 from anyk.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.problems.sums import telling
+from anyk.problems.torch_data import Items
 
 WORDS, LONGEST = 7, 6
 
@@ -239,3 +244,46 @@ def test_a_worker_that_shares_no_memory_is_sent_only_what_it_holds(assignment):
     np.testing.assert_allclose(
         piece.partial_gradient(0, w), sum(whole.partial_gradient(j, w) for j in (0, 1)), atol=1e-3
     )
+
+
+class Drawn:
+    """Items of a script's, which draw from all three generators; the last one fails."""
+
+    __module__ = "__main__"
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        if i == 11:
+            raise OSError("gone")
+        return torch.rand(2), np.random.rand(), random.random(), i, os.getpid()  # noqa: NPY002
+
+
+def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
+    """In a worker only; and the program's main module, which need not have a guard, is not imported by them."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/script.py", raising=False)
+    alone, items = Items(Drawn()), Items(Drawn())
+    items.processes = 1
+    here = items.tensors(slice(0, 3), "cpu", key=5)
+    assert set(here[-1].tolist()) == {os.getpid()}
+    monkeypatch.setenv("ANYK_WORKER", "0")
+    before = torch.get_rng_state()
+    try:
+        for rows, key in [(slice(0, 9), 5), (np.array([1, 7, 10]), 6)]:
+            found, expected = items.tensors(rows, "cpu", key), alone.tensors(rows, "cpu", key)
+            for one, other in zip(found[:-1], expected[:-1], strict=True):
+                assert torch.equal(one, other)
+            assert os.getpid() not in found[-1].tolist()
+        with pytest.raises(anyk.RunFailed, match="item 11 of the data set cannot be read: OSError: gone"):
+            items.tensors(np.array([3, 11]), "cpu", 7)
+        assert torch.equal(torch.get_rng_state(), before)
+    finally:
+        del items
+        resource_tracker._resource_tracker._stop()
+    for options, sentence in [
+        ({"num_workers": 2}, "num_workers read the items"),
+        ({"num_workers": -1}, "at least 0 proc"),
+    ]:
+        with pytest.raises(BadInput, match=sentence):
+            TorchProblem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.ones(3, 2), torch.ones(3, 1)), **options)

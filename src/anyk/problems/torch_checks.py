@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 _MODULE = ("module", "model")  # what a loss calls the module that it takes
 
 
-def check_options(device: str, precision: str | None, l2: float, microbatch: int | None, threads: int) -> None:
+def check_options(
+    device: str, precision: str | None, l2: float, microbatch: int | None, threads: int, num_workers: int
+) -> None:
     """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range."""
     try:
         import torch
@@ -29,6 +31,7 @@ def check_options(device: str, precision: str | None, l2: float, microbatch: int
     check(l2, float, "l2")
     check(microbatch, int | None, "microbatch")
     check(threads, int, "threads")
+    check(num_workers, int, "num_workers")
     if precision == "fp16":
         raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
     if precision not in (None, "bf16"):
@@ -39,6 +42,8 @@ def check_options(device: str, precision: str | None, l2: float, microbatch: int
         raise BadInput(f"microbatch must be at least 1 sample, got {microbatch}")
     if threads < 1:
         raise BadInput(f"threads of a worker must be at least 1, got {threads}")
+    if num_workers < 0:
+        raise BadInput(f"num_workers must be at least 0 processes, got {num_workers}")
 
 
 def check_norms(module: torch.nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -11,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput
 from anyk.problems.base import Index, some_rows
 from anyk.problems.runs import Runs
 from anyk.problems.shards.arrays import ShardArrays
 from anyk.problems.shards.source import Shards
 from anyk.problems.streams import ENDS, SAMPLES, Draws, Stream
+from anyk.problems.torch_loading import Readers, read
 from anyk.problems.torch_network import Batch, mapped
 from anyk.problems.torch_random import kept_generators, seed_all
 
@@ -159,6 +161,8 @@ class Items:
     """
 
     labels: None = None  # reading them would read everything
+    processes = 0  # that each worker starts to read items
+    _readers: Readers | None = None
 
     def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None, *, free: bool = False) -> None:
         self.data, self._collate, self._free = data, collate, free
@@ -166,6 +170,9 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.data) if self._rows is None else len(self._rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_readers": None}
 
     def some(self, samples: int, of: str) -> Items:
         """So many of the samples, which keep their numbers; see :func:`~anyk.problems.base.some_rows`."""
@@ -182,21 +189,25 @@ class Items:
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         if self._rows is not None:
             numbers = self._rows[list(numbers)].tolist()
-        items = []
+        items = self._read(key, numbers)
         with kept_generators([]) as generators:
-            for i in numbers:
-                seed_all(generators, keyed.integer(key, "item", i))
-                try:
-                    items.append(self.data[i])
-                except Exception as error:
-                    raise RunFailed(
-                        f"item {i} of the data set cannot be read: {type(error).__name__}: {error}"
-                    ) from error
+            seed_all(generators, keyed.integer(key, "together", numbers[-1]))
             batch = self._together(items)
         return mapped(batch, lambda tensor: tensor.to(device))
 
+    def _read(self, key: int, numbers: Sequence[int]) -> list[Any]:
+        """Items; where a process does nothing but work, by others beside it, if the user wants them."""
+        if not self.processes or "ANYK_WORKER" not in os.environ:
+            return read(self.data, key, numbers)
+        self._readers = self._readers or Readers(self.data, self.processes)
+        try:
+            return self._readers.read(key, numbers)
+        except RuntimeError:  # a process has ended
+            self._readers = None
+            raise
+
     def _together(self, items: list[Any]) -> Batch:
-        """Items as a batch; in a ``collate`` of the user's own draws are keyed by the last of them."""
+        """Items as a batch."""
         import torch
         from torch.utils.data import default_collate
 

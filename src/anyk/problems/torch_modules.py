@@ -24,7 +24,7 @@ from anyk.problems.splits import Dirichlet, checked
 from anyk.problems.streams import NO_LOSS
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
 from anyk.problems.torch_checks import check_norms, check_options, ignored_by, is_mean, takes_module
-from anyk.problems.torch_data import Arrays, Known, Sharded, Streamed, known_of, samples_of, tensor_over
+from anyk.problems.torch_data import Arrays, Items, Known, Sharded, Streamed, known_of, samples_of, tensor_over
 from anyk.problems.torch_metrics import Metric, Metrics, measured, usual
 from anyk.problems.torch_network import Batch, Network, counted, mapped
 from anyk.problems.torch_partitions import (
@@ -74,6 +74,8 @@ class TorchProblem:
     - ``microbatch``: samples computed at once at most, where more do not fit into memory: gradients are accumulated,
       one microbatch after another, and sent once; of shards 512. ``threads``: how many each worker computes gradients
       with, on all clusters; the last digits depend on their number, so that it is part of the problem.
+      ``num_workers``: processes that each worker starts to read the items of a map-style data set, as torch's
+      ``DataLoader`` does; bits do not depend on it.
     - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
       With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or what ``count``
@@ -116,13 +118,14 @@ class TorchProblem:
         reduction: Literal["mean", "sum"] | None = None,
         microbatch: int | None = None,
         threads: int = 1,
+        num_workers: int = 0,
         metrics: Mapping[str, Metric] | None = None,
         better: Literal["higher", "lower"] | None = None,
         split: Dirichlet | str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         count: Callable[[Any], Any] | None = None,
     ) -> None:
-        check_options(device, precision, l2, microbatch, threads)
+        check_options(device, precision, l2, microbatch, threads, num_workers)
         mean, free = is_mean(loss, reduction), takes_module(loss)
         try:
             own = copy.deepcopy(module).cpu()
@@ -144,6 +147,10 @@ class TorchProblem:
         unlabelled = "the targets are not an array of one whole number for each sample"
         self.uneven = checked(split, None if self._data.labels is not None else unlabelled)
         self._held_out = None if held_out is None else known_of(held_out, "held_out", self.dtype, collate_fn, free=free)
+        if isinstance(self._data, Items):
+            self._data.processes = num_workers
+        elif num_workers:
+            raise BadInput("num_workers read the items of a map-style data set, which this is not; leave it out")
         if isinstance(self._data, Sharded):
             microbatch = microbatch or _EVALUATED  # a partition need not fit into memory
         self._microbatch = microbatch
