@@ -1,6 +1,7 @@
 """Callbacks that come with anyk: when they stop, what they keep, and what other tools read of what they wrote."""
 
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -227,3 +228,31 @@ def test_tensorboard_has_a_folder_for_each_run_of_a_race_and_closes_those_that_f
     with pytest.raises(ZeroDivisionError):
         anyk.train(linear(), "uncoded", fleet(), steps=4, callbacks=[TensorBoard(tmp_path / "tb"), Faulty()])
     assert len(events(tmp_path / "tb")[0]["train/workers"]) == 1
+
+
+def test_a_mirror_is_whole_at_any_time_and_outlives_the_run(tmp_path):
+    mirror = anyk.callbacks.Mirror(tmp_path / "far" / "copy", every=0.01)
+    seen = []
+
+    class Look(Callback):
+        """Reads the copy as another machine would, while the log is written."""
+
+        def on_step(self, info):
+            if info.step % 20 == 0:
+                with anyk.Run.open(mirror.folder) as copy:  # all seals are checked
+                    seen.append(copy.steps)
+                time.sleep(0.02)
+
+    with anyk.train(
+        linear(), "uncoded", fleet(), steps=100, out=tmp_path / "run", callbacks=[mirror, Look()]
+    ) as run, anyk.Run.open(mirror.folder) as copy:  # fmt: skip
+        assert copy.steps == 100 and copy.summary == run.summary and copy.receipt(7).used == run.receipt(7).used
+        assert {file.name for file in mirror.folder.iterdir()} == {"run.toml", "log.sqlite"}
+        assert len(seen) == 5 and sorted(seen) == seen
+    with anyk.training.Following(mirror.folder) as followed:
+        assert followed.run().steps == 100 and followed.ended
+    for folder, why in ((tmp_path / "run", "is the run's"), (tmp_path, "holds other files")):
+        with pytest.raises(anyk.errors.BadInput, match=why):
+            anyk.resume(tmp_path / "run", steps=201, callbacks=[anyk.callbacks.Mirror(folder)])
+    with pytest.raises(anyk.errors.BadInput, match="give out='runs/NAME'"):
+        anyk.train(linear(), "uncoded", fleet(), steps=1, callbacks=[mirror])

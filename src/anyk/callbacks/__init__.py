@@ -7,6 +7,7 @@
 from anyk.callbacks.checkpoint import Checkpoint
 from anyk.callbacks.early_stopping import EarlyStopping
 from anyk.callbacks.logs import Logging
+from anyk.callbacks.mirror import Mirror
 from anyk.callbacks.mlflow_tracking import MLflow
 from anyk.callbacks.tensorboard_events import TensorBoard
 from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo, StopRun
@@ -20,6 +21,7 @@ __all__ = [
     "Logging",
     "LostInfo",
     "MLflow",
+    "Mirror",
     "RunInfo",
     "StepInfo",
     "StopRun",

@@ -40,7 +40,7 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
     console = people(given["json_file"])
     names = ("workers", "cluster", "delays", "communication", "seed", "steps", "seconds", "target")
     try:
-        with serving(given["metrics"]) as served, Progress(console, quiet=given["quiet"]) as progress:
+        with serving(given["metrics"], given["mirror"]) as served, Progress(console, quiet=given["quiet"]) as progress:
             found = train_auto(
                 [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
                 optimizer=make_optimizer(problem, given), out=folder, callbacks=[progress, *served],

@@ -170,21 +170,27 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 
 
 @contextlib.contextmanager
-def serving(where: str | None) -> Iterator[list[Any]]:
-    """The callbacks that ``--metrics`` asks for, which serve as long as this is open."""
+def serving(where: str | None, mirror: str | None) -> Iterator[list[Any]]:
+    """The callbacks that ``--metrics`` and ``--mirror`` ask for; metrics are served as long as this is open."""
+    from anyk.callbacks import Mirror
+
+    copied = [] if mirror is None else [Mirror(mirror)]
     if where is None:
-        yield []
+        yield copied
         return
     from anyk.exporting.prometheus import Metrics, address
 
     with Metrics(*address(where)) as metrics:
         click.echo(f"metrics: {metrics.url}", err=True)
-        yield [metrics]
+        yield [metrics, *copied]
 
 
 metrics_option = click.option("--metrics", metavar="PORT",
                               help="Serve metrics for Prometheus on this port ([HOST:]PORT), for this machine only "
                               "unless HOST says otherwise; 0 takes a free port.")  # fmt: skip
+mirror_option = click.option("--mirror", metavar="FOLDER",
+                             help="Copy the run's log into this folder every 5 seconds, for 'anyk watch' on other "
+                             "machines.")  # fmt: skip
 
 
 optimizer_option = click.option(
@@ -238,6 +244,7 @@ def common(command: Command) -> Command:
         evaluate_option,
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of the delays."),
         metrics_option,
+        mirror_option,
         click.option("--out", metavar="FOLDER", help="Folder for the run; default: a new one under runs/."),
         json_option,
         click.option("--quiet", is_flag=True, help="Show no progress."),

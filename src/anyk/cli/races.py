@@ -128,7 +128,7 @@ def race(
     if given["cluster"] != asked:
         head.append(f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
     try:
-        with serving(given["metrics"]) as served, Progress(console, quiet=given["quiet"]) as progress:
+        with serving(given["metrics"], given["mirror"]) as served, Progress(console, quiet=given["quiet"]) as progress:
             result = run_race(
                 problem if models == 1 else [problem, *(variant(problem, i) for i in range(1, models))],
                 chosen,

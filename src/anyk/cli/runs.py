@@ -101,7 +101,7 @@ def train(
     optimizer = None if goes_on else make_optimizer(problem, given)
     console = people(given["json_file"])
     try:
-        with serving(given["metrics"]) as served, Progress(console, quiet=given["quiet"]) as progress:
+        with serving(given["metrics"], given["mirror"]) as served, Progress(console, quiet=given["quiet"]) as progress:
             training: Any = run_training
             if models > 1:
                 training = train_many

@@ -28,7 +28,7 @@ from anyk.training.racefolder import entries, is_race, read_race, run_folders
 from anyk.training.run import Run
 
 _HOST = "127.0.0.1"
-_LEAST, _SHARE = 4.0, 0.05  # seconds between two readings of a whole page, and the share of time that they may take
+_LEAST, _SHARE = 4.0, 0.02  # seconds between two readings of a whole page, and the share of time that they may take
 _SILENT = 10.0  # seconds without news after which a run is said to be silent
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -41,9 +41,10 @@ class Watch:
     """Serves a live page for each of some run folders, races, and folders of them, at :attr:`url`.
 
     A page is the report of :func:`anyk.report`, and goes on as its run does: new steps and tasks are added within a
-    second, the rest is made again at most one twentieth of the time. What is shown is read from the runs' logs alone
-    (:class:`anyk.training.Following`): runs may be those of other processes, and of other machines where the folder
-    is on a shared file system; nothing is written to their folders. Runs that begin later in a folder of runs appear.
+    second, the rest is made again in at most 2 % of the time. What is shown is read from the runs' logs alone
+    (:class:`anyk.training.Following`): runs may be those of other processes, and of other machines where
+    :class:`anyk.callbacks.Mirror` copies their logs; nothing is written to their folders. Runs that begin later in a
+    folder of runs appear.
 
     Only this machine can ask, and only by this machine's own names, so that no page of another site can read along.
     ``port``: 0 takes a free one. Nothing is served before :meth:`serve`.

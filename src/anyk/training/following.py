@@ -7,12 +7,12 @@ import sqlite3
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.training import rows
-from anyk.training.config import read_config
+from anyk.training.config import NAME, read_config
 from anyk.training.logcopy import LogCopy
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
@@ -42,6 +42,7 @@ class Following:
         self._place = tempfile.TemporaryDirectory(prefix="anyk-watch-")
         self._copy = LogCopy(self.folder / LOG, Path(self._place.name))
         self._run: Run | None = None
+        self._known: tuple[int, dict[str, Any]] | None = None  # the configuration, and when it was written
         self.ended = False  # whether the run had come to its end when it was read last
 
     def __enter__(self) -> Self:
@@ -65,6 +66,7 @@ class Following:
         try:
             if not path.is_file():
                 raise BadInput(f"the run '{self.folder}' has not begun: it has no {path.name} yet")
+            before = None if self._run is None else (rows.newest_seal(self._run.log), self._run.log.totals)
             if not self._copy.refresh() and self._run is not None:
                 return self._run
             self._leave()
@@ -74,13 +76,24 @@ class Following:
             db.execute("PRAGMA trusted_schema=OFF")
         except (OSError, sqlite3.Error) as error:
             raise BadInput(f"the log '{path}' cannot be read ({error})") from None
-        self._run = Run(RunLog(path, db=db), read_config(self.folder), path=self.folder, models=None)
+        log = RunLog(path, db=db)
+        if before is not None and log.has_seal(before[0]):  # it goes on from where it was read last
+            log.totals = before[1]
+        self._run = Run(log, self._config(), path=self.folder, models=None)
         self.ended = bool(self._run.summary)
         if not self.ended:
             loss, metric = rows.last_evaluated(self._run.log, self._run.slot)
             named = {"name": self._run.config.get("metric", "metric"), "value": metric}
             self._run.summary = {"loss": loss, "metric": None if metric is None else named}
         return self._run
+
+    def _config(self) -> dict[str, Any]:
+        """The configuration, read again where its file has changed."""
+        file = self.folder / NAME
+        stand = file.stat().st_mtime_ns if file.is_file() else 0
+        if self._known is None or self._known[0] != stand:
+            self._known = stand, read_config(self.folder)
+        return self._known[1]
 
     def _leave(self) -> None:
         if self._run is not None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from anyk.errors import BadInput
 from anyk.training.runlog import RunLog
 from anyk.training.schema import TABLES as SCHEMA_TABLES
+from anyk.training.schema import Totals
 
 
 class Decision(NamedTuple):
@@ -124,26 +125,41 @@ def digest(log: RunLog, slot: str, version: int) -> int | None:
     return rows[0][0] if rows else None
 
 
+def totals(log: RunLog) -> Totals:
+    """What all updates and evaluations come to, read as far as they are new."""
+    found = log.totals
+    behind = "max(rowid) FROM {} WHERE rowid > ? GROUP BY slot"
+    for slot, version, time, stalest, row in log.rows(
+        f"SELECT slot, max(version), max(time), max(stalest), {behind.format('updates')}", (found.updates,)
+    ):
+        found.newest[slot] = max(version, found.newest.get(slot, version))
+        found.time, found.stalest = max(time or 0.0, found.time), max(stalest or 0, found.stalest)
+        found.updates = max(row, found.updates)
+    for slot, row in log.rows(f"SELECT slot, {behind.format('evaluations')}", (found.evaluations,)):
+        found.evaluated.add(slot)
+        found.evaluations = max(row, found.evaluations)
+    return found
+
+
 def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
-    """The newest version of each slot that has had an update."""
-    rows = log.rows("SELECT slot, max(version) FROM updates GROUP BY slot")
-    return {slot: version for slot, version in rows if slot not in without}
+    """The newest version of each slot that has had an update, by slot in order."""
+    return {slot: version for slot, version in sorted(totals(log).newest.items()) if slot not in without}
 
 
 def first_slot(log: RunLog, without: Collection[str] = ()) -> str:
     """The first slot, by name, of those with a version."""
-    rows = log.rows("SELECT slot FROM updates UNION SELECT slot FROM evaluations ORDER BY 1")
-    return next((str(slot) for (slot,) in rows if slot not in without), "model")
+    known = totals(log)
+    return next((slot for slot in sorted({*known.newest, *known.evaluated}) if slot not in without), "model")
 
 
 def stalest(log: RunLog) -> int:
     """The highest staleness of any message used."""
-    return log.rows("SELECT max(stalest) FROM updates")[0][0] or 0
+    return totals(log).stalest
 
 
 def last_time(log: RunLog) -> float:
     """When the last version was made, on the run's clock."""
-    return float(log.rows("SELECT max(time) FROM updates")[0][0] or 0.0)
+    return totals(log).time
 
 
 def last_event(log: RunLog) -> int:

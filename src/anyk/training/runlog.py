@@ -32,7 +32,7 @@ from anyk.protocol import (
     Reply,
 )
 from anyk.training.logcopy import INSTEAD, copied
-from anyk.training.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Evaluation, Reuse, Update
+from anyk.training.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Evaluation, Reuse, Totals, Update
 
 _EVERY = 0.15  # seconds between commits
 _CHUNKS_KNOWN = 20_000
@@ -53,6 +53,7 @@ class RunLog:
         self._last = clock.monotonic()
         self._upto = [0] * len(TABLES)  # rows of each table that are sealed
         self.seal = ""
+        self.totals = Totals()  # as far as they have been asked for
         self.lost = False  # whether rows in the write-ahead file could not be read
         self._db = db or self._create(path)
         self._closing = weakref.finalize(self, self._db.close)
@@ -344,6 +345,7 @@ class RunLog:
         except sqlite3.Error as error:
             self._roll_back()
             raise RunFailed(f"the run log '{self.path}' cannot be written ({error})") from None
+        self.totals = Totals()
         for number, *plain in self._db.execute("SELECT * FROM works"):
             lists = {i: json.loads(plain[i]) for i in (Chunk._fields.index(name) for name in _LISTS)}
             self._works[Chunk.from_plain([lists.get(i, value) for i, value in enumerate(plain)])] = number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from anyk.protocol import (
@@ -119,3 +120,18 @@ class Evaluation(NamedTuple):
     def value(self) -> float | None:
         """What targets and schedules go by: the metric or, where there is none, the loss."""
         return self.loss if self.metric is None else self.metric
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all updates and evaluations up to some row come to; each is read once, however often one asks.
+
+    ``newest``: the newest version of each slot that has had an update. ``evaluated``: the slots with an evaluation.
+    """
+
+    updates: int = 0
+    evaluations: int = 0
+    newest: dict[str, int] = field(default_factory=dict)
+    evaluated: set[str] = field(default_factory=set)
+    time: float = 0.0
+    stalest: int = 0

@@ -1,0 +1,113 @@
+"""Keep a copy of a run's log where other machines can read it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from anyk.checks import typed
+from anyk.errors import BadInput, RunFailed
+from anyk.training.callbacks import Callback, EndInfo, RunInfo
+from anyk.training.config import NAME
+from anyk.training.following import LOG
+from anyk.training.folder import check_plain
+
+_SHARE = 0.02  # share of the time that copying may take
+
+
+@typed
+class Mirror(Callback):
+    """Copies the run's log and settings into ``folder`` every so many seconds, for readers on other machines.
+
+    SQLite's write-ahead log can be shared by the processes of one machine only, so a log on a network file system
+    must not be read from elsewhere while it is written. The copy can: each is a whole file that takes the place of the
+    last one at once. ``anyk watch``, ``anyk report``, ``anyk export`` and :meth:`anyk.Run.open` read ``folder`` as any
+    run folder; it has no checkpoint, so it cannot be resumed. In a race each run has a folder of its own in ``folder``.
+
+    Copies are made in a thread, ``every`` seconds, less often where that would take more than 2 % of the time, and once
+    more when the run ends. A copy that fails is tried again. Raises :class:`~anyk.errors.BadInput` where the run has no
+    folder of its own or the first copy fails, and :class:`~anyk.errors.RunFailed` where the last one does.
+
+    >>> import anyk, tempfile
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
+    >>> place = Path(tempfile.mkdtemp())
+    >>> mirror = anyk.callbacks.Mirror(place / "copy")
+    >>> anyk.train(problem, "uncoded", "simulated", workers=3, steps=5, out=place / "run", callbacks=[mirror]).close()
+    >>> with anyk.Run.open(place / "copy") as copy:
+    ...     copy.steps
+    5
+    """
+
+    def __init__(self, folder: str | Path, *, every: float = 5.0) -> None:
+        if every <= 0:
+            raise BadInput(f"every must be above 0 seconds, got {every:g}")
+        self.folder, self.every = Path(folder), every
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def on_begin(self, info: RunInfo) -> None:
+        """See :class:`Callback`."""
+        if info.path is None:
+            raise BadInput("a Mirror copies a run's folder and this run has none; give out='runs/NAME'")
+        origin, into = info.path, self.folder / info.title if info.title else self.folder
+        if into.exists() and into.samefile(origin):
+            raise BadInput(f"a Mirror needs a folder of its own; '{into}' is the run's")
+        try:
+            into.mkdir(parents=True, exist_ok=True)
+            check_plain(*into.iterdir())
+            known = {file.name for file in into.iterdir()}
+            if known - {NAME, LOG, _new(NAME), _new(LOG)}:
+                raise BadInput(f"the copy's folder '{into}' holds other files; choose another, or an empty one")
+            _copy(origin, into)
+        except (OSError, sqlite3.Error) as error:
+            raise BadInput(f"the log cannot be copied to '{into}' ({error})") from None
+        self._into, self._origin = into, origin
+        self._over.clear()
+        self._thread = threading.Thread(target=self._keep, name="anyk-mirror", daemon=True)
+        self._thread.start()
+
+    def _keep(self) -> None:
+        pause = self.every
+        while not self._over.wait(pause):
+            begun = time.monotonic()
+            with contextlib.suppress(OSError, sqlite3.Error):  # the next copy has all that this one would have had
+                _copy(self._origin, self._into)
+            pause = max(self.every, (time.monotonic() - begun) / _SHARE)
+
+    def on_end(self, info: EndInfo) -> None:
+        """See :class:`Callback`."""
+        if self._thread is None:
+            return
+        self._over.set()
+        self._thread.join()
+        self._thread = None
+        try:
+            _copy(self._origin, self._into)
+        except (OSError, sqlite3.Error) as error:
+            raise RunFailed(f"the log could not be copied to '{self._into}' when the run had ended ({error})") from None
+
+
+def _new(name: str) -> str:
+    return f"{name}.new"
+
+
+def _copy(origin: Path, into: Path) -> None:
+    """Put a copy of a run's settings, and of all that is committed in its log, in the place of the last copy."""
+    with tempfile.TemporaryDirectory(prefix="anyk-mirror-") as place:
+        whole = Path(place) / LOG
+        with (
+            contextlib.closing(sqlite3.connect(f"{(origin / LOG).absolute().as_uri()}?mode=ro", uri=True)) as log,
+            contextlib.closing(sqlite3.connect(whole)) as copy,
+        ):
+            copy.execute("PRAGMA synchronous=OFF")  # of a temporary file
+            log.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead file beside it
+        for file in (origin / NAME, whole):
+            shutil.copyfile(file, into / _new(file.name))
+            os.replace(into / _new(file.name), into / file.name)
