@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sqlite3
 import tempfile
@@ -15,8 +14,8 @@ from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed
 from anyk.training.callbacks import Callback, EndInfo, RunInfo
 from anyk.training.config import NAME
-from anyk.training.following import LOG
 from anyk.training.folder import check_plain
+from anyk.training.following import LOG
 
 _SHARE = 0.02  # share of the time that copying may take
 
@@ -110,4 +109,4 @@ def _copy(origin: Path, into: Path) -> None:
             copy.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead file beside it
         for file in (origin / NAME, whole):
             shutil.copyfile(file, into / _new(file.name))
-            os.replace(into / _new(file.name), into / file.name)
+            (into / _new(file.name)).replace(into / file.name)
