@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
-    from anyk.planning import check, explain, plan, train_auto
+    from anyk.planning import check, explain, plan, resume_auto, train_auto
     from anyk.reports import report
     from anyk.strategies import strategy
     from anyk.training import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
@@ -66,6 +66,7 @@ _NAMES = {
     "race": "training",
     "replay": "training",
     "resume": "training",
+    "resume_auto": "planning",
     "resume_race": "training",
     "rounds": "training",
     "train": "training",
@@ -121,6 +122,7 @@ __all__ = [
     "report",
     "reports",
     "resume",
+    "resume_auto",
     "resume_race",
     "rounds",
     "strategies",

@@ -14,6 +14,7 @@ from anyk.delays import Table
 from anyk.errors import BadInput
 from anyk.planning.auto import continues, left_out
 from anyk.recording import Record
+from anyk.training.callbacks import Watching
 
 N = 4
 
@@ -61,10 +62,63 @@ def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -
     short = anyk.train_auto(problem(), **given, seconds=120.0, measure=10)
     assert [run.config["strategy"] for run in short.runs] == ["uncoded", "frc:stragglers=1"]
     assert 118.0 <= short.seconds <= 120.0
-    known = anyk.train_auto(problem(), **given, steps=20, record=Record(wandering(60), load=1 / N), slope=0.0, every=10)
+    known = anyk.train_auto(
+        problem(), **given, steps=20, record=Record(wandering(60), load=1 / N), slope=0.0, every=10, out=tmp_path / "a"
+    )
+    assert (tmp_path / "a" / "record.npz").exists()  # the first part is checked against it, whenever that is resumed
     assert [(run.config["strategy"], run.steps) for run in known.runs] == [("frc:stragglers=1", 20)]
     with pytest.raises(BadInput, match="the record is of 4 workers, and 5 are to train"):
         anyk.train_auto(problem(), **(given | {"workers": 5}), record=Record(wandering(60), load=1 / N))
+
+
+def test_stopped_in_each_part_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Any) -> None:
+    """Once in each part, between two missed windows, while planning, and killed before a part's first checkpoint."""
+    np.savez(tmp_path / "fleet.npz", seconds=wandering(30, 70))
+    given: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": f"trace:{tmp_path}/fleet.npz,by=round", "steps": 70,
+                             "measure": 10, "every": 10, "slope": 0.0}  # fmt: skip
+    whole = anyk.train_auto(problem(), **given)
+    assert [(run.begun, run.steps) for run in whole.runs] == [(0, 10), (10, 50), (50, 60), (60, 70)]
+    heard: list[str] = []
+    first: dict[str, Any] = {"out": tmp_path / "auto", "tell": heard.append, "checkpoint_every": 1e-6}
+
+    class Kill(anyk.Callback):
+        def __init__(self, step: int) -> None:
+            self.step = step
+
+        def on_step(self, info: Any) -> None:
+            if info.step == self.step:
+                raise SystemExit  # as SIGKILL: nothing is written any more
+
+    def stop(driver: Any, _: Any) -> None:
+        if driver.step == 45:
+            driver.interrupt()
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        anyk.train_auto(problem(), **given, **first, callbacks=[Kill(5)])
+    again = {"tell": heard.append, "checkpoint_every": 1e-6}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("anyk.planning.parts.plan", interrupted)
+        anyk.resume_auto(tmp_path / "auto", **again)
+    with pytest.raises(KeyboardInterrupt):  # one window of two has been missed
+        anyk.resume_auto(tmp_path / "auto", **again, callbacks=[Watching(stop)])
+    with pytest.raises(SystemExit):
+        anyk.resume_auto(tmp_path / "auto", **(again | {"checkpoint_every": 1e9}), callbacks=[Kill(55)])
+    (tmp_path / "auto" / "4-uncoded").mkdir()
+    (tmp_path / "auto" / "4-uncoded" / "lock").touch()  # killed before its run.toml was written
+    found = anyk.resume_auto(tmp_path / "auto", **again)
+    assert found.model.tobytes() == whole.model.tobytes()
+    for name, column in whole.history.items():
+        assert np.array_equal(found.history[name], column, equal_nan=True), name
+    assert [part.promise for part in found.parts] == [part.promise for part in whole.parts]
+    assert [part.checked and part.checked.report() for part in found.parts] == [
+        part.checked and part.checked.report() for part in whole.parts
+    ]
+    assert [text.split(":")[0] for text in heard if text.startswith("at step")] == ["at step 40", "at step 50"]
+    further = anyk.resume_auto(tmp_path / "auto", steps=75)
+    assert [run.steps for run in further.runs] == [10, 50, 60, 75]
 
 
 def test_several_models_are_trained_in_turn_and_codes_over_several_rounds_take_part() -> None:
@@ -118,14 +172,18 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert done.exit_code == 0, done.output
     assert "from step 0: measuring 12 steps of 'uncoded'" in done.output and "from step 12: 'frc" in done.output
     assert "steps 12 to 30: held: a step took 1 s" in done.output and "left out: ad-psgd, " in done.output
-    assert sorted(one.name for one in Path("run").iterdir()) == ["1-measure", "2-frc"]
+    assert sorted(one.name for one in Path("run").iterdir()) == ["1-measure", "2-frc", "auto.toml"]
+    again = CliRunner().invoke(main, ["resume", "run", "--steps", "33", "--quiet"])
+    assert again.exit_code == 0 and "steps 12 to 33: held: a step took 1 s" in again.output, again.output
+    refused = CliRunner().invoke(main, ["resume", "run", "--add", "uncoded"])
+    assert refused.exit_code == 2 and "--seeds are for the folder of a race" in refused.output
     report = json.loads(Path("run.json").read_text())
     assert [part["steps"] for part in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
     for more, why in (
         (["--strategy", "auto:measures=12"], "measures"),
         (["--strategy", "auto", "--from", "run/2-frc"], "starts a new run"),
         (["--strategy", "auto:record=nowhere.csv"], "nowhere.csv"),
-        (["--strategy", "auto", "--out", "run"], "the folder 'run' exists"),
+        (["--strategy", "auto", "--out", "run"], "'run' exists; choose another, or go on with it: anyk resume run"),
     ):
         failed = CliRunner().invoke(main, [*words, *more])
         assert failed.exit_code == 2 and why in failed.output and failed.output.count("\n") <= 2, failed.output

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from anyk.cli.options import make_optimizer, make_problem, new_folder, serving, tell_delays
+from anyk.cli.options import join_cluster, make_optimizer, make_problem, new_folder, serving, tell_delays
 from anyk.cli.output import check_file, exit_interrupted, people, say, write_json
 from anyk.cli.races import variant
 from anyk.errors import BadInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from anyk.planning import Auto
 
 MODE = "auto"
 
@@ -22,13 +24,16 @@ def is_auto(strategy: str) -> bool:
     return strategy.partition(":")[0] == MODE
 
 
+def is_auto_folder(folder: str) -> bool:
+    """Whether a folder is that of a training in this mode."""
+    return (Path(folder) / f"{MODE}.toml").is_file()
+
+
 def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, Any]) -> None:
     """Train, and tell what was measured, planned, missed and reached."""
     from anyk.planning import train_auto
     from anyk.planning.auto import modes
     from anyk.reports import Progress
-    from anyk.reports.fleets import parts_table
-    from anyk.training.run import setup
 
     settings = modes.build(spec)
     if begin is not None:
@@ -48,11 +53,37 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
                 **{name: given[name] for name in names},
             )  # fmt: skip
     except KeyboardInterrupt:
-        last = max(folder.glob("*-*/run.toml"), key=lambda file: int(file.parent.name.partition("-")[0]), default=None)
-        if last is not None and not last.parent.name.endswith("-measure"):
-            exit_interrupted(last.parent)
-        click.echo("anyk: interrupted while measuring; begin again", err=True)
-        sys.exit(130)
+        exit_interrupted(folder)
+    _tell(console, found, given["json_file"])
+
+
+def resume_the_parts(
+    console: Console, folder: str, problem: str | None, trust: bool, quiet: bool, json_file: str | None,
+    limits: dict[str, Any],
+) -> None:  # fmt: skip
+    """Go on with such a training, and tell of all of it."""
+    from anyk.planning import resume_auto
+    from anyk.planning.parts import read_auto
+    from anyk.problems import from_function
+    from anyk.reports import Progress
+
+    join_cluster(read_auto(Path(folder))["cluster"])
+    made = None if problem is None else from_function(problem)
+    try:
+        with Progress(console, quiet=quiet) as progress:
+            found = resume_auto(
+                folder, problem=made, trust=trust, callbacks=[progress], tell=lambda text: say(console, text), **limits
+            )
+    except KeyboardInterrupt:
+        exit_interrupted(folder)
+    _tell(console, found, json_file)
+
+
+def _tell(console: Console, found: Auto, json_file: str | None) -> None:
+    """The parts, whether they kept their promises, and what came of it."""
+    from anyk.reports.fleets import parts_table
+    from anyk.training.run import setup
+
     say(console, parts_table(found.parts))
     for part in found.parts:
         if part.checked is not None:
@@ -61,4 +92,4 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
     metric = f", {value['name']} {value['value']:.4g}" if value else ""
     say(console, f"{found.run.steps} steps in {found.seconds:.4g} s, loss {found.run.loss:.4g}{metric}")
     say(console, f"cannot continue a run, and were left out: {', '.join(found.left_out)}", f"run: {found.run.path}")
-    write_json(setup(found.run.config) | found.report(), given["json_file"])
+    write_json(setup(found.run.config) | found.report(), json_file)

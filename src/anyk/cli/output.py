@@ -135,8 +135,8 @@ def warn(text: str) -> None:
 
 
 def exit_interrupted(folder: str | Path) -> None:
-    """Say how to go on, and exit as after Ctrl-C; without a run or race in the folder, let Python do that."""
-    if not any((Path(folder) / name).is_file() for name in ("run.toml", "race.toml")):
+    """Say how to go on, and exit as after Ctrl-C; without anything to resume there, let Python do that."""
+    if not any((Path(folder) / name).is_file() for name in ("run.toml", "race.toml", "auto.toml")):
         raise KeyboardInterrupt
     click.echo(f"anyk: interrupted; go on with: anyk resume {folder}", err=True)
     sys.exit(130)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli import main
-from anyk.cli.auto import is_auto, train_in_parts
+from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
 from anyk.cli.options import (
     common,
     curve_option,
@@ -184,7 +184,10 @@ def resume(
     run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
     evaluate: str | None, add: tuple[str, ...], seeds: int | None, quiet: bool, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race."""
+    """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race.
+
+    A folder of --strategy auto goes on as a whole: it is measured, planned and checked as before.
+    """
     from anyk.problems import from_function
     from anyk.reports import Progress, race_table
     from anyk.training import is_race
@@ -192,10 +195,16 @@ def resume(
     from anyk.training.config import read_config
 
     console = people(json_file)
+    limits = {"steps": steps, "seconds": seconds, "target": target}
+    several = "that of --strategy auto" if is_auto_folder(run) else "that of a race" if is_race(run) else None
+    if several is not None and evaluate is not None:
+        raise BadInput(f"the folder '{run}' is {several}, whose runs are evaluated alike; leave out --evaluate")
+    if is_auto_folder(run):
+        if add or seeds is not None:
+            raise BadInput(f"the folder '{run}' is {several}; --add and --seeds are for the folder of a race")
+        resume_the_parts(console, run, problem, trust, quiet, json_file, limits)
+        return
     if is_race(run):
-        if evaluate is not None:
-            raise BadInput(f"'{run}' is the folder of a race, whose runs are evaluated alike; leave out --evaluate")
-        limits = {"steps": steps, "seconds": seconds, "target": target}
         resume_the_race(console, run, problem, trust, add, seeds, quiet, json_file, limits)
         return
     if add:

@@ -3,7 +3,7 @@
 from anyk.planning import erasurehead
 from anyk.planning.adversaries import Threshold, adversarial_threshold, chosen_stragglers
 from anyk.planning.advice import Advice
-from anyk.planning.auto import Auto, Part, train_auto
+from anyk.planning.auto import Auto, Part, resume_auto, train_auto
 from anyk.planning.bounds import (
     async_factor,
     best_k,
@@ -29,6 +29,7 @@ __all__ = [
     "Advice",
     "Auto",
     "Part",
+    "resume_auto",
     "train_auto",
     "Candidate",
     "TraceGrid",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +17,27 @@ from anyk.checks import typed
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
+from anyk.delays import settled as settled_law
 from anyk.errors import BadInput
+from anyk.optimizers import Optimizer
 from anyk.planning.candidates import built, specs_for
-from anyk.planning.plans import Plan, plan
-from anyk.planning.promises import Checked, check
+from anyk.planning.parts import FORMAT, NAME, Part, Parts, Shared, continues, keep_record, read_auto
 from anyk.problems.base import Problem, Vector, ensure_problem
 from anyk.problems.many import ManyProblems
-from anyk.protocol import Strategy, slot_names
 from anyk.recording import Record, read
-from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
-from anyk.training import Promise, Run, train
-from anyk.training.callbacks import Callback, RunInfo, StepInfo, StopRun
+from anyk.training import Run, usual_optimizer
+from anyk.training.callbacks import check_callbacks
+from anyk.training.config import write_sealed
+from anyk.training.digests import digests_of
+from anyk.training.evaluate import USUAL, Evaluate, read_evaluate, spec_of
+from anyk.training.folder import new_folder
 from anyk.training.limits import LIMIT, STEPS
+from anyk.training.reopening import reopened
 
-_UNCODED = "uncoded"
+__all__ = ["Auto", "Part", "Settings", "continues", "left_out", "modes", "resume_auto", "train_auto"]
+
 _LEAST = 5  # rounds that a plan takes
-_MISSES = 2  # in a row, after which the plan is made again
 
 
 @dataclass(frozen=True)
@@ -48,15 +53,6 @@ class Settings:
 
 modes: specs.Registry[Settings] = specs.Registry("mode")
 modes.register("auto")(Settings)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A run of :func:`train_auto`: one that measures has neither ``plan`` nor ``checked``."""
-
-    run: Run
-    plan: Plan | None = None
-    checked: Checked | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class Auto:
                 "begun": part.run.begun,
                 "steps": part.run.steps,
                 "seconds": part.run.seconds,
-                "plan": None if part.plan is None else part.plan.promise.plain(),
+                "plan": part.run.config.get("plan"),
                 "check": None if part.checked is None else part.checked.report(),
             }
             for part in self.parts
@@ -145,10 +141,13 @@ def train_auto(
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
+    optimizer: Optimizer | str | None = None,
     out: str | Path | None = None,
+    evaluate: Evaluate | str | None = USUAL,
+    checkpoint_every: float = 10.0,
     callbacks: Sequence[Any] = (),
     tell: Callable[[str], None] | None = None,
-    **rest: Any,
+    progress: bool = False,
 ) -> Auto:
     """Train a model with the strategy that suits the fleet: measure, plan, switch, and check the promise all along.
 
@@ -162,8 +161,8 @@ def train_auto(
 
     Each part is a run that begins where the last one stands (:func:`anyk.train`), with workers of its own on a clock of
     its own; no step is lost or taken twice. ``steps``, ``seconds`` and ``target`` are of all parts together. ``out``: a
-    folder that gets a run folder for each part. ``tell`` hears, in sentences, of what is measured, planned and missed.
-    The rest is as for :func:`anyk.train`.
+    folder that gets a run folder for each part, and with which :func:`resume_auto` goes on. ``tell`` hears, in
+    sentences, of what is measured, planned and missed. The rest is as for :func:`anyk.train`.
 
     Raises :class:`~anyk.errors.BadInput` for settings out of range and a record of another number of workers.
 
@@ -182,101 +181,86 @@ def train_auto(
     trained: Problem = ManyProblems(problems) if isinstance(problem, Sequence) else problem
     _check(measure, every)
     law = parse(delays) if isinstance(delays, str) else delays
-    if law.silent and build_cluster(cluster, workers=workers).virtual:
+    known = None if record is None else _of_fleet(record, workers)
+    fleet = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
+    if law.silent and fleet.virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
-    folder = None if out is None else Path(out)
-    if folder is not None and folder.exists():
-        raise BadInput(f"the folder '{folder}' exists; choose another")
     if steps is None and seconds is None:
         steps = STEPS if target is None else LIMIT
+    optimizer, evaluate = usual_optimizer(trained, optimizer), read_evaluate(evaluate)
+    config: dict[str, Any] = {
+        "format": FORMAT, "anyk": version("anyk"), "workers": workers, "models": models, "cluster": cluster,
+        "delays": settled_law(law.spec), "communication": settled_law(fleet.communication.spec), "seed": seed,
+        "optimizer": optimizer.spec, "lr": optimizer.rate.spec, "problem": trained.recipe(),
+        "evaluate": spec_of(evaluate), "measure": measure, "every": every, "slope": slope, "max_load": max_load,
+        "record": known is not None, "steps": steps, "seconds": seconds, "target": target,
+    }  # fmt: skip
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        config["digests"] = digests_of(trained, fleet, config | {"strategy": "uncoded"})
+        new_folder(folder, known=NAME)
+        known = known and keep_record(known, folder)
+        write_sealed(folder / NAME, config)
 
-    def fleet() -> Cluster:
-        return build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
-
-    told = tell or (lambda _: None)
-    training = _Training(trained, models, fleet, _Limits(steps, seconds, target), folder, callbacks, told, rest)
-    known = None if record is None else _of_fleet(record, workers)
-    while training.going:
-        if known is None:
-            measured = training.measure(measure)
-            known = read(measured) if training.going else None
-        if known is not None:
-            made = plan(known, slope=slope, max_load=max_load, models=models, steps=every, among=continues)
-            training.follow(made, known)
-        known = None
-    return Auto(tuple(training.parts), left_out(workers, models))
-
-
-class _Limits(NamedTuple):
-    """Of all parts together."""
-
-    steps: int | None
-    seconds: float | None
-    target: float | None
+    shared = Shared(trained, optimizer, _alike(fleet, config), evaluate, checkpoint_every, check_callbacks(callbacks),
+                    tell or _silent, progress)  # fmt: skip
+    parts = Parts(shared, config, folder, known)
+    parts.train()
+    return Auto(tuple(parts.done), left_out(workers, models))
 
 
-class _Training:
-    """The parts so far, and how the next one is trained."""
+@typed
+def resume_auto(
+    path: str | Path,
+    *,
+    problem: Problem | Sequence[Problem] | None = None,
+    optimizer: Optimizer | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    trust: bool = False,
+    checkpoint_every: float = 10.0,
+    callbacks: Sequence[Any] = (),
+    tell: Callable[[str], None] | None = None,
+    progress: bool = False,
+) -> Auto:
+    """Go on with a folder of :func:`train_auto` as if it had never been interrupted, or with new limits.
 
-    def __init__(
-        self, problem: Problem, models: int, fleet: Callable[[], Cluster], limits: _Limits, folder: Path | None,
-        callbacks: Sequence[Any], told: Callable[[str], None], rest: dict[str, Any],
-    ) -> None:  # fmt: skip
-        self._problem, self._fleet, self._limits, self._folder = problem, fleet, limits, folder
-        self._models, self._uncoded = models, with_keys(_UNCODED, {"models": models} if models > 1 else {})
-        self._callbacks, self._told, self._rest = tuple(callbacks), told, rest
-        self.parts: list[Part] = []
-        self.going = True  # no limit has been reached
+    The part that was interrupted is resumed from its last checkpoint, and what comes after it is measured, planned and
+    checked as before. On a simulated cluster the result is bit for bit that of a training never interrupted. All else
+    is as in :func:`anyk.resume`.
 
-    @property
-    def _step(self) -> int:
-        return self.parts[-1].run.steps if self.parts else 0
+    Raises :class:`~anyk.errors.BadInput` for a folder that is not one of ``train_auto`` or is damaged.
+    """
+    folder = Path(path)
+    config, of = read_auto(folder), f"the training '{folder}'"
+    if any(value is not None for value in (steps, seconds, target)):
+        if steps is None and seconds is None:
+            steps = (config.get("steps") or 0) + LIMIT
+        config |= {"steps": steps, "seconds": seconds, "target": target}
+    trained = ManyProblems(problem) if isinstance(problem, Sequence) else problem
+    again = reopened(folder, config, of, call="anyk.resume_auto", problem=trained, optimizer=optimizer, trust=trust)
+    write_sealed(folder / NAME, config)
 
-    @property
-    def _seconds(self) -> float:
-        return sum(part.run.seconds for part in self.parts)
-
-    def measure(self, rounds: int) -> Run:
-        """Train uncoded for at least so many rounds, each a step of one of the models."""
-        each = -(-rounds // self._models)
-        upto = min(self._step + each, self._limits.steps or self._step + each)
-        self._told(f"from step {self._step}: measuring {upto - self._step} steps of '{self._uncoded}'")
-        run = self._train(self._uncoded, "measure", upto)
-        self.parts.append(Part(run))
-        self._go_on(run.steps == upto)
-        return run
-
-    def follow(self, made: Plan, record: Record) -> None:
-        """Train as planned, until a limit is reached or the promise was missed."""
-        promise = made.promise
-        self._told(f"from step {self._step}: '{promise.strategy}' ({made.verdict}: {made.why})")
-        for assumption in made.assumptions:
-            self._told(f"assumed: {assumption}")
-        watcher = _Watcher(promise, self._told)
-        run = self._train(promise, made.best.family, self._limits.steps, watcher)
-        checked = check(run, record=record, again=False) if run.jobs else None
-        self.parts.append(Part(run, made, checked))
-        self._go_on(watcher.missed)
-
-    def _go_on(self, whole: bool) -> None:
-        """Whether another part follows: this one is ``whole``, not cut short by a limit, and reached none itself."""
-        self.going = whole and self.parts[-1].run.time_to_target is None and self._step != self._limits.steps
-
-    def _train(self, what: str | Promise, name: str, upto: int | None, *also: Callback) -> Run:
-        _, seconds, target = self._limits
-        return train(
-            self._problem, what, self._fleet(), steps=upto, target=target,
-            seconds=None if seconds is None else seconds - self._seconds,
-            begin=self.parts[-1].run if self.parts else None,
-            out=None if self._folder is None else self._folder / f"{len(self.parts) + 1}-{name}",
-            callbacks=(*self._callbacks, *also), **self._rest,
-        )  # fmt: skip
+    shared = Shared(
+        again.problem, again.optimizer, _alike(again.cluster, config), read_evaluate(config.get("evaluate", "")),
+        checkpoint_every, check_callbacks(callbacks), tell or _silent, progress, trust,
+    )  # fmt: skip
+    parts = Parts.of_folder(shared, config, folder)
+    parts.train()
+    return Auto(tuple(parts.done), left_out(config["workers"], config["models"]))
 
 
-def continues(strategy: Strategy) -> bool:
-    """Whether a strategy can go on from a run of as many models."""
-    layout = strategy.layout
-    return layout.inner is None and layout.slots == slot_names(strategy.models_trained)
+def _alike(fleet: Cluster, config: dict[str, Any]) -> Callable[[], Cluster]:
+    """Makes a cluster like this one, for each part another."""
+    return lambda: build_cluster(
+        config["cluster"], workers=config["workers"], delays=fleet.delays, seed=config["seed"],
+        communication=fleet.communication,
+    )  # fmt: skip
+
+
+def _silent(text: str) -> None:
+    del text
 
 
 def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
@@ -306,40 +290,3 @@ def _of_fleet(source: str | Path | Run | Record, workers: int) -> Record:
     if len(record.workers) != workers:
         raise BadInput(f"the record is of {len(record.workers)} workers, and {workers} are to train")
     return record
-
-
-class _Watcher(Callback):
-    """Holds every so many steps of a run against its promise, and ends the run when that is missed twice in a row."""
-
-    def __init__(self, promise: Promise, told: Callable[[str], None]) -> None:
-        self._promise, self._told = promise, told
-        self._misses, self._taken, self._time = 0, 0, 0.0
-
-    @property
-    def missed(self) -> bool:
-        """Whether the promise was missed so often that the run was ended."""
-        return self._misses >= _MISSES
-
-    def on_begin(self, info: RunInfo) -> None:
-        """Count steps, of all models together, from here."""
-        del info
-        self._taken = 0
-
-    def on_step(self, info: StepInfo) -> None:
-        """Look whether so many steps have been taken, and how long they took."""
-        self._taken += 1
-        if self._taken < self._promise.horizon:
-            return
-        took = (info.seconds - self._time) / self._taken
-        steps, self._taken, self._time = self._taken, 0, info.seconds
-        expected = self._promise.seconds_per_step
-        if expected.holds(took):
-            self._misses = 0
-            return
-        self._misses += 1
-        self._told(
-            f"at step {info.step}: the last {steps} steps took {took:.3g} s each, promised were {expected.low:.3g} to "
-            f"{expected.high:.3g}"
-        )
-        if self.missed:
-            raise StopRun(f"the promise of '{self._promise.strategy}' was missed")

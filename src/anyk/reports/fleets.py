@@ -166,7 +166,7 @@ def parts_table(parts: Sequence[Part]) -> Columns:
     """Runs that each began where the one before stood, with what was promised of them."""
     rows = []
     for part in parts:
-        run, promised = part.run, part.plan and part.plan.promise.seconds_per_step
+        run, promised = part.run, part.promise and part.promise.seconds_per_step
         jobs = max(1, run.jobs)
         rows.append([
             run.config["strategy"], f"{run.begun} to {run.steps}", f"{run.seconds:.4g}", f"{run.seconds / jobs:.3g}",

@@ -16,10 +16,7 @@ from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.delays import settled as settled_law
 from anyk.errors import BadInput, RunFailed
-from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
-from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems import from_recipe
 from anyk.problems.base import Problem, ensure_problem
 from anyk.problems.many import ManyProblems
 from anyk.specs import parse as split
@@ -30,20 +27,13 @@ from anyk.training.api import resume, train
 from anyk.training.callbacks import Callbacks, check_callbacks
 from anyk.training.config import write_sealed
 from anyk.training.defaults import usual_optimizer
-from anyk.training.digests import (
-    admit_strategy,
-    check_named,
-    check_problem,
-    check_traces,
-    digests_of,
-    files_of,
-    with_plugins,
-)
+from anyk.training.digests import digests_of, files_of
 from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate, spec_of
 from anyk.training.folder import check_plain, new_folder
-from anyk.training.limits import check_address, check_limits, check_rows
+from anyk.training.limits import check_limits, check_rows
 from anyk.training.progress import showing
 from anyk.training.racefolder import FORMAT, NAME, entries, is_race, named, read_race, run_folders, seeds_of, titled
+from anyk.training.reopening import reopened
 from anyk.training.run import Run, setup
 from anyk.training.seeds import compare_seeds, grouped
 
@@ -280,28 +270,10 @@ def resume_race(
     if seeds is not None and seeds < seeds_of(config):
         raise BadInput(f"{of} has {seeds_of(config)} seeds, which cannot become {seeds}; give a larger number")
     config["seeds"] = seeds or seeds_of(config)
-    check_named(config, of)
-    with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
-        for spec in config["runs"]:
-            admit_strategy({"strategy": spec})
-        check_address(config["cluster"], of, trust=trust)
-        if problem is None:
-            if not config.get("problem"):
-                raise BadInput(
-                    f"the problem of '{folder}' was made in Python; give it again: anyk.resume_race(path, problem=…)"
-                )
-            problem = from_recipe(config["problem"])
-        optimizer = optimizer or build_optimizer(config["optimizer"], lr=config["lr"])
-    check_problem(config, problem, of)
-    with evaluating(read_evaluate(config.get("evaluate", "")), problem) as evaluated:
-        check_limits(evaluated, config.get("steps"), config.get("seconds"), config.get("target"))
-    with with_plugins(config, of):
-        for spec in config["runs"]:
-            build_strategy(spec, workers=config["workers"])
-        fleet = build_cluster(
-            config["cluster"], workers=config["workers"], delays=config["delays"], communication=config["communication"]
-        )
-    check_traces(config, fleet, of)
+    again = reopened(
+        folder, config, of, call="anyk.resume_race", strategies=config["runs"], problem=problem, optimizer=optimizer,
+        trust=trust,
+    )  # fmt: skip
     specs = [_with_models(spec, config["models"], config["workers"]) for spec in add]
     for spec in specs:
         if spec in config["runs"]:
@@ -310,18 +282,9 @@ def resume_race(
     config["digests"] = config["digests"] | {"files": files_of(config["runs"]) | config["digests"].get("files", {})}
     write_sealed(folder / NAME, config)
     return _run(
-        folder,
-        config,
-        problem,
-        optimizer,
-        fleet.delays,
-        limits if new else {},
-        True,
-        check_callbacks(callbacks),
-        before,
-        trust,
-        tell,
-    )
+        folder, config, again.problem, again.optimizer, again.cluster.delays, limits if new else {}, True,
+        check_callbacks(callbacks), before, trust, tell,
+    )  # fmt: skip
 
 
 def _run(
