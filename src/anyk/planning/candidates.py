@@ -13,6 +13,7 @@ from anyk.delays import fit
 from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
 from anyk.planning.fleets import Fleet, Quality, code_of, loads_of, slowness
+from anyk.planning.prices import USUAL, VectorSize
 from anyk.protocol import Strategy
 from anyk.specs import parse, with_keys
 from anyk.strategies import registry
@@ -99,8 +100,8 @@ class Paces:
     """Seconds of each round (rounds,) under each strategy, by spec.
 
     ``series``: with times that were cut off as they stand; ``imputed``: with these continued by one law and another,
-    where they matter. ``seen``: the share of rounds that measured times decide. ``quality``: of steps that are not
-    exact. ``left_out``: sentences.
+    where they matter. ``seen``: the share of rounds that measured times decide. ``quality``: what steps are made of, of
+    a model of that ``size``. ``left_out``: sentences.
     """
 
     series: dict[str, Floats] = field(default_factory=dict)
@@ -108,11 +109,14 @@ class Paces:
     seen: dict[str, float] = field(default_factory=dict)
     quality: dict[str, Quality] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    size: VectorSize = USUAL
 
 
-def paces_of(fleet: Fleet, made: dict[str, Strategy], seed: int, tell: Tell | None = None) -> Paces:
-    """The pace of each strategy, of which the first is today's and must be possible."""
-    found = Paces()
+def paces_of(
+    fleet: Fleet, made: dict[str, Strategy], seed: int, tell: Tell | None = None, size: VectorSize = USUAL
+) -> Paces:
+    """The pace of each strategy, of which the first is today's and must be possible; ``size``: of the model."""
+    found = Paces(size=size)
     far = fleet.taking(np.where(fleet.censored, fleet.times * _FAR, fleet.times)) if fleet.censored.any() else None
     others = [] if far is None else imputations(fleet, seed)
     today = next(iter(made))
@@ -151,7 +155,7 @@ def _pace(
             raise BadInput(f"no step of '{spec}' takes any time")
         seen = 1.0 if far is None else float((np.abs(series(far) - lower) <= 1e-9 * lower).mean())
         imputed = [series(one) for one in others] if seen < 1.0 else []
-        quality = Quality(0.0, 0.0, 1.0) if strategy.exact else fleet.quality(strategy)
+        quality = fleet.quality(strategy, found.size)
     except (BadInput, RunFailed):
         if needed:
             raise

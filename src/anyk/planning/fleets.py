@@ -17,6 +17,7 @@ from anyk.clusters.virtual.cores import Compute
 from anyk.delays import DelayModel, Table
 from anyk.errors import BadInput
 from anyk.planning import attribution as of
+from anyk.planning.prices import USUAL, VectorSize, vectors_sent
 from anyk.planning.simulation import driven
 from anyk.protocol import Strategy
 from anyk.recording import Record, read
@@ -34,11 +35,15 @@ _APART = 1.3  # times as slow as the others: a difference worth a word
 
 @dataclass(frozen=True)
 class Quality:
-    """Means over steps: ``residual``, ``staleness``, and ``samples`` used as a share of the data; None: not known."""
+    """Means over steps: ``residual``, ``staleness``, ``samples`` used as a share of the data, ``vectors`` sent.
+
+    None: not known.
+    """
 
     residual: float | None
     staleness: float | None
     samples: float | None
+    vectors: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +143,10 @@ class Fleet:
             self.taking(np.roll(self.times, -first, axis=0)), censored=np.roll(self.censored, -first, axis=0)
         )
 
-    def quality(self, strategy: Strategy) -> Quality:
-        """What steps under a strategy are made of, on the virtual clock."""
+    def quality(self, strategy: Strategy, size: VectorSize = USUAL) -> Quality:
+        """What steps under a strategy are made of: for steps that are not exact, as found on the virtual clock."""
+        if strategy.exact and strategy.vectors_sent is not None:
+            return Quality(0.0, 0.0, 1.0, strategy.vectors_sent)
         log = RunLog()
         self.simulated(strategy, log)
         residual, staleness, made = log.rows("SELECT avg(residual), avg(staleness), count(*) FROM updates")[0]
@@ -150,7 +157,7 @@ class Fleet:
             held = {number: sum(sizes[j] for j in work.partitions) for number, work in works(log).items()}
             used = log.rows("SELECT work, count(*) FROM chunks WHERE step > 0 GROUP BY work")
             samples = sum(count * held[work] for work, count in used) / (sum(sizes) * made)
-        return Quality(residual, staleness, samples)
+        return Quality(residual, staleness, samples, vectors_sent(log, layout.blocks, size))
 
     def alone(self, spec: str) -> float:
         """Mean seconds of a step under one strategy."""

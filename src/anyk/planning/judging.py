@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.planning.candidates import Paces, candidates_for, paces_of, specs_for
 from anyk.planning.fleets import Fleet, loads_of
+from anyk.planning.prices import USUAL, vectors_held
 from anyk.planning.resampling import Resampled, block_length, resampled
 from anyk.planning.targets import SEEDS, Arrival, Contest, Goal
 from anyk.protocol import Strategy
@@ -23,6 +24,7 @@ __all__ = ["Asked", "Choice", "Estimate", "Judgement", "in_short", "pareto", "sp
 Floats = NDArray[np.float64]
 _GAIN = 0.03  # below it nothing is worth changing
 _TIE = 0.01
+_MOMENTUM = 1  # vectors of the usual optimiser's state
 _SEEN = 0.95  # share of a candidate's steps that measured times must decide
 _FEW, _INDEPENDENT = 30, 10.0  # rounds, and blocks, below which the evidence is thin
 
@@ -37,7 +39,8 @@ class Choice:
     the promise since the best of many looks better than it is; ``seen``: the share of its steps that measured times
     decide; where that is too little, seconds and gain are those of the least and the largest continuation of the times
     that were cut off. Its price: ``worker_seconds`` of a step, ``memory`` (the largest share of the data that a worker
-    holds) and ``vectors`` as long as the model that are sent in a step (``bytes_per_step`` where the problem is known).
+    holds); vectors as long as the model: ``vectors`` sent in a step, at most (``bytes_per_step`` where the problem is
+    known), and ``vectors_held`` by a worker.
     What steps are made of: mean ``residual`` and ``staleness``, and ``samples_per_step``, a share of the data.
 
     Of a plan with a target: the ``learning_rate`` at which it comes there soonest, ``steps_to_target`` and seconds
@@ -56,6 +59,7 @@ class Choice:
     worker_seconds: float
     memory: float
     vectors: float | None = None
+    vectors_held: int | None = None
     bytes_per_step: float | None = None
     residual: float | None = None
     staleness: float | None = None
@@ -121,21 +125,22 @@ class Judgement:
             asked.today, fleet, max_load=asked.max_load, memory=asked.memory, models=asked.models, batch=asked.batch,
             everything=(asked.everything or asked.goal is not None) and not asked.exact, among=asked.among,
         )  # fmt: skip
-        self._today = next(iter(made))
-        self._paces = self._within(paces_of(fleet, made, asked.seed, asked.tell), asked.max_staleness)
+        self._today, goal = next(iter(made)), asked.goal
+        size, self._state = (USUAL, _MOMENTUM) if goal is None else (goal.size, goal.start.vectors)
+        self._paces = self._within(paces_of(fleet, made, asked.seed, asked.tell, size), asked.max_staleness)
         self.specs = [spec for spec in made if spec in self._paces.series]
         self._made = made
         table = np.stack([self._paces.series[spec] for spec in self.specs])
         self.left_out = tuple(self._paces.left_out)
         self.horizon = asked.steps or rounds
         self._arrivals: dict[str, Arrival] | None = None
-        if asked.goal is not None:
-            self._arrivals = self._contest(asked.goal, asked.tell)
+        if goal is not None:
+            self._arrivals = self._contest(goal, asked.tell)
             self.horizon = asked.steps or max(1, round(float(np.median(self._arrivals[self._today].steps))))
         self.block = self._block(table[self.specs.index(self._today)], rounds, asked.burst)
         drawn = resampled(rounds, self.horizon, self.block, asked.resamples, keyed.generator(asked.seed, "plan"))
         self.thin = rounds < _FEW or drawn.effective < _INDEPENDENT
-        self._decide(table, drawn, asked.goal)
+        self._decide(table, drawn, goal)
 
     def _contest(self, goal: Goal, tell: Callable[[str], None] | None) -> dict[str, Arrival]:
         """How strategies come to the target."""
@@ -183,8 +188,7 @@ class Judgement:
             if self._arrivals is not None:
                 made = self._arriving(made, self._estimate(drawn, whole.deviations(i), whole.center[i] + shift, unsure))
             if goal is not None and made.vectors is not None:
-                vector = goal.problem.dimension * np.dtype(goal.problem.dtype).itemsize
-                made = replace(made, bytes_per_step=made.vectors * vector)
+                made = replace(made, bytes_per_step=made.vectors * goal.size.bytes)
             return made
 
         optimism = max(0.0, -bias), unsure
@@ -262,7 +266,8 @@ class Judgement:
         return Choice(
             spec, spec.partition(":")[0], strategy.exact, seconds,
             gain if spec != self._today else Estimate(0.0, 0.0, 0.0), float(loads_of(settled).max()), best, shift,
-            self._paces.seen[spec], workers * seconds.median, strategy.share_held, strategy.vectors_sent,
+            self._paces.seen[spec], workers * seconds.median, strategy.share_held, quality.vectors,
+            vectors_held=vectors_held(strategy, self._state),
             residual=quality.residual, staleness=quality.staleness, samples_per_step=quality.samples,
         )  # fmt: skip
 

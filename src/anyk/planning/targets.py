@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer
 from anyk.planning.candidates import Paces, Tell, batch_of, built
 from anyk.planning.fleets import Fleet
+from anyk.planning.prices import VectorSize
 from anyk.problems.base import Problem
 from anyk.protocol import Strategy
 from anyk.training import train
@@ -51,8 +53,8 @@ class Goal:
     runs: int = 600
     evaluate: Evaluate | str | None = USUAL
 
-    def check(self) -> Optimizer:
-        """The optimiser to begin with; raises :class:`~anyk.errors.BadInput` for what cannot be reached."""
+    def check(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` for what cannot be reached."""
         if self.runs < LEAST_RUNS:
             raise BadInput(f"runs must be at least {LEAST_RUNS}, got {self.runs}")
         check_limits(self.problem, None, None, self.target)
@@ -61,7 +63,17 @@ class Goal:
             raise BadInput(
                 "a plan makes hundreds of short runs, each with its own process to evaluate; leave where=aside out"
             )
+        _ = self.start
+
+    @cached_property
+    def start(self) -> Optimizer:
+        """The optimiser to begin with; :class:`~anyk.errors.BadInput` where no learning rate is known."""
         return usual_optimizer(self.problem, self.optimizer, self.lr)
+
+    @property
+    def size(self) -> VectorSize:
+        """That of a vector as long as the model."""
+        return VectorSize(self.problem.dimension, np.dtype(self.problem.dtype).itemsize)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +111,7 @@ class Contest:
     left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._optimizer = self.goal.check()
+        self._optimizer = self.goal.start
         start = self._optimizer.rate
         self._base = float(start.at(0)) if start.at(0) == start.at(LIMIT) else None  # None: a schedule
         if self._base is None:

@@ -90,6 +90,11 @@ class Compressed(Strategy):
         """That of the strategy inside: it is about coefficients, which compression leaves alone."""
         return self.of.exact
 
+    @property
+    def vectors_sent(self) -> float | None:
+        """None: it depends on the length of the model."""
+        return None
+
     def planned(self, steps: int | None) -> Strategy:
         """See :class:`~anyk.protocol.Strategy`."""
         return Compressed(self.of.planned(steps), self.by)

@@ -388,11 +388,6 @@ class KFamily(Strategy):
 
     # ------------------------------------------------------------------------------------------- how fast it is
 
-    @property
-    def vectors_sent(self) -> float | None:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return 2.0 * self.k if self.kind.endswith("async") and self.growth is None else None
-
     def pace(self, delays: DelayLaw) -> Pace:
         """See :class:`~anyk.protocol.Strategy`; Dutta et al. 2018."""
         n, k, mean = self.workers, self.k, mean_interval(delays, self.workers)
