@@ -125,6 +125,7 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
     assert (problem.evaluated_on, problem.endless, problem.metric) == ("held_out", True, "mse")
     assert "a stream" in repr(problem)
     assert problem.metrics(w)["mse"] > 0
+    assert of_jax(Stream(lambda j, seed: [(np.ones(3), np.float64(seed))])).samples == streams.SAMPLES
     some = problem.sampled(50)
     assert (some.samples, some.endless) == (50, False) and np.isfinite(some.loss(w))
     normed = TorchProblem(torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1), torch.nn.Flatten(0)),

@@ -53,8 +53,8 @@ class Stream:
     >>> problem = anyk.problems.TorchProblem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), anyk.data.Stream(make))
     >>> sgd = anyk.optimizers.GD(lr=0.3)
     >>> run = anyk.train(problem, "frc:load=2,batch=8", "simulated", workers=4, steps=30, optimizer=sgd)
-    >>> problem.module_at(run.model).weight.detach().numpy().round(1).tolist()
-    [[1.0, -1.0, 0.0]]
+    >>> np.allclose(run.model[:3], [1.0, -1.0, 0.0], atol=0.05)
+    True
     """
 
     make: Callable[[int, int], Iterable[Sample]]
@@ -157,7 +157,7 @@ def _plain(value: Any) -> Any:
         return {"keys": list(value), "of": [_plain(part) for part in value.values()]}
     if isinstance(value, (tuple, list)):
         return [_plain(part) for part in value]
-    if isinstance(value, (bool, int, float, str)):
+    if type(value) in (bool, int, float, str):  # and not NumPy's own, which are floats, too
         return {"value": value}
     tensor = hasattr(value, "detach")
     try:
