@@ -1,10 +1,13 @@
-"""What recording DistributedDataParallel costs: steps with and without, in turn, in the same processes.
+"""What recording DistributedDataParallel costs: by itself, and in steps with and without, in turn.
 
 Usage: python benchmarks/recording.py [PAIRS]
 
-Three ranks on this machine; prints the median ratio of paired steps of rank 0, in seconds and in its processor time
-(which does not count waiting for a busy machine or for other ranks). A step is short, 64 rows through two layers of
-half a million weights each: recording costs a pass over the gradients and some 0.1 ms for a call of Python a bucket.
+First the recorder's own work in a step, on one rank: the median difference of processor time between a step of a tiny
+model that is recorded and one that is not. It does not depend on the size of the model, only on the number of its
+parameters (four), and not on who else uses the machine. Then three ranks on this machine, 64 rows through two layers of
+half a million weights each, in the same processes: the median ratio of paired steps of rank 0, in seconds and in its
+processor time (which does not count waiting for a busy machine or for other ranks), and what share of a step the
+recorder's own work is.
 """
 
 import os
@@ -14,37 +17,80 @@ import sys
 import tempfile
 import time
 
-RANKS, WARM = 3, 20
+RANKS, WARM, ALONE = 3, 20, 2000
 
 
-def rank_main(rank, folder, pairs):
+def models_of(inputs, hidden, folder):
+    """The same model bare and recorded, each with its optimiser."""
     import torch
-    from torch import distributed, nn
+    from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     from anyk.recording import ddp
 
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/store", RANKS)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     models = []
     for recorded in (False, True):
         torch.manual_seed(0)
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)))
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, inputs)))
         if recorded:
             ddp(model, f"{folder}/fleet")
         models.append((model, torch.optim.SGD(model.parameters(), lr=0.01)))
-    x = torch.randn(64, 512)
+    return models
+
+
+def take(model, optimizer, x):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def join(rank, ranks, folder):
+    import torch
+    from torch import distributed
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks
+    )
+
+
+def alone(folder):
+    """Median seconds of processor time that a recorded step takes more."""
+    import torch
+    from torch import distributed
+
+    join(0, 1, folder)
+    models, x = models_of(4, 4, folder), torch.randn(1, 4)
+    more = []
+    for step in range(WARM + ALONE):
+        used = [0.0, 0.0]
+        for which in (0, 1) if step % 2 else (1, 0):
+            began = time.thread_time()
+            take(*models[which], x)
+            used[which] = time.thread_time() - began
+        if step >= WARM:
+            more.append(used[1] - used[0])
+    distributed.destroy_process_group()
+    return statistics.median(more)
+
+
+def rank_main(rank, folder, pairs):
+    import torch
+    from torch import distributed
+
+    own = 0.0
+    if not rank:
+        with tempfile.TemporaryDirectory() as other:
+            own = alone(other)
+    join(rank, RANKS, folder)
+    models, x = models_of(512, 1024, folder), torch.randn(64, 512)
     times, processor = ([], []), ([], [])
     for step in range(WARM + pairs):
         for which in (0, 1) if step % 2 else (1, 0):
-            model, optimizer = models[which]
             distributed.barrier()
             began, used = time.perf_counter(), time.process_time()
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
+            take(*models[which], x)
             if step >= WARM:
                 times[which].append(time.perf_counter() - began)
                 processor[which].append(time.process_time() - used)
@@ -53,7 +99,8 @@ def rank_main(rank, folder, pairs):
         def ratio(pairs):
             return statistics.median(recorded / bare for bare, recorded in zip(*pairs, strict=True))
 
-        bare = statistics.median(times[0])
+        bare, busy = statistics.median(times[0]), statistics.median(processor[0])
+        print(f"recorder alone {1e6 * own:.0f} us: {own / busy:.2%} of a step's processor time, {1e3 * busy:.2f} ms")
         print(
             f"step {1e3 * bare:.2f} ms bare; recorded / bare: median {ratio(times):.4f} of {pairs} pairs, "
             f"processor time {ratio(processor):.4f}"

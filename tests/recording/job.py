@@ -8,20 +8,30 @@ import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from anyk.recording import ddp
 
 RANKS = 3
 
 
-def train(folder, steps=8, slow=None, hook=None, accumulate=1):
+class Checkpointed(nn.Sequential):
+    """Each layer has a backward pass of its own within that of the whole."""
+
+    def forward(self, x):
+        for layer in self:
+            x = checkpoint(layer, x.requires_grad_(), use_reentrant=True)
+        return x
+
+
+def train(folder, steps=8, slow=None, hook=None, accumulate=1, kind=nn.Sequential):
     torch.manual_seed(0)
     rank = distributed.get_rank()
     model = DistributedDataParallel(
-        nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)), bucket_cap_mb=0.01
+        kind(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)), bucket_cap_mb=0.01
     )
-    recorder = None if folder is None else ddp(model, folder, hook=hook)
-    if folder is None and hook is not None:
+    recorder = None if folder is None else ddp(model, folder)
+    if hook is not None:
         model.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(rank)
@@ -51,6 +61,7 @@ def main(rank, folder):
     assert torch.equal(train(None, hook=fp16_compress_hook), train(f"{folder}/compressed", hook=fp16_compress_hook))
     train(f"{folder}/slow", steps=7, slow=1)
     train(f"{folder}/accumulated", steps=5, slow=1, accumulate=2)
+    train(f"{folder}/checkpointed", steps=4, kind=Checkpointed)
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -61,3 +61,4 @@ def test_data_parallel_training_keeps_its_bits_and_the_slow_rank_is_seen(tmp_pat
     assert (np.median(slow.seconds[:, 1]) > np.median(slow.seconds[:, [0, 2]], axis=0)).all()
     assert anyk.explain(slow).workers[0].worker == 1
     assert (read(tmp_path / "accumulated").seconds[:, 1] >= 0.4).all()
+    assert read(tmp_path / "checkpointed").seconds.shape == (2, 3)
