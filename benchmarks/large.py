@@ -5,9 +5,11 @@
 
 ``memory``: a run of each strategy in a process of its own, trained by AdamW of PyTorch. What is counted is the driver's
 private memory (RssAnon), the peak above what it had before the module was made, in vectors of the model, without the
-optimiser's two; shared memory, where models and messages lie, is not in it. The vectors of the user's own module and of
-the problem's are. ``steps``: a step without stragglers, side by side with DistributedDataParallel (gloo), the same
-module, mini-batches of the same size and the same optimiser, one thread a process; the driver has all cores.
+optimiser's state; shared memory, where models and messages lie, is not in it. The vectors of the user's own module and
+of the problem's are. Beside it: the most that driver, workers and shared memory take together from the run's beginning
+on, above what a small run takes, and what the run said that it needs. ``steps``: a step without stragglers, side by
+side with DistributedDataParallel (gloo), the same module, mini-batches of the same size and the same optimiser, one
+thread a process; the driver has all cores.
 """
 
 import argparse
@@ -47,21 +49,49 @@ def problem_of(parameters, samples):
 
 
 def private(pid):
-    """Bytes of a process's memory that are its own."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    """Bytes of a process's memory that are its own; 0 of one that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def below(pid):
+    """The processes that one has started, and those that they have."""
+    try:
+        own = [
+            int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()
+        ]
+    except OSError:
+        return []
+    return [one for child in own for one in (child, *below(child))]
+
+
+def shared(pid):
+    """Bytes of the memory without a name that a process shares with its workers."""
+    found = {}  # by file: each has several descriptors
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if "memfd:anyk" in str(link.readlink()):
+                found[link.stat().st_ino] = link.stat().st_blocks * 512
+        except OSError:
+            continue
+    return sum(found.values())
 
 
 class Phases(Callback):
-    """Says when a run's phases begin, by lines that the measuring process reads."""
+    """Says when a run's phases begin, what it needs and what its optimiser keeps, by lines that the measuring process
+    reads.
+    """
 
     def on_begin(self, info):
-        print("phase steps", flush=True)
+        self.driver = info.driver
+        print(f"need {info.driver.need.total}\nphase steps", flush=True)
 
     def on_end(self, info):
-        print("phase result", flush=True)
+        states = self.driver.versions.optimizer_states.values()
+        print(f"state {sum(v.nbytes for state in states for v in state.values())}\nphase result", flush=True)
 
 
 def train(spec, parameters, steps, folder):
@@ -69,6 +99,7 @@ def train(spec, parameters, steps, folder):
     small = problem_of(10_000, 64)  # a run takes some memory whatever the model's size
     cluster = anyk.cluster("processes", workers=WORKERS)
     optimizer = anyk.optimizers.TorchOptimizer("AdamW", lr=1e-4)
+    print("phase small", flush=True)
     anyk.train(small, spec, cluster, optimizer=optimizer, steps=steps, out=f"{folder}-small").close()
     print("phase ready", flush=True)
     sys.stdin.readline()
@@ -84,29 +115,35 @@ def train(spec, parameters, steps, folder):
 
 
 def watched(spec, asked):
-    """Vectors in private memory at most in each phase of a run."""
+    """Vectors in the driver's private memory at most in each phase of a run; all vectors, and those foretold."""
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, __file__, "train", "--strategies", spec, "--parameters", f"{asked.parameters[0]:g}"]
         command += ["--steps", str(asked.steps), "--out", f"{home}/run"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             os.set_blocking(process.stdout.fileno(), False)
-            phase, before, size, most, unread = "", 0, 1, {}, b""
+            said, most, together = {"phase": ""}, {}, {}
             while process.poll() is None:
-                for line in (unread + (process.stdout.read() or b"")).decode().splitlines():
-                    kind, said = line.split()
+                for line in (process.stdout.read() or b"").decode().splitlines():
+                    kind, value = line.split()
+                    said[kind] = value if kind == "phase" else int(value)
                     if line == "phase ready":
                         before = private(process.pid)
                         process.stdin.write(b"go\n")
                         process.stdin.flush()
-                    if kind == "size":
-                        size = int(said)
-                    phase = said if kind == "phase" else phase
-                most[phase] = max(most.get(phase, 0), private(process.pid))
+                phase, own = said["phase"], private(process.pid)
+                most[phase] = max(most.get(phase, 0), own)
+                everyone = own + shared(process.pid) + sum(map(private, below(process.pid)))
+                together[phase] = max(together.get(phase, 0), everyone)
                 time.sleep(0.002)
             if process.returncode:
                 sys.exit(f"the run of {spec} failed")
-    kept = 2  # by AdamW
-    return {phase: (found - before) / size - kept * (phase != "ready") for phase, found in most.items() if phase}
+    size = said["size"]
+    vectors = {
+        phase: (most[phase] - before - said["state"] * (phase != "ready")) / size
+        for phase in ("ready", "steps", "kept")
+    }
+    # at the run's beginning the module and the problem's copy of it are there already
+    return vectors | {"all": (together["steps"] - together["small"]) / size - 2, "foretold": said["need"] / size}
 
 
 def memory(asked):

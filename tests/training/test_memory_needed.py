@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.clusters.available import available_addresses
 from anyk.errors import BadInput
 from anyk.training.callbacks import Callback
 
@@ -70,6 +72,11 @@ class Peak(Callback):
 
     def on_begin(self, info: Any) -> None:
         self.need = info.driver.need
+        found = {}  # memory that workers share, by file
+        for link in Path("/proc/self/fd").glob("*"):
+            if link.is_symlink() and "memfd:anyk" in str(link.readlink()):
+                found[link.stat().st_ino] = link.stat().st_blocks * 512
+        self.shared = sum(found.values())
 
     def on_end(self, info: Any) -> None:
         self.most = tracemalloc.get_traced_memory()[1]
@@ -112,7 +119,8 @@ def test_a_run_takes_a_few_vectors_of_the_model_besides_the_optimisers(
     vector = SIZE * np.dtype(dtype).itemsize
     assert peak.most <= (3 + state) * vector
     assert left <= (1.5 + state) * vector  # the result: the model and the optimiser's state
-    assert peak.most <= peak.need.driver + peak.need.optimizer + (vector if "outer" in spec else 0)
+    assert peak.most <= peak.need.driver + peak.need.optimizer
+    assert peak.shared <= peak.need.models + peak.need.replies + vector / 10  # the helper program's mail and the data
     assert run.steps == 8 and np.isfinite(run.history["loss"]).sum() == 5
     run.close()
 
@@ -121,14 +129,29 @@ def test_a_run_that_does_not_fit_is_refused_before_its_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anyk.training.memory.available_memory", lambda: 20 << 20)
-    expected = r"needs about 95 MiB of memory \(models 11 MiB, replies 31 MiB, optimizer 8 MiB, driver 15 MiB, workers"
-    expected += r" 31 MiB\), 20 MiB are available; use fewer workers"
+    expected = r"needs about 126 MiB of memory \(models 11 MiB, replies 31 MiB, optimizer 8 MiB, driver 15 MiB, workers"
+    expected += r" 61 MiB\), 20 MiB are available; use fewer workers"
     cluster = anyk.clusters.Processes(workers=4)
     with pytest.raises(BadInput, match=expected):
         anyk.train(
             squares("float32"), "uncoded", cluster, optimizer=anyk.optimizers.Adam(lr=1e-3), out=tmp_path / "run"
         )
     assert cluster.pids == {} and not list((tmp_path / "run").glob("*"))
+    monkeypatch.setattr("anyk.training.memory.available_addresses", lambda: 20 << 20)
+    with pytest.raises(
+        BadInput, match=r"of addresses, this process may map 20 MiB more \(ulimit -v\); raise the limit"
+    ):
+        anyk.train(squares("float32"), "uncoded", cluster, optimizer=anyk.optimizers.Adam(lr=1e-3))
+
+
+def test_a_limit_of_addresses_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 45, resource.RLIM_INFINITY))
+    left = available_addresses()
+    assert left is None or 0 < left < 1 << 45  # None where the system does not say what is mapped
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 12, resource.RLIM_INFINITY))
+    assert available_addresses() in (None, 0)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert available_addresses() is None
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,33 @@
-"""Memory that can be had on this machine."""
+"""Memory that can be had on this machine, and memory that is given back to it."""
 
 from __future__ import annotations
 
+import ctypes
+import resource
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
+_LARGE = 1 << 20  # bytes from which on a vector leaves holes that are worth a search
 
 
 def available_memory() -> int | None:
     """Bytes that can be had without swapping, on the machine and in the control group (a container's), if it says."""
     found = [left for left in (_of_machine(), *_of_groups()) if left is not None]
     return min(found, default=None)
+
+
+def available_addresses() -> int | None:
+    """Bytes that this process may still map (``ulimit -v``); None where there is no limit or it cannot be told."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    used = _field(Path("/proc/self/status"), "VmSize:", 1024)
+    return None if limit == resource.RLIM_INFINITY or used is None else max(0, limit - used)
+
+
+def give_back(size: int) -> None:
+    """Return freed memory that the C library keeps, once vectors of ``size`` bytes were freed, if these are large."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if size >= _LARGE else None
+    if trim is not None:  # glibc has it
+        trim(0)
 
 
 def _of_machine() -> int | None:

@@ -89,6 +89,14 @@ class Cluster(ABC):
         clusters). ``local``: how workers take local steps, where they do. The run's clock starts at 0.
         """
 
+    def mapped(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> int:
+        """Bytes of addresses that models and messages take in the driver; ``lengths``: each worker's longest message.
+
+        0 where they are not mapped ahead.
+        """
+        del layout, partitions, lengths
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """End everything that was started; safe to call twice."""

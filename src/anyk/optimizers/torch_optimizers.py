@@ -184,7 +184,7 @@ class TorchOptimizer(Optimizer):
 
     @contextmanager
     def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
-        """See :meth:`Optimizer.stepping`; of torch's own methods that step number by number, once there is a state."""
+        """See :meth:`Optimizer.stepping`; of torch's own methods that step number by number."""
         import torch
 
         step, threads = self._stepper(w, state, t, scale, out), torch.get_num_threads()
@@ -201,10 +201,9 @@ class TorchOptimizer(Optimizer):
         if type(self) is not TorchOptimizer or self._class not in [getattr(torch.optim, name) for name in _BY_NUMBER]:
             return None
         groups = self._hyperparameters(t, state.get(_SEEN, np.empty(0)), scale)
-        if len(state) == (_SEEN in state) and (
-            self._class is not torch.optim.SGD or any(g["momentum"] for g in groups)
-        ):
-            return None  # what a first step leaves behind is the method's own
+        first = len(state) == (_SEEN in state)
+        if first and (self._class is not torch.optim.SGD or any(g["momentum"] for g in groups)):
+            state |= self._unfilled(w, groups)
         ends = np.cumsum([0, *([w.size] if self.shapes is None else map(prod, self.shapes))]).tolist()
         kept: dict[int, dict[str, Vector]] = defaultdict(dict)  # by parameter and name
         for key, array in state.items():
@@ -227,7 +226,8 @@ class TorchOptimizer(Optimizer):
             optimizer = self._make(pieces, groups[0]["lr"], places)
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
-            _give(optimizer, pieces, own)
+            if not first:
+                _give(optimizer, pieces, own)
             optimizer.step()
             left: State = {}
             _take(optimizer, pieces, left)
@@ -239,6 +239,25 @@ class TorchOptimizer(Optimizer):
                     own[key][:] = array
 
         return step
+
+    def _unfilled(self, w: Vector, groups: Sequence[dict[str, Any]]) -> State:
+        """A state as a first step leaves it behind, its vectors without values: what a step of next to nothing says."""
+        import torch
+
+        shapes = [(w.size,)] if self.shapes is None else self.shapes
+        small = [torch.zeros([min(size, 2) for size in shape], dtype=torch.from_numpy(w[:0]).dtype) for shape in shapes]
+        for parameter in small:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer = self._make(small, groups[0]["lr"])
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
+        optimizer.step()
+        state: State = {}
+        _take(optimizer, small, state)
+        for key, array in state.items():
+            if ":" not in key:
+                state[key] = np.empty(shapes[int(key.partition(".")[0])], dtype=array.dtype)
+        return state
 
     def _hyperparameters(self, t: int, seen: Any, scale: float) -> list[dict[str, Any]]:
         """Those of each group at a step."""

@@ -415,12 +415,13 @@ class TorchProblem:
             self._last = last
             return last[:2]
         del last
-        network = copy.deepcopy(self._network)
+        flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
+        made = {}
+        for parameter, piece in zip(trained(self._network.module), pieces_of(flat, self.shapes), strict=True):
+            made[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of one tensor cannot be saved one by one
+        network = copy.deepcopy(self._network, made)  # without a copy of parameters that it does not need
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine need not have what workers have
-        flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
-        for parameter, piece in zip(trained(network.module), pieces_of(flat, self.shapes), strict=True):
-            parameter.data = piece.clone()  # of its own: views of one tensor cannot be saved one by one
         device = network.move()
         self._renew_statistics(network, device, data)
         network.module.eval()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector
@@ -158,6 +159,7 @@ class Evaluator:
                 raise RunFailed(
                     f"the problem cannot be evaluated at step {version}: {type(error).__name__}: {error}"
                 ) from error
+        give_back(w.nbytes)
         evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:
             self.done[slot, version] = evaluation

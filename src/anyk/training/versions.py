@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anyk.clusters.available import give_back
 from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
@@ -69,6 +70,7 @@ class Versions:
                 w[:] = earlier.models[slot]
                 self.optimizer_states[slot] = {name: value.copy() for name, value in earlier.states[slot].items()}
             self._cluster.publish(slot, version, w)
+            give_back(w.nbytes)
 
     def publish(self, slot: str, w: Vector | None) -> None:
         """Make a slot's next version known, None where nothing is computed; the one before goes unless it is pinned."""

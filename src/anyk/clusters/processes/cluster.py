@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from anyk.checks import typed
 from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED
@@ -150,17 +152,8 @@ class Processes(Remote[_ProcessHandle]):
         """See :meth:`Cluster.open`."""
 
         def payload(messages: Messages) -> SharedPayload:
-            self._plan = MemoryLayout(
-                workers=self.workers,
-                slots=layout.slots,
-                # each worker may be on a version of its own; the newest; the one being written; those yet to evaluate
-                copies=len(layout.slots) * (self.workers + 2 + PINNED),
-                dimension=messages.partitions.dimension,
-                dtype=messages.dtype.str,
-                buffers=_BUFFERS,
-                lengths=tuple(messages.length(tuple(held)) for held in layout.covers or layout.assignment),
-                box=_BOX,
-            )
+            lengths = [messages.length(tuple(held)) for held in layout.covers or layout.assignment]
+            self._plan = self._planned(layout, messages.partitions, lengths)
             return SharedPayload(messages, self._plan)
 
         partitions, self._setup = self._prepare_run(layout, partitions, local, payload)
@@ -173,6 +166,25 @@ class Processes(Remote[_ProcessHandle]):
             raise
         self._start = time.monotonic()
         return present
+
+    def _planned(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> MemoryLayout:
+        """What will lie where."""
+        return MemoryLayout(
+            workers=self.workers,
+            slots=layout.slots,
+            # each worker may be on a version of its own; the newest; the one being written; those yet to evaluate
+            copies=len(layout.slots) * (self.workers + 2 + PINNED),
+            dimension=partitions.dimension,
+            dtype=np.dtype(partitions.dtype).str,
+            buffers=_BUFFERS,
+            lengths=tuple(lengths),
+            box=_BOX,
+        )
+
+    def mapped(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> int:
+        """See :meth:`Cluster.mapped`."""
+        plan = self._planned(layout, partitions, lengths)
+        return plan.models_size + plan.replies_size
 
     def _start_forkserver(self, partitions: Partitions, assignment: Sequence[tuple[int, ...]]) -> None:
         self.prepare()

@@ -55,8 +55,9 @@ class SharedPayload(RemotePayload):
         plan = self._plan
         for copy in self._free_copies[-3 * len(plan.slots) :]:
             model_view(self._models, plan, copy)[:] = 0.0
-        size = self._replies.size // 8
-        self._replies.array(0, size, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
+        for worker in range(plan.workers):
+            size = min(2, plan.buffers) * plan.buffer_bytes(worker)  # more are seldom used, and a look takes memory
+            self._replies.array(plan.buffer_at(worker, 0), size // 8, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
 
     def blank(self, slot: str) -> Vector:
         """See :meth:`RemotePayload.blank`; in the memory that workers read."""

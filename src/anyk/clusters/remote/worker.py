@@ -262,6 +262,8 @@ class Worker(ABC, Generic[R]):
         """Steps of its own, from where the chunk says; the state they leave is kept for the next task."""
         assert self._local is not None
         start = mixed(chunk, w, [self._other((a, b), w.size) for _, a, b, _ in chunk.mix])
+        if chunk.state in self._states:
+            self._states = {chunk.state: self._states[chunk.state]}  # nobody goes on from an older one any more
         state = None if chunk.compress else self._states.get(chunk.state)
         model, left = self._local.run(chunk, start, state, between)
         if not chunk.compress:
