@@ -163,7 +163,7 @@ def test_a_promise_of_a_target_is_run_and_checked(plan: Any, tmp_path: Path) -> 
     assert found.measured.steps == slow.steps > 2 * found.promised.steps
 
 
-def test_the_command_line_and_what_is_wrong(tmp_path: Path) -> None:
+def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = tmp_path / "fleet.npz"
     Record(times(), load=1 / N).save(record)
 
@@ -193,6 +193,7 @@ def test_the_command_line_and_what_is_wrong(tmp_path: Path) -> None:
     ):
         bad = run(*args)
         assert bad.exit_code == 2 and said in bad.output, bad.output
+    monkeypatch.setattr("anyk.planning.targets.LIMIT", 300)  # steps
     with pytest.raises(BadInput, match="no strategy came to mse 0.001 within"):
         anyk.plan(
             Record(times(), load=1 / N), slope=0.0, problem=problem(l2=1.0), evaluate="every=100",
