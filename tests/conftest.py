@@ -1,4 +1,4 @@
-"""Every test leaves behind what it found: no process, no descriptor, no shared memory."""
+"""Every test leaves behind what it found: no process, no descriptor, no shared memory, and its priority."""
 
 from __future__ import annotations
 
@@ -98,8 +98,9 @@ def _shared_memory() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind():
-    children, descriptors, memory = _children(), _descriptors(), _shared_memory()
+    children, descriptors, memory, nice = _children(), _descriptors(), _shared_memory(), os.nice(0)
     yield
+    assert os.nice(0) == nice, "the test left all that come after it a lower priority"
     gc.collect()  # a mapping keeps a descriptor for as long as a traceback keeps the mapping
     if _descriptors() > descriptors + 2:
         gc.unfreeze()
