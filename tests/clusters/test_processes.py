@@ -26,6 +26,28 @@ def plain_descent(problem, steps, lr=0.5):
     return w
 
 
+class Modules(Squares):
+    """Its pickle names torch, which unpickling it does not import."""
+
+    def split(self, partitions, shares=None):
+        made = super().split(partitions, shares)
+        made.note, made.load = "torch", needs_torch
+        return made
+
+
+def needs_torch(partitions):
+    if "torch" not in sys.modules:
+        raise RuntimeError("torch is not there")
+
+
+def test_workers_share_the_import_of_torch():
+    """It takes seconds of a processor, which each of many workers would spend."""
+    import torch  # noqa: F401  # as a driver has that trains a module
+
+    with anyk.train(Modules(2), "uncoded", anyk.clusters.Processes(2), steps=1) as run:
+        assert run.steps == 1
+
+
 def test_injected_delays_are_those_of_the_simulator():
     delays = anyk.delays.Exponential(mean=0.05)
     for spec in ("uncoded", "frc:load=2"):

@@ -46,7 +46,7 @@ _BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
 _HELPERS, _WITHIN = 5, 60.0  # so many helper programs may end within so many seconds
 _START = 120.0  # seconds a worker may take to load its partitions before the start is given up
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-
+_SHARED = ("scipy.sparse", "torch")  # what workers need of it is imported once for all; JAX must not be forked
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import forkserver; "
 _BOOT += "forkserver.main(int(sys.argv[1]))"
 
@@ -203,7 +203,7 @@ class Processes(Remote[_ProcessHandle]):
             "setup": self._setup,
             "assignment": [list(held) for held in assignment],
             "children": self.children,
-            "imports": ["scipy.sparse"] if b"scipy.sparse" in bytes(buffers[0]) else [],
+            "imports": [name for name in _SHARED if name in sys.modules and name.encode() in bytes(buffers[0])],
             "places": places,
             "sizes": [segment.size for segment in self._segments],
         }

@@ -1,8 +1,8 @@
 """The helper program from which workers are forked: clean, single-threaded, and dead when the driver is.
 
-It imports NumPy, scipy.sparse where the data is sparse, and nothing of the user's, so a worker starts in milliseconds
-and can import torch or JAX afresh. It owns the workers: it reaps them, tells the driver who died, and when the driver's
-socket closes, for whatever reason, kills them all and goes.
+It imports NumPy, scipy.sparse where the data is sparse, torch where modules are trained, and nothing of the user's, so
+a worker starts in milliseconds and can import JAX afresh. It owns the workers: it reaps them, tells the driver who
+died, and when the driver's socket closes, for whatever reason, kills them all and goes.
 """
 
 from __future__ import annotations
