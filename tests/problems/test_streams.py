@@ -65,9 +65,10 @@ def of_jax(data=None, **options):
 def test_a_gradient_is_that_of_the_first_samples_under_the_seed(problem):
     made = problem()
     parts, w = made.split(4), made.initial()
+    parts.compare_replicas()
+    assert HERE == []  # the driver draws nothing
     messages = Messages(parts, seed=3)
     chunk = Chunk((2,), (1.0,), batch=3)
-    HERE.clear()
     gradient = messages.partial_gradient(2, w, chunk, version=5) * 3 / parts.sizes[2]
     ((partition, seed),) = HERE
     assert (partition, seed < 2**32) == (2, True)

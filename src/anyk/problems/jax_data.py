@@ -114,10 +114,22 @@ class Streamed:
     def __init__(self, stream: Stream, dtype: np.dtype[Any]) -> None:
         self._draws, self._dtype = Draws(stream), dtype
         self.head = self._arrays(self._draws.head)
-        self.tried, self.leaves = len(self.head), self.head.leaves
 
     def __len__(self) -> int:
         return SAMPLES
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"head": None}  # workers draw their own
+
+    @property
+    def leaves(self) -> list[NDArray[Any]]:
+        """The arrays of the first rows, in JAX's order."""
+        return self.head.leaves
+
+    @property
+    def tried(self) -> int:
+        """How many of the first rows are known."""
+        return len(self.head)
 
     def rows(self, rows: Rows) -> Tree:
         """Some of the first rows."""

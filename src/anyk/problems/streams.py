@@ -75,7 +75,7 @@ class Draws:
         self._some: dict[tuple[int, str], list[Sample]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_some": {}}
+        return self.__dict__ | {"_some": {}, "head": []}  # workers draw their own
 
     def drawn(self, partitions: range, rows: Index | None) -> list[Sample]:
         """A mini-batch, half of it of each of two partitions; ``rows``, numbers below SAMPLES, are its key."""

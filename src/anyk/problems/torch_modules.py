@@ -30,6 +30,7 @@ from anyk.problems.torch_network import Batch, Network, counted, mapped
 from anyk.problems.torch_partitions import (
     TorchPartitions,
     dtype_of,
+    is_at,
     kept_buffers,
     norms_of,
     pieces_of,
@@ -411,7 +412,7 @@ class TorchProblem:
         elif not (whole or isinstance(data, Arrays)) and norms_of(self._network.module):
             data = data.some(_RENEWED, "statistics")
         last, self._last = self._last, None
-        if last is not None and _is_at(last[0].module, w) and last[2] == len(data):
+        if last is not None and is_at(last[0].module, w) and last[2] == len(data):
             self._last = last
             return last[:2]
         del last
@@ -449,17 +450,6 @@ class TorchProblem:
     def _batches(self, data: Known, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
         for a, b in pairwise(even_ends(len(data), self._microbatch or _EVALUATED)):
             yield data.tensors(slice(a, b), device), b - a
-
-
-def _is_at(module: torch.nn.Module, w: Vector) -> bool:
-    """Whether a module's parameters are ``w``."""
-    first = 0
-    for parameter in trained(module):
-        here = w[first : first + parameter.numel()]
-        if not np.array_equal(parameter.detach().cpu().numpy().reshape(-1), here):
-            return False
-        first += here.size
-    return True
 
 
 def _terms(count: Callable[[Any], Any], data: Sharded, most: int, piece: tuple[int, int]) -> bytes:

@@ -262,6 +262,17 @@ def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tor
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def is_at(module: torch.nn.Module, w: Vector) -> bool:
+    """Whether a module's parameters are ``w``."""
+    first = 0
+    for parameter in trained(module):
+        here = w[first : first + parameter.numel()]
+        if not np.array_equal(parameter.detach().cpu().numpy().reshape(-1), here):
+            return False
+        first += here.size
+    return True
+
+
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
     import torch
