@@ -190,6 +190,7 @@ def test_a_table_is_recognised_and_told(kind: str, content: str, remark: str, fo
         (long("round,worker,seconds") + "0,1,5.5\n", r"round 0 of worker 1 is there 2 times"),
         (long("round,worker,seconds") + "0,3,5.5\n", r"round 1 of worker 3 is missing"),
         (long("time stamp,worker,seconds"), r"has a column 'worker', as of a long table, but none called round"),
+        (long("step,who,ms"), r"has the columns 'step' and 'ms', as of a long table, but none called worker"),
         (rows("at,b,c", [[1.7e9 + r, 1, 2] for r in range(15)]), r"column 'at' .* rises in every row, like a clock"),
         (rows("w0,w1,load", WIDE.tolist()), r"has column 'load' beside those of workers; remove it"),
         (rows("w0_s,w1_ms,w2_s", WIDE.tolist()), r"are in different units; convert them"),

@@ -122,8 +122,12 @@ def test_thin_evidence_and_gains_that_are_not_sure() -> None:
     few = np.ones((8, N))
     few[3, 2] = 4.0  # one stall in eight rounds, in one half only
     found = anyk.plan(record(few), slope=0.0, resamples=100)
-    assert (found.verdict, found.evidence) == ("nothing", "thin") and "that is not sure" in found.why
+    assert (found.verdict, found.evidence) == ("nothing", "thin") and "which is not sure" in found.why
     assert found.candidates[0].gain.median > 0.2 and found.best == found.today
+    small = np.ones((40, N))
+    small[::3, 0] = small[1::7, 1] = 1.1  # coded steps are never longer, and sooner or later shorter
+    gained = anyk.plan(record(small), slope=0.0, resamples=100)
+    assert gained.verdict == "change" and 0.0 <= gained.best.gain.low < 0.03 <= gained.best.gain.median
     again = anyk.plan(record(few), slope=0.0, resamples=100)
     assert again == found and anyk.plan(record(few), slope=0.0, resamples=100, seed=1) != found
 

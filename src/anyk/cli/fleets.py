@@ -144,7 +144,8 @@ def plan(
 
     SOURCE is whatever `anyk record` takes, a record that it made, or a delay law (then with --workers). Strategies
     whose steps are the exact sum compete by their seconds, or with --target all of them by the seconds that they take
-    to it; a change is advised only where the 90 % prediction interval of the gain does not reach below 3 %.
+    to it. A change is advised where 3 % or more is to be gained and next to nothing to be lost: the 90 % prediction
+    interval of the gain does not reach below -1 %.
 
     \b
     anyk plan fleet.parquet --slope 12 -o plan.toml
@@ -154,7 +155,7 @@ def plan(
     """
     from anyk.planning import pareto
     from anyk.planning import plan as make
-    from anyk.reports.fleets import draw_plan, inexact_table, plan_lines, plan_table
+    from anyk.reports.fleets import draw_plan, inexact_table, plan_lines, plan_note, plan_table
 
     if seed < 0:
         raise BadInput(f"seed must be at least 0, got {seed}")
@@ -176,6 +177,7 @@ def plan(
         left = len(found.candidates) - len(shown)
         if left > 0:
             say(console, f"{left} more are neither faster nor cheaper than these; --all shows them")
+        say(console, plan_note())
         unknown = [one for one in found.others if one.exact]
         if unknown:
             said = "of these too much was cut off: from the least to the most that they may take; they are not ranked"

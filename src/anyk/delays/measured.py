@@ -134,6 +134,12 @@ def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
             f"'{shown(file)}' has a column '{next(n for n in table.names if unit_in(n)[0] in _WORKER)}', as of a long "
             "table, but none called round, or none called seconds; give it all three, or one column a worker"
         )
+    timed = [name for name in names[1:] if name and unit_in(name)[0] in _SECONDS]
+    if timed and len(names) > 2 and names[0] in _ROUND:
+        raise BadInput(
+            f"'{shown(file)}' has the columns '{names[0]}' and '{timed[0]}', as of a long table, but none called "
+            "worker (or rank, node, host, client); give it all three, or one column a worker"
+        )
     columns, remarks = list(range(len(names))), []
     first = table.columns[0]
     counted = is_row_number(first) and len(first) > 2

@@ -175,14 +175,19 @@ def _promising(fleet: Fleet, rest: dict[str, Strategy], found: Paces, made: dict
     bounds = {spec: _bound(fleet, rest[spec]) for spec in exact}
     near = sorted((spec for spec in exact if bounds[spec] < least), key=bounds.__getitem__)
     if len(near) < len(exact):
-        found.left_out.append(f"{len(exact) - len(near)} strategies left out that cannot be the soonest")
+        found.left_out.append(f"{counted(len(exact) - len(near))} left out that cannot be the soonest")
     heavy = [spec for spec in near if rounds * workers**2 > _STEPS and code_of(rest[spec]) is not None]
     if heavy:
         found.left_out.append(f"{_some(heavy)} left out, as deciding when they can be decoded takes too long")
     first = [spec for spec in near if spec not in heavy] + [spec for spec in rest if spec not in exact]
     if len(first) > SIMULATED:
-        found.left_out.append(f"{len(first) - SIMULATED} strategies that would have to be simulated left out")
+        found.left_out.append(f"{counted(len(first) - SIMULATED)} that would have to be simulated left out")
     return first[:SIMULATED]
+
+
+def counted(strategies: int) -> str:
+    """So many strategies, in words."""
+    return f"{strategies} strateg{'y' if strategies == 1 else 'ies'}"
 
 
 def _some(specs: list[str]) -> str:

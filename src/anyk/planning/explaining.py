@@ -99,7 +99,7 @@ def explain(
     record = read(source, unit=unit)
     times = record.seconds
     if min(times.shape) < 2:
-        raise BadInput(f"explaining a fleet needs at least 2 workers and 2 rounds, got {record.summary}")
+        raise BadInput(f"explaining a fleet needs at least 2 rounds of 2 workers, got {len(times)} x {times.shape[1]}")
     generator = keyed.generator(seed, "explain")
     medians = of.lower_median(times)
     total, level = float(np.nanmax(times, axis=1).sum()), float(medians.sum())

@@ -275,7 +275,7 @@ def _slope(
     level = float(np.median(of.lower_median(times)))
     said = (
         f"all of a task's {level:.3g} s is computing (slope {level / load:.3g} s for the whole data): nothing tells "
-        "how times grow with load; give the slope, or a second record at another load"
+        "how times grow with load; give the slope (--slope), or a second record at another load (--other)"
     )
     return level / load, [said]
 

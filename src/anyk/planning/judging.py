@@ -23,7 +23,7 @@ __all__ = ["Asked", "Choice", "Estimate", "Judgement", "in_short", "pareto", "sp
 
 Floats = NDArray[np.float64]
 _GAIN = 0.03  # below it nothing is worth changing
-_TIE = 0.01
+_TIE = 0.01  # what is no nearer is as good
 _MOMENTUM = 1  # vectors of the usual optimiser's state
 _SEEN = 0.95  # share of a candidate's steps that measured times must decide
 _FEW, _INDEPENDENT = 30, 10.0  # rounds, and blocks, below which the evidence is thin
@@ -313,19 +313,17 @@ class Judgement:
                 f"'{self._today}' is the soonest{to_target} of {len(self.candidates)} strategies",
                 evidence,
             )
-        sure = first.gain.low >= _GAIN
-        if self.thin:
-            sure = sure and min(self._halves) >= _GAIN
         interval = f"{100 * first.gain.low:.0f} to {100 * first.gain.high:.0f} %"
-        if sure:
+        least = min(first.gain.low, *self._halves) if self.thin else first.gain.low
+        if first.gain.median >= _GAIN and least >= -_TIE:
             return (
                 "change",
                 f"'{first.spec}' would take {100 * first.gain.median:.0f} % less{to_target} ({interval})",
                 evidence,
             )
-        gain = f"{100 * first.gain.median:.0f} %{to_target}"
-        why = f"the best, '{first.spec}', would gain {gain}, and that is not sure ({interval})"
-        return "nothing", why, evidence
+        gain = f"the best, '{first.spec}', would gain {100 * first.gain.median:.0f} %{to_target} ({interval})"
+        little = f", which is less than {100 * _GAIN:.0f} %" if first.gain.median < _GAIN else ", which is not sure"
+        return "nothing", gain + little, evidence
 
 
 def _capped(one: Estimate, most: float) -> Estimate:
@@ -344,9 +342,9 @@ def _between(one: Estimate, values: Floats) -> Estimate:
 
 
 def in_short(judged: Judgement) -> str:
-    """The verdict and why."""
+    """The advice and why."""
     verdict, why, _ = judged.verdict()
-    return f"{verdict}; {why}"
+    return why if verdict == "change" else f"stay with '{judged.today.spec}', {why}"
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:

@@ -195,7 +195,7 @@ def plan(
         {"digest": record.digest, "censored": record.cut, "block": judged.block, "load": fleet.load, "seed": seed,
          **origin(source, unit)},
         {"workers": n, "rounds": rounds, "slowest": [one.worker for one in found.workers[:5]],
-         "named": list(found.named), "mean_burst": found.mean_burst},
+         "named": list(found.named), "mean_burst": found.mean_burst, "apart": found.apart},
         tuple(fleet.slopes.tolist()), max_load, memory,
         *((None, None, None) if goal is None else (goal.problem.metric, goal.target, goal.optimizer)),
     )  # fmt: skip

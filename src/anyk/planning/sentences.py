@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.planning.attribution import DRIFT, lower_median, slow_kind
+from anyk.planning.attribution import DRIFT, lower_median, mean_burst, slow_kind
 from anyk.recording import Record
 
 _MANY = 5  # workers that are named one by one
@@ -24,7 +24,7 @@ def sentences(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool
     yield from _named(record, facts, straggling)
     yield from _kinds(record)
     yield from _savings(record, facts)
-    yield from _bursts(facts, straggling)
+    yield from _bursts(record, facts, straggling)
     yield from _together(record, facts)
     yield from _stages(facts)
     if facts["drifts"] and not 1 / DRIFT < facts["drift"] < DRIFT:
@@ -88,7 +88,7 @@ def _named(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool_])
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = float(np.nanmedian((times / others)[slow])) if slow.any() else 1.0
         yield (
-            f"worker {name} costs {_percent(one.cost_seconds / total)} of the run: it is {ratio:.2g} times slower than "
+            f"worker {name} costs {_percent(one.cost_seconds / total)} of the run: it is {_times(ratio)} slower than "
             f"the others in {_percent(float(slow.sum() / record.seen[i]))} of rounds"
         )
 
@@ -125,11 +125,22 @@ def _savings(record: Record, facts: dict[str, Any]) -> Iterator[str]:
             yield f"mending worker {first.worker} alone would save next to nothing: others are slow in the same rounds"
 
 
-def _bursts(facts: dict[str, Any], straggling: NDArray[np.bool_]) -> Iterator[str]:
+def _bursts(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool_]) -> Iterator[str]:
     if not straggling.any():
         yield "nobody takes more than 1.5 times a round's median: there are no stragglers to speak of"
         return
-    length = facts["mean_burst"]
+    for_good = (straggling.sum(axis=0) > record.seen / 2) & np.isin(record.workers, facts["named"])
+    if for_good.any():
+        names = [name for name, slow in zip(record.workers, for_good, strict=True) if slow]
+        workers, are, them = ("worker", "is", "it") if len(names) == 1 else ("workers", "are", "them")
+        yield (
+            f"{workers} {_listed(names)} {are} slow for good: smaller shares of the data would suit {them} "
+            "(balance=auto)"
+        )
+    passing = straggling[:, ~for_good]
+    if not passing.any():
+        return
+    length = mean_burst(passing)
     shown = f"{length:.2g}" if length < 10 else f"{length:.0f}"
     plural = "round" if shown == "1" else "rounds"
     if facts["bursty"] and length > 1.5:
@@ -137,13 +148,9 @@ def _bursts(facts: dict[str, Any], straggling: NDArray[np.bool_]) -> Iterator[st
             f"stragglers last {shown} {plural}, longer than chance would have it: codes that span several rounds "
             "(m-sgc, sr-sgc) can make use of that"
         )
-    elif facts["named"] and length > 3:
-        yield (
-            f"a worker that straggles goes on for {shown} {plural} on average: some workers are slow for good, "
-            "and smaller shares of the data would suit them (balance=auto)"
-        )
     else:
-        yield f"stragglers last {shown} {plural}: coding within a round is enough"
+        others = "other " if for_good.any() else ""
+        yield f"{others}stragglers last {shown} {plural}: coding within a round is enough"
 
 
 def _together(record: Record, facts: dict[str, Any]) -> Iterator[str]:
@@ -177,6 +184,10 @@ def _stages(facts: dict[str, Any]) -> Iterator[str]:
 def seconds_text(value: float) -> str:
     """Seconds in three digits, or whole ones from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2g} times" if ratio < 99.5 else f"{ratio:,.0f} times"
 
 
 def _percent(share: float) -> str:

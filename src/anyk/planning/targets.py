@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from anyk.clusters import Simulated
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer
-from anyk.planning.candidates import Paces, Tell, batch_of, built
+from anyk.planning.candidates import Paces, Tell, batch_of, built, counted
 from anyk.planning.fleets import Fleet
 from anyk.planning.prices import VectorSize
 from anyk.problems.base import Problem
@@ -141,9 +141,7 @@ class Contest:
         most = max(3, min(_CONTESTANTS, self.goal.runs // _RUNS_EACH))
         chosen = [*first, *turns][:most]
         if len(first) + len(turns) > most:
-            self.left_out.append(
-                f"{_counted(len(first) + len(turns) - most)} not trained: {self.goal.runs} runs in all"
-            )
+            self.left_out.append(f"{counted(len(first) + len(turns) - most)} not trained: {self.goal.runs} runs in all")
         return chosen
 
     def _per_sample(self, spec: str) -> float:
@@ -161,7 +159,7 @@ class Contest:
         Raises :class:`~anyk.errors.BadInput` where none comes there.
         """
         going = self._contestants()
-        self._told(f"training to the target: {_counted(len(going))}, in at most {self.goal.runs} runs")
+        self._told(f"training to the target: {counted(len(going))}, in at most {self.goal.runs} runs")
         self._rates = dict.fromkeys(going, 0)
         seconds = _FIRST * max(self._pace[spec] for spec in going)
         found = {spec: self._climb(spec, seconds) for spec in going}
@@ -170,11 +168,11 @@ class Contest:
                 raise BadInput(self._unreached(found, seconds))
             going = self._better_half(found)
             seconds *= _RUNG
-            self._told(f"{_counted(len(going))} for {seconds:.3g} s")
+            self._told(f"{counted(len(going))} for {seconds:.3g} s")
             found = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in going}
         seconds = _LATER * min(one.value for one in found.values() if one.kind == 0)
         going = self._better_half(found)
-        self._told(f"{_counted(len(going))} for {seconds:.3g} s, and with other seeds")
+        self._told(f"{counted(len(going))} for {seconds:.3g} s, and with other seeds")
         last = {spec: self._climb(spec, seconds) for spec in sorted(going, key=found.__getitem__)}
         today, patience = self._of(self.today), seconds
         while last[today].kind != 0 and patience < _HOPELESS * seconds:  # it must be known what there is to gain
@@ -305,7 +303,3 @@ class Contest:
 
 def _family(spec: str) -> str:
     return spec.partition(":")[0]
-
-
-def _counted(strategies: int) -> str:
-    return f"{strategies} strateg{'y' if strategies == 1 else 'ies'}"

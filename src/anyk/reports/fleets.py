@@ -14,6 +14,7 @@ from anyk.planning.sentences import seconds_text
 from anyk.recording import Record
 from anyk.reports.columns import Columns
 from anyk.reports.plots import COLOURS, new_figure, save
+from anyk.strategies import strategy
 from anyk.training.promise import Estimate
 
 _ROWS = 10  # workers in the table
@@ -129,13 +130,36 @@ def plan_lines(found: Plan) -> list[str]:
     if found.target is not None:
         run = f"for a run to {found.metric} {found.target:g}, {found.horizon} steps under '{found.today.spec}'"
     lines = [f"{advice}: {found.why}", f"{run}; evidence: {found.evidence}"]
-    lines += [f"assumed: {text}" for text in found.assumptions]
+    if found.verdict == "change":
+        lines.append(f"'{found.best.spec}': {strategy(found.best.spec, workers=found.fleet['workers']).summary}")
+    lines.append(_cause(found))
+    lines += [text if text.startswith("if ") else f"assumed: {text}" for text in found.assumptions]
     if found.probe is not None:
         lines.append(found.probe)
     for one in found.advice:
         if max(one.today or 0.0, one.best or 0.0) >= _WORTH:
             lines.append(f"{one.what}: {_gains(one, found)}")
     return lines
+
+
+def plan_note() -> str:
+    """What the columns of the table mean."""
+    return (
+        "gain: how much less time it takes than today's; load: the largest share of the data that a worker computes in "
+        "a step (in brackets: that it holds, where that is more)"
+    )
+
+
+def _cause(found: Plan) -> str:
+    """How much there is to gain, and from whom."""
+    share, named = found.fleet["apart"], found.fleet["named"]
+    who = "who is slow changes from round to round"
+    if named:
+        shown = ", ".join(map(str, named[:5])) + (" and others" if len(named) > 5 else "")
+        who = (
+            f"worker{'s' * (len(named) > 1)} {shown} {'cost' if len(named) > 1 else 'costs'} more than chance explains"
+        )
+    return f"where all are waited for, waiting for slow workers takes {100 * share:.0f} % of the time; {who}"
 
 
 def checked_lines(found: Checked) -> list[str]:

@@ -144,6 +144,16 @@ class ProgressRounds(Strategy):
         """See :class:`~anyk.protocol.Strategy`."""
         return not self.enough.approximate
 
+    @property
+    def summary(self) -> str:
+        """A description in a few words."""
+        kind, n = "exact" if self.exact else "approximate", self.code.workers
+        held = max(map(len, self.code.assignment))
+        return (
+            f"{kind} gradient as soon as the parts that workers have finished make it up; each of {n} has {held} of "
+            f"{self.code.partitions} parts to compute, one after another"
+        )
+
     @cached_property
     def layout(self) -> Layout:
         """See :class:`~anyk.protocol.Strategy`."""
