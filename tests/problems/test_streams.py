@@ -146,6 +146,7 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
         (lambda: of_jax(held_out=Stream(make)), "held_out is evaluated as a whole"),
         (lambda: of_jax(workers="numpy"), "take arrays in memory"),
         (lambda: LeastSquares(Stream(make)), "a linear model needs a pass over its data"),
+        (lambda: of_torch(make(0, 1)), "got generator; of samples that are iterated make an anyk.data.Stream"),
         (lambda: Stream(7), "make must be a function"),
         (lambda: of_jax(Stream(lambda j, seed: [])), "the stream of partition 0 has no samples"),
         (lambda: of_jax(Stream(lambda j, seed: [(np.ones(3), 1.0)] * 40)), "the same samples under every seed"),

@@ -357,11 +357,12 @@ def known_of(
     ):
         raise BadInput(
             f"{name} must be a pair (X, y) of tensors or arrays, or a data set with a length and items by number, got "
-            f"{type(data).__name__}"
+            f"{type(data).__name__}{_ITERATED if hasattr(data, '__iter__') and name != 'held_out' else ''}"
         )
     if not len(data):
         raise BadInput(f"{name} is empty")
     return Items(data, collate, free=free)
 
 
+_ITERATED = "; of samples that are iterated make an anyk.data.Stream"
 _NAMED = "arrays by name go with a loss(module, batch), whose first parameter is called 'module' or 'model'"
