@@ -59,8 +59,9 @@ def admit(where: str, name: str, what: str) -> None:
     folder = _FOLDER.get()
     if folder is None:
         return
-    again = f"name it again with --problem {name}, or trust the folder" if what == "problem" else "trust the folder"
-    ways = f"{again} with --trust (in Python: {what}=… or trust=True)"
+    named = what in ("problem", "callback")
+    again = f"name it again with --{what} {name}, or trust the folder" if named else "trust the folder"
+    ways = f"{again} with --trust" + ("" if what == "callback" else f" (in Python: {what}=… or trust=True)")
     if not folder.trust:
         raise BadInput(
             f"the run '{folder.path}' names code to run, the {what} '{name}', which may belong to somebody else; "
@@ -87,6 +88,16 @@ def admit(where: str, name: str, what: str) -> None:
                 f"{refused}'{one}' has changed since the run began (SHA-256 {found[:8]}…, recorded {recorded[:8]}…); "
                 "restore it, or start a new run from this one: anyk train --from"
             )
+
+
+def admit_place(name: str, what: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where a run folder that is not trusted names a place to write or send to."""
+    folder = _FOLDER.get()
+    if folder is not None and not folder.trust:
+        raise BadInput(
+            f"the run '{folder.path}' names the {what} '{name}', which writes to a place that somebody else may have "
+            f"chosen; if it is yours, name it again with --{what}, or trust the folder with --trust"
+        )
 
 
 def file_of(module: str, besides: Path | None = None) -> Path | None:

@@ -28,6 +28,7 @@ _A_FILE = "a file's name"
 # the annotation of a key that names a file, by which with_files finds it; a key that holds a spec is annotated with the
 # registries of its name, Annotated[str, registry, …], so that the files named in there are found, too
 File = Annotated[str, _A_FILE]
+Folder = Annotated[str | Path, _A_FILE]
 
 
 def parse(text: str) -> tuple[str, dict[str, str]]:

@@ -1,7 +1,8 @@
 """Callbacks: hooks into a run, and some that are ready to use.
 
 ``anyk.train(…, callbacks=[EarlyStopping(patience=5), TensorBoard("logs")])``; the same in ``rounds``, ``race``,
-``resume`` and the estimators. Write your own as a :class:`Callback`.
+``resume`` and the estimators. Write your own as a :class:`Callback`. On the command line: ``--callback
+early-stopping:patience=5``, or ``--callback file.py:function`` (:func:`callback`).
 """
 
 from anyk.callbacks.checkpoint import Checkpoint
@@ -9,6 +10,7 @@ from anyk.callbacks.early_stopping import EarlyStopping
 from anyk.callbacks.logs import Logging
 from anyk.callbacks.mirror import Mirror
 from anyk.callbacks.mlflow_tracking import MLflow
+from anyk.callbacks.named import callback, registry
 from anyk.callbacks.tensorboard_events import TensorBoard
 from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo, StopRun
 
@@ -26,4 +28,6 @@ __all__ = [
     "StepInfo",
     "StopRun",
     "TensorBoard",
+    "callback",
+    "registry",
 ]

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from anyk.callbacks.best import Best, Quantity
+from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Vector
+from anyk.specs import Folder
 from anyk.training.callbacks import Callback, EvaluationInfo, RunInfo, StepInfo
 
 
+@registry.register("checkpoint")
 @typed
 class Checkpoint(Callback):
     """Writes models, flat vectors of length d, as ``.npy`` files into ``folder``, to be read by ``numpy.load``.
@@ -37,7 +40,7 @@ class Checkpoint(Callback):
     True
     """
 
-    def __init__(self, folder: str | Path, *, every: int | None = None, best: Quantity | None = None) -> None:
+    def __init__(self, folder: Folder, *, every: int | None = None, best: Quantity | None = None) -> None:
         if every is None and best is None:
             raise BadInput(
                 "a Checkpoint keeps models every so many steps or the best; give every=100, best='loss' or both"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from anyk.callbacks.best import Best, Quantity
+from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.training.callbacks import Callback, EvaluationInfo, RunInfo, StopRun
 
 
+@registry.register("early-stopping")
 @typed
 class EarlyStopping(Callback):
     """Ends a run when ``patience`` evaluations in a row were not better than the best before by ``min_delta``.

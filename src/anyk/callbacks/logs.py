@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 
+from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 
+@registry.register("log")
 @typed
 class Logging(Callback):
-    """Writes a run to the logger ``anyk.run``: its beginning and end, evaluations and every ``every``-th step (INFO),
-    workers that were lost (WARNING) and what it failed of (ERROR).
+    """Writes a run as messages of Python's logging.
 
-    What is shown, and where, is the business of ``logging``.
+    Its beginning and end, evaluations and every ``every``-th step (INFO), workers that were lost (WARNING) and what it
+    failed of (ERROR), under ``logger``.
+
+    What is shown, and where, is the business of ``logging``; the command line shows it where nobody has set that up.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
@@ -24,40 +28,40 @@ class Logging(Callback):
     def __init__(self, every: int = 1, logger: str = "anyk.run") -> None:
         if every < 1:
             raise BadInput(f"every must be at least 1 step, got {every}")
-        self._every, self._log = every, logging.getLogger(logger)
+        self._every, self.logger = every, logging.getLogger(logger)
 
     def on_begin(self, info: RunInfo) -> None:
         """See :class:`Callback`."""
         self._metric = info.metric
         where = "in memory" if info.path is None else info.path
-        self._log.info("%s begins at step %d (%s, %s)", info.strategy, info.step, info.config["cluster"], where)
+        self.logger.info("%s begins at step %d (%s, %s)", info.strategy, info.step, info.config["cluster"], where)
 
     def on_step(self, info: StepInfo) -> None:
         """See :class:`Callback`."""
         if info.step % self._every == 0:
-            self._log.info(
+            self.logger.info(
                 "step %d of %s at %.3f s: %d workers, residual %.3g, staleness %.3g",
                 info.step, info.slot, info.seconds, info.workers, info.residual, info.staleness,
             )  # fmt: skip
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
         """See :class:`Callback`."""
-        self._log.info("step %d of %s: %s", info.step, info.slot, _values(info, self._metric))
+        self.logger.info("step %d of %s: %s", info.step, info.slot, _values(info, self._metric))
 
     def on_worker_lost(self, info: LostInfo) -> None:
         """See :class:`Callback`."""
         fate = "given up" if info.gone else "lost"
-        self._log.warning(
+        self.logger.warning(
             "worker %d %s at step %d, %.3f s: %s", info.worker, fate, info.step, info.seconds, info.reason
         )
 
     def on_end(self, info: EndInfo) -> None:
         """See :class:`Callback`."""
         if info.error is None:
-            self._log.info("ended at step %d, %.3f s: %s", info.step, info.seconds, _values(info, self._metric))
+            self.logger.info("ended at step %d, %.3f s: %s", info.step, info.seconds, _values(info, self._metric))
         else:
             kind = type(info.error).__name__
-            self._log.error("ended at step %d, %.3f s: %s: %s", info.step, info.seconds, kind, info.error)
+            self.logger.error("ended at step %d, %.3f s: %s: %s", info.step, info.seconds, kind, info.error)
 
 
 def _values(info: EvaluationInfo | EndInfo, metric: str) -> str:

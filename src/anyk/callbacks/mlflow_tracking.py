@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, RunInfo, StepInfo
 
+Address = Annotated[str | None, "where it sends to"]
 
+
+@registry.register("mlflow")
 @typed
 class MLflow(Callback):
     """Logs settings as parameters, and steps and evaluations as metrics, of a run of MLflow.
@@ -19,7 +23,7 @@ class MLflow(Callback):
     ``pip install 'anyk[mlflow]'``.
     """
 
-    def __init__(self, experiment: str | None = None, *, tracking_uri: str | None = None, every: int = 1) -> None:
+    def __init__(self, experiment: str | None = None, *, tracking_uri: Address = None, every: int = 1) -> None:
         if every < 1:
             raise BadInput(f"every must be at least 1 step, got {every}")
         self._client = _package().MlflowClient(tracking_uri)

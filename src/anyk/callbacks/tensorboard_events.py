@@ -6,11 +6,14 @@ import time as clock
 from pathlib import Path
 from typing import Any
 
+from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
+from anyk.specs import Folder
 from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 
+@registry.register("tensorboard")
 @typed
 class TensorBoard(Callback):
     """Writes event files that ``tensorboard --logdir FOLDER`` shows: scalars against steps, settings as text.
@@ -21,7 +24,7 @@ class TensorBoard(Callback):
     'anyk[tensorboard]'``.
     """
 
-    def __init__(self, folder: str | Path, *, every: int = 1) -> None:
+    def __init__(self, folder: Folder, *, every: int = 1) -> None:
         if every < 1:
             raise BadInput(f"every must be at least 1 step, got {every}")
         _package()

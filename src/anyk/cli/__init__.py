@@ -69,7 +69,7 @@ def main() -> None:
     anyk reproduce               reproduce figures of papers and check their claims
     anyk graphs                  list graphs for averaging among neighbours; see also graphs show
     anyk decompile FUNCTION      write a JAX function as Python, for JAX or for NumPy
-    anyk strategies | delays | data | compression    list what is available
+    anyk strategies | delays | data | compression | callbacks    list what is available
 
     A SPEC is name:key=value,key=value, as in frc:load=3 or exp:mean=0.5.
 

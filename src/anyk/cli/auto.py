@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.cli.options import join_cluster, make_optimizer, make_problem, new_folder, serving, tell_delays
+from anyk.cli.options import (
+    callbacks_again,
+    join_cluster,
+    make_callbacks,
+    make_optimizer,
+    make_problem,
+    new_folder,
+    serving,
+    tell_delays,
+)
 from anyk.cli.output import check_file, exit_interrupted, people, say, write_json
 from anyk.cli.races import variant
 from anyk.errors import BadInput
@@ -40,6 +50,7 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
         raise BadInput(f"'{MODE}' starts a new run; leave out --from, or name a strategy")
     folder = Path(given["out"]) if given["out"] else new_folder("train")
     check_file(given["json_file"], "file", folder=folder)
+    callbacks = make_callbacks(given["callbacks"], ())
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
     console = people(given["json_file"])
@@ -48,7 +59,7 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
         with serving(given["metrics"], given["mirror"]) as served, Progress(console, quiet=given["quiet"]) as progress:
             found = train_auto(
                 [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
-                optimizer=make_optimizer(problem, given), out=folder, callbacks=[progress, *served],
+                optimizer=make_optimizer(problem, given), out=folder, callbacks=callbacks.also(progress, *served),
                 tell=lambda text: say(console, text), evaluate=given["evaluate"] or "", **asdict(settings),
                 **{name: given[name] for name in names},
             )  # fmt: skip
@@ -59,7 +70,7 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
 
 def resume_the_parts(
     console: Console, folder: str, problem: str | None, trust: bool, quiet: bool, json_file: str | None,
-    limits: dict[str, Any],
+    limits: dict[str, Any], callbacks: Sequence[str],
 ) -> None:  # fmt: skip
     """Go on with such a training, and tell of all of it."""
     from anyk.planning import resume_auto
@@ -67,13 +78,16 @@ def resume_the_parts(
     from anyk.problems import from_function
     from anyk.reports import Progress
 
-    join_cluster(read_auto(Path(folder))["cluster"])
+    config = read_auto(Path(folder))
+    join_cluster(config["cluster"])
+    hearing = callbacks_again(folder, config, callbacks, trust=trust)
     made = None if problem is None else from_function(problem)
     try:
         with Progress(console, quiet=quiet) as progress:
             found = resume_auto(
-                folder, problem=made, trust=trust, callbacks=[progress], tell=lambda text: say(console, text), **limits
-            )
+                folder, problem=made, trust=trust, callbacks=hearing.also(progress),
+                tell=lambda text: say(console, text), **limits,
+            )  # fmt: skip
     except KeyboardInterrupt:
         exit_interrupted(folder)
     _tell(console, found, json_file)

@@ -137,6 +137,15 @@ def delays(json_file: str | None) -> None:
 
 @main.command()
 @json_option
+def callbacks(json_file: str | None) -> None:
+    """List the callbacks, which train, race and resume take as --callback SPEC."""
+    from anyk.callbacks import registry
+
+    list_entries(registry, json_file, also="FILE.py:FUNCTION\n    One of yours, made by a function without arguments.")
+
+
+@main.command()
+@json_option
 @plugin_option
 def data(json_file: str | None) -> None:
     """List the data sets; --data-file takes a local file instead of fetching."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,13 @@ import click
 from anyk.checks import check
 from anyk.cli.output import check_file, check_picture
 from anyk.errors import BadInput
-from anyk.named import plugged_in
+from anyk.named import names_in_folder, plugged_in
 from anyk.tables import reading
 
 if TYPE_CHECKING:
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
+    from anyk.training.callbacks import Callbacks
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -185,6 +186,37 @@ def serving(where: str | None, mirror: str | None) -> Iterator[list[Any]]:
         yield [metrics, *copied]
 
 
+callback_option = click.option(
+    "--callback", "callbacks", multiple=True, metavar="SPEC",
+    help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk callbacks'; or FILE.py:FUNCTION, "
+    "which makes one of yours. May be repeated.",
+)  # fmt: skip
+
+
+def make_callbacks(specs: Sequence[str], others: Sequence[Any]) -> Callbacks:
+    """The callbacks that the options ask for, besides others; where nobody listens to their logger, it is shown."""
+    import logging
+
+    from anyk.callbacks.named import named_callbacks
+
+    made = named_callbacks(specs, others)
+    for logger in (one.logger for one in made if isinstance(getattr(one, "logger", None), logging.Logger)):
+        if not logger.hasHandlers():
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+    return made
+
+
+def callbacks_again(folder: str, config: Mapping[str, Any], given: Sequence[str], *, trust: bool) -> Callbacks:
+    """Those given now, or else those that a run or race has kept."""
+    if given:
+        return make_callbacks(given, ())
+    with names_in_folder(Path(folder), config["digests"].get("code", {}), trust=trust):
+        return make_callbacks(config.get("callbacks", ()), ())
+
+
 metrics_option = click.option("--metrics", metavar="PORT",
                               help="Serve metrics for Prometheus on this port ([HOST:]PORT), for this machine only "
                               "unless HOST says otherwise; 0 takes a free port.")  # fmt: skip
@@ -242,6 +274,7 @@ def common(command: Command) -> Command:
         click.option("--seconds", type=float, help="Stop after this many seconds of the run's clock."),
         click.option("--target", type=float, help="Stop when the metric reaches this value."),
         evaluate_option,
+        callback_option,
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of the delays."),
         metrics_option,
         mirror_option,

@@ -11,9 +11,11 @@ import click
 
 from anyk.cli import main
 from anyk.cli.options import (
+    callbacks_again,
     common,
     curve_option,
     join_cluster,
+    make_callbacks,
     make_optimizer,
     make_problem,
     models_option,
@@ -112,6 +114,7 @@ def race(
     check_page(page, folder=folder)
     check_file(given["json_file"], "file", folder=folder)
     console = people(given["json_file"])
+    callbacks = make_callbacks(given["callbacks"], ())
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
     optimizer = make_optimizer(problem, given)
@@ -144,7 +147,7 @@ def race(
                 target=given["target"],
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                callbacks=[progress, *served],
+                callbacks=callbacks.also(progress, *served),
                 before=_saying(console, given["quiet"], head),
             )
     except KeyboardInterrupt:
@@ -215,7 +218,7 @@ def _exit_if_failed(result: Race) -> None:
 
 def resume_the_race(
     console: Console, folder: str, problem: str | None, trust: bool, add: Sequence[str], seeds: int | None,
-    quiet: bool, json_file: str | None, limits: dict[str, Any],
+    quiet: bool, json_file: str | None, limits: dict[str, Any], callbacks: Sequence[str],
 ) -> None:  # fmt: skip
     """Run what is left of a race, and tell of all of it."""
     from anyk.problems import from_function
@@ -223,14 +226,16 @@ def resume_the_race(
     from anyk.training import resume_race
     from anyk.training.racefolder import read_race
 
-    join_cluster(read_race(Path(folder))["cluster"])
+    config = read_race(Path(folder))
+    join_cluster(config["cluster"])
+    hearing = callbacks_again(folder, config, callbacks, trust=trust)
     made = None if problem is None else from_function(problem)
     before = _saying(console, quiet)
     try:
         with Progress(console, quiet=quiet) as progress:
             result = resume_race(
-                folder, problem=made, trust=trust, add=add, seeds=seeds, callbacks=[progress], before=before, tell=warn,
-                **limits,
+                folder, problem=made, trust=trust, add=add, seeds=seeds, callbacks=hearing.also(progress),
+                before=before, tell=warn, **limits,
             )  # fmt: skip
     except KeyboardInterrupt:
         _race_interrupted(console, Path(folder))

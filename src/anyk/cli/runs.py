@@ -12,11 +12,14 @@ import click
 from anyk.cli import main
 from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
 from anyk.cli.options import (
+    callback_option,
+    callbacks_again,
     common,
     curve_option,
     evaluate_option,
     join_cluster,
     json_option,
+    make_callbacks,
     make_optimizer,
     make_problem,
     models_option,
@@ -91,6 +94,7 @@ def train(
     )
     folder = Path(given["out"]) if given["out"] else new_folder("train")
     check_file(given["json_file"], "file", folder=folder)
+    callbacks = make_callbacks(given["callbacks"], ())
     problem = make_problem(given)
     tell_delays(given["delays"], given["workers"])
     goes_on = begin is not None and given["optimizer"] is None and given["lr"] is None
@@ -116,7 +120,7 @@ def train(
                 begin=begin,
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                callbacks=[progress, *served],
+                callbacks=callbacks.also(progress, *served),
             )
     except KeyboardInterrupt:
         exit_interrupted(folder)
@@ -175,6 +179,7 @@ _trust = click.option(
 @_problem_again
 @_trust
 @evaluate_option
+@callback_option
 @click.option("--add", multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated.")
 @click.option("--seeds", type=int, help="For a race: train with further seeds, until there are so many.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -182,7 +187,8 @@ _trust = click.option(
 @plugin_option
 def resume(
     run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
-    evaluate: str | None, add: tuple[str, ...], seeds: int | None, quiet: bool, json_file: str | None,
+    evaluate: str | None, callbacks: tuple[str, ...], add: tuple[str, ...], seeds: int | None, quiet: bool,
+    json_file: str | None,
 ) -> None:  # fmt: skip
     """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race.
 
@@ -202,23 +208,25 @@ def resume(
     if is_auto_folder(run):
         if add or seeds is not None:
             raise BadInput(f"the folder '{run}' is {several}; --add and --seeds are for the folder of a race")
-        resume_the_parts(console, run, problem, trust, quiet, json_file, limits)
+        resume_the_parts(console, run, problem, trust, quiet, json_file, limits, callbacks)
         return
     if is_race(run):
-        resume_the_race(console, run, problem, trust, add, seeds, quiet, json_file, limits)
+        resume_the_race(console, run, problem, trust, add, seeds, quiet, json_file, limits, callbacks)
         return
     if add:
         raise BadInput(f"'{run}' is a single run; --add is for the folder of a race")
     if seeds is not None:
         raise BadInput(f"'{run}' is a single run; --seeds is for the folder of a race")
     kept: dict[str, Any] = {} if evaluate is None else {"evaluate": evaluate}
-    join_cluster(read_config(Path(run))["cluster"])
+    config = read_config(Path(run))
+    join_cluster(config["cluster"])
+    hearing = callbacks_again(run, config, callbacks, trust=trust)
     made = None if problem is None else from_function(problem)
     try:
         with Progress(console, quiet=quiet) as progress:
             done = resume_training(
-                run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust, callbacks=[progress],
-                tell=warn, **kept,
+                run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust,
+                callbacks=hearing.also(progress), tell=warn, **kept,
             )  # fmt: skip
     except KeyboardInterrupt:
         exit_interrupted(run)
@@ -289,6 +297,8 @@ def _say_setup(console: Console, config: Mapping[str, Any]) -> None:
     for key in _SHOWN:
         if config.get(key) not in (None, ""):
             say(console, f"{key:<13} {config[key]}")
+    if config.get("callbacks"):
+        say(console, f"{'callbacks':<13} {', '.join(config['callbacks'])}")
     if found := config.get("environment"):
         say(console, f"{'made with':<13} {', '.join(f'{name} {value}' for name, value in found.items())}")
 

@@ -29,7 +29,7 @@ from anyk.strategies import strategy as build_strategy
 from anyk.training import Run, usual_optimizer
 from anyk.training.callbacks import check_callbacks
 from anyk.training.config import write_sealed
-from anyk.training.digests import digests_of
+from anyk.training.digests import digests_of, with_callbacks
 from anyk.training.evaluate import USUAL, Evaluate, read_evaluate, spec_of
 from anyk.training.folder import new_folder
 from anyk.training.limits import LIMIT, STEPS
@@ -195,6 +195,9 @@ def train_auto(
         "evaluate": spec_of(evaluate), "measure": measure, "every": every, "slope": slope, "max_load": max_load,
         "record": known is not None, "steps": steps, "seconds": seconds, "target": target,
     }  # fmt: skip
+    hearing = check_callbacks(callbacks)
+    if hearing.specs:
+        config["callbacks"] = list(hearing.specs)
     folder = None if out is None else Path(out)
     if folder is not None:
         config["digests"] = digests_of(trained, fleet, config | {"strategy": "uncoded"})
@@ -202,7 +205,7 @@ def train_auto(
         known = known and keep_record(known, folder)
         write_sealed(folder / NAME, config)
 
-    shared = Shared(trained, optimizer, _alike(fleet, config), evaluate, checkpoint_every, check_callbacks(callbacks),
+    shared = Shared(trained, optimizer, _alike(fleet, config), evaluate, checkpoint_every, hearing,
                     tell or _silent, progress)  # fmt: skip
     parts = Parts(shared, config, folder, known)
     parts.train()
@@ -240,11 +243,14 @@ def resume_auto(
         config |= {"steps": steps, "seconds": seconds, "target": target}
     trained = ManyProblems(problem) if isinstance(problem, Sequence) else problem
     again = reopened(folder, config, of, call="anyk.resume_auto", problem=trained, optimizer=optimizer, trust=trust)
+    hearing = check_callbacks(callbacks)
+    if hearing.specs and list(hearing.specs) != config.get("callbacks"):
+        config = with_callbacks(config, hearing.specs)
     write_sealed(folder / NAME, config)
 
     shared = Shared(
         again.problem, again.optimizer, _alike(again.cluster, config), read_evaluate(config.get("evaluate", "")),
-        checkpoint_every, check_callbacks(callbacks), tell or _silent, progress, trust,
+        checkpoint_every, hearing, tell or _silent, progress, trust,
     )  # fmt: skip
     parts = Parts.of_folder(shared, config, folder)
     parts.train()

@@ -19,7 +19,7 @@ from anyk.protocol import Strategy, slot_names
 from anyk.recording import Record, read
 from anyk.specs import with_keys
 from anyk.training import Evaluate, Promise, Run, resume, train
-from anyk.training.callbacks import Callback, RunInfo, StepInfo, StopRun
+from anyk.training.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun
 from anyk.training.config import NAME as RUN
 from anyk.training.config import Digests, read_sealed
 from anyk.training.folder import check_plain, empty, locked
@@ -57,6 +57,7 @@ class AutoConfig(msgspec.Struct, frozen=True):
     target: float | None = None
     problem: dict[str, Any] | None = None
     evaluate: str = ""
+    callbacks: list[str] = []
     digests: Digests = Digests()
 
 
@@ -99,7 +100,7 @@ class Shared:
     cluster: Callable[[], Cluster]
     evaluate: Evaluate | None
     checkpoint_every: float
-    callbacks: tuple[Any, ...]
+    callbacks: Callbacks
     tell: Callable[[str], None]
     progress: bool
     trust: bool = False
@@ -191,7 +192,7 @@ class Parts:
 
     def _options(self, upto: int | None, watcher: _Watcher | None) -> dict[str, Any]:
         shared, (_, seconds, target) = self._shared, self._limits
-        callbacks = shared.callbacks if watcher is None else (*shared.callbacks, watcher)
+        callbacks = shared.callbacks if watcher is None else shared.callbacks.also(watcher)
         left = None if seconds is None else seconds - sum(part.run.seconds for part in self.done)
         return {
             "optimizer": shared.optimizer, "steps": upto, "seconds": left, "target": target, "callbacks": callbacks,

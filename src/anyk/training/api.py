@@ -31,7 +31,15 @@ from anyk.training.beginning import Beginning
 from anyk.training.callbacks import check_callbacks
 from anyk.training.config import FORMAT, NAME, read_config, write_config
 from anyk.training.defaults import usual_cluster, usual_optimizer
-from anyk.training.digests import admit_strategy, check_named, check_problem, check_traces, digests_of, with_plugins
+from anyk.training.digests import (
+    admit_strategy,
+    check_named,
+    check_problem,
+    check_traces,
+    digests_of,
+    with_callbacks,
+    with_plugins,
+)
 from anyk.training.environment import environment, new_major
 from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate, spec_of
 from anyk.training.folder import empty, empty_if_it_fails, locked, new_folder
@@ -149,6 +157,8 @@ def train(
         if promise is not None:
             config["plan"] = promise.plain()
         beside = Beside(evaluate, checkpoint_every, check_callbacks(callbacks))
+        if beside.callbacks.specs:
+            config["callbacks"] = list(beside.callbacks.specs)
         return _begun(
             strategy, cluster, problem, optimizer, config, beside, beginning, out, evaluated, progress=progress
         )
@@ -243,6 +253,8 @@ def resume(
         showing(progress, check_callbacks(callbacks)) as hearing,
     ):
         beside = Beside(read_evaluate(config.get("evaluate", "")), checkpoint_every, hearing, tell)
+        if hearing.specs and list(hearing.specs) != config.get("callbacks"):
+            config = with_callbacks(config, hearing.specs)
         return _resume(folder, config, limits, problem, optimizer, beside, trust=trust)
 
 

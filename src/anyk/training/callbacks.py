@@ -232,14 +232,21 @@ class Hooks:
 
 
 class Callbacks(tuple[Any, ...]):
-    """The callbacks of a run; ``title``: its name in a race."""
+    """The callbacks of a run; ``title``: its name in a race; ``specs``: of those that its folder is to keep."""
 
     title = ""
+    specs: tuple[str, ...] = ()
 
     def with_title(self, title: str) -> Callbacks:
         """The same for one run of a race."""
         made = Callbacks(self)
-        made.title = title
+        made.title, made.specs = title, self.specs
+        return made
+
+    def also(self, *others: Any) -> Callbacks:
+        """The same and others, of which the folder keeps nothing."""
+        made = Callbacks((*self, *others))
+        made.title, made.specs = self.title, self.specs
         return made
 
 

@@ -68,6 +68,7 @@ class RunConfig(msgspec.Struct, frozen=True):
     begin: dict[str, Any] | None = None
     plan: Promise | None = None  # with which it was begun
     evaluate: str = ""
+    callbacks: list[str] = []  # those that the command line named
     digests: Digests = Digests()
     environment: dict[str, str] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -27,8 +27,7 @@ _TORCH = re.compile(r"(?:torch:|method=|schedule=\(?)([A-Za-z_][\w.]*\.\w+)")
 def digests_of(problem: Problem, cluster: Cluster, config: Mapping[str, Any]) -> dict[str, Any]:
     """The digests to keep in a run's configuration, as :class:`~anyk.training.config.Digests` has them."""
     named = [*sorted(_code_named(config)), *map(str, plugins())]
-    files = [str(part) for where in named if where.endswith(".py") for part in beside(Path(where))]
-    code = {where: sha256_of(where) for where in (*named, *files)}
+    code = {where: sha256_of(where) for where in _with_files_beside(named)}
     data = data_digest(problem)
     return {
         **({} if data is None else {"data": data}),
@@ -37,6 +36,15 @@ def digests_of(problem: Problem, cluster: Cluster, config: Mapping[str, Any]) ->
         "plugins": list(map(str, plugins())),
         "files": files_of(config.get("runs") or [config["strategy"]]),
     }
+
+
+def with_callbacks(config: Mapping[str, Any], specs: Sequence[str]) -> dict[str, Any]:
+    """A configuration with other callbacks, and the digests of their code."""
+    made = {**config, "callbacks": list(specs)}
+    code = {where: sha256_of(where) for where in _with_files_beside(_of_callbacks(made))}
+    known = {where: digest for where, digest in code.items() if digest is not None}
+    made["digests"] = config["digests"] | {"code": config["digests"].get("code", {}) | known}
+    return made
 
 
 @contextmanager
@@ -162,10 +170,26 @@ def admit_strategy(config: Mapping[str, Any]) -> None:
         admit(where, name, "optimizer")
 
 
+def _with_files_beside(named: Iterable[str]) -> list[str]:
+    """Files and modules, and what the files import from beside them."""
+    whole = list(named)
+    return whole + [str(part) for where in whole if where.endswith(".py") for part in beside(Path(where))]
+
+
 def _code_named(config: Mapping[str, Any]) -> set[str]:
     """The files and modules of functions and classes that a configuration names."""
-    found = {name.rpartition(":")[0] for name in _problems(config.get("problem") or {})}
+    found = {name.rpartition(":")[0] for name in _problems(config.get("problem") or {})} | _of_callbacks(config)
     return found | {where for key in ("strategy", "optimizer", "lr") for where, _ in _torch_named(config[key])}
+
+
+def _of_callbacks(config: Mapping[str, Any]) -> set[str]:
+    """Where the functions are that make callbacks; anyk's own are told from them by their keys."""
+    named = [spec.rpartition(":")[0] for spec in config.get("callbacks") or ()]
+    return {
+        where
+        for where in named
+        if where.endswith(".py") or ("=" not in where and where.replace(".", "_").isidentifier())
+    }
 
 
 def _torch_named(spec: str) -> list[tuple[str, str]]:

@@ -165,4 +165,4 @@ def showing(progress: bool, callbacks: Callbacks) -> Iterator[Callbacks]:
         yield callbacks
         return
     with Progress() as shown:
-        yield Callbacks((*callbacks, shown)).with_title(callbacks.title)
+        yield callbacks.also(shown)

@@ -43,6 +43,7 @@ class RaceConfig(msgspec.Struct, frozen=True):
     target: float | None = None
     problem: dict[str, Any] | None = None
     evaluate: str = ""
+    callbacks: list[str] = []
     digests: Digests = Digests()
 
 

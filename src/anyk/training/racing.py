@@ -27,7 +27,7 @@ from anyk.training.api import resume, train
 from anyk.training.callbacks import Callbacks, check_callbacks
 from anyk.training.config import write_sealed
 from anyk.training.defaults import usual_optimizer
-from anyk.training.digests import digests_of, files_of
+from anyk.training.digests import digests_of, files_of, with_callbacks
 from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate, spec_of
 from anyk.training.folder import check_plain, new_folder
 from anyk.training.limits import check_limits, check_rows
@@ -232,10 +232,13 @@ def race(
         "evaluate": spec_of(evaluate),
         "runs": named_runs,
     }
+    hearing = check_callbacks(callbacks)
+    if hearing.specs:
+        config["callbacks"] = list(hearing.specs)
     config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named_runs)})
     new_folder(folder, known=NAME)
     write_sealed(folder / NAME, config)
-    with showing(progress, check_callbacks(callbacks)) as hearing:
+    with showing(progress, hearing) as hearing:
         return _run(folder, config, trained, optimizer, law, {}, False, hearing, before)
 
 
@@ -279,11 +282,14 @@ def resume_race(
         if spec in config["runs"]:
             raise BadInput(f"'{spec}' is in the race already")
     config["runs"] |= named(specs, config["runs"])
+    hearing = check_callbacks(callbacks)
+    if hearing.specs and list(hearing.specs) != config.get("callbacks"):
+        config = with_callbacks(config, hearing.specs)
     config["digests"] = config["digests"] | {"files": files_of(config["runs"]) | config["digests"].get("files", {})}
     write_sealed(folder / NAME, config)
     return _run(
         folder, config, again.problem, again.optimizer, again.cluster.delays, limits if new else {}, True,
-        check_callbacks(callbacks), before, trust, tell,
+        hearing, before, trust, tell,
     )  # fmt: skip
 
 
