@@ -30,7 +30,15 @@ import anyk
 from anyk.training.callbacks import Callback
 
 WORKERS, BATCH, INPUTS, WARM_UP = 4, 8, 1000, 3
-STRATEGIES = ("uncoded", "frc:load=2", "cyclic:stragglers=1", "k-sync:k=3", "async", "pasgd:tau=2")
+STRATEGIES = (
+    "uncoded",
+    "cyclic:stragglers=1",
+    "k-sync:k=3",
+    "async",
+    "pasgd:tau=2",
+    "diloco:tau=2",
+    "anytime:deadline=2,parts=2,batch=8",
+)
 
 
 def network(parameters):
