@@ -17,7 +17,6 @@ from anyk.problems.data.dataset import Task
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.digest import digest_of
 from anyk.problems.linear_partitions import LinearPartitions
-from anyk.problems.measures import accuracy, auc, mean_squared_error
 from anyk.problems.predicting import Predictor
 from anyk.problems.scaling import Scaling, in_units, with_intercept
 from anyk.problems.shards.linear import LinearShardPartitions, ShardRows
@@ -405,7 +404,9 @@ class LogisticRegression(LinearProblem):
         return np.logaddexp(0.0, -y * scores)
 
     def _metric(self, y: Floats, scores: Floats) -> float:
-        return auc(y, scores)
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(y, scores)) if np.unique(y).size == 2 else float("nan")
 
 
 class LeastSquares(LinearProblem):
@@ -420,7 +421,9 @@ class LeastSquares(LinearProblem):
         return 0.5 * (scores - y) ** 2
 
     def _metric(self, y: Floats, scores: Floats) -> float:
-        return mean_squared_error(y, scores)
+        from sklearn.metrics import mean_squared_error
+
+        return float(mean_squared_error(y, scores))
 
 
 class SoftmaxRegression(LinearProblem):
@@ -466,4 +469,6 @@ class SoftmaxRegression(LinearProblem):
         return np.asarray(log_sum - scores[np.arange(len(y)), y.astype(np.intp)])
 
     def _metric(self, y: Floats, scores: Floats) -> float:
-        return accuracy(y, scores)
+        from sklearn.metrics import accuracy_score
+
+        return float(accuracy_score(y, scores.argmax(axis=1)))
