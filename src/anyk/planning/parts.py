@@ -207,9 +207,10 @@ class Parts:
         )  # fmt: skip
 
     def _resumed(self, run: Run, upto: int | None, watcher: _Watcher | None = None) -> Run:
+        shared = self._shared
+        shared.tell(f"from step {run.steps}: going on with '{run.config['strategy']}'")
         run.close()
         assert run.path is not None
-        shared = self._shared
         options = self._options(upto, watcher)
         return resume(run.path, problem=shared.problem, trust=shared.trust, tell=shared.tell, **options)
 
