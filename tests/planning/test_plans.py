@@ -18,6 +18,7 @@ from anyk.planning import simulate
 from anyk.planning.plans import Fleet, pareto, specs_for
 from anyk.planning.resampling import block_length, resampled
 from anyk.recording import Record
+from anyk.reports.fleets import draw_plan
 
 N = 6
 
@@ -202,6 +203,22 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
                        (["exp:mean=1"], "for how many workers")):  # fmt: skip
         refused = CliRunner().invoke(main, ["plan", *wrong])
         assert refused.exit_code == 2 and why in refused.output and refused.output.count("\n") == 1, refused.output
+
+
+def test_names_in_the_picture_of_a_dense_front_can_be_read(monkeypatch: Any) -> None:
+    """They cover neither each other nor a point."""
+    drawn: list[Any] = []
+    monkeypatch.setattr("anyk.reports.fleets.save", lambda figure, path: drawn.append(figure))
+    found = anyk.plan(record(1.0 + exponential(40, workers=30)), slope=1.5)
+    draw_plan(found, "x.png")
+    (axes,) = drawn[0].axes
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert {found.best.spec, "uncoded"} <= set(boxes) and len(boxes) >= 4
+    names = sorted(boxes)
+    assert not [(a, b) for i, a in enumerate(names) for b in names[:i] if boxes[a].overlaps(boxes[b])]
+    points = axes.transData.transform([(one.load, one.seconds_per_step.median) for one in found.candidates])
+    assert not [name for name in names for point in points if boxes[name].contains(*point)]
+    assert all(axes.get_window_extent().x0 <= box.x0 for box in boxes.values())
 
 
 def test_leaving_out_a_worker_is_not_told_where_todays_strategy_does_not_exist_without_it() -> None:

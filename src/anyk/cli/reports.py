@@ -66,7 +66,7 @@ def watch(folders: tuple[str, ...], port: int) -> None:
     from anyk.reports import Watch
 
     with contextlib.suppress(KeyboardInterrupt), Watch(folders or ["runs"], port=port) as served:
-        os.nice(10)  # whoever trains on this machine comes first
+        os.nice(5)  # whoever trains on this machine comes first
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         where = ", ".join(folders or ["runs"])
         click.echo(f"watching {where} at {served.url} (Ctrl-C ends this)")

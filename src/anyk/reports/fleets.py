@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -216,16 +217,29 @@ def draw_plan(found: Plan, path: str | Path) -> None:
     near = [one for one in found.candidates if of(one).median <= most]
     shown = {one.spec: one for one in (*near, found.today)}.values()
     for one in shown:
-        colour = COLOURS[1] if one.spec == found.best.spec else COLOURS[0] if one in front else "0.7"
+        first = one in front
+        colour = COLOURS[1] if one.spec == found.best.spec else COLOURS[0] if first else "0.7"
         seconds = of(one)
-        axes.plot([one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7)
-        axes.plot(one.load, seconds.median, "o", color=colour, ms=6)
+        axes.plot([one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7, zorder=2 + first)
+        axes.plot(one.load, seconds.median, "o", color=colour, ms=6, zorder=2 + first)
     axes.plot([one.load for one in front], [of(one).median for one in front], color=COLOURS[0], lw=1.0)
-    for one in {choice.spec: choice for choice in (*front, found.today)}.values():
-        axes.annotate(one.spec, (one.load, of(one).median), xytext=(6, 5), textcoords="offset points",
-                      fontsize=8)  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.margins(x=0.14, y=0.08)
+    taken: list[Any] = []
+    for one in {choice.spec: choice for choice in (found.best, found.today, *front)}.values():
+        label = axes.annotate(  # nothing is below and left of the front
+            one.spec, (one.load, of(one).median), xytext=(-7, -4), textcoords="offset points", fontsize=8, ha="right",
+            va="top",
+        )  # fmt: skip
+        place = label.get_window_extent()
+        if place.x0 < axes.get_window_extent().x0:
+            label.set_horizontalalignment("left")
+            place = label.get_window_extent()
+        if any(place.overlaps(other) for other in taken):
+            label.remove()  # the table has it
+        else:
+            taken.append(place)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(lambda value, _: f"{value:g}")

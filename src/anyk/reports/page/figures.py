@@ -278,7 +278,7 @@ def heat_map(heat: Heat, name: str) -> Any:
         "$x": CustomJSHover(args={"source": source}, code=column),
     }
     made.add_tools(HoverTool(renderers=[drawn], tooltips=tips, formatters=form))
-    made.add_layout(ColorBar(color_mapper=colours, width=10, label_standoff=6, padding=4), "right")
+    made.add_layout(ColorBar(color_mapper=colours, width=10, label_standoff=6, padding=4, title="s"), "right")
     made.xaxis.axis_label = _label("step" if heat.by_step else "task of the worker")
     made.yaxis.axis_label = _label("worker")
     made.yaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
