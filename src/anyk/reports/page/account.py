@@ -63,7 +63,7 @@ def account(run: Run, tasks: Tasks) -> Account:
     parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
     waiting, computing, sending_ = (float(part) for part in parts)
     rest = float(times.max(initial=0.0)) - waiting - computing - sending_
-    return Account(waiting, computing, sending_, max(rest, 0.0))
+    return Account(waiting, computing, sending_, rest if rest > _ROUNDING else 0.0)
 
 
 class Share(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from bokeh.core.properties import expr
 from bokeh.models import (
     BasicTicker,
     BoxZoomTool,
@@ -13,6 +14,8 @@ from bokeh.models import (
     ColorBar,
     ColumnDataSource,
     CustomJSHover,
+    GlyphRenderer,
+    HBar,
     HoverTool,
     IndexFilter,
     LinearColorMapper,
@@ -21,9 +24,13 @@ from bokeh.models import (
     PlainText,
     Range1d,
     ResetTool,
+    Scatter,
     Stack,
     TapTool,
+    VArea,
+    VBar,
     WheelZoomTool,
+    glyphs,
 )
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
@@ -59,6 +66,19 @@ def _base(height: int, **given: Any) -> Any:
     )  # fmt: skip
     made.toolbar.logo = None
     made.toolbar.autohide = True
+    return made
+
+
+def _draw(into: Any, glyph: Any, source: ColumnDataSource, **given: Any) -> Any:
+    """Add a glyph to a figure, which looks the same when others are chosen.
+
+    The figure's own methods make three more glyphs each, for looks that a report does not have: a third of a page's
+    models.
+    """
+    made = GlyphRenderer(
+        data_source=source, glyph=glyph, nonselection_glyph=None, selection_glyph=None, muted_glyph=None, **given
+    )
+    into.renderers.append(made)
     return made
 
 
@@ -103,13 +123,13 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
                 data |= {"low": band[0][keep], "high": band[1][keep]}
             source = ColumnDataSource(data, name=f"{axis} {i}")
             if band:
-                made.varea("x", "low", "high", source=source, fill_color=colour, fill_alpha=0.18).tags = tags
-            drawn = made.line(
-                "x", "y", source=source, line_color=colour, line_width=2.2, line_dash=DASHES[look], name=line.name
-            )
-            drawn.tags = tags
-            few = data["x"][:: max(1, len(keep) // _MARKS)], data["y"][:: max(1, len(keep) // _MARKS)]
-            made.scatter(*few, marker=MARKS[look], size=8, fill_color=colour, line_color=colour).tags = tags
+                area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
+                _draw(made, area, source, tags=tags)
+            stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=DASHES[look])
+            drawn = _draw(made, stroke, source, name=line.name, tags=tags)
+            few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _MARKS)] for key in ("x", "y")})
+            mark = Scatter(x="x", y="y", marker=MARKS[look], size=8, fill_color=colour, line_color=colour)
+            _draw(made, mark, few, tags=tags)
             tips = [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
             tips = [("", "$name"), *tips] if len(lines) > 1 else tips
             tips += [("least to largest", "@low{0.0000} to @high{0.0000}")] if band else []
@@ -150,30 +170,19 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
         source = ColumnDataSource(columns(tasks, which, kind), name=f"{name} {kind}")
         view = CDSView(filter=IndexFilter(indices=[0]), name=f"{name} {kind} view")  # the page sets what is in sight
         if kind == "cut":
-            bar = made.hbar(
-                "worker", left="start", right=Stack(fields=["start", "unknown"]), height=height, source=source,
-                view=view, fill_color=None, line_color="#c2410c", line_width=1.0, name="cut",
+            bar = HBar(
+                y="worker", left="start", right=expr(Stack(fields=["start", "unknown"])), height=height,
+                fill_color=None, line_color="#c2410c", line_width=1.0,
             )  # fmt: skip
-            bars = [bar]
+            bars = [_draw(made, bar, source, view=view, name="cut")]
         else:
             bars, fields = [], ["start"]
             for phase, colour in PHASES.items():
-                left = fields[0] if len(fields) == 1 else Stack(fields=fields)
+                left = fields[0] if len(fields) == 1 else expr(Stack(fields=fields))
                 fields = [*fields, phase]
-                bars.append(
-                    made.hbar(
-                        "worker",
-                        left=left,
-                        right=Stack(fields=fields),
-                        height=height,
-                        source=source,
-                        view=view,
-                        fill_color=colour,
-                        line_color=None,
-                        name=phase,
-                    )
-                )
-        _still(bars)
+                right = expr(Stack(fields=fields))
+                bar = HBar(y="worker", left=left, right=right, height=height, fill_color=colour, line_color=None)
+                bars.append(_draw(made, bar, source, view=view, name=phase))
         made.add_tools(_timeline_hover(bars, kind, several=len(tasks.slots) > 1))
         tap += bars
     lost = tasks.fate == LOST
@@ -184,13 +193,6 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
                line_alpha=0.35, line_width=0.7, name="steps", visible=False)  # fmt: skip
     made.add_tools(TapTool(renderers=tap, mode="replace"))
     return made
-
-
-def _still(bars: Sequence[Any]) -> None:
-    """Bars look the same when others are chosen."""
-    for bar in bars:
-        bar.nonselection_glyph = None
-        bar.selection_glyph = None
 
 
 def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:
@@ -304,11 +306,12 @@ def worker_bars(found: Sequence[Share], name: str) -> Any:
     source = ColumnDataSource(data)
     for i, fate in enumerate(FATES):
         if f"n{i}" in data:
-            bar = made.vbar(
-                "worker", bottom=f"b{i}", top=f"t{i}", width=0.84, source=source, fill_color=FATE_COLOURS[i],
+            shape = VBar(
+                x="worker", bottom=f"b{i}", top=f"t{i}", width=0.84, fill_color=FATE_COLOURS[i],
                 line_color="#555555", line_width=0.4, hatch_pattern=FATE_HATCHES[i], hatch_color="#ffffff",
-                hatch_alpha=0.9, hatch_scale=7, name=f"fate {i}",
+                hatch_alpha=0.9, hatch_scale=7,
             )  # fmt: skip
+            bar = _draw(made, shape, source, name=f"fate {i}")
             tips = [("worker", "@worker"), (fate, f"@n{i} of @total tasks")]
             made.add_tools(HoverTool(renderers=[bar], tooltips=tips))
     made.xaxis.axis_label, made.yaxis.axis_label = _label("worker"), _label("share of its tasks")
