@@ -104,7 +104,7 @@ def test_a_piece_takes_as_many_samples_of_each_of_its_partitions():
 def test_all_codes_learn_what_an_uncoded_run_learns_and_a_replay_gives_the_same_bits(tmp_path):
     problem, sgd = of_torch(), anyk.optimizers.GD(lr=0.3)
     runs = [
-        anyk.train(problem, spec, anyk.clusters.Simulated(4, delays="exp:mean=1", seed=1), steps=20, optimizer=sgd,
+        anyk.train(problem, spec, anyk.clusters.Simulated(4, delays="exp:mean=1", seed=1), steps=10, optimizer=sgd,
                    out=tmp_path / str(i))
         for i, spec in enumerate(["uncoded:batch=8", "cyclic:stragglers=1,batch=8"])
     ]  # fmt: skip
@@ -113,8 +113,8 @@ def test_all_codes_learn_what_an_uncoded_run_learns_and_a_replay_gives_the_same_
     np.testing.assert_allclose(runs[1].model, w, atol=1e-5)
     assert runs[0].loss is None
     assert str(anyk.replay(tmp_path / "1", problem=problem)).endswith("the same bits of model")
-    further = anyk.resume(tmp_path / "0", problem=problem, steps=21)
-    whole = anyk.train(problem, "uncoded:batch=8", anyk.clusters.Simulated(4, delays="exp:mean=1", seed=1), steps=21,
+    further = anyk.resume(tmp_path / "0", problem=problem, steps=11)
+    whole = anyk.train(problem, "uncoded:batch=8", anyk.clusters.Simulated(4, delays="exp:mean=1", seed=1), steps=11,
                        optimizer=sgd)  # fmt: skip
     np.testing.assert_array_equal(further.model, whole.model)
 
