@@ -166,6 +166,7 @@ def test_what_a_torch_optimiser_cannot_be_is_said():
         (lambda: TorchOptimizer("nowhere.Lion"), "'nowhere.Lion' cannot be imported: No module named 'nowhere'"),
         (lambda: TorchOptimizer("Adam", momentum=0.9), "'Adam' cannot be used like this: .*unexpected keyword.*'momentum'"),
         (lambda: TorchOptimizer("SGD", lr=-1.0), "learning rate must be a finite number above 0"),
+        (lambda: TorchOptimizer("AdamW", capturable=True), "'AdamW' cannot be .* it steps on the driver's CPU, whatever"),
         (lambda: TorchOptimizer("LBFGS"), "'LBFGS' cannot be used like this"),
         (lambda: TorchOptimizer("SGD", schedule="StepLR"), "'StepLR' cannot be used like this: .*step_size"),
         (lambda: TorchOptimizer("SGD", schedule="StepLr:step_size=2"), "did you mean 'StepLR'?"),

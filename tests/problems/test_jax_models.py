@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import anyk
 from anyk import keyed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed
 from anyk.problems import JaxProblem
+from anyk.problems.jax_models import distinct
 from anyk.problems.jax_network import key_of, seed_of
 from anyk.problems.jax_states import Averages
 from anyk.problems.replicas import seed_of_draws
@@ -273,3 +275,28 @@ def test_modules_that_hold_no_arrays_or_state_of_their_own_are_refused():
     ):
         with pytest.raises(BadInput, match=words):
             JaxProblem(number, module, DATA)
+
+
+def test_runs_leave_the_arrays_of_a_model_by_their_paths(tmp_path):
+    from safetensors.numpy import load_file
+
+    params = {"layers": [{"w": np.ones((2, 1)), "b": np.zeros(1)}], "scale": np.array([2.0, 3.0])}
+
+    def loss(params, batch, state, train):
+        inputs = batch["x"] * params["scale"] @ params["layers"][0]["w"] + params["layers"][0]["b"]
+        value = ((inputs[:, 0] - batch["y"]) ** 2).mean()
+        return value, {"mean": 0.9 * state["mean"] + 0.1 * batch["x"].mean(0)} if train else state
+
+    data = {"x": np.arange(8.0).reshape(4, 2), "y": np.ones(4)}
+    params, data = (jax.tree.map(lambda array: array.astype(np.float32), one) for one in (params, data))
+    state, trainable = {"mean": np.zeros(2, np.float32)}, lambda path: path.startswith("layers/")
+    problem = JaxProblem(loss, params, data, state=state, trainable=trainable)
+    given = {"optimizer": anyk.optimizers.GD(lr=1e-3), "steps": 2, "out": tmp_path / "run"}
+    run = anyk.train(problem, "uncoded", anyk.clusters.Simulated(2), **given)
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    assert sorted(found) == ["layers/0/b", "layers/0/w", "scale", "state/mean"]
+    trained = np.concatenate([found["layers/0/b"].reshape(-1), found["layers/0/w"].reshape(-1)])
+    assert np.array_equal(trained, run.model) and np.array_equal(found["scale"], params["scale"])
+    assert found["state/mean"] == pytest.approx(data["x"].mean(0), rel=1e-3)
+    with pytest.raises(RunFailed, match="two arrays of the model are called 'a/b'"):
+        distinct([("a/b", np.ones(1)), ("a/b", np.ones(1))])

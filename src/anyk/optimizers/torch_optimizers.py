@@ -303,7 +303,10 @@ class TorchOptimizer(Optimizer):
             before = _beside(optimizer)
             optimizer.step()
         except Exception as error:
-            raise BadInput(f"the torch optimiser {_said(self.method)} cannot be used like this: {error}") from None
+            here = "; it steps on the driver's CPU, whatever the problem's device" * ("cuda" in str(error).lower())
+            raise BadInput(
+                f"the torch optimiser {_said(self.method)} cannot be used like this: {error}{here}"
+            ) from None
         _take(optimizer, parameters, {})
         changed = [key[1] for key, value in _beside(optimizer).items() if before.get(key) != value]
         changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]

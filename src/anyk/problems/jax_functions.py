@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -12,12 +13,12 @@ import numpy as np
 from anyk import keyed
 from anyk.checks import check
 from anyk.decompile import Source
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, MissingPackage, RunFailed
 from anyk.problems.base import Index, Vector, cut, even_ends, problem_text
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
 from anyk.problems.jax_data import TOGETHER, Arrays, Data, Streamed, data_of
-from anyk.problems.jax_models import Trainable, Tree, is_array, kind_of, model_of
+from anyk.problems.jax_models import Trainable, Tree, distinct, is_array, kind_of, model_of
 from anyk.problems.jax_network import SEED, Held, Network, names_of, seed_of
 from anyk.problems.jax_partitions import JaxPartitions
 from anyk.problems.jax_states import Averages
@@ -319,6 +320,29 @@ class JaxProblem:
         """
         held = self._held_at(w) if self._network.model.state is not None else self._held
         return self._network.at(self._vector(w), held)
+
+    def write_model(self, w: Vector, file: Path) -> None:
+        """Write the arrays of ``params`` at ``w`` as safetensors, named by their paths; runs do, in their folders.
+
+        A name is as ``trainable`` gets it, ``Dense_0/kernel``; those of the state, which suits ``w``, begin with
+        ``state/``.
+        """
+        import jax
+        from safetensors.numpy import save
+
+        held = self._held_at(w)
+        arrays = self._network.model.named(self._network.pieces(self._vector(w)), held.fixed)
+        paths = jax.tree_util.tree_flatten_with_path(held.state)[0]
+        names = (f"state/{jax.tree_util.keystr(path, simple=True, separator='/')}" for path, _ in paths)
+        arrays |= distinct(zip(names, (leaf for _, leaf in paths), strict=True))
+        part = file.with_name(f"{file.name}.part")
+        try:
+            part.write_bytes(save(arrays))
+            part.replace(file)
+        except Exception as error:  # safetensors raises exception types of its own
+            for stale in (part, file):
+                stale.unlink(missing_ok=True)
+            raise RunFailed(f"the model '{file}' cannot be written ({error})") from None
 
     def state_at(self, w: Vector) -> Tree:
         """The state for evaluation at ``w`` (length d), formed as ``state``; raises where there is none."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed
 
 Tree = Any  # nested tuples, lists, dictionaries and what else JAX takes for a pytree
 Arrays = list[NDArray[Any]]
@@ -66,6 +66,13 @@ class Model:
         """What the user gave, with these arrays in it, for training or for evaluation."""
         del state, key, train
         return self._join(trained, fixed)
+
+    def named(self, trained: Sequence[Any], fixed: Sequence[Any]) -> dict[str, Any]:
+        """The arrays by their paths, as ``trainable`` gets them; raises where two have the same."""
+        import jax
+
+        pairs = jax.tree_util.tree_flatten_with_path(self._join(trained, fixed))[0]
+        return distinct((self._name(path), leaf) for path, leaf in pairs if _is_fixed(leaf))
 
     def trained(self, arrays: Sequence[Any]) -> Tree:
         """The pytree with only what is trained in it: None stands for the rest."""
@@ -240,6 +247,16 @@ def model_of(params: Any, trainable: Trainable) -> Model:
         return NnxModel(params, trainable)
     nodes = jax.tree.leaves(params, is_leaf=lambda node: _is_module(node) is not None)
     return (EquinoxModel if any(_is_module(node) == "equinox" for node in nodes) else Model)(params, trainable)
+
+
+def distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Pairs of names and arrays as a dictionary; raises :class:`~anyk.errors.RunFailed` where two share a name."""
+    found: dict[str, Any] = {}
+    for name, array in pairs:
+        if name in found:
+            raise RunFailed(f"two arrays of the model are called '{name}', so that it cannot be written as safetensors")
+        found[name] = np.ascontiguousarray(np.asarray(array))
+    return found
 
 
 def check_numbers(arrays: Arrays) -> None:
