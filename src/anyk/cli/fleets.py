@@ -144,8 +144,7 @@ def plan(
 
     SOURCE is whatever `anyk record` takes, a record that it made, or a delay law (then with --workers). Strategies
     whose steps are the exact sum compete by their seconds, or with --target all of them by the seconds that they take
-    to it. A change is advised where 3 % or more is to be gained and next to nothing to be lost: the 90 % prediction
-    interval of the gain does not reach below -1 %.
+    to it; a change is advised only where the 90 % prediction interval of the gain does not reach below 3 %.
 
     \b
     anyk plan fleet.parquet --slope 12 -o plan.toml

@@ -314,8 +314,7 @@ class Judgement:
                 evidence,
             )
         interval = f"{100 * first.gain.low:.0f} to {100 * first.gain.high:.0f} %"
-        least = min(first.gain.low, *self._halves) if self.thin else first.gain.low
-        if first.gain.median >= _GAIN and least >= -_TIE:
+        if min([first.gain.low, *(self._halves if self.thin else ())]) >= _GAIN:
             return (
                 "change",
                 f"'{first.spec}' would take {100 * first.gain.median:.0f} % less{to_target} ({interval})",
