@@ -78,7 +78,7 @@ class Draws:
         return self.__dict__ | {"_some": {}, "head": []}  # workers draw their own
 
     def drawn(self, partitions: range, rows: Index | None) -> list[Sample]:
-        """A mini-batch, half of it of each of two partitions; ``rows``, numbers below SAMPLES, are its key."""
+        """A mini-batch, in equal parts of these partitions; ``rows``, numbers below SAMPLES, are its key."""
         if rows is None:
             raise BadInput(NO_PASS)
         key = keyed.digest(np.ascontiguousarray(rows, dtype=np.int64))
