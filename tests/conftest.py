@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import hypothesis
@@ -22,6 +23,12 @@ os.environ["ANYK_RACE_REPORT"] = "none"  # a page takes a second; the tests of p
 
 # whether the kernel lists children, without a look at every process of the machine, which tests would wait for
 LISTED = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+# of Playwright: a browser is started once for many tests, and below it processes come and go as they like
+DRIVER = "node"
+
+# of which a program has one until it ends, from when it first shares memory or semaphores by multiprocessing
+resource_tracker.ensure_running()
 
 DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -64,9 +71,16 @@ def _children() -> set[int]:
         return {process.pid for process in psutil.Process().children(recursive=True)}
     below, new = set[int](), {os.getpid()}
     while new:
-        new = {child for pid in new for child in _children_of(pid)} - below
+        new = {child for pid in new if not _name_of(pid).startswith(DRIVER) for child in _children_of(pid)} - below
         below |= new
     return below
+
+
+def _name_of(pid: int) -> str:
+    """A process's name; none where it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def _children_of(pid: int) -> list[int]:

@@ -261,9 +261,8 @@ def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):
     assert shown.exit_code == 0, shown.output
     with anyk.Race.open(tmp_path / "t") as parts:
         first, second = (run.config["strategy"] for run in parts.runs)
-        last = parts.runs[-1].path
     assert first == "uncoded:models=2" and shown.output.index(first) < shown.output.index(second)
-    assert f"its runs go on one by one: anyk resume {last}" in run("resume", str(tmp_path / "t")).output
+    assert "nothing was left to do at step 9" in run("resume", str(tmp_path / "t")).output
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import sys
-from multiprocessing import resource_tracker
 from types import SimpleNamespace
 
 import cloudpickle
@@ -280,7 +279,6 @@ def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
         assert torch.equal(torch.get_rng_state(), before)
     finally:
         del items
-        resource_tracker._resource_tracker._stop()
     for options, sentence in [
         ({"num_workers": 2}, "num_workers read the items"),
         ({"num_workers": -1}, "at least 0 proc"),
