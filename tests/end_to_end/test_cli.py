@@ -490,7 +490,7 @@ def test_a_config_file_is_read_strictly_and_names_options_as_they_are(tmp_path):
         ("quiet = 1", "quiet in the config file '{}' must be True or False, got 1"),
         ("seconds = nan", "seconds in the config file '{}' must be a number, got nan"),
         ("strategy = 3", "strategy in the config file '{}' must be a string, got 3"),
-        ("begin = 'x'", "unknown key 'begin'; keys: cluster, communication, data"),
+        ("begin = 'x'", "unknown key 'begin'; keys: callback, cluster, communication, data"),
         ("strateggy = 'x'", "unknown key 'strateggy'; did you mean 'strategy'?"),
     ):
         config.write_text(base + line)

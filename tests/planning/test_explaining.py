@@ -137,7 +137,7 @@ def test_times_that_were_cut_off_and_workers_that_vanish_are_said() -> None:
     found = anyk.explain(Record(times))
     assert "worker 3 is not seen after round 11" in "\n".join(found.sentences)
     assert anyk.explain(Record(times), today="k-sync:k=4").today_seconds < found.seconds
-    with pytest.raises(BadInput, match="at least 2 workers and 2 rounds"):
+    with pytest.raises(BadInput, match="at least 2 rounds of 2 workers"):
         anyk.explain(Record([[1.0, 2.0]]))
     with pytest.raises(BadInput, match="every worker was measured; there is none"):
         anyk.explain(Record([[1.0, np.nan], [np.nan, 1.0]]), today="frc:load=2")
