@@ -91,7 +91,7 @@ def windows(folder, steps, count, found):
         if i % 2:
             found["share"].append(100 * (used(watch.pid) - spent) / span)
             watched.append((began + 1, began + span - 1))
-    for process in (watch, reader):
+    for process in (reader, watch):  # who asks ends first
         process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait()
