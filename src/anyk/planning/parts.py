@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple
 
 from anyk.clusters import Cluster
 from anyk.errors import BadInput
@@ -21,7 +19,7 @@ from anyk.specs import with_keys
 from anyk.training import Evaluate, Promise, Run, resume, train
 from anyk.training.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun
 from anyk.training.config import NAME as RUN
-from anyk.training.config import Digests, read_sealed
+from anyk.training.config import Count, SharedConfig, read_sealed
 from anyk.training.folder import check_plain, empty, locked
 
 NAME = "auto.toml"
@@ -30,35 +28,16 @@ _RECORD = "record.npz"  # the one given, of which the first plan is made
 _UNCODED = "uncoded"
 _MISSES = 2  # in a row, after which the plan is made again
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
 
-
-class AutoConfig(msgspec.Struct, frozen=True):
+class AutoConfig(SharedConfig, frozen=True, kw_only=True):
     """The keys of ``auto.toml`` and their types."""
 
-    format: int
-    digest: str  # of everything else in the file
-    workers: _Count
-    models: _Count
-    cluster: str
-    delays: str
-    communication: str
-    seed: int
-    optimizer: str
-    lr: str
-    measure: _Count
-    every: _Count
+    models: Count
+    measure: Count
+    every: Count
     max_load: float
-    anyk: str = ""
     record: bool = False  # whether it began with a record, which is kept beside
     slope: float | None = None
-    steps: _Count | None = None
-    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    target: float | None = None
-    problem: dict[str, Any] | None = None
-    evaluate: str = ""
-    callbacks: list[str] = []
-    digests: Digests = Digests()
 
 
 def read_auto(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -44,7 +45,7 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
     return recorder
 
 
-class _Passes(Recorder, Generic[M]):
+class _Passes(Recorder, ABC, Generic[M]):
     """Takes the moments of backward passes, and makes steps of them."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
@@ -62,13 +63,13 @@ class _Passes(Recorder, Generic[M]):
                 parameter.register_post_accumulate_grad_hook(self._note)
         model.register_forward_pre_hook(self._begin)
 
+    @abstractmethod
     def _now(self, last: M | None) -> M:
         """This moment; ``last`` is not needed any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _took(self, begin: M, end: M) -> None:
         """A step lasted from one moment to the other."""
-        raise NotImplementedError
 
     def _note(self, _: Any) -> None:
         """A parameter's gradient is ready."""

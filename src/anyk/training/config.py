@@ -1,8 +1,8 @@
 """The configuration of a run folder, ``run.toml``: read back with its types and its digest checked.
 
 The digest is of all else in the file, so that damage and edits are found out; it is no secret, and keeps nobody from
-making a folder of his own. What a folder names is another matter (:mod:`anyk.named`). ``race.toml`` is kept alike. New
-limits are written into the file when a run is resumed, so the log knows nothing of it.
+making a folder of his own. What a folder names is another matter (:mod:`anyk.named`). ``race.toml`` and ``auto.toml``
+are kept alike. New limits are written into the file when a run is resumed, so the log knows nothing of it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from anyk.training.promise import Promise
 FORMAT = 1
 NAME = "run.toml"
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Digests(msgspec.Struct, frozen=True):
@@ -43,33 +42,38 @@ class Digests(msgspec.Struct, frozen=True):
     predictor: str | None = None
 
 
-class RunConfig(msgspec.Struct, frozen=True):
-    """The keys of ``run.toml`` and their types."""
+class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that the folder of a run has in common with those of several, and their types."""
 
     format: int
     digest: str  # of everything else in the file
-    strategy: str
     cluster: str
-    workers: _Count
-    partitions: _Count
+    workers: Count
     delays: str
     communication: str
     seed: int
     optimizer: str
     lr: str
-    metric: str
-    better: Literal["higher", "lower"]
     anyk: str = ""
-    auxiliary: list[str] = []
-    steps: _Count | None = None
-    seconds: _Positive | None = None
+    steps: Count | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     target: float | None = None
     problem: dict[str, Any] | None = None
-    begin: dict[str, Any] | None = None
-    plan: Promise | None = None  # with which it was begun
     evaluate: str = ""
     callbacks: list[str] = []  # those that the command line named
     digests: Digests = Digests()
+
+
+class RunConfig(SharedConfig, frozen=True, kw_only=True):
+    """The keys of ``run.toml`` and their types."""
+
+    strategy: str
+    partitions: Count
+    metric: str
+    better: Literal["higher", "lower"]
+    auxiliary: list[str] = []
+    begin: dict[str, Any] | None = None
+    plan: Promise | None = None  # with which it was begun
     environment: dict[str, str] = {}
 
 

@@ -10,41 +10,23 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from anyk.errors import BadInput
-from anyk.training.config import Digests, read_sealed
+from anyk.training.config import Count, SharedConfig, read_sealed
 
 NAME = "race.toml"
 FORMAT = 1
 
-_Count = Annotated[int, msgspec.Meta(ge=1)]
 _Folder = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9=-][A-Za-z0-9.=-]*$")]
 
 
-class RaceConfig(msgspec.Struct, frozen=True):
+class RaceConfig(SharedConfig, frozen=True, kw_only=True):
     """The keys of ``race.toml`` and their types; ``runs``: the folder of each strategy, a name in the race's folder.
 
     ``seeds``: how many there are, from ``seed`` on; :func:`entries` names the folders of those behind the first.
     """
 
-    format: int
-    digest: str  # of everything else in the file
-    workers: _Count
-    models: _Count
-    cluster: str
-    delays: str
-    communication: str
-    seed: int
-    optimizer: str
-    lr: str
+    models: Count
     runs: dict[str, _Folder]
-    anyk: str = ""
-    seeds: _Count = 1
-    steps: _Count | None = None
-    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    target: float | None = None
-    problem: dict[str, Any] | None = None
-    evaluate: str = ""
-    callbacks: list[str] = []
-    digests: Digests = Digests()
+    seeds: Count = 1
 
 
 class Entry(NamedTuple):
