@@ -36,6 +36,8 @@ def test_a_run_and_its_resumption_on_ranks_give_the_model_of_the_simulator(tmp_p
         "frc:load=2",
         "--steps",
         "6",
+        "--evaluate",
+        "where=aside",
         "--out",
         str(tmp_path / "r"),
     ]
@@ -49,6 +51,8 @@ def test_a_run_and_its_resumption_on_ranks_give_the_model_of_the_simulator(tmp_p
     method = anyk.optimizers.optimizer(run.config["optimizer"], lr=run.config["lr"])
     expected = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), optimizer=method, steps=9)
     assert np.allclose(run.model, expected.model, rtol=1e-9)
+    assert run.config["evaluate"] == "where=aside"
+    assert run.loss == pytest.approx(expected.loss, rel=1e-9)  # by a process that is no rank, before and after
     assert anyk.replay(run).decisions
 
 

@@ -93,4 +93,4 @@ def _length(partitions: Partitions, held: tuple[int, ...]) -> int:
 
 
 def _amount(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{max(size / 2**20, 1.0):,.0f} MiB"
