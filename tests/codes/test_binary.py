@@ -32,6 +32,7 @@ def test_any_two_stragglers_of_seven_leave_weights_of_zero_and_one() -> None:
         assert decoding.gain == pytest.approx(7**0.5)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.integers(1, 200), st.data())
 def test_every_class_holds_every_partition_once_in_even_blocks(n: int, data: st.DataObject) -> None:
@@ -60,6 +61,7 @@ def test_the_sum_of_whole_numbers_is_the_sum_to_the_last_bit(n: int, data: st.Da
     assert np.array_equal(weights @ (code.encoding @ gradients), gradients.sum(axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "s"), [(n, s) for n in range(1, 9) for s in range(n)])
 def test_all_sets_of_replies_up_to_eight_workers(n: int, s: int) -> None:
     """Exact for s stragglers; beyond, exactly where rational elimination says that it is possible; else nearest."""

@@ -25,6 +25,7 @@ def cyclic(n: int, s: int) -> CyclicRepetition:
 # ------------------------------------------------------------------------------------------- structure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "s"), [*SMALL, (12, 3), (30, 7), (100, 9)])
 def test_rows_are_cyclic_of_unit_norm_and_span_n_less_s_dimensions(n: int, s: int) -> None:
     B = dense(cyclic(n, s))
@@ -58,6 +59,7 @@ def test_any_n_less_s_rows_are_independent(n: int, s: int) -> None:
 # ------------------------------------------------------------------------------------------- decoding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "s"), SMALL)
 def test_all_sets_of_replies_up_to_eight_workers(n: int, s: int) -> None:
     """Up to s stragglers: exact, the solution of smallest norm. More: not exact, and as near as least squares comes."""

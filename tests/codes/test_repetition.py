@@ -130,6 +130,7 @@ def test_the_decoded_sum_is_the_sum_of_all_gradients(n: int, data: st.DataObject
 # ------------------------------------------------------------------------------------------- groups of any sizes
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 400), st.data())
 def test_groups_for_any_workers_and_stragglers(n: int, data: st.DataObject) -> None:

@@ -147,6 +147,7 @@ def test_error_feedback_under_cancelled_and_dropped_messages(spec: str, cluster:
     assert any(np.abs(m).max() > 0.1 for m in memory.values())
 
 
+@pytest.mark.slow
 def test_error_feedback_gets_there_where_without_it_does_not() -> None:
     """Only the largest of each message's coordinates is sent; with memory all get their turn."""
     problem = anyk.testing.Squares(4, d=10)

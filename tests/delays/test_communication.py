@@ -15,6 +15,7 @@ from anyk.testing import Squares
 N = 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "parallel", "serial"),
     [

@@ -153,6 +153,7 @@ def test_order_statistics_of_drawn_rounds() -> None:
         assert within(sorted_rounds(model)[k - 1], golden), (model.spec, k)
 
 
+@pytest.mark.slow
 def test_the_uniform_law_that_a_trace_of_even_steps_has(tmp_path: Any) -> None:
     """Golden value 11, E[X_{4:8}] = 8/9 of uniform(0, 2): by item, a trace is drawn from with replacement."""
     steps = 1000

@@ -37,6 +37,7 @@ def test_facts_are_those_of_the_draws(spec: str) -> None:
         assert law.order_statistic(k, N) == pytest.approx(ordered[:, k - 1].mean(), abs=5 * error + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [spec for spec in LAWS if spec.partition(":")[0] not in ("constant", "none")])
 @pytest.mark.parametrize("k", [1, 4, N])
 def test_closed_forms_are_the_integral(spec: str, k: int) -> None:

@@ -67,6 +67,7 @@ SCHEDULES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("spec", ["uncoded", "frc:stragglers=1"])
 def test_groups_and_schedules_step_as_in_torchs_loop(name, spec):
@@ -121,6 +122,7 @@ def test_a_plateau_is_remembered_by_a_resumed_run(wrap, tmp_path):
     assert str(anyk.replay(rest, problem=again, optimizer=made)).endswith("the same bits of model")
 
 
+@pytest.mark.slow
 def test_a_plateau_is_waited_for_on_processes():
     module, X, y = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))

@@ -55,6 +55,7 @@ def test_it_switches_plans_again_and_loses_no_step() -> None:
     assert found.history["loss"][-1] == pytest.approx(alone.history["loss"][-1], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -> None:
     given: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": Table(wandering(60), by="round")}
     only = anyk.train_auto(problem(), **given, steps=8, measure=10)
@@ -71,6 +72,7 @@ def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -
         anyk.train_auto(problem(), **(given | {"workers": 5}), record=Record(wandering(60), load=1 / N))
 
 
+@pytest.mark.slow
 def test_stopped_in_each_part_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Any) -> None:
     """Once in each part, between two missed windows, while planning, and killed before a part's first checkpoint."""
     np.savez(tmp_path / "fleet.npz", seconds=wandering(30, 70))
@@ -121,6 +123,7 @@ def test_stopped_in_each_part_it_goes_on_to_the_same_bits(tmp_path: Path, monkey
     assert [run.steps for run in further.runs] == [10, 50, 60, 75]
 
 
+@pytest.mark.slow
 def test_several_models_are_trained_in_turn_and_codes_over_several_rounds_take_part() -> None:
     """Bursts of two rounds that any worker may have: what is chosen gives each model the steps of uncoded."""
     random = np.random.default_rng(3)

@@ -241,6 +241,7 @@ def test_changes_of_the_fleet_and_what_they_gain() -> None:
     assert found.best.exact and found.best.gain.median == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_times_that_were_cut_off_are_continued_by_laws_and_probed() -> None:
     times = exponential(60, workers=12) + 0.5
     fifth = np.sort(times, axis=1)[:, 4:5]

@@ -160,6 +160,7 @@ def test_a_promise_that_holds_has_no_cause(plan: Any, record: Any) -> None:
     assert short.held and "made for a run of 60 steps; this one has taken 10" in short.remarks[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "delays", "broke", "expected"),
     [  # the plan's strategy computes two of six partitions and was promised 1 s
@@ -210,6 +211,7 @@ def test_what_cannot_be_checked(plan: Any, record: Any, tmp_path: Path) -> None:
         anyk.check(run, record=other)
 
 
+@pytest.mark.slow
 def test_the_record_is_found_again_by_path_and_law_or_missed_in_one_sentence(record: Any, tmp_path: Path) -> None:
     file = tmp_path / "here.npz"
     file.write_bytes(record.read_bytes())

@@ -57,6 +57,7 @@ def trained(choice: Any, seed: int) -> float:
         return run.time_to_target
 
 
+@pytest.mark.slow
 def test_seconds_to_the_target_are_those_of_training(plan: Any) -> None:
     """Exact ones take the steps of uncoded; five runs on other rounds lie in the 90 % interval, all but one at most."""
     assert plan.report()["compared_by"] == "seconds_to_target" and plan.target == TARGET
@@ -93,6 +94,7 @@ def test_every_strategy_has_a_learning_rate_of_its_own(plan: Any) -> None:
         assert run.time_to_target is None
 
 
+@pytest.mark.slow
 def test_where_todays_strategy_never_comes_there_gains_are_at_least_so() -> None:
     """A worker with data of its own that is never waited for: only strategies that take it in come to the target."""
     slow = np.ones((30, N))

@@ -601,6 +601,7 @@ def bomb(folder: Path, name: str) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["d.npz", "d.csv.gz", "d.csv.bz2", "d.svm.gz", "d.svm", "d.parquet", "train-images.idx3-ubyte.gz"]
 )

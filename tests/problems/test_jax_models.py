@@ -45,6 +45,7 @@ def made(**options):
     return JaxProblem(settings.pop("loss", loss), PARAMS, DATA, **settings)
 
 
+@pytest.mark.slow
 def test_keys_states_and_metrics():
     problem = made(metrics=["close", "held_out_loss"])
     w, parts = problem.initial(), problem.split(2)
@@ -146,6 +147,7 @@ class Flaxen:
         return Network(nnx.Rngs(0))
 
 
+@pytest.mark.slow
 def test_a_module_of_nnx_is_taken_as_it_is():
     pytest.importorskip("flax")
     given = Flaxen()
@@ -171,6 +173,7 @@ def test_a_module_of_nnx_is_taken_as_it_is():
     assert np.array_equal(np.asarray(given.norm.mean[...]), np.zeros(4))  # the user's own is left alone
 
 
+@pytest.mark.slow
 def test_a_module_of_equinox_is_taken_as_it_is():
     eqx = pytest.importorskip("equinox")
 

@@ -259,6 +259,7 @@ class Drawn:
         return torch.rand(2), np.random.rand(), random.random(), i, os.getpid()  # noqa: NPY002
 
 
+@pytest.mark.slow
 def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
     """In a worker only; and the program's main module, which need not have a guard, is not imported by them."""
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/script.py", raising=False)

@@ -171,6 +171,7 @@ def test_a_piece_computes_what_its_partitions_add_up_to() -> None:
 # ------------------------------------------------------------------------------------------- shares that follow speed
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_given_less_once() -> None:
     law = "hetero:means=0.3/0.1/0.1/0.1,per=load"
     run = trained("uncoded:balance=auto", steps=150, delays=law)
@@ -196,6 +197,7 @@ def rounds_of(draw: Any, groups: int, rounds: int) -> tuple[int, list[int], floa
     return count, own.sizes, float(np.mean(taken[-50:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [2, 4, 12, 40])
 def test_stragglers_that_wander_change_nothing(groups: int) -> None:
     """At most 2 cuts in 40 fleets of 200 rounds: 20 looks each, at a chance of 0.2 % and 5 % to gain."""

@@ -249,6 +249,7 @@ def test_whatever_fails_a_check_is_a_command():
             check_strategy(Fragile(3), seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_the_example_holds_under_outages(workers):
     for seed in range(20):

@@ -499,6 +499,7 @@ def test_durations_of_tasks_that_were_cut_off_still_count() -> None:
     assert again.mean() == seen.mean() and len(again) == len(seen) == 12_000
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_falls_holds_k_back() -> None:
     """K_0 r sqrt(F_0 / F): with the rate a hundredth after a while, no growth from then on."""
     problem = anyk.problems.from_data("synthetic:rows=400,features=12")

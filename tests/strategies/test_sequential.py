@@ -216,6 +216,7 @@ def test_several_models_take_full_gradient_steps(spec: str, cluster: str) -> Non
     assert str(anyk.replay(run, problem=anyk.problems.ManyProblems(problems))).endswith("the same bits of model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["m-sgc:B=2,W=3,lambda=2", "sr-sgc:B=1,W=2,lambda=3", "gc:stragglers=1", "frc:load=2"])
 def test_a_killed_run_of_several_models_goes_on(spec: str, tmp_path: Any) -> None:
     problems = [anyk.problems.from_data(f"synthetic:rows=250,features=5,seed={i}") for i in range(PROBLEMS)]

@@ -55,6 +55,7 @@ def link(place: Path, outside: Path):
     return outside.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*(f"run/{one}" for one in IN_A_RUN), *(f"race/uncoded/{one}" for one in IN_A_RUN[:4]),
                                   "race/lock", "race/race.toml", "race/race.toml.part", "race/race.png"])  # fmt: skip
 def test_nothing_is_written_through_a_link(name, folders):

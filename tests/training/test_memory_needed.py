@@ -82,6 +82,7 @@ class Peak(Callback):
         self.most = tracemalloc.get_traced_memory()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize(
     ("spec", "dtype", "optimizer", "state"),

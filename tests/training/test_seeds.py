@@ -148,6 +148,7 @@ def test_a_race_with_seeds_is_one_folder(tmp_path):
     assert "race.toml, 4 of 4 runs begun" in run("verify", tmp_path / "cut").output
 
 
+@pytest.mark.slow
 def test_seeds_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # pictures are drawn elsewhere
     folder = tmp_path / "race"

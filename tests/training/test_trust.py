@@ -281,6 +281,7 @@ def test_what_a_file_imports_from_beside_it_is_recorded_and_must_be_what_it_was(
     assert "moved/helpers.py' is not the code" in run("replay", "run", "--problem", "moved/mine.py:make").output
 
 
+@pytest.mark.slow
 def test_a_plug_in_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, forgetful):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plug.py").write_text(PLUGIN)

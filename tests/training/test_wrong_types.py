@@ -76,6 +76,7 @@ def test_a_complex_gradient_is_never_taken_for_a_real_one(spec: str, problem: Le
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["async", "sync", "pasgd:tau=2"])
 @pytest.mark.parametrize(("kind", "name"), [("c16", "complex128"), ("i8", "int64"), ("O", "object")])
 def test_a_run_whose_gradients_are_all_of_a_wrong_type_ends(
