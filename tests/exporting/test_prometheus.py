@@ -114,5 +114,10 @@ def test_on_the_command_line(tmp_path):
     ]
     said = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run"), "--metrics", "0"])
     assert said.exit_code == 0 and "metrics: http://127.0.0.1:" in said.output
+    again = ["resume", str(tmp_path / "run"), "--steps", "9", "--metrics", "0", "--mirror", str(tmp_path / "copy")]
+    said = CliRunner().invoke(main, again)
+    assert said.exit_code == 0 and "metrics: http://127.0.0.1:" in said.output
+    with anyk.Run.open(tmp_path / "copy") as copy:
+        assert copy.steps == 9
     wrong = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "other"), "--metrics", "x"])
     assert wrong.exit_code == 2 and "PORT or HOST:PORT" in wrong.output and not (tmp_path / "other").exists()

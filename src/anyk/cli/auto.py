@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from anyk.cli.options import (
     callbacks_again,
     join_cluster,
+    listening,
     make_callbacks,
     make_optimizer,
     make_problem,
     new_folder,
-    serving,
     tell_delays,
 )
 from anyk.cli.output import check_file, exit_interrupted, people, say, write_json
@@ -43,7 +43,6 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
     """Train, and tell what was measured, planned, missed and reached."""
     from anyk.planning import train_auto
     from anyk.planning.auto import modes
-    from anyk.reports import Progress
 
     settings = modes.build(spec)
     if begin is not None:
@@ -56,10 +55,10 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
     console = people(given["json_file"])
     names = ("workers", "cluster", "delays", "communication", "seed", "steps", "seconds", "target")
     try:
-        with serving(given["metrics"], given["mirror"]) as served, Progress(console, quiet=given["quiet"]) as progress:
+        with listening(console, callbacks, given) as heard:
             found = train_auto(
                 [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
-                optimizer=make_optimizer(problem, given), out=folder, callbacks=callbacks.also(progress, *served),
+                optimizer=make_optimizer(problem, given), out=folder, callbacks=heard,
                 tell=lambda text: say(console, text), evaluate=given["evaluate"] or "", **asdict(settings),
                 **{name: given[name] for name in names},
             )  # fmt: skip
@@ -68,29 +67,25 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
     _tell(console, found, given["json_file"])
 
 
-def resume_the_parts(
-    console: Console, folder: str, problem: str | None, trust: bool, quiet: bool, json_file: str | None,
-    limits: dict[str, Any], callbacks: Sequence[str],
-) -> None:  # fmt: skip
-    """Go on with such a training, and tell of all of it."""
+def resume_the_parts(console: Console, folder: str, limits: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Go on with such a training, and tell of all of it; ``given``: the other options of ``resume``."""
     from anyk.planning import resume_auto
     from anyk.planning.parts import read_auto
     from anyk.problems import from_function
-    from anyk.reports import Progress
 
     config = read_auto(Path(folder))
     join_cluster(config["cluster"])
-    hearing = callbacks_again(folder, config, callbacks, trust=trust)
-    made = None if problem is None else from_function(problem)
+    callbacks = callbacks_again(folder, config, given["callbacks"], trust=given["trust"])
+    made = None if given["problem"] is None else from_function(given["problem"])
     try:
-        with Progress(console, quiet=quiet) as progress:
+        with listening(console, callbacks, given) as heard:
             found = resume_auto(
-                folder, problem=made, trust=trust, callbacks=hearing.also(progress),
-                tell=lambda text: say(console, text), **limits,
+                folder, problem=made, trust=given["trust"], callbacks=heard, tell=lambda text: say(console, text),
+                **limits,
             )  # fmt: skip
     except KeyboardInterrupt:
         exit_interrupted(folder)
-    _tell(console, found, json_file)
+    _tell(console, found, given["json_file"])
 
 
 def _tell(console: Console, found: Auto, json_file: str | None) -> None:

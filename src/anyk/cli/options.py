@@ -21,6 +21,8 @@ from anyk.named import names_in_folder, plugged_in
 from anyk.tables import reading
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
     from anyk.training.callbacks import Callbacks
@@ -171,19 +173,20 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 
 
 @contextlib.contextmanager
-def serving(where: str | None, mirror: str | None) -> Iterator[list[Any]]:
-    """The callbacks that ``--metrics`` and ``--mirror`` ask for; metrics are served as long as this is open."""
+def listening(console: Console, callbacks: Callbacks, given: Mapping[str, Any]) -> Iterator[Callbacks]:
+    """A run's callbacks with those that the options ask for: progress on the terminal, metrics, a copy of the log."""
     from anyk.callbacks import Mirror
-
-    copied = [] if mirror is None else [Mirror(mirror)]
-    if where is None:
-        yield copied
-        return
     from anyk.exporting.prometheus import Metrics, address
+    from anyk.reports import Progress
 
-    with Metrics(*address(where)) as metrics:
-        click.echo(f"metrics: {metrics.url}", err=True)
-        yield [metrics, *copied]
+    with contextlib.ExitStack() as opened:
+        asked: list[Any] = [] if given["mirror"] is None else [Mirror(given["mirror"])]
+        if given["metrics"] is not None:
+            metrics = opened.enter_context(Metrics(*address(given["metrics"])))
+            click.echo(f"metrics: {metrics.url}", err=True)
+            asked.append(metrics)
+        progress = opened.enter_context(Progress(console, quiet=given["quiet"]))
+        yield callbacks.also(progress, *asked)
 
 
 callback_option = click.option(

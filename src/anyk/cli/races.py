@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,13 @@ from anyk.cli.options import (
     common,
     curve_option,
     join_cluster,
+    listening,
     make_callbacks,
     make_optimizer,
     make_problem,
     models_option,
     new_folder,
     picture_option,
-    serving,
     show_settings,
     tell_delays,
 )
@@ -102,7 +102,6 @@ def race(
         ctx.params["strategies"] = chosen
         show_settings(ctx)
         return
-    from anyk.reports import Progress
     from anyk.training import race as run_race
 
     if models < 1:
@@ -131,7 +130,7 @@ def race(
     if given["cluster"] != asked:
         head.append(f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
     try:
-        with serving(given["metrics"], given["mirror"]) as served, Progress(console, quiet=given["quiet"]) as progress:
+        with listening(console, callbacks, given) as heard:
             result = run_race(
                 problem if models == 1 else [problem, *(variant(problem, i) for i in range(1, models))],
                 chosen,
@@ -147,7 +146,7 @@ def race(
                 target=given["target"],
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                callbacks=callbacks.also(progress, *served),
+                callbacks=heard,
                 before=_saying(console, given["quiet"], head),
             )
     except KeyboardInterrupt:
@@ -217,29 +216,28 @@ def _exit_if_failed(result: Race) -> None:
 
 
 def resume_the_race(
-    console: Console, folder: str, problem: str | None, trust: bool, add: Sequence[str], seeds: int | None,
-    quiet: bool, json_file: str | None, limits: dict[str, Any], callbacks: Sequence[str],
+    console: Console, folder: str, add: Sequence[str], seeds: int | None, limits: Mapping[str, Any],
+    given: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Run what is left of a race, and tell of all of it."""
+    """Run what is left of a race, and tell of all of it; ``given``: the other options of ``resume``."""
     from anyk.problems import from_function
-    from anyk.reports import Progress
     from anyk.training import resume_race
     from anyk.training.racefolder import read_race
 
     config = read_race(Path(folder))
     join_cluster(config["cluster"])
-    hearing = callbacks_again(folder, config, callbacks, trust=trust)
-    made = None if problem is None else from_function(problem)
-    before = _saying(console, quiet)
+    callbacks = callbacks_again(folder, config, given["callbacks"], trust=given["trust"])
+    made = None if given["problem"] is None else from_function(given["problem"])
+    before = _saying(console, given["quiet"])
     try:
-        with Progress(console, quiet=quiet) as progress:
+        with listening(console, callbacks, given) as heard:
             result = resume_race(
-                folder, problem=made, trust=trust, add=add, seeds=seeds, callbacks=hearing.also(progress),
-                before=before, tell=warn, **limits,
+                folder, problem=made, trust=given["trust"], add=add, seeds=seeds, callbacks=heard, before=before,
+                tell=warn, **limits,
             )  # fmt: skip
     except KeyboardInterrupt:
         _race_interrupted(console, Path(folder))
     page = Path(folder) / PAGE
     tell_race(console, result, Path(folder) / "race.png", "metric", page=page if page.exists() else None)
-    write_json(result.report(), json_file)
+    write_json(result.report(), given["json_file"])
     _exit_if_failed(result)

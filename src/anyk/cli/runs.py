@@ -19,14 +19,16 @@ from anyk.cli.options import (
     evaluate_option,
     join_cluster,
     json_option,
+    listening,
     make_callbacks,
     make_optimizer,
     make_problem,
+    metrics_option,
+    mirror_option,
     models_option,
     new_folder,
     picture_option,
     plugin_option,
-    serving,
     show_settings,
     tell_delays,
 )
@@ -71,7 +73,7 @@ def train(
         return
     from anyk.clusters import cluster
     from anyk.delays import parse
-    from anyk.reports import Progress, race_notes, race_table
+    from anyk.reports import race_notes, race_table
     from anyk.specs import with_keys
     from anyk.strategies import strategy as build
     from anyk.training import train as run_training
@@ -105,7 +107,7 @@ def train(
     optimizer = None if goes_on else make_optimizer(problem, given)
     console = people(given["json_file"])
     try:
-        with serving(given["metrics"], given["mirror"]) as served, Progress(console, quiet=given["quiet"]) as progress:
+        with listening(console, callbacks, given) as heard:
             training: Any = run_training
             if models > 1:
                 training = train_many
@@ -120,7 +122,7 @@ def train(
                 begin=begin,
                 out=folder,
                 evaluate=given["evaluate"] or "",
-                callbacks=callbacks.also(progress, *served),
+                callbacks=heard,
             )
     except KeyboardInterrupt:
         exit_interrupted(folder)
@@ -180,38 +182,39 @@ _trust = click.option(
 @_trust
 @evaluate_option
 @callback_option
+@metrics_option
+@mirror_option
 @click.option("--add", multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated.")
 @click.option("--seeds", type=int, help="For a race: train with further seeds, until there are so many.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
 @plugin_option
 def resume(
-    run: str, steps: int | None, seconds: float | None, target: float | None, problem: str | None, trust: bool,
-    evaluate: str | None, callbacks: tuple[str, ...], add: tuple[str, ...], seeds: int | None, quiet: bool,
-    json_file: str | None,
+    run: str, steps: int | None, seconds: float | None, target: float | None, evaluate: str | None,
+    add: tuple[str, ...], seeds: int | None, **given: Any,
 ) -> None:  # fmt: skip
     """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race.
 
     A folder of --strategy auto goes on as a whole: it is measured, planned and checked as before.
     """
     from anyk.problems import from_function
-    from anyk.reports import Progress, race_table
+    from anyk.reports import race_table
     from anyk.training import is_race
     from anyk.training import resume as resume_training
     from anyk.training.config import read_config
 
-    console = people(json_file)
-    limits = {"steps": steps, "seconds": seconds, "target": target}
+    console = people(given["json_file"])
+    limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
     several = "that of --strategy auto" if is_auto_folder(run) else "that of a race" if is_race(run) else None
     if several is not None and evaluate is not None:
         raise BadInput(f"the folder '{run}' is {several}, whose runs are evaluated alike; leave out --evaluate")
     if is_auto_folder(run):
         if add or seeds is not None:
             raise BadInput(f"the folder '{run}' is {several}; --add and --seeds are for the folder of a race")
-        resume_the_parts(console, run, problem, trust, quiet, json_file, limits, callbacks)
+        resume_the_parts(console, run, limits, given)
         return
     if is_race(run):
-        resume_the_race(console, run, problem, trust, add, seeds, quiet, json_file, limits, callbacks)
+        resume_the_race(console, run, add, seeds, limits, given)
         return
     if add:
         raise BadInput(f"'{run}' is a single run; --add is for the folder of a race")
@@ -220,18 +223,17 @@ def resume(
     kept: dict[str, Any] = {} if evaluate is None else {"evaluate": evaluate}
     config = read_config(Path(run))
     join_cluster(config["cluster"])
-    hearing = callbacks_again(run, config, callbacks, trust=trust)
-    made = None if problem is None else from_function(problem)
+    callbacks = callbacks_again(run, config, given["callbacks"], trust=given["trust"])
+    made = None if given["problem"] is None else from_function(given["problem"])
     try:
-        with Progress(console, quiet=quiet) as progress:
+        with listening(console, callbacks, given) as heard:
             done = resume_training(
-                run, problem=made, steps=steps, seconds=seconds, target=target, trust=trust,
-                callbacks=hearing.also(progress), tell=warn, **kept,
-            )  # fmt: skip
+                run, problem=made, trust=given["trust"], callbacks=heard, tell=warn, **limits, **kept
+            )
     except KeyboardInterrupt:
         exit_interrupted(run)
     say(console, race_table([done]))
-    write_json(done.report(), json_file)
+    write_json(done.report(), given["json_file"])
 
 
 _SHOWN = ("cluster", "workers", "delays", "communication", "seed", "seeds", "optimizer", "lr", *_LIMITS, "evaluate")
