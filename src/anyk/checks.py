@@ -54,7 +54,10 @@ def check(value: Any, annotation: Any, name: str) -> Any:
             continue
         if not any(isinstance(one, float) and math.isnan(one) for one in (found, *_members(found))):
             return found
-    raise BadInput(f"{name} must be {_either([word for kind in kinds for word in _words(kind)])}, got {_shown(value)}")
+    meant = next((kind.meant_by(value) for kind in kinds if hasattr(kind, "meant_by")), "")
+    raise BadInput(
+        f"{name} must be {_either([word for kind in kinds for word in _words(kind)])}, got {_shown(value)}{meant}"
+    )
 
 
 def whole(name: str, value: Any) -> int:

@@ -1,5 +1,13 @@
 """What can go wrong, in two kinds: the input is bad, or a run cannot go on."""
 
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+RAISED = "raised by "  # how the note begins that names the callback which raised an exception
+_LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}", "<frozen ")
+
 
 class BadInput(ValueError):
     """The caller asked for something that cannot be; one sentence names the value, the rule and what works.
@@ -33,6 +41,22 @@ class MissingPackage(BadInput):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}, which is not installed; run: {install_line(extra)}")
+
+
+def told(error: BaseException, said: str | None = None) -> str:
+    """An exception of a user's own code: its type, what it says, and the file and line of that code that it came from.
+
+    ``said``: what it says, if not all of it.
+    """
+    said = str(error) if said is None else said
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    place, step = "", error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if not file.startswith(_LIBRARIES) and "site-packages" not in file:
+            place = f" ({Path(file).name}, line {step.tb_lineno})"
+        step = step.tb_next
+    return text if isinstance(error, (BadInput, RunFailed)) else text + place
 
 
 def install_line(extra: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, told
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that were run, by path
 _PLUGGED: list[Path] = []  # plug-ins in use
@@ -205,7 +205,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
         raise
     except (Exception, SystemExit) as error:  # a script may end itself when it is imported
         verb = "failed" if where.endswith(".py") else "cannot be imported"
-        raise BadInput(f"'{where}' {verb}: {type(error).__name__}: {error}") from None
+        raise BadInput(f"'{where}' {verb}: {told(error)}") from None
     found: Any = module
     for part in parts:
         holder, found = found, getattr(found, part, None)

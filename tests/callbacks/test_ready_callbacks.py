@@ -146,6 +146,32 @@ def test_what_needs_evaluation_says_so_and_leaves_no_folder(tmp_path):
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("of", "evaluate", "sentence"),
+    [
+        ("metric", "every=1", "goes by the metric, which is not evaluated; give held-out data"),
+        ("loss", "on=held_out", r"goes by the loss, which is not evaluated; ask for that .*evaluate='on=train'"),
+    ],
+)
+def test_what_is_gone_by_must_be_evaluated(of, evaluate, sentence, tmp_path):
+    """Without it they would never stop, and never keep anything."""
+    metrics = [1.0] if of == "loss" else None
+    for callback in (EarlyStopping(of=of), Checkpoint(tmp_path, best=of)):
+        with pytest.raises(anyk.BadInput, match=sentence):
+            scripted(callback, metrics=metrics, evaluate=evaluate)
+
+
+def test_a_hook_that_there_is_not_is_refused():
+    class Keras(Callback):
+        def on_epoch_end(self, info):
+            raise AssertionError
+
+    with pytest.raises(
+        anyk.BadInput, match="Keras.on_epoch_end would never be called; the hooks are on_begin, on_step"
+    ):
+        scripted(Keras())
+
+
 def test_checkpoint_keeps_every_so_many_and_the_best(tmp_path):
     losses = [5, 4, 2, 3, 3, 1.5, 9, 9, 9, 9, 9]
     keep = Checkpoint(tmp_path / "models", every=4, best="loss")

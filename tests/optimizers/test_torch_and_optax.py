@@ -285,6 +285,43 @@ def test_a_run_on_full_batches_is_a_plain_torch_loop():
         assert str(anyk.replay(run, problem=problem)).endswith("the same bits of model")
 
 
+class Scaled(nn.Module):
+    """A parameter that is one number, as the temperature of a contrastive loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.tensor(2.0)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+@pytest.mark.parametrize("stepped", [0, 2])
+@pytest.mark.parametrize(
+    "name, arguments", [("AdamW", {}), ("SGD", {"momentum": 0.9}), ("NAdam", {}), ("Adafactor", {})]
+)
+def test_a_parameter_may_be_one_number(name, arguments, stepped):
+    """Also of an optimiser that has taken steps before."""
+    torch.manual_seed(0)
+    plain, x, y = Scaled(), torch.randn(24, 4), torch.arange(24) % 3
+    stepping = getattr(torch.optim, name)(plain.parameters(), lr=0.1, **arguments)
+
+    def step():
+        stepping.zero_grad()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        stepping.step()
+
+    for _ in range(stepped):
+        step()
+    problem = anyk.problems.TorchProblem(plain, nn.CrossEntropyLoss(), (x, y))
+    made = TorchOptimizer(stepping) if stepped else TorchOptimizer(name, lr=0.1, **arguments)
+    run = anyk.train(problem, "frc:stragglers=1", fleet(), optimizer=made, steps=4, evaluate="every=9")
+    for _ in range(4):
+        step()
+    expected = np.concatenate([p.detach().reshape(-1).numpy() for p in plain.parameters()])
+    assert run.model == pytest.approx(expected, abs=1e-6)
+
+
 def test_a_run_on_full_batches_is_a_plain_optax_loop():
     random = np.random.default_rng(0)
     x = random.standard_normal((30, 4)).astype(np.float32)
@@ -397,6 +434,15 @@ def test_what_an_optimiser_keeps_elsewhere_is_refused_not_lost(where, sentence):
         (lambda: TorchOptimizer("SGD", lr=1.0, schedule="MultiStepLR:milestones=(3,6)"), "numbers as in 3/6"),
         (lambda: anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Simulated(2), optimizer=0.1, steps=1),
          "optimizer must be an Optimizer, a string or None"),
+        (lambda: anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Simulated(2), steps=1,
+                            optimizer=torch.optim.SGD([torch.zeros(1)], lr=0.1)),
+         r"got a SGD; one of torch is given as anyk.optimizers.TorchOptimizer\(…\)$"),
+        (lambda: anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Simulated(2), steps=1, optimizer=torch.optim.SGD),
+         r"TorchOptimizer\(…, lr=…\)$"),
+        (lambda: anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Simulated(2), steps=1, optimizer=optax.sgd(0.1)),
+         r"one of optax is given as anyk.optimizers.OptaxOptimizer\(…\)$"),
+        (lambda: anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Simulated(2), steps=1, optimizer="adm"),
+         "no optimizer 'adm'; did you mean 'adam'"),
         (lambda: anyk.train(anyk.testing.Squares(2, dtype="float32"), "uncoded", anyk.clusters.Simulated(2), steps=1,
                             optimizer=OptaxOptimizer(optax.chain(optax.add_noise(0.1, 0.5, key=3), optax.sgd(0.1)))),
          "a checkpoint cannot keep, of bfloat16 or keys"),

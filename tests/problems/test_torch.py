@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import warnings
 from itertools import combinations
 
 import cloudpickle
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
 import anyk
 from anyk.clusters.messages import Messages
@@ -396,7 +398,7 @@ def test_items_that_are_not_tuples_of_tensors_are_refused():
                 TorchProblem(nn.Linear(5, 3), nn.CrossEntropyLoss(), *arguments, **options)
     for ragged in [(x, y), (x[:3], y)], [(x, y), (None, y)]:
         for arguments, options in (((Listed(ragged),), {}), ((good,), {"held_out": Listed(ragged)})):
-            with pytest.raises(BadInput, match="fails? on (the first 2 samples|held_out): "):
+            with pytest.raises(BadInput, match="^(held_out: )?items 0, 1 of the data set cannot be put together"):
                 TorchProblem(nn.Linear(5, 3), nn.CrossEntropyLoss(), *arguments, **options)
 
 
@@ -454,7 +456,7 @@ def test_what_cannot_work_is_said():
         ((layer, loss, (X * np.nan, y)), {}, "the data set must hold finite numbers"),
         ((layer, loss, X), {}, "must be a pair \\(X, y\\) of tensors or arrays"),
         ((layer, loss, ([[1.0], [2.0, 3.0]], y)), {}, "must hold arrays of numbers with a row for each sample, got object"),
-        ((layer, loss, [(X[0], y[0]), (X[1],)]), {}, "module and loss fail on the first 2 samples"),
+        ((layer, loss, [(X[0], y[0]), (X[1],)]), {}, "items 0, 1 of the data set cannot be put together"),
         ((layer, loss, (X,)), {}, "must be inputs and targets, \\(X, y\\), got 1 array"),
         ((nn.Linear(4, 3), loss, (X, y)), {}, "module and loss fail on the first 2 samples: RuntimeError"),
         ((layer, nn.CrossEntropyLoss(reduction="none"), (X, y)), {}, "its mean or its sum, got reduction 'none'"),
@@ -474,12 +476,62 @@ def test_what_cannot_work_is_said():
         ((nn.ReLU(), loss, (X, y)), {}, "no parameter to train"),
         ((nn.Linear(5, 3).half(), loss, (X, y)), {}, "all be float32 or all float64, got float16"),
         ((nn.Sequential(nn.ReLU(inplace=True), layer), loss, (X, y)), {}, "changes its inputs or parameters in place"),
+        ((nn.Linear, loss, (X, y)), {}, "the module must be a torch.nn.Module, got the class Linear; make one, as in Linear\\(…\\)"),
+        ((None, loss, (X, y)), {}, "the module must be a torch.nn.Module, got NoneType"),
+        ((layer, nn.CrossEntropyLoss, (X, y)), {}, "got the class CrossEntropyLoss; make one, as in CrossEntropyLoss"),
+        ((layer, loss, (X[:0], y[:0])), {}, "the data set is empty"),
+        ((layer, loss, (X, y)), {"held_out": (X[:0], y[:0])}, "held_out is empty"),
+        ((layer, loss, DataLoader(TensorDataset(X, y))), {}, "give what the loader reads, loader.dataset"),
+        ((layer, loss, Listed([(X[0], y[0])] * 4 + [None])), {}, "item 4 of the data set is None"),
+        ((layer, loss, Listed(None)), {}, "the data set cannot tell its length: TypeError: .* \\(test_torch.py, line"),
+        ((layer, loss, (X, y)), {"metrics": ["accuracy"]}, "functions by name, as in {'name': function}, got \\['accuracy'\\]"),
+        ((layer, loss, (X, y)), {"metrics": {"m": "accuracy"}}, "functions by name, as in {'name': function}"),
+        ((layer, loss, (X, y)), {"better": "max"}, "better must be higher, lower or None, got 'max'"),
+        ((layer, loss, Listed([(X[0], y[0])])), {"collate_fn": "pad"}, "collate_fn must be a function .*, got 'pad'"),
+        ((layer, loss, (X, y)), {"count": lambda batch: batch[0]}, "a whole number, got Tensor of shape \\(10, 5\\)$"),
+        ((layer, lambda o, t: loss(o, t).detach(), (X, y)), {}, "the loss has no gradient"),
+        ((nn.Linear(5, 1), mse_loss, (X, X[:, 0])), {}, r"outputs of shape \(2, 1\) and targets of shape \(2,\) are not paired"),
+        ((layer, lambda o, t: {}["x"], (X, y)), {}, "KeyError: 'x' \\(test_torch.py, line \\d+\\)$"),
     ]  # fmt: skip
     for arguments, options, sentence in bad:
-        with pytest.raises(BadInput, match=sentence):
+        with pytest.raises(BadInput, match=sentence), warnings.catch_warnings(action="ignore"):
             TorchProblem(*arguments, **options)
+    with warnings.catch_warnings(action="ignore"):
+        scripted = torch.jit.script(nn.Linear(5, 3))
+    with pytest.raises(BadInput, match="TorchScript, which cannot be copied whole"):
+        TorchProblem(scripted, loss, (X, y))
+    assert (
+        TorchProblem(layer, loss, (X, y), device=torch.device("cpu"))
+        .split(2)
+        .partial_gradient(0, np.zeros(18, np.float32))
+        .any()
+    )
     with pytest.raises(BadInput, match="10 rows cannot be cut into 11 partitions"):
         TorchProblem(layer, loss, (X, y)).split(11)
+
+
+def test_items_that_do_not_fit_together_are_named_in_a_run():
+    X, y = torch.randn(16, 5), torch.zeros(16, dtype=torch.long)
+    items = Listed([(x[:2] if i == 9 else x, t) for i, (x, t) in enumerate(zip(X, y, strict=True))])
+    with pytest.raises(
+        RunFailed, match=r"items 8, 9, 10, 11 of the data set cannot be put together \(torch's default_"
+    ):
+        anyk.train(
+            TorchProblem(nn.Linear(5, 3), nn.CrossEntropyLoss(), items),
+            "uncoded",
+            anyk.clusters.Simulated(4),
+            optimizer=anyk.optimizers.GD(),
+            steps=1,
+        )
+
+
+def test_what_is_not_finite_before_the_first_step_is_not_blamed_on_the_learning_rate():
+    X, y = torch.randn(16, 5), torch.zeros(16, dtype=torch.long)
+    problem = TorchProblem(nn.Linear(5, 3), lambda o, t: (o.mean() - 9).sqrt(), (X, y))
+    with pytest.raises(
+        RunFailed, match="diverged at step 0: most replies are not finite .*, the loss or the initial model"
+    ):
+        anyk.train(problem, "uncoded", anyk.clusters.Simulated(4), optimizer=anyk.optimizers.GD(), steps=1)
 
 
 # ------------------------------------------------------------------------------------ real workers

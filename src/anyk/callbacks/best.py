@@ -21,22 +21,36 @@ class Best:
         self.of, self.min_delta = of, min_delta
         self.value: float | None = None
         self.step = -1
-        self._sign = 1.0
+        self._sign, self._who = 1.0, ""
 
     def begin(self, info: RunInfo, who: str) -> None:
         """A run begins; raises :class:`~anyk.errors.BadInput` where nothing is evaluated."""
         if info.config.get("evaluate") == "none":
             raise BadInput(f"{who} needs evaluation, which evaluate=None switches off; leave out one of them")
+        self._who = who
+        if info.evaluated is None or (self.of == "loss" and info.evaluated == "held_out"):
+            raise self._missing()
         higher = self.of == "metric" and info.config.get("better") == "higher"
         self._sign = -1.0 if higher else 1.0
+
+    def _missing(self) -> BadInput:
+        ways = {
+            "loss": "ask for that on training data, evaluate='on=train' (on the command line: --evaluate on=train)",
+            "metric": "give held-out data",
+        }
+        other = " or have it go by the metric, of='metric'" if self.of == "loss" else ""
+        return BadInput(f"{self._who} goes by the {self.of}, which is not evaluated; {ways[self.of]}{other}")
 
     def improved(self, info: EvaluationInfo) -> bool | None:
         """Whether an evaluation is better than all before, by at least ``min_delta``; None where it says nothing.
 
-        Evaluations of older versions than one that has been seen say nothing.
+        Evaluations of older versions than one that has been seen say nothing. Raises
+        :class:`~anyk.errors.BadInput` where the value is not evaluated.
         """
         value = info.loss if self.of == "loss" else info.metric
-        if value is None or info.step <= self.step:
+        if value is None:
+            raise self._missing()
+        if info.step <= self.step:
             return None
         self.step = info.step
         if value != value or (self.value is not None and self._sign * value > self._sign * self.value - self.min_delta):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, told
 from anyk.named import admit_place, function_named
 from anyk.specs import Registry, absolute, parse, show, with_files
 from anyk.training.callbacks import HOOKS, Callbacks, check_callbacks
@@ -62,7 +62,7 @@ def _checked(make: Any, name: str) -> Any:
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
-        raise BadInput(f"'{name}' failed: {type(error).__name__}: {error}") from None
+        raise BadInput(f"'{name}' failed: {told(error)}") from None
     if isinstance(made, type) or not any(callable(getattr(made, hook, None)) for hook in HOOKS):
         kind = f"the class {made.__name__}" if isinstance(made, type) else type(made).__name__
         raise BadInput(f"'{name}' gave {kind}, which is not a callback: an object with one of {', '.join(HOOKS)}")

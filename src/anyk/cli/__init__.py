@@ -8,7 +8,7 @@ import sys
 import click
 
 from anyk.cli.output import drop_output, plain_where_needed
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import RAISED, BadInput, RunFailed, told
 
 NOT_BEGUN = "anyk: interrupted before the run began; start it again"
 
@@ -42,8 +42,12 @@ class _Group(click.Group):
         except BrokenPipeError:
             sys.stderr.close()  # whoever read our output has gone, and nobody needs to hear of it
             ctx.exit(0)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
+        except Exception as error:
+            raised = next((note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED)), None)
+            if raised is not None:
+                click.echo(f"anyk: {told(error)}, {raised}", err=True)
+                ctx.exit(1)
+            if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
                 raise
             drop_output()
             click.echo(f"anyk: the output cannot be written ({error.strerror})", err=True)

@@ -16,7 +16,7 @@ import click
 
 from anyk.checks import check
 from anyk.cli.output import check_file, check_picture
-from anyk.errors import BadInput
+from anyk.errors import BadInput, told
 from anyk.named import names_in_folder, plugged_in
 from anyk.tables import reading
 
@@ -89,7 +89,7 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
         except BadInput:
             raise
         except (Exception, SystemExit) as error:  # a script may end itself when it is imported
-            raise BadInput(f"the plug-in '{file}' failed: {type(error).__name__}: {error}") from None
+            raise BadInput(f"the plug-in '{file}' failed: {told(error)}") from None
     return files
 
 

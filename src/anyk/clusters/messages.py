@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, told
 from anyk.problems.base import Index, Partitions, Vector
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
@@ -49,7 +49,7 @@ class WrongLength(BadInput):
 def describe(error: Exception) -> str:
     """An exception of a gradient in one line: anyk's own sentences unchanged, others with their type."""
     plain = isinstance(error, (WrongLength, RunFailed))
-    return str(error) if plain else f"{type(error).__name__}: {error}"
+    return str(error) if plain else told(error)
 
 
 def _real(partition: int, gradient: Vector) -> Vector:

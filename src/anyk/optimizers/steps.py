@@ -79,6 +79,17 @@ class Optimizer(ABC):
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("lr", "rate")}
         return show(self.name, own)
 
+    @staticmethod
+    def meant_by(value: Any) -> str:
+        """What to write in the place of an optimiser of torch or optax, at the end of a sentence; else nothing."""
+        home = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
+        if home == "torch" or hasattr(value, "param_groups"):
+            rest = ", lr=…" if isinstance(value, type) else ""
+            return f"; one of torch is given as anyk.optimizers.TorchOptimizer(…{rest})"
+        if home == "optax" or (hasattr(value, "init") and hasattr(value, "update")):
+            return "; one of optax is given as anyk.optimizers.OptaxOptimizer(…)"
+        return ""
+
     def fitted(self, problem: Any) -> Optimizer:
         """The same, with what it needs to know of a problem's parameters: their shapes, say; most need nothing."""
         del problem

@@ -146,10 +146,10 @@ class TorchOptimizer(Optimizer):
         if shapes is None and self._groups is None:
             return self
         fitted = copy.copy(self)
-        fitted.shapes = shapes
+        fitted.shapes = None if shapes is None else list(map(_ranked, shapes))
         if self._groups is not None:
             fitted._groups = self._groups.among(problem)
-        fitted._try(shapes or ())
+        fitted._try(fitted.shapes or ())
         return fitted
 
     def start(self, w: Vector) -> State:
@@ -157,7 +157,13 @@ class TorchOptimizer(Optimizer):
         state: State = {}
         if self._groups is not None:
             _take(self._groups.given, self._groups.placed, state)
-        return {name: array.copy() for name, array in state.items()}
+        return {self._ranked_key(key): array.copy() for key, array in state.items()}
+
+    def _ranked_key(self, key: str) -> str:
+        """The key of a state where no parameter is a lone number; that of one that is looks like a count."""
+        place, _, name = key.partition(".")
+        own = name.removesuffix(":number")
+        return f"{place}.{own}" if own in self._vectors else key
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -307,7 +313,9 @@ class TorchOptimizer(Optimizer):
             raise BadInput(
                 f"the torch optimiser {_said(self.method)} cannot be used like this: {error}{here}"
             ) from None
-        _take(optimizer, parameters, {})
+        left: State = {}
+        _take(optimizer, parameters, left)
+        self._vectors = {name for _, _, name in (key.partition(".") for key in left) if ":" not in name}
         changed = [key[1] for key, value in _beside(optimizer).items() if before.get(key) != value]
         changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]
         if changed:
@@ -333,7 +341,7 @@ class _Groups:
             first = sum(map(len, self._places))
             self._places.append(list(range(first, first + len(group["params"]))))
         self.placed: list[Any] = own  # the optimiser's parameters in the problem's order, None where it has none
-        self.shapes = [tuple(parameter.shape) for parameter in own]
+        self.shapes = [_ranked(parameter.shape) for parameter in own]
 
     @property
     def lr(self) -> float:
@@ -497,6 +505,11 @@ def _name(found: type, home: str) -> str | None:
     if found.__module__ == "__main__" or "." in found.__qualname__:
         return None
     return f"{found.__module__}.{found.__name__}"
+
+
+def _ranked(shape: Sequence[int]) -> tuple[int, ...]:
+    """A parameter's shape, (1,) of one that is a number: its states could not be told from counts of steps."""
+    return tuple(shape) or (1,)
 
 
 def _beside(optimizer: Any) -> dict[tuple[str, str], str]:

@@ -154,7 +154,8 @@ class Streamed:
         try:
             made = jax.tree.map(lambda *parts: np.stack(parts), *samples)
         except (TypeError, ValueError) as error:
-            raise BadInput(f"the samples of the stream do not all have the same form: {error}") from None
+            first = str(error).splitlines()[0]
+            raise BadInput(f"the samples of the stream do not all have the same form: {first}") from None
         return Arrays(jax.tree.map(partial(_plain, "the stream", self._dtype), made))
 
 
@@ -173,6 +174,8 @@ def data_of(data: Any, name: str, dtype: np.dtype[Any]) -> Data:
         return Sharded(data, dtype)
     made = jax.tree.map(partial(_plain, name, dtype), data)
     lengths = [len(leaf) for leaf in jax.tree.leaves(made)]
+    if not lengths:
+        raise BadInput(f"{name} must be a pytree of arrays with a row for each sample, got {type(data).__name__}")
     if len(set(lengths)) != 1:
         raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
     if not lengths[0]:

@@ -13,7 +13,7 @@ import numpy as np
 from anyk import keyed
 from anyk.checks import check
 from anyk.decompile import Source
-from anyk.errors import BadInput, MissingPackage, RunFailed
+from anyk.errors import BadInput, MissingPackage, RunFailed, told
 from anyk.problems.base import Index, Vector, cut, even_ends, problem_text
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
@@ -119,6 +119,7 @@ class JaxProblem:
         check(l2, float, "l2")
         check(rng, bool, "rng")
         check(has_aux, bool, "has_aux")
+        check(better, Literal["higher", "lower"] | None, "better")
         if check(batch, int, "batch") < 0:
             raise BadInput(f"batch must be at least 0 rows, got {batch}")
         self._workers, self._batch, self._platform = workers, batch, platform
@@ -170,9 +171,7 @@ class JaxProblem:
             raise BadInput(str(error)) from None  # without what JAX adds of its frames
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
-            raise BadInput(
-                f"the loss fails on the first {some} rows of {name}: {type(error).__name__}: {first}"
-            ) from None
+            raise BadInput(f"the loss fails on the first {some} rows of {name}: {told(error, first)}") from None
 
     def _try_sum(self) -> None:
         """Refuse a loss of several rows that is not the mean of theirs, in value or gradient; where it can be told."""
@@ -206,7 +205,8 @@ class JaxProblem:
                     f"rows {', '.join(map(str, rows))}",
                     mean=True,
                     way="to leave out targets or weigh them give a loss that is a sum over rows, with reduction='sum'; "
-                    "one that normalises by the batch is taken as it is with reduction='mean'",
+                    "one that normalises by the batch is taken as it is with reduction='mean'; outputs of shape (rows, "
+                    "1) beside targets of shape (rows,) are not paired: give them the same shape",
                 )
 
     def _learn_averages(self) -> Averages:
@@ -221,6 +221,9 @@ class JaxProblem:
         for name in told:
             if name == _LOSS or (isinstance(metrics, Mapping) and name in metrics):
                 raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
+        named = isinstance(metrics, Mapping) and all(map(callable, metrics.values()))
+        if not (named or metrics is None or isinstance(metrics, str | Sequence)):
+            raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
         self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
         if self._functions and not isinstance(self._held_out, Arrays | None):
             raise BadInput(

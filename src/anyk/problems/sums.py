@@ -116,7 +116,18 @@ def check_loss(network: Network, outputs: Any, targets: torch.Tensor, of: str) -
     if len(some) == count:
         fits = fits and _fits(whole, [loss for loss, _ in alone], network.mean, tolerance)
     if not fits:
-        raise is_no_sum(of, mean=network.mean, way=_TORCH)
+        raise is_no_sum(of, mean=network.mean, way=_unpaired(outputs, targets) or _TORCH)
+
+
+def _unpaired(outputs: Any, targets: torch.Tensor) -> str | None:
+    """What to do about targets that are as many numbers as the outputs, but do not lie as they do."""
+    shapes = tuple(getattr(outputs, "shape", ())), tuple(targets.shape)
+    if not shapes[0] or shapes[0] == shapes[1] or outputs.numel() != targets.numel():
+        return None
+    return (
+        f"outputs of shape {shapes[0]} and targets of shape {shapes[1]} are not paired one by one but each with all; "
+        "give them the same shape"
+    )
 
 
 def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: int, of: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from anyk.checks import check
 from anyk.errors import BadInput, MissingPackage
@@ -15,9 +15,16 @@ _MODULE = ("module", "model")  # what a loss calls the module that it takes
 
 
 def check_options(
-    device: str, precision: str | None, l2: float, microbatch: int | None, threads: int, num_workers: int
+    device: str,
+    precision: str | None,
+    l2: float,
+    microbatch: int | None,
+    threads: int,
+    num_workers: int,
+    better: str | None,
+    functions: dict[str, Any],
 ) -> None:
-    """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range."""
+    """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range, or no ``functions``, by name."""
     try:
         import torch
     except ImportError:
@@ -32,6 +39,10 @@ def check_options(
     check(microbatch, int | None, "microbatch")
     check(threads, int, "threads")
     check(num_workers, int, "num_workers")
+    check(better, Literal["higher", "lower"] | None, "better")
+    for name, function in functions.items():
+        if not (function is None or callable(function)):
+            raise BadInput(f"{name} must be a function of a batch's items or of a batch, got {function!r}")
     if precision == "fp16":
         raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
     if precision not in (None, "bf16"):
@@ -44,6 +55,22 @@ def check_options(
         raise BadInput(f"threads of a worker must be at least 1, got {threads}")
     if num_workers < 0:
         raise BadInput(f"num_workers must be at least 0 processes, got {num_workers}")
+
+
+def check_module(module: Any) -> None:
+    """Refuse what is no module."""
+    import torch
+
+    if isinstance(module, torch.jit.ScriptModule):
+        raise BadInput("the module is one of TorchScript, which cannot be copied whole; give the module it was made of")
+    if not isinstance(module, torch.nn.Module):
+        raise BadInput(f"the module must be a torch.nn.Module, got {_class_or_kind(module)}")
+
+
+def _class_or_kind(value: Any) -> str:
+    """What was given, in words; a class in the place of an object with what makes one."""
+    named = getattr(value, "__name__", "")
+    return f"the class {named}; make one, as in {named}(…)" if isinstance(value, type) else type(value).__name__
 
 
 def check_norms(module: torch.nn.Module) -> None:
@@ -90,9 +117,9 @@ def takes_module(loss: Any) -> bool:
     >>> takes_module(lambda model, batch: 0.0), takes_module(lambda outputs, targets: 0.0)
     (True, False)
     """
-    if not callable(loss):
+    if isinstance(loss, type) or not callable(loss):
         raise BadInput(
-            f"the loss must be a function of (outputs, targets) or (module, batch), got {type(loss).__name__}"
+            f"the loss must be a function of (outputs, targets) or (module, batch), got {_class_or_kind(loss)}"
         )
     try:
         names = list(inspect.signature(loss).parameters)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed, told
 from anyk.problems.base import Index, some_rows
 from anyk.problems.runs import Runs
 from anyk.problems.shards.arrays import ShardArrays
@@ -62,6 +62,8 @@ class Arrays:
         lengths = [len(array) for array in self.arrays]
         if len(set(lengths)) > 1:
             raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
+        if not lengths[0]:
+            raise BadInput(f"{name} is empty")
 
     def __len__(self) -> int:
         return len(self.arrays[0])
@@ -154,6 +156,10 @@ def _as_arrays(dtype: np.dtype[Any], named: dict[str, NDArray[Any]], where: str)
     return dict(zip(named, Arrays(list(named.values()), where, dtype, keys).arrays, strict=True))
 
 
+class Apart(RunFailed):
+    """Items that cannot be put together; others may."""
+
+
 class Items:
     """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target).
 
@@ -192,7 +198,7 @@ class Items:
         items = self._read(key, numbers)
         with kept_generators([]) as generators:
             seed_all(generators, keyed.integer(key, "together", numbers[-1]))
-            batch = self._together(items)
+            batch = self._together(items, numbers)
         return mapped(batch, lambda tensor: tensor.to(device))
 
     def _read(self, key: int, numbers: Sequence[int]) -> list[Any]:
@@ -206,14 +212,26 @@ class Items:
             self._readers = None
             raise
 
-    def _together(self, items: list[Any]) -> Batch:
+    @property
+    def _collator(self) -> str:
+        return "torch's default_collate" if self._collate is None else "collate_fn"
+
+    def _together(self, items: list[Any], numbers: Sequence[int]) -> Batch:
         """Items as a batch."""
         import torch
         from torch.utils.data import default_collate
 
         if self._collate is None and not self._free and not isinstance(items[0], (tuple, list)):
             raise BadInput(f"an item of a data set {_PAIR}, got {_described(items[0])}; {_OTHERWISE}")
-        batch = (self._collate or default_collate)(items)
+        for i, item in zip(numbers, items, strict=True):
+            if item is None and self._collate is None and i != numbers[0]:
+                raise RunFailed(f"item {i} of the data set is None")
+        try:
+            batch = (self._collate or default_collate)(items)
+        except Exception as error:
+            raise Apart(
+                f"items {_listed(numbers)} of the data set cannot be put together ({self._collator}): {told(error)}"
+            ) from error
         if self._free:
             return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
         parts = batch if isinstance(batch, (tuple, list)) else ()
@@ -268,6 +286,12 @@ Samples = Known | Streamed
 
 _PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
 _OTHERWISE = "wrap the data set in one whose items are such tuples, or give a loss(module, batch), which takes any"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Numbers of items, a few of them."""
+    few = ", ".join(map(str, numbers[:6]))
+    return few if len(numbers) <= 6 else f"{few}, … ({len(numbers)})"
 
 
 def _described(item: Any) -> str:
@@ -331,11 +355,15 @@ def known_of(
 ) -> Known:
     """As :func:`samples_of`; a stream is refused, too."""
     import torch
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import DataLoader, IterableDataset
 
     if isinstance(data, Stream | IterableDataset):
         raise BadInput(ENDS)
-
+    if isinstance(data, DataLoader):
+        raise BadInput(
+            f"{name} is a DataLoader, but it is strategies that draw mini-batches ('uncoded:batch=32'); give what "
+            "the loader reads, loader.dataset, and its collate_fn where that is yours"
+        )
     if isinstance(data, Shards):
         if collate is not None:
             raise BadInput("collate_fn puts items of a data set together, and shards hold arrays; leave it out")
@@ -352,14 +380,18 @@ def known_of(
         if not free:
             raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
         return Arrays(list(data.values()), name, dtype, list(data))
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(
-        data, (str, np.ndarray, torch.Tensor)
-    ):
+    alone = isinstance(data, (str, np.ndarray, torch.Tensor))
+    if alone or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        iterated = hasattr(data, "__iter__") and not alone and name != "held_out"
         raise BadInput(
             f"{name} must be a pair (X, y) of tensors or arrays, or a data set with a length and items by number, got "
-            f"{type(data).__name__}{_ITERATED if hasattr(data, '__iter__') and name != 'held_out' else ''}"
+            f"{type(data).__name__}{_ITERATED if iterated else ''}"
         )
-    if not len(data):
+    try:
+        length = len(data)
+    except Exception as error:
+        raise BadInput(f"{name} cannot tell its length: {told(error)}") from None
+    if not length:
         raise BadInput(f"{name} is empty")
     return Items(data, collate, free=free)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from anyk.errors import BadInput
 from anyk.problems.torch_network import Batch, Network
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ def usual(network: Network, batch: Batch, ignored: int | None) -> dict[str, Metr
     if network.takes_module:
         return {"loss": None}
     return {"mse": _mse} if batch[-1].is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
+
+
+def check_metrics(metrics: Any) -> dict[str, Metric | None]:
+    """Metrics of the user's own, by name; raises where they are something else."""
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
+    if not metrics:
+        raise BadInput("metrics must name at least one function, or be left out")
+    return dict(metrics)
 
 
 def measured(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, int]]) -> dict[str, float]:

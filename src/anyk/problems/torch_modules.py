@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, told
 from anyk.problems.base import Index, Vector, cut, even_ends, problem_text
 from anyk.problems.digest import digest_of
 from anyk.problems.shards.processes import in_processes
 from anyk.problems.splits import Dirichlet, checked
 from anyk.problems.streams import NO_LOSS
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
-from anyk.problems.torch_checks import check_norms, check_options, ignored_by, is_mean, takes_module
-from anyk.problems.torch_data import Arrays, Items, Known, Sharded, Streamed, known_of, samples_of, tensor_over
-from anyk.problems.torch_metrics import Metric, Metrics, measured, usual
+from anyk.problems.torch_checks import check_module, check_norms, check_options, ignored_by, is_mean, takes_module
+from anyk.problems.torch_data import Apart, Arrays, Items, Known, Sharded, Streamed, known_of, samples_of, tensor_over
+from anyk.problems.torch_metrics import Metric, Metrics, check_metrics, measured, usual
 from anyk.problems.torch_network import Batch, Network, counted, mapped
 from anyk.problems.torch_partitions import (
     TorchPartitions,
@@ -126,8 +126,12 @@ class TorchProblem:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         count: Callable[[Any], Any] | None = None,
     ) -> None:
-        check_options(device, precision, l2, microbatch, threads, num_workers)
-        mean, free = is_mean(loss, reduction), takes_module(loss)
+        device = str(device)  # torch.device, too
+        functions = {"collate_fn": collate_fn, "count": count}
+        check_options(device, precision, l2, microbatch, threads, num_workers, better, functions)
+        free = takes_module(loss)
+        mean = is_mean(loss, reduction)
+        check_module(module)
         try:
             own = copy.deepcopy(module).cpu()
             own.zero_grad(set_to_none=True)
@@ -163,9 +167,7 @@ class TorchProblem:
             self._count_targets(ignored)
         self._last: tuple[Network, torch.device, int] | None = None
         tried = self._try()
-        self._metrics: Metrics = dict(usual(self._network, tried, ignored) if metrics is None else metrics)
-        if not self._metrics:
-            raise BadInput("metrics must name at least one function, or be left out")
+        self._metrics: Metrics = usual(self._network, tried, ignored) if metrics is None else check_metrics(metrics)
         self.metric = next(iter(self._metrics))
         self.better: Literal["higher", "lower"] = better or ("lower" if self.metric in ("mse", "loss") else "higher")
         if self._held_out is not None:
@@ -189,9 +191,7 @@ class TorchProblem:
         except RunFailed as error:  # an item that cannot be read
             raise BadInput(str(error)) from None
         except Exception as error:
-            raise BadInput(
-                f"module and loss fail on the first {some} samples: {type(error).__name__}: {error}"
-            ) from None
+            raise BadInput(f"module and loss fail on the first {some} samples: {told(error)}") from None
         self._try_loss(tried._network)
         return batch
 
@@ -223,6 +223,8 @@ class TorchProblem:
                         check_samples(network, batch_of, len(rows), of)
             except BadInput:
                 raise
+            except Apart:
+                continue
             except RunFailed as error:
                 raise BadInput(str(error)) from None
             except Exception:  # samples that lie apart need not fit together; what fails in a run is said there
@@ -244,7 +246,7 @@ class TorchProblem:
         except RunFailed as error:
             raise BadInput(str(error)) from None
         except Exception as error:
-            raise BadInput(f"count fails on the data set: {type(error).__name__}: {error}") from None
+            raise BadInput(f"count fails on the data set: {told(error)}") from None
         if not total:
             raise BadInput("count finds no term in the whole data set: there is nothing to learn from")
         self._network.scale = self.samples / total
@@ -280,8 +282,10 @@ class TorchProblem:
                 outputs = network.outputs(batch)
         except BadInput:
             raise
+        except RunFailed as error:
+            raise BadInput(f"held_out: {error}") from None
         except Exception as error:
-            raise BadInput(f"the module fails on held_out: {type(error).__name__}: {error}") from None
+            raise BadInput(f"the module fails on held_out: {told(error)}") from None
         if not isinstance(outputs, torch.Tensor):
             raise BadInput(f"a metric needs outputs that are one tensor, the module gives {type(outputs).__name__}")
         fits = (

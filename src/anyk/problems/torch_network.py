@@ -123,7 +123,9 @@ def counted(count: Callable[[Batch], Any], batch: Batch) -> float:
     except (TypeError, ValueError, RuntimeError):
         found = -1.0
     if not (found >= 0.0 and found.is_integer()):
-        said = f"{found:g}" if found >= 0.0 else f"{type(number).__name__} {number}"
+        shape = getattr(number, "shape", ())
+        kind = f"{type(number).__name__} of shape {tuple(shape)}" if shape else f"{type(number).__name__} {number}"
+        said = f"{found:g}" if found >= 0.0 else kind
         raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {said}")
     return found
 
@@ -134,6 +136,11 @@ def _one_number(loss: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.dim():
         shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise BadInput(
+            "the loss has no gradient: what it gives does not depend on the parameters, or not in a way that torch "
+            "differentiates, as after .detach(), .item() or .argmax()"
+        )
     return loss
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.errors import BadInput
+from anyk.errors import RAISED, BadInput
 from anyk.problems.base import Vector
 from anyk.training.receipts import CutOff, Receipt, receipt_after
 
@@ -36,7 +36,8 @@ class StopRun(Exception):
 class RunInfo:
     """The run that begins or goes on: its configuration (as in ``run.toml``), its folder (None: in memory), its step.
 
-    ``metric``: the name of the metric. ``title``: in a race, the name of the run's folder; else empty.
+    ``metric``: the name of the metric. ``title``: in a race, the name of the run's folder; else empty. ``evaluated``:
+    what is, ``"train"`` (loss, and metric if there is held-out data), ``"held_out"`` (metric) or None.
     """
 
     config: Mapping[str, Any]
@@ -44,6 +45,7 @@ class RunInfo:
     step: int
     metric: str
     title: str
+    evaluated: str | None
     driver: Driver = field(repr=False)
 
     @property
@@ -226,7 +228,7 @@ class Hooks:
                 self.stop = self.stop or str(stop) or f"stopped by {type(callback).__name__}"
             except Exception as error:
                 if self.failed is None:
-                    error.add_note(f"raised by {hook} of the callback {type(callback).__name__}")
+                    error.add_note(f"{RAISED}{hook} of the callback {type(callback).__name__}")
                     self.failed = error
         return self.failed is not None or self.stop is not None
 
@@ -262,6 +264,9 @@ def check_callbacks(callbacks: Any) -> Callbacks:
             raise BadInput(f"callbacks must be objects, got the class {one.__name__}; write {one.__name__}(…)")
         if not any(callable(getattr(one, hook, None)) for hook in HOOKS):
             raise BadInput(f"a callback needs one of the methods {', '.join(HOOKS)}; {one!r} has none of them")
+        unknown = [name for name in vars(type(one)) if name.startswith("on_") and name not in HOOKS]
+        if isinstance(one, Callback) and unknown:
+            raise BadInput(f"{type(one).__name__}.{unknown[0]} would never be called; the hooks are {', '.join(HOOKS)}")
     return found
 
 

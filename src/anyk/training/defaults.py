@@ -43,9 +43,10 @@ def usual_optimizer(
     if chosen is None:
         smoothness = _smoothness(problem)
         if smoothness is None:
+            made = f"{type(build_optimizer(name, lr=1.0)).__name__}({'…, ' if ':' in name else ''}lr=…)"
             raise BadInput(
                 "no default learning rate is known for this problem; give it a smoothness(), or a rate: --lr, or in "
-                "Python optimizer=anyk.optimizers.Nesterov(lr=…)"
+                f"Python optimizer=anyk.optimizers.{made}"
             )
         chosen = f"{1.0 / (smoothness or 1.0):.3g}"
     return build_optimizer(name, lr=chosen)

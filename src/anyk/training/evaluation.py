@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, told
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.training.evaluate import USUAL, Evaluate
@@ -156,9 +156,7 @@ class Evaluator:
             except (BadInput, RunFailed):
                 raise
             except Exception as error:  # a user's problem may raise anything
-                raise RunFailed(
-                    f"the problem cannot be evaluated at step {version}: {type(error).__name__}: {error}"
-                ) from error
+                raise RunFailed(f"the problem cannot be evaluated at step {version}: {told(error)}") from error
         give_back(w.nbytes)
         evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:

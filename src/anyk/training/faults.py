@@ -77,4 +77,8 @@ def _kind(fault: str) -> str:
 
 
 def _diverged(why: str, step: int) -> RunFailed:
-    return RunFailed(f"diverged at step {step}: most replies are {why}; lower the learning rate")
+    advice = "lower the learning rate"
+    if not step:
+        advice = "before the first step that is a matter of the data, the loss or the initial model, or else of steps "
+        advice += "that workers take themselves: lower their learning rate"
+    return RunFailed(f"diverged at step {step}: most replies are {why}; {advice}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anyk.clusters import Cluster
-from anyk.errors import RunFailed
+from anyk.errors import RunFailed, told
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
@@ -122,7 +122,7 @@ class Launch:
         failed = self._hooks.failed
         if failed is not None:
             ended = failed
-            text = f"{failed.__notes__[-1]}: {type(failed).__name__}: {failed}"
+            text = f"{failed.__notes__[-1]}: {told(failed)}"
             log.note(driver.time, "failed", text)
             if self._folder is not None:
                 failed.add_note(f"the run was saved at step {driver.step}; go on with anyk.resume('{self._folder}')")
@@ -215,7 +215,8 @@ class Launch:
         step = self.driver.step if saved is None else min(saved.state["versions"].values())
         self._told = True
         title = self._hooks.callbacks.title
-        self._tell("on_begin", RunInfo(self._config, self._folder, step, self._problem.metric, title, self.driver))
+        on = None if self._evaluate is None else self._evaluate.on
+        self._tell("on_begin", RunInfo(self._config, self._folder, step, self._problem.metric, title, on, self.driver))
         if self._hooks.failed is not None:
             raise self._hooks.failed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from anyk.clusters import Cluster
-from anyk.errors import BadInput
+from anyk.errors import BadInput, told
 from anyk.problems.base import Problem, endless
 from anyk.problems.streams import NO_PASS
 from anyk.protocol import Dispatch, Fleet, Strategy
@@ -97,4 +97,4 @@ def first_metrics(problem: Problem) -> dict[str, float]:
     except BadInput:
         raise
     except Exception as error:  # a user's problem may raise anything
-        raise BadInput(f"the metrics fail at the initial model: {type(error).__name__}: {error}") from error
+        raise BadInput(f"the metrics fail at the initial model: {told(error)}") from error

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, MissingPackage, told
 from anyk.problems.shards.source import Content, Shards, opened
 from anyk.tables import Limit, Table, column_names, converted, has_header, lines, listed, read_parquet, reading, shown
 
@@ -74,7 +74,7 @@ class _Read:
         try:
             content = self._read(self._address)
         except Exception as error:
-            raise BadInput(f"read fails on {where}: {type(error).__name__}: {error}") from error
+            raise BadInput(f"read fails on {where}: {told(error)}") from error
         if isinstance(content, Mapping):
             made: Any = {str(key): _own(value) for key, value in content.items()}
         elif isinstance(content, (tuple, list)):
