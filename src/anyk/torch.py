@@ -61,6 +61,8 @@ class Optimizer:
             raise BadInput(f"the problem must be a TorchProblem, got {type(problem).__name__}")
         if not hasattr(optimizer, "param_groups"):
             raise BadInput(f"the optimiser must be one of PyTorch, made, got {type(optimizer).__name__}")
+        if not (prepare is None or callable(prepare)):
+            raise BadInput(f"prepare must be a function without arguments, got {prepare!r}")
         problem.places_of([parameter for group in optimizer.param_groups for parameter in group["params"]])
         self.optimizer, self._prepare = optimizer, prepare
         limit = _ENDLESS if steps is None and seconds is None else steps
@@ -102,6 +104,12 @@ class Optimizer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"anyk.torch.Optimizer has step, close and run, but no '{name}'; it takes neither backward nor zero_grad, "
+            "and states, groups and schedulers are those of the PyTorch optimiser that it was made of"
+        )
 
     @property
     def run(self) -> Run:

@@ -293,6 +293,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("score,city,age,member\n1,Rome,old,true\n", "column 'age' of new.csv holds text, such as 'old', but the model learned from numbers there"),
         ("score,city,age,member,prediction\n1,Rome,2,true,3\n", "new.csv has a column 'prediction' already; rename it"),
         ("score,city,age,member\n", "new.csv has no rows"),
+        ("score,city,age,member,age\n1,Rome,2,true,3\n", "new.csv has more columns called 'age' than the model learned from; leave one under that name"),
     ):  # fmt: skip
         Path("new.csv").write_text(text)
         failed = call("run", "new.csv", "-o", "out.csv")

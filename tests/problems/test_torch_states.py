@@ -84,7 +84,10 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(b"nothing of the kind")
     for source, sentence in (
         (tmp_path, r"there is no '.*model.safetensors'; give a run folder, a safetensors file"),
-        (tmp_path / "broken.safetensors", "does not fit the problem's module"),
+        (
+            tmp_path / "broken.safetensors",
+            r"broken.safetensors' is not a safetensors file .* give torch.load\(file, weights",
+        ),
         (nn.Linear(4, 4).state_dict(), "the state does not fit the problem's module .*first.weight"),
         (bad, "holds parameters that are not finite"),
         (3, r"a state is a run, its folder, a safetensors file or a state_dict\(\), got int"),
@@ -92,3 +95,5 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
     ):
         with pytest.raises(BadInput, match=sentence):
             problem.load_state_dict(source)
+    with pytest.raises(BadInput, match=r"a model is a vector of 32 numbers \(run.model\), got shape \(3,\)"):
+        problem.module_at(np.zeros(3))

@@ -387,6 +387,37 @@ def test_a_batch_norm_on_one_worker_is_that_of_training_in_one_process():
         assert torch.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
 
 
+@pytest.mark.parametrize("body", ["erased", "other", "none", "late"])
+def test_a_loop_that_changes_nothing_is_warned_of(body):
+    """By the third step; a rate may begin at 0, and the last steps of a schedule may have none."""
+    X, y = samples()
+    module = network()
+    problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
+    stepped = network() if body == "other" else module
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=0.1)
+
+    def train():
+        for step in anyk.rounds(problem, "uncoded", simulated(), steps=6, into=module, evaluate=None):
+            if body == "erased":
+                optimizer.zero_grad()
+            if body in ("erased", "other") or (body == "late" and step.number == 2):
+                optimizer.step()
+
+    if body == "late":
+        train()
+        return
+    with pytest.warns(RuntimeWarning, match="has not changed the parameters of 'into' in 3 steps") as caught:
+        train()
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_a_run_of_a_loop_is_not_resumed_without_it(tmp_path):
+    for step in anyk.rounds(PROBLEM, "uncoded", simulated(), steps=2, out=tmp_path / "run"):
+        step.model -= 0.1 * step.gradient
+    with pytest.raises(BadInput, match=r"taken by a loop of its own \(anyk.rounds, .* go on with the script"):
+        anyk.resume(tmp_path / "run", problem=PROBLEM, steps=4)
+
+
 @pytest.mark.parametrize("how", ["limit", "break", "error"])
 def test_after_the_loop_running_statistics_are_right_and_nothing_stays_in_the_module(how):
     X, y = samples()

@@ -98,7 +98,13 @@ def test_what_it_cannot_do_is_said():
     ):
         with pytest.raises(BadInput, match=sentence):
             anyk.torch.Optimizer(*arguments, fleet())
+    with pytest.raises(BadInput, match="prepare must be a function without arguments, got 0.1"):
+        anyk.torch.Optimizer(sgd, problem, "uncoded", fleet(), prepare=0.1)
     optimizer = anyk.torch.Optimizer(sgd, problem, "uncoded", fleet(), steps=1)
+    with pytest.raises(
+        AttributeError, match="has step, close and run, but no 'zero_grad'; it takes neither backward nor"
+    ):
+        optimizer.zero_grad()
     optimizer.step()
     with pytest.raises(BadInput, match="has reached its limit of steps or seconds"):
         optimizer.step()

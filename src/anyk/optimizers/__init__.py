@@ -1,5 +1,6 @@
 """Optimisers: steps on flat vectors."""
 
+from anyk.errors import BadInput
 from anyk.optimizers.clipping import Clip
 from anyk.optimizers.optax_transformations import OptaxOptimizer
 from anyk.optimizers.schedules import (
@@ -14,6 +15,8 @@ from anyk.optimizers.schedules import registry as schedules
 from anyk.optimizers.steps import GD, Accelerated, Adam, AdamW, Momentum, Nesterov, Optimizer, SlowMo
 from anyk.optimizers.torch_optimizers import Argument, TorchOptimizer
 from anyk.specs import Registry
+
+STEPPED = "own"  # in the place of a spec, where a loop of the user's own takes the steps
 
 registry: Registry[Optimizer] = Registry("optimizer", given=("lr",))
 for _optimizer in (GD, Momentum, Nesterov, Accelerated, Adam, AdamW, SlowMo, Clip):
@@ -42,11 +45,17 @@ def optimizer(spec: str, *, lr: float | str | Schedule) -> Optimizer:
     >>> optimizer("nesterov:momentum=0.8", lr=0.1).spec
     'nesterov:momentum=0.8'
     """
+    if spec == STEPPED:
+        raise BadInput(
+            "the steps were taken by a loop of its own (anyk.rounds, anyk.torch.Optimizer): go on with the script that "
+            "it is in, with go_on=True, or give an optimizer"
+        )
     return registry.build(spec, lr=number_in(lr) if isinstance(lr, str) else lr)
 
 
 __all__ = [
     "GD",
+    "STEPPED",
     "Accelerated",
     "Adam",
     "AdamW",

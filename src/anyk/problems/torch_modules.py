@@ -410,6 +410,8 @@ class TorchProblem:
         """
         import torch
 
+        if np.shape(w) != (self.dimension,):
+            raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
         data = self._data
         if isinstance(data, Streamed):
             data = data.some(_RENEWED, "statistics") if norms_of(self._network.module) else data.head

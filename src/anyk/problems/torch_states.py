@@ -58,6 +58,11 @@ def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
             load_model(made, file)
     except Exception as error:
         reason = " ".join(str(error).split())
+        if "deserializing header" in reason:
+            raise BadInput(
+                f"{what} is not a safetensors file ({reason}); of a file of torch.save give torch.load(file, "
+                "weights_only=True)"
+            ) from None
         raise BadInput(f"{what} does not fit the problem's module ({reason})") from None
     if not all(np.isfinite(parameter.detach().double().sum().item()) for parameter in made.parameters()):
         raise BadInput(f"{what} holds parameters that are not finite")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from anyk.checks import check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
 from anyk.errors import BadInput, RunFailed
-from anyk.optimizers import Optimizer
+from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, Vector, ensure_problem
 from anyk.problems.torch_partitions import dtype_of, norms_of, pieces_of, trained
@@ -32,6 +33,13 @@ from anyk.training.run import Run
 
 if TYPE_CHECKING:
     import torch
+
+
+_IDLE = 3  # steps from the beginning that may leave the model as it is: a rate may begin at 0
+_UNCHANGED = (
+    f"the loop has not changed the parameters of 'into' in {_IDLE} steps: its optimiser does not step, is one of other "
+    "parameters, or zero_grad() is called before it steps and erases the gradient"
+)
 
 
 @dataclass
@@ -58,7 +66,7 @@ class Step:
 class _HandOver(Optimizer):
     """An optimiser that asks somebody else to step."""
 
-    name = "own"
+    name = STEPPED
     rounds: Any = None
 
     @property
@@ -153,7 +161,7 @@ class Rounds:
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
         try:
-            first = self._resumed is not None
+            first, idle = self._resumed is not None, 0
             while (step := self._steps.get()) is not None:
                 if self._into is not None:
                     if first:
@@ -164,7 +172,10 @@ class Rounds:
                     yield step
                 finally:  # also when the loop is left: its last step counts
                     if self._into is not None:
-                        step.model = _parameters(self._into)
+                        before, step.model = step.model, _parameters(self._into)
+                        idle = idle + 1 if np.array_equal(before, step.model) and step.gradient.any() else _IDLE + 1
+                        if idle == _IDLE:
+                            warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=2)
                 self._ends.put(None)
         finally:
             self._loop.left = True

@@ -103,6 +103,12 @@ class Encoding:
                 found.append(there[column.name].pop(0))
             else:
                 lacking.append(column.name)
+        twice = next((column.name for column in self.columns if there[column.name]), None)
+        if twice is not None and not lacking:
+            raise BadInput(
+                f"{where} has more columns called '{shown(twice)}' than the model learned from; leave one under that "
+                "name"
+            )
         if lacking and not self.named:
             raise BadInput(
                 f"{where} has {len(names)} columns, but the model learned from {len(self.columns)}, which have no names"
