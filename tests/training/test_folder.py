@@ -72,6 +72,23 @@ def test_nothing_is_written_through_a_link(name, folders):
     assert (folders / name).is_symlink()
 
 
+@pytest.mark.parametrize("name", ["auto.toml", "auto.toml.part", "1-measure", "1-measure/run.toml.part", "lock"])
+def test_nothing_is_written_through_a_link_of_a_training_that_plans_for_itself(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = run("train", *DATA, "--strategy", "auto:measure=9", "--steps", 3, "--out", "auto", "--quiet")
+    assert made.exit_code == 0, made.output
+    if name == "1-measure":
+        shutil.move("auto/1-measure", "outside")
+        Path("auto/1-measure").symlink_to(tmp_path / "outside")
+    else:
+        link(tmp_path / "auto" / name, tmp_path / "outside")
+    outside = tmp_path / "outside"
+    before = {file: file.read_bytes() for file in (outside, *outside.glob("*")) if file.is_file()}
+    resumed = run("resume", "auto", "--steps", 6, "--quiet")
+    assert resumed.exit_code == 2 and f"'auto/{name}' is a link" in resumed.output, resumed.output
+    assert before and all(file.read_bytes() == held for file, held in before.items())
+
+
 @pytest.mark.parametrize("name", ["run/lock", "run/run.toml.part", "race/race.toml.part", "race/race.png"])
 def test_nothing_waits_at_a_pipe(name, folders):
     Path(name).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -70,6 +71,9 @@ COMMANDS = {
     "show": ("show", "run"),
     "receipt": ("show", "run", "--step", "2"),
     "trace": ("trace", "record", "run", "--out", "x.npz"),
+    "check": ("check", "run"),
+    "export": ("export", "run", "--to", "perfetto", "-o", "x.json"),
+    "predict": ("predict", "run", "none.csv"),
     "from": ("train", "--from", "run", "--workers", "4", "--cluster", "simulated", "--delays", "exp:mean=1", "--data",
              "synthetic:rows=60,features=4", "--optimizer", "gd", "--lr", "0.1", "--steps", "6", "--out", "next"),
 }  # fmt: skip
@@ -92,6 +96,31 @@ def test_no_command_runs_what_a_folder_names(command, place):
         if command == "resume":
             assert result.exit_code == 2, named
             assert "may belong to somebody else; if it is yours," in result.output and "--trust" in result.output, named
+
+
+def test_a_plan_of_a_stranger_runs_nothing(place):
+    """Neither one in a file nor the one that a run folder keeps."""
+    made = anyk.plan(anyk.recording.Record([[4, 1, 1, 1], [1, 4, 1, 1]] * 4), slope=0.0, resamples=20).promise
+    with_optimizer = msgspec.structs.replace(made, strategy="uncoded", optimizer="torch:method=evil.X")
+    with_strategy = msgspec.structs.replace(made, strategy="pasgd:tau=2,inner=(torch:method=evil.X)")
+    data = ("--data", "synthetic:rows=60,features=4", "--cluster", "simulated", "--steps", "2", "--quiet")
+    for number, (plan, way) in enumerate(((with_optimizer, "--optimizer"), (with_strategy, "--strategy in place"))):
+        plan.save("plan.toml")
+        refused = run("train", "--plan", "plan.toml", *data)
+        assert refused.exit_code == 2, refused.output
+        assert "names code to run, the optimizer 'evil.X', which may belong to somebody else; if it is yours, name" in (
+            refused.output
+        )
+        assert way in refused.output
+        with pytest.raises(anyk.BadInput, match="names code to run"):
+            anyk.training.Promise.load("plan.toml")
+        assert anyk.training.Promise.load("plan.toml", trust=True) == plan
+        edit(place / "run", plan=plan.plain())
+        run("check", "run")
+        assert not (place / "sentinel").exists()
+        named = run("train", "--plan", "plan.toml", *data, "--optimizer", "gd", "--lr", "0.1", "--out", f"out-{number}")
+        assert named.exit_code == (0 if plan is with_optimizer else 2), named.output
+    assert not (place / "sentinel").exists()
 
 
 def test_trust_has_its_bounds(place):

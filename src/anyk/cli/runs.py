@@ -146,10 +146,13 @@ def _tell_check(console: Console, run: Run) -> dict[str, Any]:
 def _promise(ctx: click.Context, file: str, models: int) -> Promise:
     """The promise of a plan file; raises where other options contradict it."""
     from click.core import ParameterSource
+    from msgspec.structs import replace
 
     from anyk.training import Promise
 
-    promise = Promise.load(file)
+    promise = Promise.load(file, trust=True)
+    named = promise if ctx.params["optimizer"] is None else replace(promise, optimizer=None)
+    named.check_code(f"the plan '{file}'")
     if ctx.get_parameter_source("strategy") != ParameterSource.DEFAULT:
         raise BadInput(f"the plan '{file}' says which strategy to run; leave out --strategy, or --plan")
     if models > 1:

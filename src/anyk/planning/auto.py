@@ -31,7 +31,7 @@ from anyk.training.callbacks import check_callbacks
 from anyk.training.config import write_sealed
 from anyk.training.digests import digests_of, with_callbacks
 from anyk.training.evaluate import USUAL, Evaluate, read_evaluate, spec_of
-from anyk.training.folder import new_folder
+from anyk.training.folder import check_plain, new_folder
 from anyk.training.limits import LIMIT, STEPS
 from anyk.training.reopening import reopened
 
@@ -237,6 +237,7 @@ def resume_auto(
     """
     folder = Path(path)
     config, of = read_auto(folder), f"the training '{folder}'"
+    check_plain(*folder.iterdir())
     if any(value is not None for value in (steps, seconds, target)):
         if steps is None and seconds is None:
             steps = (config.get("steps") or 0) + LIMIT

@@ -20,7 +20,7 @@ from anyk.training import Evaluate, Promise, Run, resume, train
 from anyk.training.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun
 from anyk.training.config import NAME as RUN
 from anyk.training.config import Count, SharedConfig, read_sealed
-from anyk.training.folder import check_plain, empty, locked
+from anyk.training.folder import empty, locked
 
 NAME = "auto.toml"
 FORMAT = 1
@@ -198,7 +198,6 @@ class Parts:
     @classmethod
     def of_folder(cls, shared: Shared, config: Mapping[str, Any], folder: Path) -> Parts:
         """The parts in a folder, of which the last has gone on to its end."""
-        check_plain(*folder.iterdir())
         record = read(folder / _RECORD) if config.get("record") else None
         parts = cls(shared, config, folder, record)
         places = _places(folder)

@@ -166,7 +166,7 @@ def traces_of(law: Any) -> Iterator[tuple[str, str]]:
 
 def admit_strategy(config: Mapping[str, Any]) -> None:
     """Raise where the strategy names an optimiser whose code must not run; others are met as they are made."""
-    for where, name in _torch_named(config["strategy"]):
+    for where, name in torch_named(config["strategy"]):
         admit(where, name, "optimizer")
 
 
@@ -179,7 +179,7 @@ def _with_files_beside(named: Iterable[str]) -> list[str]:
 def _code_named(config: Mapping[str, Any]) -> set[str]:
     """The files and modules of functions and classes that a configuration names."""
     found = {name.rpartition(":")[0] for name in _problems(config.get("problem") or {})} | _of_callbacks(config)
-    return found | {where for key in ("strategy", "optimizer", "lr") for where, _ in _torch_named(config[key])}
+    return found | {where for key in ("strategy", "optimizer", "lr") for where, _ in torch_named(config[key])}
 
 
 def _of_callbacks(config: Mapping[str, Any]) -> set[str]:
@@ -192,7 +192,7 @@ def _of_callbacks(config: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _torch_named(spec: str) -> list[tuple[str, str]]:
+def torch_named(spec: str) -> list[tuple[str, str]]:
     """The modules besides torch's own whose classes a spec names, each with the class's whole name."""
     names = [(name.rpartition(".")[0], name) for name in _TORCH.findall(spec)]
     return [(where, name) for where, name in names if not f"{where}.".startswith("torch.optim.")]

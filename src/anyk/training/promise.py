@@ -11,6 +11,7 @@ import msgspec
 
 from anyk.checks import typed
 from anyk.errors import BadInput
+from anyk.training.digests import torch_named
 
 VERSION = 1
 _ROUNDING = 1e-6
@@ -112,11 +113,12 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     @typed
-    def load(cls, path: str | Path) -> Promise:
+    def load(cls, path: str | Path, *, trust: bool = False) -> Promise:
         """Read what :meth:`save` wrote.
 
         Raises :class:`~anyk.errors.BadInput` for a file that is missing or broken, of another version, or that has a
-        key too few, too many or of the wrong type.
+        key too few, too many or of the wrong type; and, without ``trust``, where it names an optimiser of a package
+        other than torch and optax, as the file may be anybody's.
         """
         try:
             found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -124,7 +126,20 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise BadInput(f"'{path}' is not a plan: it is broken ({error}); write it again: anyk plan … -o") from None
         except OSError as error:
             raise BadInput(f"the plan '{path}' cannot be read ({error.strerror})") from None
-        return cls.of_plain(found, f"'{path}'")
+        promise = cls.of_plain(found, f"'{path}'")
+        if not trust:
+            promise.check_code(f"the plan '{path}'")
+        return promise
+
+    def check_code(self, of: str) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where training with it would run code that it names."""
+        again, instead = "name it again with --optimizer", "name the strategy with --strategy in place of --plan"
+        for spec, way in ((self.optimizer or "", again), (self.strategy, instead)):
+            for _, name in torch_named(spec):
+                raise BadInput(
+                    f"{of} names code to run, the optimizer '{name}', which may belong to somebody else; if it is "
+                    f"yours, {way} (in Python: Promise.load(…, trust=True))"
+                )
 
     @classmethod
     def of_plain(cls, values: dict[str, Any], of: str) -> Promise:
