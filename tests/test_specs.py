@@ -176,6 +176,10 @@ def test_every_known_thing_has_a_summary_and_says_its_keys() -> None:
             lambda: codes.code("frc:wait=2", workers=4),
             "code 'frc' has no key 'wait'; its keys: load, stragglers, partitions",
         ),
+        (
+            lambda: delays.parse("runs/times.csv"),
+            "no delay model 'runs/times.csv'; to replay the times in that file, give trace:runs/times.csv",
+        ),
         (lambda: delays.parse("expo:mean=1"), "no delay model 'expo'; did you mean 'exp'?"),
         (
             lambda: delays.parse("exp"),

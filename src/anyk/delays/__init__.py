@@ -18,6 +18,7 @@ from anyk.delays.models import (
 )
 from anyk.delays.stream import DelayStream
 from anyk.delays.trace import Table, Trace
+from anyk.errors import BadInput
 from anyk.specs import Registry, absolute, with_files
 from anyk.specs import parse as split
 
@@ -52,7 +53,12 @@ def parse(spec: str | DelayModel) -> DelayModel:
     >>> parse("exp:mean=0.5").spec
     'exp:mean=0.5'
     """
-    return spec if isinstance(spec, DelayModel) else registry.build(spec)
+    if isinstance(spec, DelayModel):
+        return spec
+    name = split(spec)[0]
+    if name not in registry and name.lower().endswith((".csv", ".csv.gz", ".npz", ".parquet")):
+        raise BadInput(f"no delay model '{name}'; to replay the times in that file, give trace:{name}")
+    return registry.build(spec)
 
 
 _links: Registry[Communication] = Registry("communication")
