@@ -115,14 +115,14 @@ def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: 
     if min(schedules, steps, outages + 1) < 1:
         raise BadInput("schedules and steps must be at least 1, outages at least 0")
     found = strategy(spec, workers=workers)
-    with click.progressbar(range(seed, seed + schedules), label=found.spec, file=sys.stderr) as seeds:
+    with click.progressbar(range(seed, seed + schedules), label=spec, file=sys.stderr) as seeds:
         for number in seeds:
             try:
-                check_strategy(found, steps=steps, outages=outages, seed=number)
+                check_strategy(found, steps=steps, outages=outages, seed=number, spec=spec)
             except AssertionError as error:
                 plugins = "".join(f" --plugin '{file}'" for file in ctx.meta.get(PLUGINS, ()))
                 raise RunFailed(f"{error}{plugins}") from None
-    click.echo(f"{found.spec}, {workers} workers: {schedules} schedules passed")
+    click.echo(f"{spec}, {workers} workers: {schedules} schedules passed")
 
 
 @main.command()

@@ -17,7 +17,9 @@ from anyk.training.session import session
 _EVENTS = 8  # of a hostile schedule, for each step asked for
 
 
-def check_strategy(strategy: Strategy, *, steps: int = 20, outages: int = 3, seed: int = 0) -> None:
+def check_strategy(
+    strategy: Strategy, *, steps: int = 20, outages: int = 3, seed: int = 0, spec: str | None = None
+) -> None:
     """Check a strategy on the random schedules of a seed.
 
     It is told of events in any order, some late or twice (:mod:`anyk.testing.hostile`), and runs on the simulated
@@ -26,7 +28,8 @@ def check_strategy(strategy: Strategy, *, steps: int = 20, outages: int = 3, see
     every chunk ends, and in one way; weights give the residual that a step claims; the same seed gives the same
     decisions; and restored from its state, through JSON, it goes on exactly as if it had not been.
 
-    Raises :class:`AssertionError` with what went wrong, the shortest schedule found and the command that repeats it.
+    Raises :class:`AssertionError` with what went wrong, the shortest schedule found and the command that repeats it,
+    for which the strategy is named ``spec``, if not as it names itself.
 
     >>> import anyk
     >>> check_strategy(anyk.strategy("frc:load=2", workers=4))
@@ -37,8 +40,8 @@ def check_strategy(strategy: Strategy, *, steps: int = 20, outages: int = 3, see
     except Exception as error:  # whatever a strategy of a user's raises
         raise AssertionError(
             f"{explained(error)}\n"
-            f"again: anyk strategies check '{strategy.spec}' --workers {strategy.layout.workers} --steps {steps} "
-            f"--outages {outages} --seed {seed} --schedules 1"
+            f"again: anyk strategies check '{spec or strategy.spec}' --workers {strategy.layout.workers} "
+            f"--steps {steps} --outages {outages} --seed {seed} --schedules 1"
         ) from error
 
 
