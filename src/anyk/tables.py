@@ -266,7 +266,7 @@ def _read_cells(
                 if len(row) != width:
                     raise BadInput(
                         f"{shown(file)} cannot be read as CSV: a row at line {reader.line_num} or shortly before has "
-                        f"{len(row)} cells, the first has {width}"
+                        f"{len(row)} cell{'s' * (len(row) != 1)}, the first has {width}"
                     )
             cells += width * len(below)
             allowed.check(8 * cells)

@@ -378,6 +378,6 @@ def test_a_shard_that_changes_while_it_is_used_is_named(here, tmp_path):
 def test_the_sentence_of_a_process_that_reads_is_the_users(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,1\n2\n")
     with pytest.raises(
-        BadInput, match=r"a.csv cannot be read as CSV: a row before byte 10 has 1 cells, the first has 2"
+        BadInput, match=r"a.csv cannot be read as CSV: a row before byte 10 has 1 cell, the first has 2"
     ):
         LeastSquares(Shards(str(tmp_path / "a.csv")))

@@ -78,6 +78,8 @@ def test_a_checkpoint_or_a_log_that_is_missing_is_never_passed_over(tmp_path):
         resumed(without(checkpoints.NAME, checkpoints.OLDER))
     with pytest.raises(anyk.BadInput, match=r"has no log\.sqlite"):
         resumed(without("log.sqlite"))
+    with pytest.raises(anyk.BadInput, match=r"has no run\.toml, though it has checkpoints; restore that file"):
+        resumed(without("run.toml"))
     assert "older checkpoint" not in resumed(without(checkpoints.OLDER))[-1]
 
 

@@ -395,6 +395,7 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
         "out": str(new_folder(command)),
         "evaluate": "some hundred versions",
         "picture": "race.png in the folder",
+        "page": "report.html in the folder",
     }
     if str(given.get("strategy")).partition(":")[0] == "auto":
         used["strategy"] = given["strategy"]

@@ -168,7 +168,7 @@ class _Csv:
                     if len(row) != len(first):
                         raise BadInput(
                             f"{shown(self._address)} cannot be read as CSV: a row before byte {position.at:,} has "
-                            f"{len(row)} cells, the first has {len(first)}"
+                            f"{len(row)} cell{'s' * (len(row) != 1)}, the first has {len(first)}"
                         )
                     held.append(row)
                     cells += len(row)
