@@ -1,6 +1,7 @@
 """Arguments of the wrong type or out of range are refused in one sentence that names them."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import pytest
 import anyk
 from anyk import clusters, codes, compression, delays, html, optimizers, problems, strategies
 from anyk.checks import check
-from anyk.errors import BadInput
+from anyk.clusters.messages import describe
+from anyk.errors import BadInput, RunFailed, told
 
 PLAIN = {"int": 1, "float": 0.5, "bool": False, "str": "sync", "File": "sync"}
 GIVEN = {"X": np.eye(4), "y": [0, 1, 0, 1], "code": codes.Uncoded(6), "latency": delays.NoDelay(), "weights": (1.0,)}
@@ -205,3 +207,19 @@ def test_what_is_shown_of_things_says_what_they_are():
     assert "<b>" not in html.table(["<b>"], [["<b>"]])
     run.close()
     assert repr(run).startswith("<Run frc:load=2 on 4 workers, simulated")
+
+
+def test_what_a_users_code_raises_is_told_with_its_place_and_our_own_sentences_as_they_are():
+    def caught(call):
+        with pytest.raises(Exception) as found:
+            call()
+        return found.value
+
+    assert re.fullmatch(r"KeyError: 'x' \(test_checks\.py, line \d+\)", told(caught(lambda: {}["x"])))
+    assert re.fullmatch(r"ValueError: .* \(test_checks\.py, line \d+\)", told(caught(lambda: np.zeros(2).reshape(3))))
+    assert (
+        told(RunFailed("item 3 cannot be read"))
+        == describe(RunFailed("item 3 cannot be read"))
+        == "item 3 cannot be read"
+    )
+    assert describe(BadInput("too few")) == "BadInput: too few"  # which ends the run at once

@@ -46,9 +46,11 @@ class MissingPackage(BadInput):
 def told(error: BaseException, said: str | None = None) -> str:
     """An exception of a user's own code: its type, what it says, and the file and line of that code that it came from.
 
-    ``said``: what it says, if not all of it.
+    ``said``: what it says, if not all of it. The package's own sentences stay as they are.
     """
     said = str(error) if said is None else said
+    if isinstance(error, (BadInput, RunFailed)):
+        return said
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     place, step = "", error.__traceback__
     while step is not None:
@@ -56,7 +58,7 @@ def told(error: BaseException, said: str | None = None) -> str:
         if not file.startswith(_LIBRARIES) and "site-packages" not in file:
             place = f" ({Path(file).name}, line {step.tb_lineno})"
         step = step.tb_next
-    return text if isinstance(error, (BadInput, RunFailed)) else text + place
+    return text + place
 
 
 def install_line(extra: str) -> str:

@@ -17,6 +17,7 @@ from anyk.problems import from_function, from_recipe
 SCRIPT = """
 import numpy as np
 import anyk
+import anyk.testing.problems
 from beside_it import CENTRE
 
 assert __name__ != "__main__"

@@ -188,6 +188,19 @@ def test_what_cannot_work_is_said():
         ((fits, p, x), {"reduction": "none"}, "its mean or its sum, got reduction 'none'"),
         ((fits, p, x), {"l2": float("nan")}, "l2 must be a number, got nan"),
         ((fits, p, x), {"metrics": {}}, "metrics must name at least one function"),
+        ((fits, p, x), {"metrics": fits}, "metrics must be functions by name, as in {'name': function}, got <function"),
+        (
+            (fits, p, x),
+            {"metrics": {"m": 3}},
+            "metrics must be functions by name, as in {'name': function}, got {'m': 3}",
+        ),
+        ((fits, p, x), {"better": "max"}, "better must be higher, lower or None, got 'max'"),
+        ((fits, p, None), {}, "the data must be a pytree of arrays with a row for each sample, got NoneType"),
+        (
+            (lambda params, batch: batch["x"], p, x),
+            {},
+            r"the first 2 rows of the data: \w+Error: .* \(test_jax.py, line \d+\)$",
+        ),
         ((fits, p, x), {"workers": "torch"}, "workers must be 'jax' or 'numpy', got 'torch'"),
     ]
     for arguments, options, sentence in bad:

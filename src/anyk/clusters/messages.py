@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput, RunFailed, told
+from anyk.errors import BadInput, told
 from anyk.problems.base import Index, Partitions, Vector
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
@@ -48,8 +48,8 @@ class WrongLength(BadInput):
 
 def describe(error: Exception) -> str:
     """An exception of a gradient in one line: anyk's own sentences unchanged, others with their type."""
-    plain = isinstance(error, (WrongLength, RunFailed))
-    return str(error) if plain else told(error)
+    at_fault = isinstance(error, BadInput) and not isinstance(error, WrongLength)
+    return f"{type(error).__name__}: {error}" if at_fault else told(error)
 
 
 def _real(partition: int, gradient: Vector) -> Vector:
