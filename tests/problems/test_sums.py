@@ -133,6 +133,14 @@ def test_what_shows_in_one_partition_alone_is_found_at_its_first_gradient():
         parts.partial_gradient(3, w, np.array([0, 3, 7, 8, 99]))
 
 
+def test_mini_batches_are_looked_at_again_and_again():
+    parts, without, padded = rare().split(4), np.array([0, 3, 7]), np.array([0, 3, 99])
+    for number in range(1, 8):
+        parts.partial_gradient(3, np.zeros(24, dtype=np.float32) + number, padded if number in (3, 5, 6) else without)
+    with pytest.raises(BadInput, match="of 3 samples of partition 3 together is not the mean"):
+        parts.partial_gradient(3, rare().initial(), padded)  # the eighth
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulated", "processes"])
 @pytest.mark.parametrize("spec", ["uncoded", "async"])

@@ -58,8 +58,9 @@ class TorchProblem:
       ``module`` or ``model`` (``lambda model, batch: model(**batch).loss``). It gives a batch's mean or its sum, as
       ``reduction`` says (left out: what the loss says of itself, as torch's do, else ``"mean"``). A mean must be that
       over the samples alike; for one with class weights use a sum. One that is not is refused, here or at the first
-      gradient of a partition. The mean of torch's ``CrossEntropyLoss`` and ``NLLLoss`` over the targets that are not
-      ignored (``ignore_index``) is that over all of them in the data set, however they are spread over partitions.
+      gradient of a partition, of mini-batches also at later ones. The mean of torch's ``CrossEntropyLoss`` and
+      ``NLLLoss`` over the targets that are not ignored (``ignore_index``) is that over all of them in the data set,
+      however they are spread over partitions.
     - ``count``: a function of a batch that gives the number of terms over which ``loss`` is a mean, where these are not
       the samples: ``lambda batch: (batch["labels"][:, 1:] != -100).sum()``. The objective is then the sum of all terms
       of the data set divided by their number, for which they are counted once, in a pass over the data.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -52,13 +53,13 @@ class TorchPartitions:
         self._held: dict[int, Batch] = {}
         self._device: torch.device | None = None
         self._trial: Trial | None = None
-        self._looked: set[int] = set()  # partitions on whose samples the loss has been looked at
+        self._given: Counter[int] = Counter()  # gradients so far, by partition
         self.tolerance = 0.0
         self._first = 0  # the number of its first partition among all
         self._spanned = 1  # how many partitions of the strategy's each of its own is
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_held": {}, "_device": None, "_looked": set()}
+        return self.__dict__ | {"_held": {}, "_device": None, "_given": Counter()}
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; module and data go to the device."""
@@ -80,7 +81,7 @@ class TorchPartitions:
         made = copy.copy(self)
         made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
         made.sizes = (sum(self.sizes[first : last + 1]),)
-        made._first, made._held, made._looked = first, {}, set()
+        made._first, made._held, made._given = first, {}, Counter()
         made._spanned = last - first + 1
         return made
 
@@ -89,7 +90,7 @@ class TorchPartitions:
         made = copy.copy(self)
         made._samples, made._bounds, made.sizes = samples, [(0, len(samples))], (len(samples),)
         made._first, made._held = self._first + partition, {}
-        made._looked = {0} if partition in self._looked else set()
+        made._given = Counter([] if self._looks(partition, drawn=True) else [0])
         return made
 
     def only(self, partitions: Sequence[int]) -> TorchPartitions:
@@ -117,7 +118,7 @@ class TorchPartitions:
         if cuda and not torch.cuda.is_available():
             return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
-        own._network, own._held, own._looked = copy.deepcopy(self._network), {}, set()
+        own._network, own._held, own._given = copy.deepcopy(self._network), {}, Counter()
         self._trial = Trial.of(own._tried, self.tolerance)
 
     def _tried(self) -> Vector:
@@ -149,7 +150,7 @@ class TorchPartitions:
             first = self._first + partition
             drawn = self._samples.drawn(range(first, first + self._spanned), rows)
             found = self._with(drawn, partition).partial_gradient(0, w)
-            self._looked.add(partition)
+            self._given[partition] += 1
             return found
         module = self._network.module
         parameters = trained(module)
@@ -159,6 +160,7 @@ class TorchPartitions:
         total = torch.zeros(self.dimension, dtype=flat.dtype, device=self._device)
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
+        looks = self._looks(partition, drawn=rows is not None)
         with (
             _threads(self._network.threads),
             drawing(seed_of_draws(bits, self._first + partition, rows), self._device),
@@ -178,13 +180,18 @@ class TorchPartitions:
                 for piece, part in zip(pieces, parts, strict=True):
                     if part is not None:
                         piece.add_(part, alpha=times)  # and not the loss times that: it may be bf16
-                if partition not in self._looked and not self._network.opaque:
+                if looks and not self._network.opaque:
                     self._look_at_loss(partition, outputs, batch[-1])
-            if partition not in self._looked and self._network.opaque:
+            if looks and self._network.opaque:
                 self._look_at_samples(partition, rows, bits)
-        self._looked.add(partition)
+        self._given[partition] += 1
         gradient: Vector = total.cpu().numpy()
         return gradient
+
+    def _looks(self, partition: int, *, drawn: bool) -> bool:
+        """Whether to look at the loss: at a partition's first gradient; of mini-batches also at its 2nd, 4th, …"""
+        number = self._given[partition] + 1
+        return number == 1 or (drawn and number.bit_count() == 1)
 
     def _look_at_loss(self, partition: int, outputs: Any, targets: torch.Tensor) -> None:
         """Refuse a loss that is no sum over this partition's samples; what it draws leaves no trace."""
