@@ -2,6 +2,7 @@
 
 from anyk.errors import BadInput
 from anyk.optimizers.clipping import Clip
+from anyk.optimizers.named import Argument
 from anyk.optimizers.optax_transformations import OptaxOptimizer
 from anyk.optimizers.schedules import (
     ConstantRate,
@@ -13,7 +14,7 @@ from anyk.optimizers.schedules import (
 )
 from anyk.optimizers.schedules import registry as schedules
 from anyk.optimizers.steps import GD, Accelerated, Adam, AdamW, Momentum, Nesterov, Optimizer, SlowMo
-from anyk.optimizers.torch_optimizers import Argument, TorchOptimizer
+from anyk.optimizers.torch_optimizers import TorchOptimizer
 from anyk.specs import Registry
 
 STEPPED = "own"  # in the place of a spec, where a loop of the user's own takes the steps

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyk.errors import BadInput, MissingPackage
+from anyk.optimizers.named import MADE, refuse_made
 from anyk.optimizers.schedules import Schedule
 from anyk.optimizers.steps import Optimizer, State, Vector
-from anyk.optimizers.torch_optimizers import MADE
 from anyk.specs import show
 
 
@@ -37,8 +37,7 @@ class OptaxOptimizer(Optimizer):
     name: ClassVar[str] = "optax"
 
     def __init__(self, method: Any, *, lr: float | str | Schedule = 1.0, **arguments: Any) -> None:
-        if method == MADE:
-            raise BadInput("this optimiser was made in Python; give it again: optimizer=…, in resume or replay")
+        refuse_made(method)
         try:
             import optax
         except ImportError:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage, RunFailed
-from anyk.named import admit, imported
+from anyk.errors import BadInput, MissingPackage
+from anyk.optimizers.named import MADE, found_by, name_of, refuse_made, said
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
-from anyk.specs import bracketed, parse, read, show
+from anyk.optimizers.torch_groups import TorchGroups, ranked
+from anyk.optimizers.torch_schedules import Scheduler, TorchSchedule
+from anyk.optimizers.torch_states import give_state, kept_beside, take_state
+from anyk.specs import bracketed, show
 
 if TYPE_CHECKING:
     import torch
 
-Argument = None | bool | int | float | tuple[float, ...] | str  # what a spec can say
-Scheduler = Callable[[Any], Any]
 _BY_NUMBER = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 _SEEN = "seen"  # where a state keeps the values of evaluations, in their order
-MADE = "made in Python"  # what stands in a spec for what has none
-_PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float}
 
 
 class TorchOptimizer(Optimizer):
@@ -65,13 +63,12 @@ class TorchOptimizer(Optimizer):
         schedule: str | Scheduler | None = None,
         **arguments: Any,
     ) -> None:
-        if method == MADE:
-            raise BadInput("this optimiser was made in Python; give it again: optimizer=…, in resume or replay")
+        refuse_made(method)
         try:
             torch = import_module("torch")
         except ImportError:
             raise MissingPackage("PyTorch", "torch", "an optimiser of torch") from None
-        self._groups: _Groups | None = None
+        self._groups: TorchGroups | None = None
         if not isinstance(method, (str, type)):
             if not isinstance(method, torch.optim.Optimizer):
                 raise BadInput(f"an optimiser of torch is a name, a class or an instance, got {type(method).__name__}")
@@ -80,17 +77,17 @@ class TorchOptimizer(Optimizer):
                     f"an optimiser such as this {type(method).__name__} has its own learning rate and arguments; leave "
                     f"out {', '.join([*(['lr'] if lr is not None else []), *arguments])}"
                 )
-            self._groups = _Groups(method)
+            self._groups = TorchGroups(method)
             lr, method = self._groups.lr, type(method)
         super().__init__(1e-3 if lr is None else lr)
         self.method, self.schedule, self.arguments = method, schedule, arguments
         self.shapes: Sequence[tuple[int, ...]] | None = None
-        self._class = _found(method, "torch.optim", "Optimizer")
+        self._class = found_by(method, "torch.optim", "Optimizer")
         self._try([(2, 2)] if self._groups is None else self._groups.shapes)
         if schedule is not None:
             if not isinstance(self.rate, ConstantRate):
                 raise BadInput(f"a torch schedule starts from a learning rate that is a number, got '{self.rate.spec}'")
-            object.__setattr__(self, "rate", _Scheduled(self, self.rate.start))
+            object.__setattr__(self, "rate", TorchSchedule(schedule, self.rate.start, self.made_small))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TorchOptimizer) and self._made_of() == other._made_of()
@@ -105,7 +102,7 @@ class TorchOptimizer(Optimizer):
     @property
     def watches(self) -> Literal["higher", "lower"] | None:
         """See :attr:`Optimizer.watches`."""
-        return self.rate.watches if isinstance(self.rate, _Scheduled) else None
+        return self.rate.watches if isinstance(self.rate, TorchSchedule) else None
 
     @property
     def uniform(self) -> bool:
@@ -121,7 +118,7 @@ class TorchOptimizer(Optimizer):
         for parameter in parameters:
             parameter.grad = parameter.detach().clone()
         optimizer.step()
-        _take(optimizer, parameters[:1], state)
+        take_state(optimizer, parameters[:1], state)
         return sum(":" not in name for name in state)
 
     def observe(self, state: State, value: float) -> None:
@@ -131,10 +128,10 @@ class TorchOptimizer(Optimizer):
     @property
     def spec(self) -> str:
         """See :attr:`Optimizer.spec`."""
-        name = _name(self._class, "torch.optim")
+        name = name_of(self._class, "torch.optim")
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in self.arguments.items()}
-        said = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
-        if name is None or not said or callable(self.schedule) or self._groups is not None:
+        sayable = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
+        if name is None or not sayable or callable(self.schedule) or self._groups is not None:
             return show(self.name, {"method": f"({MADE})"})
         return show(
             self.name, {"method": name} | values | ({"schedule": bracketed(self.schedule)} if self.schedule else {})
@@ -146,7 +143,7 @@ class TorchOptimizer(Optimizer):
         if shapes is None and self._groups is None:
             return self
         fitted = copy.copy(self)
-        fitted.shapes = None if shapes is None else list(map(_ranked, shapes))
+        fitted.shapes = None if shapes is None else list(map(ranked, shapes))
         if self._groups is not None:
             fitted._groups = self._groups.among(problem)
         fitted._try(fitted.shapes or ())
@@ -156,7 +153,7 @@ class TorchOptimizer(Optimizer):
         """See :meth:`Optimizer.start`; of an optimiser that has stepped before, its state."""
         state: State = {}
         if self._groups is not None:
-            _take(self._groups.given, self._groups.placed, state)
+            take_state(self._groups.given, self._groups.placed, state)
         return {self._ranked_key(key): array.copy() for key, array in state.items()}
 
     def _ranked_key(self, key: str) -> str:
@@ -176,14 +173,14 @@ class TorchOptimizer(Optimizer):
             parameter.grad = slope
         seen = state.pop(_SEEN, np.empty(0))
         optimizer = self._make(parameters, self.rate.at(t))
-        if isinstance(self.rate, _Scheduled):
+        if isinstance(self.rate, TorchSchedule):
             for group, values in zip(optimizer.param_groups, self.rate.groups(t, seen), strict=True):
                 group.update(values)
         for group in optimizer.param_groups:
             group["lr"] *= scale
-        _give(optimizer, parameters, state)
+        give_state(optimizer, parameters, state)
         optimizer.step()
-        _take(optimizer, parameters, state)
+        take_state(optimizer, parameters, state)
         if seen.size:
             state[_SEEN] = seen
         return out
@@ -233,10 +230,10 @@ class TorchOptimizer(Optimizer):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
             if not first:
-                _give(optimizer, pieces, own)
+                give_state(optimizer, pieces, own)
             optimizer.step()
             left: State = {}
-            _take(optimizer, pieces, left)
+            take_state(optimizer, pieces, left)
             for key, array in left.items():
                 at, _, name = key.partition(".")
                 if ":" in name:
@@ -259,7 +256,7 @@ class TorchOptimizer(Optimizer):
             group.update(values)
         optimizer.step()
         state: State = {}
-        _take(optimizer, small, state)
+        take_state(optimizer, small, state)
         for key, array in state.items():
             if ":" not in key:
                 state[key] = np.empty(shapes[int(key.partition(".")[0])], dtype=array.dtype)
@@ -269,7 +266,7 @@ class TorchOptimizer(Optimizer):
         """Those of each group at a step."""
         small = self.made_small(self.rate.at(t))
         groups = [{key: value for key, value in group.items() if key != "params"} for group in small.param_groups]
-        if isinstance(self.rate, _Scheduled):
+        if isinstance(self.rate, TorchSchedule):
             groups = [group | values for group, values in zip(groups, self.rate.groups(t, seen), strict=True)]
         for group in groups:
             group["lr"] *= scale
@@ -306,251 +303,18 @@ class TorchOptimizer(Optimizer):
             parameter.grad = torch.zeros_like(parameter)
         try:
             optimizer = self._make(parameters, self.rate.at(0))
-            before = _beside(optimizer)
+            before = kept_beside(optimizer)
             optimizer.step()
         except Exception as error:
             here = "; it steps on the driver's CPU, whatever the problem's device" * ("cuda" in str(error).lower())
-            raise BadInput(
-                f"the torch optimiser {_said(self.method)} cannot be used like this: {error}{here}"
-            ) from None
+            raise BadInput(f"the torch optimiser {said(self.method)} cannot be used like this: {error}{here}") from None
         left: State = {}
-        _take(optimizer, parameters, left)
+        take_state(optimizer, parameters, left)
         self._vectors = {name for _, _, name in (key.partition(".") for key in left) if ":" not in name}
-        changed = [key[1] for key, value in _beside(optimizer).items() if before.get(key) != value]
+        changed = [key[1] for key, value in kept_beside(optimizer).items() if before.get(key) != value]
         changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]
         if changed:
             raise BadInput(
-                f"the torch optimiser {_said(self.method)} keeps {', '.join(changed)} beside the states of its "
+                f"the torch optimiser {said(self.method)} keeps {', '.join(changed)} beside the states of its "
                 "parameters, where it would be lost from step to step; use anyk.rounds with it"
             )
-
-
-class _Groups:
-    """The parameter groups of an optimiser, and where their parameters stand among those of a problem."""
-
-    def __init__(self, given: torch.optim.Optimizer) -> None:
-        self.given = given
-        own = [parameter for group in given.param_groups for parameter in group["params"]]
-        self._settings: list[dict[str, Any]] = []
-        self._places: list[list[int]] = []
-        for group in given.param_groups:
-            settings = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
-            if "lr" not in settings:
-                raise BadInput(f"the torch optimiser {type(given).__name__} has no learning rate, lr")
-            self._settings.append(settings | {"lr": float(settings["lr"])})
-            first = sum(map(len, self._places))
-            self._places.append(list(range(first, first + len(group["params"]))))
-        self.placed: list[Any] = own  # the optimiser's parameters in the problem's order, None where it has none
-        self.shapes = [_ranked(parameter.shape) for parameter in own]
-
-    @property
-    def lr(self) -> float:
-        """The largest learning rate."""
-        return float(max(settings["lr"] for settings in self._settings))
-
-    def among(self, problem: Any) -> _Groups:
-        """The same, with places as the problem has them."""
-        places_of = getattr(problem, "places_of", None)
-        if places_of is None:
-            name = type(self.given).__name__
-            raise BadInput(
-                f"an optimiser with parameters of its own ({name}) goes with a TorchProblem of the same module; for "
-                f"{type(problem).__name__} give its name: TorchOptimizer('{name}')"
-            )
-        made = copy.copy(self)
-        made.placed = [None] * len(problem.shapes)
-        made._places = []
-        for group in self.given.param_groups:
-            places = places_of(group["params"])  # None for one that is frozen
-            made._places.append([place for place in places if place is not None])
-            for place, parameter in zip(places, group["params"], strict=True):
-                if place is not None:
-                    made.placed[place] = parameter
-        if not any(made._places):
-            raise BadInput("all parameters of the optimiser are frozen (requires_grad=False): nothing would be trained")
-        return made
-
-    def over(self, parameters: Sequence[torch.Tensor], places: Sequence[int] | None = None) -> Any:
-        """An optimiser like the one given, without state, whose groups have these parameters: of ``places``, or all."""
-        at = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
-        made = object.__new__(type(self.given))
-        own = {name: value for name, value in vars(self.given).items() if name != "step"}  # as a scheduler wraps it
-        made.__dict__ |= own | {
-            "state": defaultdict(dict),
-            "param_groups": [
-                settings | {"params": [at[place] for place in own if place in at]}
-                for settings, own in zip(self._settings, self._places, strict=True)
-            ],
-        }
-        return made
-
-
-class _Scheduled:
-    """What a torch scheduler makes of an optimiser's hyperparameters: a function of the step or, where it ``watches``
-    evaluations, of their values.
-    """
-
-    def __init__(self, optimizer: TorchOptimizer, start: float) -> None:
-        self._of, self._start = optimizer, start
-        self._begin()
-        watching: Any = getattr(import_module("torch.optim.lr_scheduler"), "ReduceLROnPlateau")  # noqa: B009
-        self.watches: Literal["higher", "lower"] | None = None
-        if isinstance(self._scheduler, watching):
-            self.watches = "higher" if self._scheduler.mode == "max" else "lower"
-        else:
-            try:
-                self.groups(1)
-            except RunFailed as error:
-                raise BadInput(str(error)) from None
-        self._begin()
-
-    @property
-    def spec(self) -> str:
-        """The learning rate that the scheduler starts from."""
-        return repr(self._start)
-
-    def at(self, step: int) -> float:
-        """See :class:`~anyk.optimizers.schedules.Schedule`; the largest of all groups."""
-        return float(max(group["lr"] for group in self.groups(step)))
-
-    def groups(self, step: int, seen: Any = ()) -> list[dict[str, Any]]:
-        """All hyperparameters at a step; steps are asked for in order, but for a run that is taken up again."""
-        if self.watches is not None:
-            return self._watched(list(seen))
-        if step < self._count:
-            self._begin()
-        while self._count < step:
-            self._go_on()
-            self._count += 1
-        return self._values()
-
-    def _watched(self, seen: list[float]) -> list[dict[str, Any]]:
-        if seen[: len(self._fed)] != self._fed:  # of another run
-            self._begin()
-        for value in seen[len(self._fed) :]:
-            self._go_on(float(value))
-            self._fed.append(value)
-        return self._values()
-
-    def _go_on(self, *value: float) -> None:
-        try:
-            self._optimizer.step()
-            self._scheduler.step(*value)
-        except Exception as error:  # some end after the steps they were made for
-            what = _said(self._of.schedule)
-            raise RunFailed(f"the torch schedule {what} cannot go beyond step {self._count}: {error}") from None
-
-    def _values(self) -> list[dict[str, Any]]:
-        groups = self._optimizer.param_groups
-        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
-
-    def _begin(self) -> None:
-        self._optimizer = self._of.made_small(self._start)
-        self._fed: list[float] = []
-        schedule: Any = self._of.schedule
-        try:
-            if isinstance(schedule, str):
-                name, values = parse(schedule)
-                arguments = {key: read(value, Argument, f"{key} in '{schedule}'") for key, value in values.items()}
-                for key, value in arguments.items():
-                    if isinstance(value, str) and not value[:1].isalpha():
-                        raise BadInput(f"{key} in '{schedule}' should be a number, numbers as in 3/6, or a word")
-                schedule = _found(name, "torch.optim.lr_scheduler", "LRScheduler")
-                self._scheduler = schedule(self._optimizer, **arguments)
-            elif not callable(schedule):
-                raise BadInput(
-                    f"a schedule is a spec or a function that makes one of an optimiser, lambda optimizer: …, got "
-                    f"{type(schedule).__name__}"
-                )
-            else:
-                self._scheduler = schedule(self._optimizer)
-        except BadInput:
-            raise
-        except Exception as error:
-            raise BadInput(f"the torch schedule {_said(self._of.schedule)} cannot be used like this: {error}") from None
-        self._count = 0
-
-
-def _said(what: Any) -> str:
-    return f"'{what}'" if isinstance(what, str) else str(getattr(what, "__name__", what))
-
-
-def _found(method: str | type, home: str, kind: str) -> Any:
-    """The class that a name stands for, by itself in torch's own module, with dots elsewhere."""
-    if not isinstance(method, str):
-        return method
-    where, _, name = method.rpartition(".")
-    own = not where or where == home or where.startswith(f"{home}.")
-    if not own:
-        admit(where, method, "optimizer")
-    try:
-        module = import_module(where or home) if own else imported(where, here=False)
-    except ImportError as error:
-        raise BadInput(f"'{method}' cannot be imported: {error}") from None
-    found = getattr(module, name, None)
-    base = getattr(import_module(home), kind)
-    if isinstance(found, type) and issubclass(found, base) and found is not base:
-        return found
-    known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    others = ", ".join(sorted(set(known) - {kind}))
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {others}" if others else f"it has no {home}.{kind}"
-    raise BadInput(f"no '{name}' in {where or home}; {hint}")
-
-
-def _name(found: type, home: str) -> str | None:
-    """What :func:`_found` finds a class by; None for one of the main program or inside a function."""
-    if getattr(import_module(home), found.__name__, None) is found:
-        return str(found.__name__)
-    if found.__module__ == "__main__" or "." in found.__qualname__:
-        return None
-    return f"{found.__module__}.{found.__name__}"
-
-
-def _ranked(shape: Sequence[int]) -> tuple[int, ...]:
-    """A parameter's shape, (1,) of one that is a number: its states could not be told from counts of steps."""
-    return tuple(shape) or (1,)
-
-
-def _beside(optimizer: Any) -> dict[tuple[str, str], str]:
-    """What an optimiser keeps outside its parameters' states, by place and name, in words that can be compared."""
-    found = {("self", name): value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
-    for group in optimizer.param_groups:
-        found |= {("group", name): value for name, value in group.items() if name != "params"}
-    return {key: repr(value) for key, value in found.items() if not key[1].startswith("_")}
-
-
-def _give(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
-    """Hand an optimiser its state, on the arrays' own memory."""
-    import torch
-
-    for key, array in state.items():
-        place, _, name = key.partition(".")
-        name, _, kind = name.partition(":")
-        own = optimizer.state[parameters[int(place)]]
-        if kind in _PLAIN:
-            own[name] = _PLAIN[kind](array[0])
-        else:
-            own[name] = torch.from_numpy(array).view(()) if kind == "number" else torch.from_numpy(array)
-
-
-def _take(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
-    """Put an optimiser's state where it is kept: arrays by number of the parameter, name and, if no array, kind."""
-    import torch
-
-    state.clear()
-    for place, parameter in enumerate(parameters):
-        for name, value in optimizer.state.get(parameter, {}).items():
-            key = f"{place}.{name}"
-            if not str(name).isidentifier():
-                raise BadInput(f"a checkpoint cannot keep the state '{name}' of {type(optimizer).__name__}: rename it")
-            if isinstance(value, torch.Tensor) and value.dtype not in (torch.bfloat16, torch.float16):
-                array = value.detach().cpu().numpy()
-                state[key if array.ndim else f"{key}:number"] = array if array.ndim else array.reshape(1)
-            elif type(value).__name__ in _PLAIN:
-                state[f"{key}:{type(value).__name__}"] = np.array([value])
-            elif value is not None:
-                raise BadInput(
-                    f"the state '{name}' of {type(optimizer).__name__} is {type(value).__name__}, which a checkpoint "
-                    "cannot keep; use another optimiser"
-                )

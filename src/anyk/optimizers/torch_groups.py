@@ -1,0 +1,78 @@
+"""Parameter groups of PyTorch's optimisers, over the parameters of a problem."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from anyk.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchGroups:
+    """The parameter groups of an optimiser, and where their parameters stand among those of a problem."""
+
+    def __init__(self, given: torch.optim.Optimizer) -> None:
+        self.given = given
+        own = [parameter for group in given.param_groups for parameter in group["params"]]
+        self._settings: list[dict[str, Any]] = []
+        self._places: list[list[int]] = []
+        for group in given.param_groups:
+            settings = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+            if "lr" not in settings:
+                raise BadInput(f"the torch optimiser {type(given).__name__} has no learning rate, lr")
+            self._settings.append(settings | {"lr": float(settings["lr"])})
+            first = sum(map(len, self._places))
+            self._places.append(list(range(first, first + len(group["params"]))))
+        self.placed: list[Any] = own  # the optimiser's parameters in the problem's order, None where it has none
+        self.shapes = [ranked(parameter.shape) for parameter in own]
+
+    @property
+    def lr(self) -> float:
+        """The largest learning rate."""
+        return float(max(settings["lr"] for settings in self._settings))
+
+    def among(self, problem: Any) -> TorchGroups:
+        """The same, with places as the problem has them."""
+        places_of = getattr(problem, "places_of", None)
+        if places_of is None:
+            name = type(self.given).__name__
+            raise BadInput(
+                f"an optimiser with parameters of its own ({name}) goes with a TorchProblem of the same module; for "
+                f"{type(problem).__name__} give its name: TorchOptimizer('{name}')"
+            )
+        made = copy.copy(self)
+        made.placed = [None] * len(problem.shapes)
+        made._places = []
+        for group in self.given.param_groups:
+            places = places_of(group["params"])  # None for one that is frozen
+            made._places.append([place for place in places if place is not None])
+            for place, parameter in zip(places, group["params"], strict=True):
+                if place is not None:
+                    made.placed[place] = parameter
+        if not any(made._places):
+            raise BadInput("all parameters of the optimiser are frozen (requires_grad=False): nothing would be trained")
+        return made
+
+    def over(self, parameters: Sequence[torch.Tensor], places: Sequence[int] | None = None) -> Any:
+        """An optimiser like the one given, without state, whose groups have these parameters: of ``places``, or all."""
+        at = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
+        made = object.__new__(type(self.given))
+        own = {name: value for name, value in vars(self.given).items() if name != "step"}  # as a scheduler wraps it
+        made.__dict__ |= own | {
+            "state": defaultdict(dict),
+            "param_groups": [
+                settings | {"params": [at[place] for place in own if place in at]}
+                for settings, own in zip(self._settings, self._places, strict=True)
+            ],
+        }
+        return made
+
+
+def ranked(shape: Sequence[int]) -> tuple[int, ...]:
+    """A parameter's shape, (1,) of one that is a number: its states could not be told from counts of steps."""
+    return tuple(shape) or (1,)

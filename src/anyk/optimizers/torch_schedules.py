@@ -1,0 +1,102 @@
+"""Learning rate schedulers of PyTorch, as functions of the step or of evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Literal
+
+from anyk.errors import BadInput, RunFailed
+from anyk.optimizers.named import Argument, found_by, said
+from anyk.specs import parse, read
+
+Scheduler = Callable[[Any], Any]
+
+
+class TorchSchedule:
+    """What a torch scheduler makes of an optimiser's hyperparameters: a function of the step or, where it ``watches``
+    evaluations, of their values.
+
+    ``schedule`` is the spec of a scheduler or what makes one of an optimiser; ``made_at`` makes an optimiser of next to
+    nothing, at the learning rate ``start``, for it to change.
+    """
+
+    def __init__(self, schedule: str | Scheduler, start: float, made_at: Callable[[float], Any]) -> None:
+        self._schedule, self._start, self._made_at = schedule, start, made_at
+        self._begin()
+        watching: Any = getattr(import_module("torch.optim.lr_scheduler"), "ReduceLROnPlateau")  # noqa: B009
+        self.watches: Literal["higher", "lower"] | None = None
+        if isinstance(self._scheduler, watching):
+            self.watches = "higher" if self._scheduler.mode == "max" else "lower"
+        else:
+            try:
+                self.groups(1)
+            except RunFailed as error:
+                raise BadInput(str(error)) from None
+        self._begin()
+
+    @property
+    def spec(self) -> str:
+        """The learning rate that the scheduler starts from."""
+        return repr(self._start)
+
+    def at(self, step: int) -> float:
+        """See :class:`~anyk.optimizers.schedules.Schedule`; the largest of all groups."""
+        return float(max(group["lr"] for group in self.groups(step)))
+
+    def groups(self, step: int, seen: Any = ()) -> list[dict[str, Any]]:
+        """All hyperparameters at a step; steps are asked for in order, but for a run that is taken up again."""
+        if self.watches is not None:
+            return self._watched(list(seen))
+        if step < self._count:
+            self._begin()
+        while self._count < step:
+            self._go_on()
+            self._count += 1
+        return self._values()
+
+    def _watched(self, seen: list[float]) -> list[dict[str, Any]]:
+        if seen[: len(self._fed)] != self._fed:  # of another run
+            self._begin()
+        for value in seen[len(self._fed) :]:
+            self._go_on(float(value))
+            self._fed.append(value)
+        return self._values()
+
+    def _go_on(self, *value: float) -> None:
+        try:
+            self._optimizer.step()
+            self._scheduler.step(*value)
+        except Exception as error:  # some end after the steps they were made for
+            what = said(self._schedule)
+            raise RunFailed(f"the torch schedule {what} cannot go beyond step {self._count}: {error}") from None
+
+    def _values(self) -> list[dict[str, Any]]:
+        groups = self._optimizer.param_groups
+        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+    def _begin(self) -> None:
+        self._optimizer = self._made_at(self._start)
+        self._fed: list[float] = []
+        schedule: Any = self._schedule
+        try:
+            if isinstance(schedule, str):
+                name, values = parse(schedule)
+                arguments = {key: read(value, Argument, f"{key} in '{schedule}'") for key, value in values.items()}
+                for key, value in arguments.items():
+                    if isinstance(value, str) and not value[:1].isalpha():
+                        raise BadInput(f"{key} in '{schedule}' should be a number, numbers as in 3/6, or a word")
+                schedule = found_by(name, "torch.optim.lr_scheduler", "LRScheduler")
+                self._scheduler = schedule(self._optimizer, **arguments)
+            elif not callable(schedule):
+                raise BadInput(
+                    f"a schedule is a spec or a function that makes one of an optimiser, lambda optimizer: …, got "
+                    f"{type(schedule).__name__}"
+                )
+            else:
+                self._scheduler = schedule(self._optimizer)
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadInput(f"the torch schedule {said(self._schedule)} cannot be used like this: {error}") from None
+        self._count = 0

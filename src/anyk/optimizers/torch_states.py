@@ -1,0 +1,60 @@
+"""States of PyTorch's optimisers, to and from the arrays that a checkpoint keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyk.errors import BadInput
+from anyk.optimizers.steps import State
+
+if TYPE_CHECKING:
+    import torch
+
+_PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float}
+
+
+def kept_beside(optimizer: Any) -> dict[tuple[str, str], str]:
+    """What an optimiser keeps outside its parameters' states, by place and name, in words that can be compared."""
+    found = {("self", name): value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
+    for group in optimizer.param_groups:
+        found |= {("group", name): value for name, value in group.items() if name != "params"}
+    return {key: repr(value) for key, value in found.items() if not key[1].startswith("_")}
+
+
+def give_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
+    """Hand an optimiser its state, on the arrays' own memory."""
+    import torch
+
+    for key, array in state.items():
+        place, _, name = key.partition(".")
+        name, _, kind = name.partition(":")
+        own = optimizer.state[parameters[int(place)]]
+        if kind in _PLAIN:
+            own[name] = _PLAIN[kind](array[0])
+        else:
+            own[name] = torch.from_numpy(array).view(()) if kind == "number" else torch.from_numpy(array)
+
+
+def take_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
+    """Put an optimiser's state where it is kept: arrays by number of the parameter, name and, if no array, kind."""
+    import torch
+
+    state.clear()
+    for place, parameter in enumerate(parameters):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            key = f"{place}.{name}"
+            if not str(name).isidentifier():
+                raise BadInput(f"a checkpoint cannot keep the state '{name}' of {type(optimizer).__name__}: rename it")
+            if isinstance(value, torch.Tensor) and value.dtype not in (torch.bfloat16, torch.float16):
+                array = value.detach().cpu().numpy()
+                state[key if array.ndim else f"{key}:number"] = array if array.ndim else array.reshape(1)
+            elif type(value).__name__ in _PLAIN:
+                state[f"{key}:{type(value).__name__}"] = np.array([value])
+            elif value is not None:
+                raise BadInput(
+                    f"the state '{name}' of {type(optimizer).__name__} is {type(value).__name__}, which a checkpoint "
+                    "cannot keep; use another optimiser"
+                )
