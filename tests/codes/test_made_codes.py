@@ -114,7 +114,10 @@ def good(**changed: tuple[Any, Any]) -> list[tuple[Any, Any]]:
         ({"rows": good(row2=((-1, 3), (1.0, 1.0)))}, "row 2 holds partition -1; there are 7 (0 to 6)"),
         ({"rows": good(row2=((3, 3), (1.0, 1.0)))}, "row 2 holds partition 3 twice; add its coefficients up"),
         ({"rows": good(row2=((3.5, 3), (1.0, 1.0)))}, "row 2 holds partition 3.5, which is not a whole number"),
-        ({"rows": good(row2=((3, 4), (1.0,)))}, "row 2 holds 2 partitions and needs 2 coefficients, got 1"),
+        (
+            {"rows": good(row2=((3, 4), (1.0,)))},
+            "the number of row 2's coefficients must be 2, one for each of its partitions, got 1",
+        ),
         ({"rows": good(row2=((3, 4), (1.0, float("nan"))))}, "row 2 has coefficient nan; they must be finite numbers"),
         ({"rows": good(row2=((3, 4), (float("inf"), 1.0)))}, "row 2 has coefficient inf; they must be finite numbers"),
         ({"rows": good(row2=((3, 4), (1.0, 1j)))}, "row 2 has coefficient 1j; they must be finite numbers"),
@@ -122,7 +125,10 @@ def good(**changed: tuple[Any, Any]) -> list[tuple[Any, Any]]:
         ({"rows": good(row2=(3, 4))}, "row 2 must be (partitions, coefficients), got (3, 4)"),
         ({"rows": good()[:6]}, "the code has 6 rows; 7 workers with 1 message each need 7"),
         ({"rows": good(), "messages": 2}, "the code has 7 rows; 7 workers with 2 messages each need 14"),
-        ({"rows": good(), "blocks": 2}, "row 0 holds 2 partitions and needs 4 coefficients (blocks=2), got 2"),
+        (
+            {"rows": good(), "blocks": 2},
+            "the number of row 0's coefficients must be 4, 2 (blocks=2) for each of its partitions, got 2",
+        ),
         ({"rows": good(), "partitions": 7.5}, "partitions must be a whole number of at least 1, got 7.5"),
         ({"rows": good(), "partitions": 0}, "partitions must be a whole number of at least 1, got 0"),
         ({"rows": good(), "tolerates": 7}, "tolerates must be 0 to 6 stragglers, got 7"),

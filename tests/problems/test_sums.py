@@ -108,10 +108,9 @@ def test_outputs_that_are_several_tensors_or_have_another_axis_of_samples():
 
     module, X, y = padded()
     for made, take in ((Pair(module), lambda o: o["logits"]), (Across(module), lambda o: o.permute(1, 2, 0))):
-        options = {"metrics": {"none": lambda o, t: 0.0}}
         with pytest.raises(BadInput, match="not the mean of their losses"):
-            TorchProblem(made, lambda o, t, take=take: ignoring(take(o), t), (X, y), **options)
-        TorchProblem(made, lambda o, t, take=take: cross_entropy(take(o), t), (X, y), **options)
+            TorchProblem(made, lambda o, t, take=take: ignoring(take(o), t), (X, y))
+        TorchProblem(made, lambda o, t, take=take: cross_entropy(take(o), t), (X, y))
 
 
 def rare(samples=400):
@@ -167,7 +166,7 @@ def test_losses_that_are_means_pass_also_where_rounding_is_coarse():
     module, X, y = padded()
     for loss in (cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1), lambda o, t: mse_loss(o[:, 0], t.float())):
         for precision in (None, "bf16"):
-            problem = TorchProblem(module, loss, (X, y), precision=precision, metrics={"none": lambda o, t: 0.0})
+            problem = TorchProblem(module, loss, (X, y), precision=precision)
             problem.split(2).partial_gradient(0, problem.initial())
 
 

@@ -238,7 +238,7 @@ def test_any_module_works_and_the_users_own_is_left_alone():
     lstm = nn.LSTM(4, 3, batch_first=True)
     before = flat(lstm.parameters())
     X, y = torch.randn(8, 6, 4), torch.randn(8, 6, 3)
-    problem = TorchProblem(lstm, lambda outputs, y: mse_loss(outputs[0], y), (X, y), metrics={"none": lambda o, y: 0.0})
+    problem = TorchProblem(lstm, lambda outputs, y: mse_loss(outputs[0], y), (X, y))
     parts = problem.split(2)
     w = problem.initial() + np.float32(0.1)
     whole = (parts.partial_gradient(0, w) + parts.partial_gradient(1, w)) / 8
@@ -625,6 +625,8 @@ def test_what_fails_in_the_user_s_own_code_is_said_in_a_sentence():
     X, y = torch.randn(60, 4), torch.zeros(60, dtype=torch.long)
     with pytest.raises(BadInput, match="the module is lazy and has no shapes yet"):
         TorchProblem(nn.LazyLinear(3), nn.CrossEntropyLoss(), (X, y))
+    with pytest.raises(BadInput, match="metrics are computed on held-out samples, and there are none"):
+        TorchProblem(nn.Linear(4, 3), nn.CrossEntropyLoss(), (X, y), metrics={"m": lambda o, t: 1.0})
     bad = TorchProblem(
         nn.Linear(4, 3), nn.CrossEntropyLoss(), (X, y), held_out=(X, y), metrics={"m": lambda o, t: 1 / 0}
     )

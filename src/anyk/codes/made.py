@@ -135,9 +135,10 @@ def _check_row(i: int, row: Any, partitions: int, blocks: int) -> None:
         twice = next(j for j in numbers if numbers.count(j) > 1)
         raise BadInput(f"row {i} holds partition {twice} twice; add its coefficients up")
     if sizes[1] != sizes[0] * blocks:
-        parts = f" (blocks={blocks})" if blocks > 1 else ""
+        each = f"{blocks} (blocks={blocks})" if blocks > 1 else "one"
         raise BadInput(
-            f"row {i} holds {sizes[0]} partitions and needs {sizes[0] * blocks} coefficients{parts}, got {sizes[1]}"
+            f"the number of row {i}'s coefficients must be {sizes[0] * blocks}, {each} for each of its partitions, "
+            f"got {sizes[1]}"
         )
     for value in coefficients:
         if not _is_finite(value):

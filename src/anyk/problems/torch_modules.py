@@ -173,6 +173,8 @@ class TorchProblem:
         self.better: Literal["higher", "lower"] = better or ("lower" if self.metric in ("mse", "loss") else "higher")
         if self._held_out is not None:
             self._check_held_out(self._held_out, own_metrics=metrics is not None)
+        elif metrics is not None:
+            raise BadInput("metrics are computed on held-out samples, and there are none; give held_out=… as well")
 
     def __repr__(self) -> str:
         return problem_text(self)
