@@ -1,0 +1,37 @@
+"""What MLflow reads of what the callback has written."""
+
+import contextlib
+
+import pytest
+
+import anyk
+
+
+class Faulty(anyk.Callback):
+    def on_step(self, info):
+        if info.step == 3:
+            raise ZeroDivisionError
+
+
+@pytest.mark.slow
+def test_mlflow_reads_what_was_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    import mlflow
+
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    uri = (tmp_path / "tracked").as_uri()
+    asked = {"workers": 4, "delays": "exp:mean=1", "steps": 5}
+    keep = anyk.callbacks.MLflow("mine", tracking_uri=uri)
+    run = anyk.train(problem, "frc:load=2", "simulated", callbacks=[keep], **asked)
+    with contextlib.suppress(ZeroDivisionError):
+        anyk.train(problem, "uncoded", "simulated", callbacks=[keep, Faulty()], **asked)
+    client = mlflow.MlflowClient(uri)
+    found = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    failed, finished = sorted(found, key=lambda one: one.info.status)
+    assert (failed.info.status, finished.info.status) == ("FAILED", "FINISHED")
+    assert finished.info.run_name == finished.data.params["strategy"] == "frc:load=2"
+    for name, column in {"loss": "loss", "auc": "auc", "seconds": "seconds", "staleness": "staleness"}.items():
+        history = client.get_metric_history(finished.info.run_id, name)
+        assert [one.value for one in history] == [run.history[column][one.step] for one in history] and history
+    assert [one.step for one in client.get_metric_history(failed.info.run_id, "residual")] == [1, 2, 3]
