@@ -62,7 +62,7 @@ def test_a_long_table_may_have_gaps_and_any_usual_names(tmp_path: Path) -> None:
     assert (
         "milliseconds" in record.summary
         and "1 others not used" in record.summary
-        and "1 times missing" in record.summary
+        and "1 time missing" in record.summary
     )
     (tmp_path / "b.csv").write_text("step,client,seconds\n0,b,1\n0,a,2\n")
     assert read(tmp_path / "b.csv").workers == ("a", "b") and read(tmp_path / "b.csv").seconds.tolist() == [[2.0, 1.0]]
@@ -163,6 +163,10 @@ def test_folders_and_tables_that_are_none(tmp_path: Path) -> None:
         ({"seconds": [1.0]}, "rounds x workers"),
         ({"seconds": [[1.0, 2.0]], "workers": ("a", "a")}, "the same name"),
         ({"seconds": [[1.0, 2.0]], "parts": {"compute": np.ones((2, 2))}}, "'compute' must have the shape"),
+        (
+            {"seconds": [[1.0, 2.0]], "load": 30.0},
+            "load is the share of the data that each worker computes, 0 to 1, got 30",
+        ),
     ):
         with pytest.raises(BadInput, match=why):
             Record(**wrong)  # type: ignore[arg-type]
@@ -174,7 +178,24 @@ def test_the_command_joins_checks_and_writes(tmp_path: Path, monkeypatch: Any) -
     Path("two.csv").write_text("0.5,0.5\n0.6,0.6\n0.5,0.7\n")
     for out in ("fleet.parquet", "fleet.csv", "fleet.npz"):
         done = CliRunner().invoke(main, ["record", "one.csv", "two.csv", "-o", out])
-        assert done.exit_code == 0 and "5 rounds x 2 workers" in done.output and "1 times missing" in done.output
+        assert done.exit_code == 0 and "5 rounds x 2 workers" in done.output and "1 time missing" in done.output
         assert read(out).seconds.shape == (5, 2)
     done = CliRunner().invoke(main, ["record", "one.csv", "-o", "fleet.txt"])
     assert done.exit_code == 2 and "written as .npz, .csv or .parquet" in done.output
+
+
+def test_the_command_says_the_load_of_records_that_do_not(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, load in (("lean", 0.25), ("full", 0.5)):
+        Path(folder).mkdir()
+        for worker in range(4):  # as recorders write them on the ranks of a job
+            rows = "".join(f"{t},{worker},{0.2 + 2.0 * load}\n" for t in range(40))
+            Path(folder, f"worker-{worker}.csv").write_text("round,worker,seconds\n" + rows)
+        done = CliRunner().invoke(main, ["record", folder, "--load", str(load), "-o", f"{folder}.csv"])
+        assert done.exit_code == 0, done.output
+    with pytest.raises(BadInput, match=r"two records that say their loads, .* \(anyk record --load says it"):
+        anyk.plan("lean", other="full.csv")
+    found = anyk.plan("lean.csv", other="full.csv", resamples=20)
+    assert found.slopes == pytest.approx([2.0] * 4)
+    done = CliRunner().invoke(main, ["record", "lean.csv", "--load", "0.5", "-o", "other.csv"])
+    assert done.exit_code == 2 and "itself says a load of 0.25, not 0.5" in done.output

@@ -41,10 +41,13 @@ _max_gb = click.option(
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("-o", "--out", metavar="FILE", required=True, callback=lambda _, __, file: check_file(file, "record"),
               help="The record to write: .parquet, .csv or .npz.")  # fmt: skip
+@click.option("--load", type=float, metavar="SHARE",
+              help="The share of the data that each worker computes in a round, for sources that do not say it; "
+                   "default: left open, which `anyk plan` takes as 1 / workers.")  # fmt: skip
 @_unit
 @_max_gb
 @plugin_option
-def record(sources: tuple[str, ...], out: str, unit: Any, max_gb: float | None) -> None:
+def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, max_gb: float | None) -> None:
     """Make one fleet record of measured times: seconds of each worker in each round.
 
     A SOURCE is a run folder, a folder that a recorder wrote (anyk.recording), a table of rounds x workers or with the
@@ -53,7 +56,7 @@ def record(sources: tuple[str, ...], out: str, unit: Any, max_gb: float | None) 
     """
     from anyk.recording import read_all
 
-    found = read_all(list(sources), unit=unit, max_gb=max_gb)
+    found = read_all(list(sources), unit=unit, max_gb=max_gb, load=load)
     found.save(out)
     click.echo(f"{out}: {found.summary}")
     for sentence in found.vanished():

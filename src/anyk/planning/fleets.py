@@ -261,7 +261,10 @@ def _slope(
     if other is not None:
         second = read(other, unit=unit)
         if record.load is None or second.load is None or record.load == second.load:
-            raise BadInput("a slope takes two records that say their loads, and different ones; or give slope=…")
+            raise BadInput(
+                "a slope takes two records that say their loads, and different ones (anyk record --load says it for "
+                "those that do not); or give slope=…"
+            )
         if second.seconds.shape[1] != times.shape[1]:
             raise BadInput(f"the records have {times.shape[1]} and {second.seconds.shape[1]} workers; they must agree")
         return _fitted(times, load, second.table, second.load), []

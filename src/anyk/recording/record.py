@@ -67,6 +67,8 @@ class Record:
             raise BadInput(f"{len(self.rounds)} rounds x {len(self.workers)} workers do not name {seconds.shape}")
         if len(set(self.workers)) < len(self.workers):
             raise BadInput("two workers of a fleet record have the same name")
+        if self.load is not None and not 0.0 <= self.load <= 1.0:
+            raise BadInput(f"load is the share of the data that each worker computes, 0 to 1, got {self.load:g}")
         self._check_times()
 
     def _check_times(self) -> None:
@@ -131,7 +133,7 @@ class Record:
         parts = [f"{rounds:,} round{'s' * (rounds != 1)} x {workers:,} worker{'s' * (workers != 1)}", *self.remarks]
         parts += [f"median {np.nanmedian(self.seconds):.3g} s, longest {np.nanmax(self.seconds):.3g} s"]
         if self.gaps:
-            parts.append(f"{self.gaps:,} times missing")
+            parts.append(f"{self.gaps:,} time{'s' * (self.gaps != 1)} missing")
         if self.cut:
             parts.append(f"{100 * self.cut:.3g} % of the times are lower bounds (cut off)")
         return ", ".join(parts)

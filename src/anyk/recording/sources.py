@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,9 +57,19 @@ def read(source: str | Path | Run | Record, *, unit: str | None = None, max_gb: 
     )
 
 
-def read_all(sources: list[str], *, unit: str | None = None, max_gb: float | None = None) -> Record:
-    """The records of several sources, measured one after another, as one."""
-    return joined([read(source, unit=unit, max_gb=max_gb) for source in sources])
+def read_all(
+    sources: list[str], *, unit: str | None = None, max_gb: float | None = None, load: float | None = None
+) -> Record:
+    """The records of several sources, measured one after another, as one; ``load`` where they do not say it.
+
+    Raises :class:`~anyk.errors.BadInput` for sources that cannot be read or joined, or that say another load.
+    """
+    found = joined([read(source, unit=unit, max_gb=max_gb) for source in sources])
+    if load is None:
+        return found
+    if found.load not in (None, load):
+        raise BadInput(f"the record itself says a load of {found.load:g}, not {load:g}; leave the load out")
+    return replace(found, load=load)
 
 
 def _of_run(run: Run) -> Record:
