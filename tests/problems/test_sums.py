@@ -209,3 +209,62 @@ def test_a_jax_loss_that_is_no_mean_over_rows_is_refused():
     JaxProblem(lambda p, b: each(p, b).mean(), params, data)
     JaxProblem(lambda p, b: each(p, b).sum(), params, data, reduction="sum")
     JaxProblem(lambda p, b: mean(p, b) / 0.0, params, data)  # nothing can be told
+
+
+def own_mse(model, batch):
+    return mse_loss(model(batch[0]), batch[1])
+
+
+def fitted(noise=0.0):
+    """Least squares, and the solution: what is left of the losses' gradients is of the size of rounding."""
+    random = torch.Generator().manual_seed(0)
+    X, w = torch.randn(64, 8, generator=random), torch.randn(8, 1, generator=random)
+    module = nn.Linear(8, 1)
+    with torch.no_grad():
+        module.weight[:] = w.T
+        module.bias.zero_()
+    return module, X, X @ w + noise * torch.randn(64, 1, generator=random)
+
+
+@pytest.mark.parametrize("loss", [own_mse, mse_loss], ids=["module", "outputs"])
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+def test_a_model_that_fits_up_to_rounding_is_trained_on(loss, noise):
+    module, X, y = fitted(noise)
+    problem = TorchProblem(module, loss, (X, y))
+    assert anyk.train(problem, "uncoded:batch=8", "simulated", workers=2, optimizer=GD, steps=64).steps == 64
+    fresh = TorchProblem(nn.Linear(8, 1), loss, (X, y))  # and one that comes to fit while it is trained
+    run = anyk.train(fresh, "uncoded:batch=8", "simulated", workers=2, optimizer=anyk.optimizers.GD(lr=0.3), steps=300)
+    assert run.steps == 300 and run.loss < 1e-9
+
+
+def test_what_weighs_samples_is_found_where_a_model_nearly_fits():
+    module, X, y = fitted(noise=1e-3)
+
+    def weighing(model, batch):
+        weights = batch[1].abs()
+        return ((model(batch[0]) - batch[1]) ** 2 * weights).sum() / weights.sum()
+
+    with pytest.raises(BadInput, match="not the mean of their losses"):
+        TorchProblem(module, weighing, (X, y))
+    with pytest.raises(BadInput, match="not the mean of their losses"):
+        TorchProblem(module, lambda o, t: ((o - t) ** 2 * t.abs()).sum() / t.abs().sum(), (X, y))
+
+
+def test_parameters_that_fit_the_data_are_no_mistake_of_a_loss_of_jax():
+    jnp = pytest.importorskip("jax.numpy")
+    module, X, y = fitted()
+    w = module.weight.detach().numpy()[0]
+    JaxProblem(lambda w, b: jnp.mean((b[0] @ w - b[1]) ** 2), w, (X.numpy(), y[:, 0].numpy()))
+
+
+def test_a_loss_that_draws_now_and_then_is_not_taken_for_one_that_weighs():
+    module, X, y = padded(whole=60)
+    calls = []
+
+    def rarely(outputs, targets):
+        calls.append(len(targets))
+        return cross_entropy(outputs, targets) * (3.0 if len(calls) % 29 == 0 else 1.0)
+
+    problem = TorchProblem(module, rarely, (X, y))
+    assert anyk.train(problem, "uncoded:batch=8", "simulated", workers=2, optimizer=GD, steps=40).steps == 40
+    assert len(calls) > 29

@@ -23,7 +23,7 @@ from anyk.problems.jax_network import SEED, Held, Network, names_of, seed_of
 from anyk.problems.jax_partitions import JaxPartitions
 from anyk.problems.jax_states import Averages
 from anyk.problems.streams import NO_LOSS
-from anyk.problems.sums import is_no_sum, telling
+from anyk.problems.sums import BEYOND, NUDGES, is_no_sum, nudges, telling
 
 _ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
 _RENEWED = 1024  # rows of shards over which running statistics are computed to evaluate
@@ -186,8 +186,8 @@ class JaxProblem:
 
         both = jax.jit(jax.value_and_grad(total))
 
-        def at(rows: Index, seed: Any = SEED) -> Vector:
-            value, gradient = both(self._initial, self._data.rows(rows), seed)
+        def at(rows: Index, seed: Any = SEED, w: Vector = self._initial) -> Vector:
+            value, gradient = both(w, self._data.rows(rows), seed)
             return np.append(np.asarray(gradient, dtype=np.float64), float(value))
 
         for rows in telling(self._data.leaves, self._data.tried):
@@ -200,7 +200,7 @@ class JaxProblem:
             if not np.isfinite(whole).all():
                 continue
             apart, largest = np.abs(np.sum(alone, axis=0) - whole).max(), np.abs(alone).sum(axis=0).max()
-            if not apart <= _ROUNDED * largest:
+            if not apart <= _ROUNDED * largest and not self._rounds_so(at, rows, whole, apart):
                 raise is_no_sum(
                     f"rows {', '.join(map(str, rows))}",
                     mean=True,
@@ -208,6 +208,12 @@ class JaxProblem:
                     "one that normalises by the batch is taken as it is with reduction='mean'; outputs of shape (rows, "
                     "1) beside targets of shape (rows,) are not paired: give them the same shape",
                 )
+
+    def _rounds_so(self, at: Callable[..., Vector], rows: Index, whole: Vector, apart: float) -> bool:
+        """Whether rounding alone moves the loss or its gradient about as far: where the parameters fit the data."""
+        rounding = float(np.finfo(self.dtype).eps)
+        near = [self._initial * (1.0 + rounding * nudges(self.dimension, i)).astype(self.dtype) for i in range(NUDGES)]
+        return bool(apart <= BEYOND * max(np.abs(at(rows, w=w) - whole).max() for w in near))
 
     def _learn_averages(self) -> Averages:
         """How the state moves, from a few rows; raises where it cannot be computed anew."""

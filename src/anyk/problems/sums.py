@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _TRIED = 32  # samples of the data set that a loss is tried on before a run
 TOGETHER = 4  # of them at once
 _SINGLES = 8  # samples of a batch that are compared with themselves alone, at most
+NUDGES = 4  # times that the numbers a loss is computed from are moved by some roundings, to see what rounding changes
+BEYOND = 8.0  # times as large a difference is no rounding
 
 
 def telling(arrays: Sequence[NDArray[Any]], samples: int, together: int | None = None) -> Iterator[Index]:
@@ -81,8 +84,8 @@ def check_loss(network: Network, outputs: Any, targets: torch.Tensor, of: str) -
     """Refuse a loss of a batch that is not the mean, or the sum, of its samples' losses, where that can be told.
 
     Compared are what the loss says and, sample by sample, its gradient with respect to the module's outputs: with those
-    of some samples alone. It cannot be told where the outputs have no entries (:func:`has_entries`), and where the loss
-    draws, is not finite or fails on a single sample.
+    of some samples alone. It cannot be told where the outputs have no entries (:func:`has_entries`), where the loss
+    draws, is not finite or fails on a single sample, and where the outputs meet the targets up to rounding.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -92,31 +95,68 @@ def check_loss(network: Network, outputs: Any, targets: torch.Tensor, of: str) -
         return
     leaves, tree = pytree.tree_flatten(outputs)
 
-    def at(rows: slice) -> tuple[float, torch.Tensor]:
+    def at(rows: slice, nudge: int | None = None) -> tuple[float, torch.Tensor]:
         """The loss of some samples, and its gradient, shape (samples, numbers)."""
         parts = [leaf[rows].detach() for leaf in leaves]
+        if nudge is not None:
+            parts = [_nudged(part, network, nudge) if part.is_floating_point() else part for part in parts]
         wanted = [part.requires_grad_() for part in parts if part.is_floating_point()]
         loss = network.loss_at(pytree.tree_unflatten(parts, tree), targets[rows])
         found = torch.autograd.grad(loss, wanted, allow_unused=True)
         return float(loss.detach()), torch.cat([g.reshape(len(g), -1).double() for g in found if g is not None], dim=1)
 
     some = np.unique(np.linspace(0, count - 1, min(count, _SINGLES)).astype(int)).tolist()
-    try:
-        with warnings.catch_warnings(action="ignore"), torch.enable_grad():  # of shapes that do not fit one sample
+
+    def by_one() -> tuple[torch.Tensor, torch.Tensor]:
+        """The losses of some samples, one by one, and their gradients."""
+        losses, gradients = zip(*(at(slice(i, i + 1)) for i in some), strict=True)
+        return torch.tensor(losses, dtype=torch.float64), torch.cat(gradients)
+
+    times = count if network.mean else 1
+    with warnings.catch_warnings(action="ignore"), torch.enable_grad():  # of shapes that do not fit one sample
+        try:
             (whole, gradient), (again, _) = at(slice(None)), at(slice(None))
-            alone = [at(slice(i, i + 1)) for i in some]
-    except Exception:  # a single sample need not make sense to it
-        return
-    if whole != again or not bool(torch.isfinite(gradient).all()):
-        return
-    own, part = torch.cat([g for _, g in alone]), gradient[some] * (count if network.mean else 1)
-    largest = max(float(own.norm(dim=1).max()), float(part.norm(dim=1).max()))
-    tolerance = _tolerance(network)
-    fits = float((own - part).norm(dim=1).max()) <= tolerance * largest
-    if len(some) == count:
-        fits = fits and _fits(whole, [loss for loss, _ in alone], network.mean, tolerance)
-    if not fits:
+            losses, own = by_one()
+        except Exception:  # a single sample need not make sense to it
+            return
+        if whole != again or not bool(torch.isfinite(gradient).all()):
+            return
+        part = gradient[some] * times
+        apart = np.array([_longest(own - part), abs(whole - float(losses.sum()) / times)])
+        if len(some) < count:  # the loss has nothing to be compared with
+            apart[1] = 0.0
+        largest = np.array([max(_longest(own), _longest(part)), max(abs(whole), float(losses.abs().max()))])
+        if (apart <= _tolerance(network) * largest).all() or not _same(by_one(), (losses, own)):
+            return
+        near = [at(slice(None), nudge) for nudge in range(NUDGES)]
+        moved = np.max([(_longest(there[some] * times - part), abs(value - whole)) for value, there in near], axis=0)
+    if not (apart <= np.fmax(_tolerance(network) * largest, BEYOND * moved)).all():  # also of what is not a number
         raise is_no_sum(of, mean=network.mean, way=_unpaired(outputs, targets) or _TORCH)
+
+
+def _longest(gradients: torch.Tensor) -> float:
+    return float(gradients.norm(dim=1).max())
+
+
+def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Whether what was computed twice is the same to the bit: a loss that draws now and then is another."""
+    return all(np.array_equal(a.cpu(), b.cpu(), equal_nan=True) for a, b in zip(one, other, strict=True))
+
+
+def _nudged(values: torch.Tensor, network: Network, nudge: int) -> torch.Tensor:
+    """Values moved up or down by some roundings of what the network computes in; other signs for each ``nudge``."""
+    import torch
+
+    if network.precision:
+        rounding = torch.finfo(torch.bfloat16).eps
+    else:
+        rounding = torch.finfo(values.dtype).eps if network.kind == "cpu" else 2.0**-11  # that of TF32
+    return values * (1.0 + rounding * torch.from_numpy(nudges(values.numel(), nudge)).view(values.shape).to(values))
+
+
+def nudges(size: int, nudge: int) -> NDArray[np.float64]:
+    """Roundings, 4 up or down, by which to move so many numbers to see what rounding changes."""
+    return keyed.generator(nudge, "nudged", size).choice((-4.0, 4.0), size)
 
 
 def _unpaired(outputs: Any, targets: torch.Tensor) -> str | None:
@@ -134,8 +174,8 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
     """As :func:`check_loss`, from samples themselves: ``batch_of`` gives a batch of those that are named of ``count``.
 
     Compared are the loss and its gradient with respect to the parameters, in evaluation, so that neither dropout nor
-    the statistics of batch norm make a difference. Raises also where the loss of a single sample fails or is not a
-    number, as that of one without any target that counts.
+    the statistics of batch norm make a difference. Rounding is told by moving the parameters. Raises also where the
+    loss of a single sample fails or is not a number, as that of one without any target that counts.
     """
     if count < 2:
         return
@@ -163,17 +203,9 @@ def _check_samples(network: Network, batch_of: Callable[[Index], Batch], count: 
         together = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double()
         return together * (terms if network.mean else 1.0), terms
 
-    every = np.arange(count)
-    with warnings.catch_warnings(action="ignore"), torch.enable_grad():
-        try:
-            (whole, terms), (again, _) = at(every), at(every)
-        except BadInput:
-            raise
-        except Exception:  # what fails in a run is said there
-            return
-        if not terms or float(whole[0]) != float(again[0]) or not bool(torch.isfinite(whole).all()):
-            return
-        total, counted, largest = torch.zeros_like(whole), 0.0, torch.stack((whole[0].abs(), whole[1:].norm()))
+    def by_one() -> tuple[list[torch.Tensor], float]:
+        """What each sample adds, and the terms of all."""
+        found, counted = [], 0.0
         for i in range(count):
             try:
                 part, own = at(every[i : i + 1])
@@ -191,24 +223,57 @@ def _check_samples(network: Network, batch_of: Callable[[Index], Batch], count: 
                     f"targets; {_COUNT}"
                 )
             if own:
-                total, counted = total + part, counted + own
-                largest = torch.maximum(largest, torch.stack((part[0].abs(), part[1:].norm())))
-    if counted != terms:
-        raise BadInput(
-            f"count gives {terms:g} terms for {of} together and {counted:g} for them one by one; it must count "
-            "what the loss of a batch adds up"
-        )
-    apart = torch.stack(((whole - total)[0].abs(), (whole - total)[1:].norm()))
-    if bool((apart > _tolerance(network) * largest).any()):
+                found.append(part)
+                counted += own
+        return found, counted
+
+    every = np.arange(count)
+    with warnings.catch_warnings(action="ignore"), torch.enable_grad():
+        try:
+            (whole, terms), (again, _) = at(every), at(every)
+        except BadInput:
+            raise
+        except Exception:  # what fails in a run is said there
+            return
+        if not terms or float(whole[0]) != float(again[0]) or not bool(torch.isfinite(whole).all()):
+            return
+        alone, counted = by_one()
+        if counted != terms:
+            raise BadInput(
+                f"count gives {terms:g} terms for {of} together and {counted:g} for them one by one; it must count "
+                "what the loss of a batch adds up"
+            )
+        largest = np.max([_sizes(one) for one in (whole, *alone)], axis=0)
+        apart = _sizes(whole - torch.stack(alone).sum(dim=0))
+        if (apart <= _tolerance(network) * largest).all() or not _same(by_one()[0], alone):
+            return
+        moved = np.zeros(2)
+        for nudge in range(NUDGES):
+            with _parameters_nudged(network, nudge):
+                moved = np.maximum(moved, _sizes(at(every)[0] - whole))
+    if not (apart <= np.fmax(_tolerance(network) * largest, BEYOND * moved)).all():  # also of what is not a number
         raise is_no_sum(of, mean=network.mean, way=_COUNT)
+
+
+def _sizes(made: torch.Tensor) -> NDArray[np.float64]:
+    """Of a loss and its gradient in one vector: how large either is."""
+    return np.array([float(made[0].abs()), float(made[1:].norm())])
+
+
+@contextmanager
+def _parameters_nudged(network: Network, nudge: int) -> Iterator[None]:
+    """With parameters moved by some roundings; their own memory, which may be shared, is not written to."""
+    parameters = [one for one in network.module.parameters() if one.requires_grad]
+    kept = [one.data for one in parameters]
+    for one, values in zip(parameters, kept, strict=True):
+        one.data = _nudged(values, network, nudge)
+    try:
+        yield
+    finally:
+        for one, values in zip(parameters, kept, strict=True):
+            one.data = values
 
 
 def _tolerance(network: Network) -> float:
     """Relative: of bfloat16, of what other devices round, or far above what single precision does."""
     return 0.02 if network.precision or network.kind != "cpu" else 1e-4
-
-
-def _fits(whole: float, parts: Sequence[float], mean: bool, tolerance: float) -> bool:
-    """Whether a value is the mean, or the sum, of others."""
-    expected = sum(parts) / (len(parts) if mean else 1)
-    return abs(whole - expected) <= tolerance * max(abs(value) for value in (whole, *parts))
