@@ -217,6 +217,15 @@ def test_what_a_users_code_raises_is_told_with_its_place_and_our_own_sentences_a
 
     assert re.fullmatch(r"KeyError: 'x' \(test_checks\.py, line \d+\)", told(caught(lambda: {}["x"])))
     assert re.fullmatch(r"ValueError: .* \(test_checks\.py, line \d+\)", told(caught(lambda: np.zeros(2).reshape(3))))
+    # not of what came compiled, of a distribution's packages, or of a string
+    assert re.fullmatch(
+        r"ValueError: .* \(test_checks\.py, line \d+\)", told(caught(lambda: np.random.default_rng(0).integers(0)))
+    )
+    for file in ("/usr/lib/python3/dist-packages/other/functional.py", "<string>"):
+        code = compile("1 / 0", file, "exec")
+        assert re.fullmatch(
+            r"ZeroDivisionError: .* \(test_checks\.py, line \d+\)", told(caught(lambda code=code: exec(code)))
+        )
     assert (
         told(RunFailed("item 3 cannot be read"))
         == describe(RunFailed("item 3 cannot be read"))

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 RAISED = "raised by "  # how the note begins that names the callback which raised an exception
-_LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}", "<frozen ")
+_LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}", "<frozen ", "<string>", "<__")
+_INSTALLED = {"site-packages", "dist-packages"}
+_COMPILED = (".pyx", ".pxi", ".pxd")  # of which no file need be there
 
 
 class BadInput(ValueError):
@@ -55,8 +57,9 @@ def told(error: BaseException, said: str | None = None) -> str:
     place, step = "", error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
-        if not file.startswith(_LIBRARIES) and "site-packages" not in file:
-            place = f" ({Path(file).name}, line {step.tb_lineno})"
+        path = Path(file)
+        if not file.startswith(_LIBRARIES) and not _INSTALLED & set(path.parts) and path.suffix not in _COMPILED:
+            place = f" ({path.name}, line {step.tb_lineno})"
         step = step.tb_next
     return text + place
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from anyk.clusters import Cluster
 from anyk.codes import Code
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed, told
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
 from anyk.training import Run, rounds
@@ -113,5 +113,8 @@ class Optimizer:
 
     @property
     def run(self) -> Run:
-        """The run, after it has ended."""
-        return self._rounds.run
+        """The run, after it has ended; raises what it failed of, if it did."""
+        try:
+            return self._rounds.run
+        except AttributeError as error:  # a user's, of which Python would say that there is no run
+            raise RunFailed(told(error)) from error

@@ -112,6 +112,8 @@ def test_loss_is_that_of_all_rows_and_metrics_may_be_ones_own():
     x = random.standard_normal(2500).astype(np.float32)
     own = {"largest": lambda params, batch: jnp.max(batch) * params, "none": lambda params, batch: 0}
     problem = JaxProblem(lambda p, b: jnp.mean((b - p) ** 2), 2.0, x, held_out=x, metrics=own)
+    with pytest.raises(BadInput, match="metrics are computed on held-out samples, and there are none"):
+        JaxProblem(lambda p, b: jnp.mean((b - p) ** 2), 2.0, x, metrics=own)
     w = problem.initial()
     assert w.shape == (1,) and problem.loss(w) == pytest.approx(((x.astype(float) - 2.0) ** 2).mean(), rel=1e-6)
     assert problem.metrics(w) == {"largest": pytest.approx(2 * float(x.max())), "none": 0.0}

@@ -268,3 +268,17 @@ def test_a_loss_that_draws_now_and_then_is_not_taken_for_one_that_weighs():
     problem = TorchProblem(module, rarely, (X, y))
     assert anyk.train(problem, "uncoded:batch=8", "simulated", workers=2, optimizer=GD, steps=40).steps == 40
     assert len(calls) > 29
+
+
+def test_a_module_that_needs_no_gradient_in_evaluation_is_trained():
+    class Frugal(nn.Linear):
+        def forward(self, x):
+            with torch.set_grad_enabled(self.training):
+                return super().forward(x)
+
+    random = torch.Generator().manual_seed(0)
+    X, y = torch.randn(20, 3, generator=random), torch.randn(20, 1, generator=random)
+    problem = TorchProblem(Frugal(3, 1), own_mse, (X, y))
+    assert anyk.train(problem, "uncoded", "simulated", workers=2, optimizer=GD, steps=3).steps == 3
+    with pytest.raises(BadInput, match="the loss has no gradient"):
+        TorchProblem(nn.Linear(3, 1), lambda model, batch: own_mse(model, batch).detach(), (X, y))

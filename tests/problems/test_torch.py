@@ -498,7 +498,7 @@ def test_what_cannot_work_is_said():
             TorchProblem(*arguments, **options)
     with warnings.catch_warnings(action="ignore"):
         scripted = torch.jit.script(nn.Linear(5, 3))
-    with pytest.raises(BadInput, match="TorchScript, which cannot be copied whole"):
+    with pytest.raises(BadInput, match="TorchScript, which cannot be sent to workers"):
         TorchProblem(scripted, loss, (X, y))
     assert (
         TorchProblem(layer, loss, (X, y), device=torch.device("cpu"))

@@ -286,3 +286,23 @@ def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
     ]:
         with pytest.raises(BadInput, match=sentence):
             TorchProblem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.ones(3, 2), torch.ones(3, 1)), **options)
+
+
+def test_a_collate_fn_that_fails_for_all_workers_ends_the_run_with_its_text():
+    """Though each names items of its own."""
+    calls = []
+
+    def failing(items):
+        calls.append(len(items))
+        if len(calls) > 30:
+            raise ValueError("bad collate")
+        return torch.utils.data.default_collate(items)
+
+    X, y = torch.randn(64, 3), torch.zeros(64, dtype=torch.long)
+    data = list(torch.utils.data.TensorDataset(X, y))
+    problem = TorchProblem(nn.Linear(3, 2), nn.CrossEntropyLoss(), data, collate_fn=failing)
+    asked = {"workers": 8, "delays": "exp:mean=1", "optimizer": anyk.optimizers.GD(lr=0.1), "evaluate": None}
+    with pytest.raises(
+        anyk.RunFailed, match=r"most replies cannot be used; worker \d: items .* ValueError: bad collate"
+    ):
+        anyk.train(problem, "k-sync:k=2,batch=4", "simulated", steps=50, **asked)

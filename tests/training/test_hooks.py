@@ -159,7 +159,7 @@ def test_a_callback_that_raises_ends_the_run_with_its_error_and_a_folder_to_resu
         anyk.train(linear(), "k-async:k=2", fleet(), steps=12, callbacks=[Faulty(hook), recorder], out=tmp_path / "run")
     raised, saved = caught.value.__notes__
     assert raised == f"raised by {hook} of the callback Faulty"
-    assert saved == f"the run was saved at step 5; go on with anyk.resume('{tmp_path / 'run'}')"
+    assert saved == f"the run was saved at step 5 in '{tmp_path / 'run'}', and can be resumed"
     (end,) = recorder.of("end")
     assert end.error is caught.value and end.step == 5
     with anyk.Run.open(tmp_path / "run") as run:

@@ -387,26 +387,35 @@ def test_a_batch_norm_on_one_worker_is_that_of_training_in_one_process():
         assert torch.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
 
 
-@pytest.mark.parametrize("body", ["erased", "other", "none", "late"])
+@pytest.mark.parametrize("body", ["erased", "zeroed", "other", "none", "in place", "left", "torch", "late"])
 def test_a_loop_that_changes_nothing_is_warned_of(body):
-    """By the third step; a rate may begin at 0, and the last steps of a schedule may have none."""
+    """When it has ended; a rate may begin at 0, gradients be added up, and the last steps of a schedule have no rate."""
     X, y = samples()
     module = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     stepped = network() if body == "other" else module
-    optimizer = torch.optim.SGD(stepped.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=0.0 if body == "torch" else 0.1)
 
     def train():
+        if body == "torch":
+            with anyk.torch.Optimizer(optimizer, problem, "uncoded", simulated()) as own:
+                for _ in range(4):
+                    own.step()
+            return
         for step in anyk.rounds(problem, "uncoded", simulated(), steps=6, into=module, evaluate=None):
-            if body == "erased":
-                optimizer.zero_grad()
-            if body in ("erased", "other") or (body == "late" and step.number == 2):
+            if body in ("erased", "zeroed"):
+                optimizer.zero_grad(set_to_none=body == "erased")
+            if body == "in place":  # of what into= does not take
+                step.model -= 0.1 * step.gradient
+            if body in ("erased", "zeroed", "other") or (body == "late" and step.number == 5):
                 optimizer.step()
+            if body == "left" and step.number == 3:
+                break
 
     if body == "late":
         train()
         return
-    with pytest.warns(RuntimeWarning, match="has not changed the parameters of 'into' in 3 steps") as caught:
+    with pytest.warns(RuntimeWarning, match="no step of this loop has changed a parameter of the module") as caught:
         train()
     assert len(caught) == 1 and caught[0].filename == __file__
 

@@ -109,3 +109,18 @@ def test_what_it_cannot_do_is_said():
     with pytest.raises(BadInput, match="has reached its limit of steps or seconds"):
         optimizer.step()
     assert optimizer.run.steps == 1
+
+
+def test_an_attribute_that_a_callback_lacks_is_not_taken_for_the_run():
+    class Faulty(anyk.Callback):
+        def on_step(self, info):
+            return info.nothing_like_it
+
+    module, X, y = network()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = anyk.torch.Optimizer(sgd, problem_of(module, X, y), "uncoded", fleet(), callbacks=[Faulty()])
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        for _ in range(4):
+            optimizer.step()
+    with pytest.raises(anyk.RunFailed, match=r"AttributeError: .*nothing_like_it.* \(test_torch_optimizer\.py, line"):
+        assert optimizer.run

@@ -43,9 +43,9 @@ class _Group(click.Group):
             sys.stderr.close()  # whoever read our output has gone, and nobody needs to hear of it
             ctx.exit(0)
         except Exception as error:
-            raised = next((note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED)), None)
-            if raised is not None:
-                click.echo(f"anyk: {told(error)}, {raised}", err=True)
+            notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+            if any(note.startswith(RAISED) for note in notes):
+                click.echo(f"anyk: {told(error)}; {'; '.join(notes)}", err=True)
                 ctx.exit(1)
             if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
                 raise

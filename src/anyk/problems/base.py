@@ -18,6 +18,7 @@ from anyk.errors import BadInput
 
 Vector = NDArray[np.floating[Any]]
 Index = NDArray[np.intp]  # what NumPy scatters with fastest
+NO_HELD_OUT = "metrics are computed on held-out samples, and there are none; give held_out=… as well"
 
 
 class Partitions(Protocol):

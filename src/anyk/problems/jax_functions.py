@@ -14,7 +14,7 @@ from anyk import keyed
 from anyk.checks import check
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage, RunFailed, told
-from anyk.problems.base import Index, Vector, cut, even_ends, problem_text
+from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends, problem_text
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
 from anyk.problems.jax_data import TOGETHER, Arrays, Data, Streamed, data_of
@@ -247,6 +247,8 @@ class JaxProblem:
                         else f"gives none{'' if has_aux else ' without has_aux=True'}"
                     )
                     raise BadInput(f"metrics names {name!r}, but the loss {has}; give functions by name for others")
+        if self._functions and self._held_out is None:
+            raise BadInput(NO_HELD_OUT)
         if metrics is not None and not metrics:
             raise BadInput("metrics must name at least one function, or be left out")
         self._names, self.metric = names, names[0]

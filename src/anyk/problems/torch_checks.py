@@ -62,7 +62,9 @@ def check_module(module: Any) -> None:
     import torch
 
     if isinstance(module, torch.jit.ScriptModule):
-        raise BadInput("the module is one of TorchScript, which cannot be copied whole; give the module it was made of")
+        raise BadInput(
+            "the module is one of TorchScript, which cannot be sent to workers; give the module it was made of"
+        )
     if not isinstance(module, torch.nn.Module):
         raise BadInput(f"the module must be a torch.nn.Module, got {_class_or_kind(module)}")
 

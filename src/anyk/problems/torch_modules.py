@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from anyk.errors import BadInput, RunFailed, told
-from anyk.problems.base import Index, Vector, cut, even_ends, problem_text
+from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends, problem_text
 from anyk.problems.digest import digest_of
 from anyk.problems.shards.processes import in_processes
 from anyk.problems.splits import Dirichlet, checked
@@ -174,7 +174,7 @@ class TorchProblem:
         if self._held_out is not None:
             self._check_held_out(self._held_out, own_metrics=metrics is not None)
         elif metrics is not None:
-            raise BadInput("metrics are computed on held-out samples, and there are none; give held_out=… as well")
+            raise BadInput(NO_HELD_OUT)
 
     def __repr__(self) -> str:
         return problem_text(self)

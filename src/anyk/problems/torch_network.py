@@ -83,13 +83,13 @@ class Network:
             return self.loss_at(self.outputs(batch), batch[-1])
         with self._precisely():
             loss = self.loss(self.module, batch)
-        return _one_number(loss)
+        return _one_number(loss, training=self.module.training)
 
     def loss_at(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """What the loss says of outputs and targets: one number."""
         with self._precisely():
             loss = self.loss(outputs, targets)
-        return _one_number(loss)
+        return _one_number(loss, training=self.module.training)
 
     def terms(self, batch: Batch, size: int) -> float:
         """The terms of a batch's loss: one for each of its ``size`` samples, or as many as are counted."""
@@ -130,13 +130,13 @@ def counted(count: Callable[[Batch], Any], batch: Batch) -> float:
     return found
 
 
-def _one_number(loss: Any) -> torch.Tensor:
+def _one_number(loss: Any, *, training: bool) -> torch.Tensor:
     import torch
 
     if not isinstance(loss, torch.Tensor) or loss.dim():
         shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
-    if torch.is_grad_enabled() and not loss.requires_grad:
+    if training and torch.is_grad_enabled() and not loss.requires_grad:  # in evaluation a module may do without
         raise BadInput(
             "the loss has no gradient: what it gives does not depend on the parameters, or not in a way that torch "
             "differentiates, as after .detach(), .item() or .argmax()"

@@ -264,9 +264,13 @@ def check_callbacks(callbacks: Any) -> Callbacks:
             raise BadInput(f"callbacks must be objects, got the class {one.__name__}; write {one.__name__}(…)")
         if not any(callable(getattr(one, hook, None)) for hook in HOOKS):
             raise BadInput(f"a callback needs one of the methods {', '.join(HOOKS)}; {one!r} has none of them")
-        unknown = [name for name in vars(type(one)) if name.startswith("on_") and name not in HOOKS]
+        unknown = [name for name in dir(type(one)) if name.startswith("on_") and name not in HOOKS]
+        unknown = [name for name in unknown if callable(getattr(type(one), name))]
         if isinstance(one, Callback) and unknown:
-            raise BadInput(f"{type(one).__name__}.{unknown[0]} would never be called; the hooks are {', '.join(HOOKS)}")
+            raise BadInput(
+                f"no run would call {type(one).__name__}.{unknown[0]}; the hooks are {', '.join(HOOKS)}, and a method "
+                "of your own needs a name without on_"
+            )
     return found
 
 

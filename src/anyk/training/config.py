@@ -83,7 +83,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         runs = sorted(one.parent.name for one in folder.glob(f"*/{NAME}")) if folder.is_dir() else []
         hint = f"; name one of the runs in it, as in {folder / runs[0]}" if runs else ""
-        if any(folder.glob("checkpoint*")):
+        if any(folder.glob("checkpoint*.safetensors")):
             hint = ", though it has checkpoints; restore that file, or begin anew in another folder"
         elif (folder / LOCK).exists():
             hint = ", as a run leaves it that was killed before it began; remove the folder and start the run again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from anyk.errors import BadInput, RunFailed
@@ -72,8 +73,8 @@ class Faults:
 
 
 def _kind(fault: str) -> str:
-    """The fault of a message without the details that differ from worker to worker: the type of an error."""
-    return _NOT_FINITE if fault.startswith(_NOT_FINITE) else fault.partition(":")[0]
+    """The fault of a message without what differs from worker to worker: the type of an error, whatever the item."""
+    return _NOT_FINITE if fault.startswith(_NOT_FINITE) else re.sub(r"\d+(, \d+)*", "…", fault.partition(":")[0])
 
 
 def _diverged(why: str, step: int) -> RunFailed:

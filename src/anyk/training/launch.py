@@ -125,7 +125,7 @@ class Launch:
             text = f"{failed.__notes__[-1]}: {told(failed)}"
             log.note(driver.time, "failed", text)
             if self._folder is not None:
-                failed.add_note(f"the run was saved at step {driver.step}; go on with anyk.resume('{self._folder}')")
+                failed.add_note(f"the run was saved at step {driver.step} in '{self._folder}', and can be resumed")
         elif driver.interrupted:
             ended = KeyboardInterrupt()
             log.note(driver.time, "interrupted", f"at step {driver.step}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     import torch
 
 
-_IDLE = 3  # steps from the beginning that may leave the model as it is: a rate may begin at 0
+_IDLE = 3  # steps that may leave the model as it is
 _UNCHANGED = (
-    f"the loop has not changed the parameters of 'into' in {_IDLE} steps: its optimiser does not step, is one of other "
-    "parameters, or zero_grad() is called before it steps and erases the gradient"
+    "no step of this loop has changed a parameter of the module: its optimiser does not step, is one of other "
+    "parameters or has a learning rate of 0, or zero_grad() erases the gradient before it steps"
 )
 
 
@@ -161,21 +162,23 @@ class Rounds:
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
         try:
-            first, idle = self._resumed is not None, 0
+            first = self._resumed is not None
+            idle = 0 if not first and self._into is not None else None  # steps that have changed nothing, until one has
             while (step := self._steps.get()) is not None:
                 if self._into is not None:
                     if first:
                         _put_model(self._into, step.model)
                         first = False
                     _put_gradient(self._into, step.gradient)
+                    before = step.model if idle is None else step.model.copy()  # the body may change it in place
+                    slope = idle is not None and bool(step.gradient.any())  # and zero_grad() the gradient
                 try:
                     yield step
                 finally:  # also when the loop is left: its last step counts
                     if self._into is not None:
-                        before, step.model = step.model, _parameters(self._into)
-                        idle = idle + 1 if np.array_equal(before, step.model) and step.gradient.any() else _IDLE + 1
-                        if idle == _IDLE:
-                            warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=2)
+                        step.model = _parameters(self._into)
+                        if idle is not None:
+                            idle = idle + slope if np.array_equal(before, step.model) else None
                 self._ends.put(None)
         finally:
             self._loop.left = True
@@ -185,6 +188,8 @@ class Rounds:
                 _put_model(self._into, self._run.model)
             if statistics is not None:
                 statistics.close()
+            if idle is not None and idle >= _IDLE and self._error is None:
+                warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=_outside())
         if self._error is not None:
             raise self._error
 
@@ -226,6 +231,14 @@ class Rounds:
             self._error = error
         finally:
             self._steps.put(None)
+
+
+def _outside() -> int:
+    """The level of the stack, for whoever calls this, at which the package's own code begins."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anyk."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class _Statistics:
