@@ -190,6 +190,10 @@ def test_bad_folders_get_their_sentence(tmp_path):
         small(out=tmp_path / "run")
     with pytest.raises(anyk.BadInput, match="is not a run folder"):
         anyk.Run.open(tmp_path)
+    with pytest.raises(anyk.BadInput, match=r"does not exist; did you mean '.*/run'\?"):
+        anyk.Run.open(tmp_path / "rnu")
+    with pytest.raises(anyk.BadInput, match="does not exist$"):
+        anyk.resume(tmp_path / "nowhere" / "train-1", steps=3)
     config = (tmp_path / "run" / "run.toml").read_text()
     (tmp_path / "run" / "run.toml").write_text(config.replace("format = 1", "format = 2"))
     with pytest.raises(anyk.BadInput, match="format 2, this anyk reads up to 1; use a newer anyk"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -80,6 +81,11 @@ class RunConfig(SharedConfig, frozen=True, kw_only=True):
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run folder; raises :class:`~anyk.errors.BadInput` where it is missing or damaged."""
     file = folder / NAME
+    if not folder.exists():
+        there = sorted(one.name for one in folder.parent.glob("*/")) if folder.parent.is_dir() else []
+        near = get_close_matches(folder.name, there, n=1)
+        hint = f"; did you mean '{folder.parent / near[0]}'?" if near else ""
+        raise BadInput(f"'{folder}' is not a run folder: it does not exist{hint}")
     if not file.is_file():
         runs = sorted(one.parent.name for one in folder.glob(f"*/{NAME}")) if folder.is_dir() else []
         hint = f"; name one of the runs in it, as in {folder / runs[0]}" if runs else ""
