@@ -192,8 +192,8 @@ def test_an_iterable_data_set_of_torch_is_seeded_and_put_together_as_items_are()
     def collate(items):
         return torch.nn.utils.rnn.pad_sequence(items, batch_first=True)
 
+    module, other = torch.nn.Embedding(7, 1, padding_idx=0), of_torch()  # which draw
     before = torch.get_rng_state()
-    module = torch.nn.Embedding(7, 1, padding_idx=0)
     problem = TorchProblem(
         module, lambda model, batch: model(batch).sum(), Iterated(), reduction="sum", collate_fn=collate
     )
@@ -206,5 +206,5 @@ def test_an_iterable_data_set_of_torch_is_seeded_and_put_together_as_items_are()
     loaded = pickled(parts)
     loaded.load([0])
     assert parts.tolerance > 0
-    assert data_digest(problem) == data_digest(problem) != data_digest(of_torch())
+    assert data_digest(problem) == data_digest(problem) != data_digest(other)
     assert torch.equal(torch.get_rng_state(), before)

@@ -203,9 +203,9 @@ def _check_samples(network: Network, batch_of: Callable[[Index], Batch], count: 
         together = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double()
         return together * (terms if network.mean else 1.0), terms
 
-    def by_one() -> tuple[list[torch.Tensor], float]:
-        """What each sample adds, and the terms of all."""
-        found, counted = [], 0.0
+    def by_one() -> tuple[torch.Tensor, NDArray[np.float64], float]:
+        """The sum of what each sample adds, how large that is, and the terms of all; one sample is held at a time."""
+        total, sizes, counted = torch.zeros_like(whole), [], 0.0
         for i in range(count):
             try:
                 part, own = at(every[i : i + 1])
@@ -223,9 +223,10 @@ def _check_samples(network: Network, batch_of: Callable[[Index], Batch], count: 
                     f"targets; {_COUNT}"
                 )
             if own:
-                found.append(part)
+                total += part
+                sizes.append(_sizes(part))
                 counted += own
-        return found, counted
+        return total, np.array(sizes), counted
 
     every = np.arange(count)
     with warnings.catch_warnings(action="ignore"), torch.enable_grad():
@@ -237,15 +238,15 @@ def _check_samples(network: Network, batch_of: Callable[[Index], Batch], count: 
             return
         if not terms or float(whole[0]) != float(again[0]) or not bool(torch.isfinite(whole).all()):
             return
-        alone, counted = by_one()
+        total, alone, counted = by_one()
         if counted != terms:
             raise BadInput(
                 f"count gives {terms:g} terms for {of} together and {counted:g} for them one by one; it must count "
                 "what the loss of a batch adds up"
             )
-        largest = np.max([_sizes(one) for one in (whole, *alone)], axis=0)
-        apart = _sizes(whole - torch.stack(alone).sum(dim=0))
-        if (apart <= _tolerance(network) * largest).all() or not _same(by_one()[0], alone):
+        largest = np.max([_sizes(whole), *alone], axis=0)
+        apart = _sizes(whole - total)
+        if (apart <= _tolerance(network) * largest).all() or not np.array_equal(by_one()[1], alone):
             return
         moved = np.zeros(2)
         for nudge in range(NUDGES):
