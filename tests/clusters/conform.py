@@ -27,6 +27,7 @@ from anyk.testing.clusters import (
     check_bad_replies,
     check_discard,
     check_exact_sums,
+    check_losses,
     check_messages_between_workers,
     check_same_models,
 )
@@ -41,6 +42,7 @@ ON_RAY: dict[Any, tuple[Any, ...]] = {
     check_discard: (),
     check_messages_between_workers: (),
     check_bad_replies: (),
+    check_losses: ((("uncoded:models=2", 2, 4),),),
     check_same_models: (("pasgd:tau=2,clients=2",),),
 }
 

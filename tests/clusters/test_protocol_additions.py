@@ -30,7 +30,7 @@ from anyk.protocol import (
     Running,
 )
 from anyk.testing import Squares
-from anyk.testing.clusters import Toy
+from anyk.testing.toy import Toy
 from anyk.training import Driver, session
 from anyk.training.runlog import RunLog
 

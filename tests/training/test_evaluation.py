@@ -216,6 +216,10 @@ def test_strategies_that_adapt_use_the_sample():
     assert told[0].loss == linear().sampled(20).loss(np.zeros(4)) and len(told) > 1
 
 
+class Whole(Squares):
+    sampled = None
+
+
 @pytest.mark.parametrize(
     ("make", "asked", "sentence"),
     [
@@ -226,9 +230,9 @@ def test_strategies_that_adapt_use_the_sample():
         ),
         (lambda: linear(held_out=False), {"evaluate": "on=held_out"}, r"evaluate on='held_out' needs held-out data \("),
         (
-            lambda: Squares(3),
+            lambda: Whole(3),
             {"evaluate": "samples=3"},
-            r"Squares cannot be evaluated on a sample of its data; give it",
+            r"Whole cannot be evaluated on a sample of its data; give it",
         ),
         (linear, {"evaluate": "sometimes"}, "evaluate must be 'none' or settings such as every=10"),
         (linear, {"evaluate": "every=2,samples=-1"}, "samples of evaluate must be at least 1 sample, got -1"),

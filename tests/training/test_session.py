@@ -10,7 +10,8 @@ import anyk
 from anyk.clusters import Simulated
 from anyk.errors import BadInput, RunFailed
 from anyk.protocol import Alarm, Cancel, Chunk, Combine, Dispatch, Event, Layout, Reply, SetAlarm, Stop
-from anyk.testing.clusters import Squares, Toy
+from anyk.testing.problems import Squares
+from anyk.testing.toy import Toy
 from anyk.training import Driver, RunLog, session
 from anyk.training.versions import Versions
 

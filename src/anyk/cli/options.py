@@ -144,7 +144,8 @@ def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -
 evaluate_option = click.option(
     "--evaluate", metavar="SPEC", callback=_checked_evaluate,
     help="none, or every=10 (steps), seconds=5 (between two), samples=1000, on=train or on=held_out (the metric "
-    "only), where=aside (by a process of its own); default: some hundred versions.",
+    "only), where=aside (by a process of its own) or where=workers "
+    "(the loss, by those who hold the data); default: some hundred versions.",
 )  # fmt: skip
 _MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check themselves
 

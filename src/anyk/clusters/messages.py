@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput, told
-from anyk.problems.base import Index, Partitions, Vector
+from anyk.problems.base import Index, Partitions, Vector, rows_within
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
@@ -85,6 +85,7 @@ class Messages:
         self._supports: dict[tuple[int, ...], Index | None] = {}
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
         self.tolerance: float = getattr(partitions, "tolerance", 0.0)  # of replicas; 0: they are not compared
+        self._chosen: dict[int, Index | None] = {}  # rows to evaluate, by partition
         self._process = os.getpid()
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
@@ -224,8 +225,7 @@ class Messages:
                     gradient = _real(partition, parts.partial_gradient(partition, w, rows))
                     gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))
         finally:
-            if os.getpid() != self._process:
-                os._exit(0)  # the gradient has forked, and this is the child: it must not go on as the same worker
+            self._stop_if_forked()
         own = parts.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))
         if own is not None and support is None:  # models whose gradients touch different coordinates
@@ -239,6 +239,24 @@ class Messages:
                 f"{expected} coordinates"
             )
         return gradient
+
+    def loss(self, slot: str, partition: int, w: Vector, samples: int | None) -> float:
+        """The sum of a partition's losses at a model of a slot: of those of its samples that are among ``samples``."""
+        parts: Any = self.partitions
+        if isinstance(parts, ManyPartitions):
+            parts = parts.of(slot)
+        if samples is not None and partition not in self._chosen:
+            self._chosen[partition] = rows_within(self.partitions.sizes, partition, samples)
+        rows = () if samples is None or self._chosen[partition] is None else (self._chosen[partition],)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return float(parts.partial_loss(partition, w, *rows))
+        finally:
+            self._stop_if_forked()
+
+    def _stop_if_forked(self) -> None:
+        if os.getpid() != self._process:
+            os._exit(0)  # what a user gave has forked, and this is the child: it must not go on as the same worker
 
     def split(self, coefficients: Sequence[float]) -> Sequence[Any]:
         """The coefficients of each partition: a number, or ``blocks`` of them."""

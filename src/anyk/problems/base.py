@@ -35,7 +35,10 @@ class Partitions(Protocol):
     it may compute a small gradient twice, and have :meth:`load` compare with it what the worker computes. Both raise
     :class:`~anyk.errors.BadInput` where gradients differ by more than rounding. And it sets ``tolerance``, the relative
     difference up to which gradients of the same partition at the same model count as equal: now and then, where several
-    workers compute one, the driver compares them.
+    workers compute one, the driver compares them. ``partial_loss(partition, w, rows=None)``, the sum of the
+    partition's sample losses at ``w``, of these rows or all, as :meth:`Problem.loss` has them: what workers tell who
+    are asked to evaluate (``Evaluate(where="workers")``); and ``check_partial_loss()``, which raises
+    :class:`~anyk.errors.BadInput` where it does not exist for this problem.
     """
 
     dimension: int
@@ -108,6 +111,20 @@ def some_rows(rows: int, samples: int, of: str) -> Index | slice:
         return slice(None)
     chosen: Index = np.sort(keyed.generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
     return chosen
+
+
+def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | None:
+    """Those of a partition's rows that :func:`some_rows` picks of all the training rows; None: all of them.
+
+    >>> [rows.size for j in range(2) if (rows := rows_within((500, 500), j, 10)) is not None], rows_within((2, 2), 0, 4)
+    ([6, 4], None)
+    """
+    chosen = some_rows(sum(sizes), samples, "train")
+    if isinstance(chosen, slice):
+        return None
+    first = sum(sizes[:partition])
+    a, b = np.searchsorted(chosen, (first, first + sizes[partition]))
+    return chosen[a:b] - first
 
 
 _PARTS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")

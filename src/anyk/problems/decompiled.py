@@ -66,6 +66,12 @@ class DecompiledPartitions:
         del partitions
         self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
 
+    def check_partial_loss(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        raise BadInput(
+            "workers without JAX (workers='numpy') compute gradients alone; evaluate where='driver' or 'aside'"
+        )
+
     def support(self, partition: int) -> Index | None:
         """All coordinates."""
         del partition

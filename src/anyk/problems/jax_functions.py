@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from anyk import keyed
 from anyk.checks import check
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage, RunFailed, told
@@ -19,7 +18,7 @@ from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
 from anyk.problems.jax_data import TOGETHER, Arrays, Data, Streamed, data_of
 from anyk.problems.jax_models import Trainable, Tree, distinct, is_array, kind_of, model_of
-from anyk.problems.jax_network import SEED, Held, Network, names_of, seed_of
+from anyk.problems.jax_network import EVALUATION, SEED, Held, Network, names_of, seed_for, seed_of
 from anyk.problems.jax_partitions import JaxPartitions
 from anyk.problems.jax_states import Averages
 from anyk.problems.streams import NO_LOSS
@@ -151,7 +150,7 @@ class JaxProblem:
         self.better: Literal["higher", "lower"] = better or ("lower" if self.metric == _LOSS else "higher")
         if reduction is None:
             self._try_sum()
-        self._evaluate, self._stepped = jax.jit(self._network.evaluated), jax.jit(self._network.stepped)
+        self._stepped = jax.jit(self._network.stepped)
         self._averages = self._learn_averages() if self._network.keeps else None
 
     def __repr__(self) -> str:
@@ -398,8 +397,8 @@ class JaxProblem:
         """Loss and metrics beside it, averaged over the rows."""
         held = self._held_at(w)
         sums: dict[str, float] = {}
-        for batch, seed in _batches(data, "evaluation"):
-            total, metrics = self._evaluate(w, held, batch, seed)
+        for batch, seed in _batches(data, EVALUATION):
+            total, metrics = self._network.evaluation(w, held, batch, seed)
             for name, value in {_LOSS: total, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         return {name: total / len(data) for name, total in sums.items()}
@@ -408,7 +407,7 @@ class JaxProblem:
 def _batches(data: Data, purpose: str) -> Iterator[tuple[Tree, Any]]:
     """All rows, as many at once as are evaluated together, each with a seed of its own for what is drawn."""
     for a, b in pairwise(even_ends(len(data), TOGETHER)):
-        yield data.rows(slice(a, b)), seed_of(keyed.integer(0, purpose, a))
+        yield data.rows(slice(a, b)), seed_for(purpose, a)
 
 
 def _state_of(state: Tree, network: Network) -> Tree:

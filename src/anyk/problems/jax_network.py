@@ -11,11 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.jax_models import Arrays, Model, Tree
 from anyk.problems.jax_pickling import packed
 
+EVALUATION = "evaluation"  # a purpose of draws
 OPTIONS = {"key": "rng=True", "state": "state=…"}  # what a loss may take beside the model and a batch, and by what
+
+
+_COMPILED = ("gradient", "evaluation")  # anew by each process
 
 
 class Held(NamedTuple):
@@ -44,7 +49,7 @@ class Network:
         self.dimension = sum(map(prod, self.shapes))
 
     def __reduce__(self) -> Any:
-        made, parts = packed({name: value for name, value in self.__dict__.items() if name != "gradient"})
+        made, parts = packed({name: value for name, value in self.__dict__.items() if name not in _COMPILED})
         return _filled, (made, *parts)
 
     @cached_property
@@ -53,6 +58,13 @@ class Network:
         import jax
 
         return jax.jit(jax.grad(self.total))
+
+    @cached_property
+    def evaluation(self) -> Callable[..., Any]:
+        """That of :meth:`evaluated`, likewise."""
+        import jax
+
+        return jax.jit(self.evaluated)
 
     def total(self, flat: Any, held: Held, batch: Tree, seed: Any) -> Any:
         """The sum of a batch's losses in training."""
@@ -138,6 +150,11 @@ SEED = np.zeros(2, dtype=np.uint32)
 def seed_of(number: int) -> NDArray[np.uint32]:
     """A seed of 63 bits as the words of a key of JAX's."""
     return np.array([number & 0xFFFF_FFFF, number >> 32], dtype=np.uint32)
+
+
+def seed_for(purpose: str, first: int) -> NDArray[np.uint32]:
+    """What rows from the ``first`` on draw by when they are not trained on, but for this ``purpose``."""
+    return seed_of(keyed.integer(0, purpose, first))
 
 
 def key_of(seed: Any) -> Any:

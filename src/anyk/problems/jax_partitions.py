@@ -16,8 +16,9 @@ from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, even_ends
 from anyk.problems.jax_data import TOGETHER, ArrayRuns, Arrays, Data, Sharded, Streamed
 from anyk.problems.jax_models import Tree
-from anyk.problems.jax_network import SEED, Held, Network, seed_of
+from anyk.problems.jax_network import EVALUATION, SEED, Held, Network, seed_for, seed_of
 from anyk.problems.replicas import seed_of_draws
+from anyk.problems.streams import NO_PARTS
 
 
 class JaxPartitions:
@@ -123,6 +124,32 @@ class JaxPartitions:
             part = self._gradient(w, self._data.rows(some), bits, partition, drawn)
             total = part if total is None else total + part
         assert total is not None
+        return total
+
+    def check_partial_loss(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        if isinstance(self._data, Streamed):
+            raise BadInput(NO_PARTS)
+        if self._network.keeps:
+            raise BadInput(
+                "workers cannot evaluate a model with state, whose running statistics are over the data of all; "
+                "evaluate where='driver' or 'aside'"
+            )
+
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """See :class:`~anyk.problems.base.Partitions`: in evaluation, without dropout."""
+        import jax
+
+        if self._device is None:
+            self.load(())
+        assert not isinstance(self._data, Streamed)
+        first, last = self._bounds[partition]
+        total = 0.0
+        for a, b in pairwise(even_ends(last - first if rows is None else len(rows), TOGETHER)):
+            batch = self._data.rows(slice(first + a, first + b) if rows is None else rows[a:b] + first)
+            with jax.default_device(self._device):
+                found, _ = self._network.evaluation(w, self._held, batch, seed_for(EVALUATION, first + a))
+            total += float(found)
         return total
 
     def _gradient(self, w: Vector, batch: Tree, bits: int, partition: int, rows: Index | None) -> Vector:

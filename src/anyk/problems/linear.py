@@ -16,7 +16,7 @@ from anyk.problems.base import Vector, cut, problem_text, some_rows
 from anyk.problems.data.dataset import Task
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.digest import digest_of
-from anyk.problems.linear_partitions import LinearPartitions
+from anyk.problems.linear_partitions import LinearPartitions, losses_of
 from anyk.problems.predicting import Predictor
 from anyk.problems.scaling import Scaling, in_units, with_intercept
 from anyk.problems.shards.linear import LinearShardPartitions, ShardRows
@@ -258,9 +258,9 @@ class LinearProblem:
     def loss(self, w: Vector) -> float:
         """See :class:`~anyk.problems.base.Problem`."""
         if isinstance(self.X, ShardRows):
-            mean: float = sum(self._losses(self._scores(X, w), y).sum() for X, y in self.X.all()) / self.samples
+            mean: float = sum(losses_of(self.kind, self._scores(X, w), y).sum() for X, y in self.X.all()) / self.samples
         else:
-            losses = self._losses(self._scores(self.X, w), self.y)
+            losses = losses_of(self.kind, self._scores(self.X, w), self.y)
             mean = float(losses.mean() if self.weights is None else self.weights @ losses / self.samples)
         return float(mean + 0.5 * float((self.penalty * w) @ w))
 
@@ -354,9 +354,6 @@ class LinearProblem:
     def _scores(self, X: Any, w: Vector) -> Floats:
         return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=np.float64)
 
-    def _losses(self, scores: Floats, y: Floats) -> Floats:
-        raise NotImplementedError("a linear problem has a loss")
-
     def _metric(self, y: Floats, scores: Floats) -> float:
         raise NotImplementedError("a linear problem has a metric")
 
@@ -400,9 +397,6 @@ class LogisticRegression(LinearProblem):
             raise BadInput(f"logistic regression needs labels of two classes, got {found}{other}")
         return classes
 
-    def _losses(self, scores: Floats, y: Floats) -> Floats:
-        return np.logaddexp(0.0, -y * scores)
-
     def _metric(self, y: Floats, scores: Floats) -> float:
         from sklearn.metrics import roc_auc_score
 
@@ -416,9 +410,6 @@ class LeastSquares(LinearProblem):
     labelled = False
     metric = "mse"
     better = "lower"
-
-    def _losses(self, scores: Floats, y: Floats) -> Floats:
-        return 0.5 * (scores - y) ** 2
 
     def _metric(self, y: Floats, scores: Floats) -> float:
         from sklearn.metrics import mean_squared_error
@@ -462,11 +453,6 @@ class SoftmaxRegression(LinearProblem):
     def _outputs(self) -> int:
         assert self.classes is not None
         return int(self.classes.size)
-
-    def _losses(self, scores: Floats, y: Floats) -> Floats:
-        top = scores.max(axis=1)
-        log_sum = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
-        return np.asarray(log_sum - scores[np.arange(len(y)), y.astype(np.intp)])
 
     def _metric(self, y: Floats, scores: Floats) -> float:
         from sklearn.metrics import accuracy_score

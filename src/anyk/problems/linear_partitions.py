@@ -100,16 +100,39 @@ class LinearPartitions:
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """See :class:`~anyk.problems.base.Partitions`."""
+        X, y, weights, scores = self._scored(partition, w, rows)
+        slope = slope_of(self.kind, scores, y)
+        if weights is not None:
+            slope *= weights if self.outputs == 1 else weights[:, None]
+        return np.asarray(X.T @ slope).reshape(-1)
+
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        _, y, weights, scores = self._scored(partition, w, rows)
+        losses = losses_of(self.kind, scores, y)
+        return float(losses.sum() if weights is None else weights @ losses)
+
+    def _scored(self, partition: int, w: Vector, rows: Index | None) -> tuple[Any, Vector, Vector | None, Vector]:
+        """Rows of a partition with their targets, weights and scores."""
         X, y, columns = self._X[partition], self._y[partition], self._columns[partition]
         weights = None if self._weights is None else self._weights[partition]
         if rows is not None:
             X, y = X[rows], y[rows]
             weights = None if weights is None else weights[rows]
         W = w if self.outputs == 1 else w.reshape(self.features, self.outputs)
-        slope = slope_of(self.kind, X @ (W if columns is None else W[columns]), y)
-        if weights is not None:
-            slope *= weights if self.outputs == 1 else weights[:, None]
-        return np.asarray(X.T @ slope).reshape(-1)
+        return X, y, weights, X @ (W if columns is None else W[columns])
+
+
+def losses_of(kind: str, scores: Vector, y: Vector) -> NDArray[np.float64]:
+    """A model's losses of rows, shape (rows,), from scores of shape (rows,) or (rows, classes)."""
+    scores = scores.astype(np.float64, copy=False)
+    if kind == "logistic":
+        return np.asarray(np.logaddexp(0.0, -y * scores))
+    if kind == "least-squares":
+        return np.asarray(0.5 * (scores - y) ** 2)
+    top = scores.max(axis=1)
+    log_sum = top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
+    return np.asarray(log_sum - scores[np.arange(len(y)), y.astype(np.intp)])
 
 
 def slope_of(kind: str, scores: Vector, y: Vector) -> Vector:

@@ -50,6 +50,11 @@ class ManyPartitions:
                 compare()
                 self.tolerance = max(self.tolerance, getattr(part, "tolerance", 0.0))
 
+    def check_partial_loss(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        for part in self._parts.values():
+            check_partial_loss(part)
+
     def support(self, partition: int) -> Index | None:
         """The common one; all coordinates where they differ."""
         supports = [part.support(partition) for part in self._parts.values()]
@@ -91,6 +96,11 @@ class ManyProblems:
     def of(self, slot: str) -> Problem:
         """The problem of a slot."""
         return self._of[slot]
+
+    @property
+    def by_slot(self) -> dict[str, Problem]:
+        """The problem of each slot."""
+        return dict(self._of)
 
     @property
     def each(self) -> tuple[Problem, ...]:
@@ -158,6 +168,18 @@ def sampled(problem: Problem, samples: int) -> Problem:
         )
     made: Problem = make(samples)
     return made
+
+
+def check_partial_loss(partitions: Partitions) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where workers cannot be asked for the losses of partitions."""
+    check = getattr(partitions, "check_partial_loss", None)
+    if check is not None:
+        check()
+    elif not hasattr(partitions, "partial_loss"):
+        raise BadInput(
+            f"workers cannot evaluate {type(partitions).__name__}, which has no partial_loss(partition, w, rows); give "
+            "it one, or evaluate where='driver' or 'aside'"
+        )
 
 
 def problem_of(problem: Problem, slot: str) -> Problem:

@@ -15,7 +15,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, cut, stacked
 from anyk.problems.linear import SoftmaxRegression
-from anyk.problems.linear_partitions import softmax_slope
+from anyk.problems.linear_partitions import losses_of, softmax_slope
 from anyk.problems.predicting import Predictor
 from anyk.problems.shards.source import Shards
 from anyk.problems.splits import Dirichlet
@@ -47,9 +47,7 @@ class TwoLayerPartitions:
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """See :class:`~anyk.problems.base.Partitions`."""
-        X, y = self._X[partition], self._y[partition]
-        if rows is not None:
-            X, y = X[rows], y[rows]
+        X, y = self._rows(partition, rows)
         gradient = np.empty_like(w)
         first, bias, second, offset = layers(w, *self._shape)
         first_out, bias_out, second_out, offset_out = layers(gradient, *self._shape)
@@ -63,6 +61,15 @@ class TwoLayerPartitions:
         back.sum(axis=0, out=bias_out)
         return gradient
 
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        X, y = self._rows(partition, rows)
+        return float(losses_of("two-layer", scores_of(X, w, *self._shape), y).sum())
+
+    def _rows(self, partition: int, rows: Index | None) -> tuple[Any, Vector]:
+        X, y = self._X[partition], self._y[partition]
+        return (X, y) if rows is None else (X[rows], y[rows])
+
 
 def dimension(features: int, hidden: int, outputs: int) -> int:
     """Number of weights."""
@@ -75,6 +82,12 @@ def layers(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector,
     b = a + hidden
     c = b + hidden * outputs
     return w[:a].reshape(features, hidden), w[a:b], w[b:c].reshape(hidden, outputs), w[c:]
+
+
+def scores_of(X: Any, w: Vector, *shape: int) -> NDArray[np.float64]:
+    """Shape (rows, outputs); ``shape``: features, hidden units, outputs."""
+    first, bias, second, offset = layers(w, *shape)
+    return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
 
 
 @typed
@@ -147,5 +160,4 @@ class TwoLayerNetwork(SoftmaxRegression):
         return 0.5 * (self.hidden + 1) + super().smoothness(tol=tol)
 
     def _scores(self, X: Any, w: Vector) -> NDArray[np.float64]:
-        first, bias, second, offset = layers(w, *self._shape)
-        return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
+        return scores_of(X, w, *self._shape)

@@ -89,10 +89,9 @@ class Predictor:
     def scores(self, w: Vector, X: Matrix) -> Floats:
         """Shape (rows, outputs)."""
         if self.kind == "two-layer":
-            from anyk.problems.network import layers
+            from anyk.problems.network import scores_of
 
-            first, bias, second, offset = layers(w, self.features, self.hidden, self.outputs)
-            return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
+            return scores_of(X, w, self.features, self.hidden, self.outputs)
         weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
         return np.asarray(X @ weights + intercepts, dtype=np.float64)
 

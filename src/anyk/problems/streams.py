@@ -110,6 +110,10 @@ NO_LOSS = (
     "the training data is a stream, whose loss can only be estimated; give evaluate=Evaluate(on='train', "
     "samples=1000), or on='held_out'"
 )
+NO_PARTS = (
+    "the training data is a stream, of which one process draws the samples to evaluate; evaluate where='driver' or "
+    "'aside'"
+)
 ENDS = "held_out is evaluated as a whole, and a stream has no end; give arrays, shards, or a list of samples"
 
 

@@ -28,6 +28,7 @@ from anyk.problems.torch_data import Apart, Arrays, Items, Known, Sharded, Strea
 from anyk.problems.torch_metrics import Metric, Metrics, check_metrics, measured, usual
 from anyk.problems.torch_network import Batch, Network, counted, mapped
 from anyk.problems.torch_partitions import (
+    AT_ONCE,
     TorchPartitions,
     dtype_of,
     is_at,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     import torch
 
 _RENEWED = 1024  # items over which running statistics are computed to evaluate, where items have to be read
-_EVALUATED = 512  # samples that a forward pass has at most where nobody said how many fit into memory
 _TRIED = 2  # samples that module and loss are tried on; batch norm cannot do with one
 
 
@@ -158,7 +158,7 @@ class TorchProblem:
         elif num_workers:
             raise BadInput("num_workers read the items of a map-style data set, which this is not; leave it out")
         if isinstance(self._data, Sharded):
-            microbatch = microbatch or _EVALUATED  # a partition need not fit into memory
+            microbatch = microbatch or AT_ONCE  # a partition need not fit into memory
         self._microbatch = microbatch
         self.samples, self.endless = len(self._data), isinstance(self._data, Streamed)
         self._known: Known = self._data.head if isinstance(self._data, Streamed) else self._data
@@ -240,7 +240,7 @@ class TorchProblem:
                 raise BadInput("count is taken of all training data, and a stream has no end; leave it out")
             if isinstance(self._data, Sharded):
                 ends = even_ends(self.samples, -(-self.samples // 64))
-                work = partial(_terms, count, self._data, self._microbatch or _EVALUATED)
+                work = partial(_terms, count, self._data, self._microbatch or AT_ONCE)
                 total = sum(map(float, in_processes(work, list(pairwise(ends)))))
             else:
                 total = sum(self._network.terms(batch, size) for batch, size in self._batches(self._data, "cpu"))
@@ -457,7 +457,7 @@ class TorchProblem:
             norm.momentum = momentum
 
     def _batches(self, data: Known, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
-        for a, b in pairwise(even_ends(len(data), self._microbatch or _EVALUATED)):
+        for a, b in pairwise(even_ends(len(data), self._microbatch or AT_ONCE)):
             yield data.tensors(slice(a, b), device), b - a
 
 

@@ -17,6 +17,7 @@ from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector, even_ends
 from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
+from anyk.problems.streams import NO_PARTS
 from anyk.problems.sums import TOGETHER, check_loss, check_samples
 from anyk.problems.torch_data import ArrayRuns, Arrays, Rows, Samples, Sharded, Streamed, tensor_over
 from anyk.problems.torch_network import Batch, Network, mapped, tensors_in
@@ -24,6 +25,8 @@ from anyk.problems.torch_random import cuda_generators, drawing, kept_generators
 
 if TYPE_CHECKING:
     import torch
+
+AT_ONCE = 512  # samples that a forward pass has at most where nobody said how many fit into memory
 
 
 class TorchPartitions:
@@ -153,11 +156,8 @@ class TorchPartitions:
             self._given[partition] += 1
             return found
         module = self._network.module
-        parameters = trained(module)
-        flat = tensor_over(w).to(self._device)
-        for parameter, piece in zip(parameters, pieces_of(flat, self.shapes), strict=True):
-            parameter.data = piece
-        total = torch.zeros(self.dimension, dtype=flat.dtype, device=self._device)
+        parameters = self._placed(w)
+        total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=self._device)
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
         looks = self._looks(partition, drawn=rows is not None)
@@ -188,6 +188,42 @@ class TorchPartitions:
         gradient: Vector = total.cpu().numpy()
         return gradient
 
+    def check_partial_loss(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        if isinstance(self._samples, Streamed):
+            raise BadInput(NO_PARTS)
+        if norms_of(self._network.module):
+            raise BadInput(
+                "workers cannot evaluate a module with batch norm, whose running statistics are over the data of all; "
+                "evaluate where='driver' or 'aside'"
+            )
+
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """See :class:`~anyk.problems.base.Partitions`: in evaluation mode."""
+        import torch
+
+        if self._device is None:
+            self.load(())
+        network, total = self._network, 0.0
+        self._placed(w)
+        network.module.eval()
+        try:
+            with torch.no_grad(), _threads(network.threads), kept_buffers(network.module):
+                for batch, size in self._batches(partition, rows, 0, most=AT_ONCE):
+                    if times := network.times(batch, size):
+                        total += float(network.loss_of(batch)) * times
+        finally:
+            network.module.train()
+        return total
+
+    def _placed(self, w: Vector) -> list[torch.nn.Parameter]:
+        """The module's parameters, which are ``w`` from here on."""
+        assert self._device is not None
+        parameters = trained(self._network.module)
+        for parameter, piece in zip(parameters, pieces_of(tensor_over(w).to(self._device), self.shapes), strict=True):
+            parameter.data = piece
+        return parameters
+
     def _looks(self, partition: int, *, drawn: bool) -> bool:
         """Whether to look at the loss: at a partition's first gradient; of mini-batches also at its 2nd, 4th, …"""
         number = self._given[partition] + 1
@@ -210,11 +246,13 @@ class TorchPartitions:
             f"{len(some)} samples of partition {partition}",
         )
 
-    def _batches(self, partition: int, rows: Index | None, key: int) -> Iterator[tuple[Batch, int]]:
+    def _batches(
+        self, partition: int, rows: Index | None, key: int, most: int | None = None
+    ) -> Iterator[tuple[Batch, int]]:
         """The samples of a partition or these of its rows, as many at once as a microbatch has, and how many."""
         first, last = self._bounds[partition]
         size = last - first if rows is None else len(rows)
-        for a, b in pairwise(even_ends(size, self._microbatch or size)):
+        for a, b in pairwise(even_ends(size, self._microbatch or most or size)):
             yield self._batch(partition, slice(a, b) if rows is None else rows[a:b], key), b - a
 
     def _batch(self, partition: int, rows: Rows, key: int) -> Batch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,8 @@ from anyk.clusters import Cluster, Simulated
 from anyk.clusters.contract import PINNED
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
+from anyk.problems.base import Problem, some_rows
+from anyk.problems.many import ManyProblems
 from anyk.protocol import (
     Cancel,
     Chunk,
@@ -21,9 +22,7 @@ from anyk.protocol import (
     Dispatch,
     Event,
     Failed,
-    Fleet,
     Joined,
-    Layout,
     Lost,
     MessageProjected,
     Mix,
@@ -31,12 +30,14 @@ from anyk.protocol import (
     ProjectMessage,
     Reply,
     RequestMessage,
-    Strategy,
     Task,
 )
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
+from anyk.testing.toy import Toy
+from anyk.training import Evaluate, train
 from anyk.training.batches import ARRIVED, KEPT
+from anyk.training.callbacks import EvaluationInfo
 from anyk.training.driver import Driver
 from anyk.training.runlog import RunLog
 from anyk.training.session import session
@@ -66,64 +67,7 @@ _STEADY = (
     "compressed:of=(uncoded),by=(top-k:share=0.5)",
     "m-sgc:B=1,W=2,lambda=2",
 )
-
-
-@dataclass(slots=True)
-class Memory:
-    """The memory of a :class:`Toy`."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-
-
-class Toy(Strategy):
-    """A strategy made of functions, for the protocol's own tests.
-
-    ``begin(toy)`` and ``react(toy, event)`` return commands; ``toy.seen`` gathers the events, and ``toy.memory`` is
-    what is saved. ``partitions``: as many as workers if left out.
-    """
-
-    State = Memory
-    spec = "toy"
-
-    def __init__(
-        self,
-        workers: int,
-        begin: Callable[[Toy], Sequence[Command]],
-        react: Callable[[Toy, Event], Sequence[Command]],
-        *,
-        slots: tuple[str, ...] = ("model",),
-        inner: str | None = None,
-        partitions: int | None = None,
-    ) -> None:
-        everything = tuple(range(partitions or workers))
-        self._layout = Layout(workers, len(everything), (everything,) * workers, slots, inner=inner)
-        self.begin, self.react = begin, react
-        self.seen: list[Event] = []
-        self.memory: dict[str, Any] = {}
-
-    @property
-    def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return self._layout
-
-    @layout.setter
-    def layout(self, layout: Layout) -> None:
-        self._layout = layout
-
-    def start(self, fleet: Fleet) -> tuple[Memory, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
-        self.present = fleet.present
-        commands = self.begin(self)
-        return Memory(self.memory), commands
-
-    def rebuild(self, state: Memory) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
-        self.memory = state.values
-
-    def on(self, state: Memory, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
-        self.seen.append(event)
-        return self.react(self, event)
+_EVALUATED = (("frc:stragglers=1", 1, _N), ("uncoded:models=2", 2, _N), ("k-async:k=1", 1, 3))  # models, samples
 
 
 def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = None) -> Driver:
@@ -404,6 +348,33 @@ def check_same_models(make: MakeCluster, specs: Sequence[str] = _STEADY) -> None
             assert np.allclose(got[slot], w, rtol=1e-12, atol=1e-12), f"'{spec}' gave {got[slot]}, not {w}"
 
 
+class _Told:
+    """A callback that remembers what was evaluated."""
+
+    def __init__(self) -> None:
+        self.infos: list[EvaluationInfo] = []
+
+    def on_evaluation(self, info: EvaluationInfo) -> None:
+        self.infos.append(info)
+
+
+def check_losses(make: MakeCluster, cases: Sequence[tuple[str, int, int]] = _EVALUATED) -> None:
+    """Workers that are asked tell the objective of each version that is to be evaluated, of each model."""
+    for spec, models, samples in cases:
+        problem, told = Squares(_N), _Told()
+        given: Problem = ManyProblems([problem] * models) if models > 1 else problem
+        train(
+            given, spec, make(_N, Constant(0.02)), optimizer=GD(lr=0.5), steps=5, callbacks=[told],
+            evaluate=Evaluate(every=2, samples=samples, where="workers"),
+        )  # fmt: skip
+        assert {info.step for info in told.infos} >= {0, 2, 4, 5}, f"'{spec}' told {told.infos}"
+        centres = problem.centres[some_rows(_N, samples, "train")]
+        for info in told.infos:
+            expected = float(0.5 * ((info.model - centres) ** 2).sum() / samples)
+            right = info.loss is not None and np.isclose(info.loss, expected, rtol=1e-12)
+            assert right, f"'{spec}' told {info.loss} at step {info.step}, not {expected}"
+
+
 def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
     """A worker that dies is lost, with what it was doing; it joins again, and works."""
 
@@ -450,6 +421,7 @@ CHECKS = (
     check_the_newest_task_wins,
     check_bad_replies,
     check_same_models,
+    check_losses,
 )
 
 

@@ -6,12 +6,15 @@ import os
 import pickle
 import time
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Literal
 
 import numpy as np
 
 from anyk import keyed
-from anyk.problems.base import Index, Partitions, Problem, Vector, ensure_problem, penalty_of
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Partitions, Problem, Vector, ensure_problem, penalty_of, some_rows
+from anyk.problems.many import check_partial_loss
 
 _SUMS = "partial gradients are of sums over samples, without the regulariser"
 
@@ -22,7 +25,8 @@ def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> No
     Partitions have the sizes and supports that they state; partial gradients are finite, repeat bit for bit, leave the
     model alone and, after pickling, are the same; rows add up to their partition; all partitions add up to the gradient
     of the loss, by central differences in random directions, however the data is cut; ``only`` gives the same
-    gradients. For smooth losses: where a loss has a kink, differences across it are no gradient. Raises
+    gradients; where workers can evaluate, their partitions' losses add up to the loss. For smooth losses: where a loss
+    has a kink, differences across it are no gradient. Raises
     :class:`~anyk.errors.BadInput` for an object that is not a problem.
 
     >>> import anyk
@@ -45,6 +49,7 @@ def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> No
     for j in range(partitions):
         total += _checked_gradient(pieces, j, w, tolerance)
     gradient = total / problem.samples + penalty_of(problem) * w
+    _check_losses(problem, pieces, w, tolerance)
     for _ in range(3):
         _check_slope(problem, w, gradient, random.normal(size=problem.dimension))
     whole = problem.split(1)
@@ -98,6 +103,27 @@ def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -
     return _expanded(pieces, j, w)
 
 
+def _check_losses(problem: Problem, pieces: Partitions, w: Vector, tolerance: float) -> None:
+    """Losses of partitions, where this problem's can be asked for them."""
+    try:
+        check_partial_loss(pieces)
+    except BadInput:
+        return
+    partial_loss: Any = pieces.partial_loss  # type: ignore[attr-defined]
+    losses = [partial_loss(j, w) for j in range(len(pieces.sizes))]
+    found = sum(losses) / problem.samples + 0.5 * float((penalty_of(problem) * w) @ w)
+    expected = problem.loss(w)
+    assert abs(found - expected) <= tolerance * (1.0 + abs(expected)), (
+        f"the partitions' losses come to {found:.6g}, the loss is {expected:.6g}; partial_loss gives sums over samples"
+    )
+    for j, size in enumerate(pieces.sizes):
+        rows = np.arange(size, dtype=np.intp)
+        parts = sum(partial_loss(j, w, part) for part in (rows[: size // 2], rows[size // 2 :]) if len(part))
+        assert abs(parts - losses[j]) <= tolerance * (1.0 + abs(losses[j])), (
+            f"the losses of rows do not add up to that of partition {j}"
+        )
+
+
 def _expanded(pieces: Partitions, j: int, w: Vector) -> Vector:
     gradient: Vector = np.zeros(pieces.dimension)
     support = pieces.support(j)
@@ -137,8 +163,12 @@ class _Pieces:
         del partition
         return None
 
-    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
         del rows  # a partition has one sample
+        return float(0.5 * ((w - self.centres[partition]) ** 2).sum())
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        del rows
         gradient: Vector = (w - self.centres[partition]).astype(self.dtype)
         worker = os.environ.get("ANYK_WORKER")
         if not w.any():
@@ -204,6 +234,13 @@ class Squares:
     def loss(self, w: Vector) -> float:
         """The objective."""
         return float(0.5 * ((w - self.centres) ** 2).sum() / len(self.centres))
+
+    def sampled(self, samples: int) -> Squares:
+        """See :class:`~anyk.problems.base.Problem`."""
+        made = copy(self)
+        made.centres = self.centres[some_rows(self.samples, samples, "train")]
+        made.samples = len(made.centres)
+        return made
 
     def smoothness(self) -> float:
         """1, the curvature of each square."""

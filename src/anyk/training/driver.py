@@ -9,7 +9,7 @@ from anyk.clusters.contract import Cluster, Order
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
-from anyk.problems.many import problem_of
+from anyk.problems.many import check_partial_loss, problem_of
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -61,7 +61,7 @@ class Driver:
     which this one goes on. ``on_step`` is called with the driver after every step of a model that is trained for its
     own sake, ``on_news`` when what an event led to has been done (may end the run), ``on_lost`` when a worker was lost,
     ``on_event`` after every event that has been dealt with and did not end the run. ``loss_of`` evaluates the objective
-    of a slot for a strategy that asks for it, if not the problem itself.
+    of a slot for a strategy that asks for it, if not the problem itself. ``asked``: workers will be asked for losses.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class Driver:
         on_lost: Callable[[Lost], None] | None = None,
         on_event: Callable[[Driver], None] | None = None,
         loss_of: Callable[[str, Vector], float] | None = None,
+        asked: bool = False,
     ) -> None:
         if optimizer is not None and problem is not None:
             optimizer = optimizer.fitted(problem_of(problem, strategy.layout.slots[0]))
@@ -97,6 +98,7 @@ class Driver:
         )
         self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, told, loss_of)
         self._faults = Faults(layout.workers)
+        self._asked = asked
         self.need: Need | None = None  # of memory
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()
@@ -138,6 +140,8 @@ class Driver:
         if self.problem is not None:
             partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
             self.ledger.sizes = partitions.sizes
+            if self._asked:
+                check_partial_loss(partitions)
             if not self.cluster.recorded:
                 self.need = Need.of(self.cluster, self.layout, partitions, self.optimizer)
                 line = self.need.check()

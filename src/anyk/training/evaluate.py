@@ -35,7 +35,10 @@ class Evaluate:
     ``train`` for data in memory; data that the driver would have to read item by item is left alone (``held_out``, and
     nothing without held-out data). ``where``: on the ``driver``, whose steps it delays by a twentieth at most; or
     ``aside``, in a process of its own on the driver's machine, for which no step waits, nearly as soon as versions are
-    made. Then only that process reads the data to evaluate; data in memory it has a copy of.
+    made. Then only that process reads the data to evaluate; data in memory it has a copy of. Or by the ``workers``, for
+    the training loss: each evaluates the data that it holds, between two partitions of its tasks, which that delays by
+    a twentieth at most, and the driver reads none of it; ``on`` is then ``train`` unless said otherwise. Workers of a
+    virtual clock compute in the driver.
 
     Raises :class:`~anyk.errors.BadInput` for numbers out of range.
 
@@ -52,7 +55,7 @@ class Evaluate:
     samples: int | None = None
     on: Literal["train", "held_out"] | None = None
     seconds: float | None = None
-    where: Literal["driver", "aside"] = "driver"
+    where: Literal["driver", "aside", "workers"] = "driver"
 
     def __post_init__(self) -> None:
         for name in ("every", "samples"):
@@ -60,6 +63,11 @@ class Evaluate:
             if value is not None and value < 1:
                 what = "step" if name == "every" else "sample"
                 raise BadInput(f"{name} of evaluate must be at least 1 {what}, got {value}")
+        if self.where == "workers" and self.on == "held_out":
+            raise BadInput(
+                "workers hold the training data, and held-out data is evaluated on the driver's machine; give "
+                "where='driver' or 'aside', or on='train'"
+            )
         if self.seconds is not None and not 0.0 < self.seconds < float("inf"):
             raise BadInput(f"seconds of evaluate must be a finite number above 0, got {self.seconds:g}")
 
@@ -109,6 +117,8 @@ def resolved(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
     if evaluate is None or evaluate.on is not None:
         return evaluate
     on: Literal["train", "held_out"] | None = getattr(problem, "evaluated_on", "train")
+    if evaluate.where == "workers":
+        on = "train"
     return None if on is None else replace(evaluate, on=on)
 
 
@@ -121,8 +131,10 @@ def evaluating(evaluate: Evaluate | None, problem: Problem) -> Iterator[Problem]
     if evaluate is not None and evaluate.where == "aside":
         with Aside(problem, evaluate.samples) as aside:
             yield aside.problem
+    elif evaluate is None or evaluate.samples is None or evaluate.where == "workers":  # who pick their samples
+        yield problem
     else:
-        yield problem if evaluate is None or evaluate.samples is None else sampled(problem, evaluate.samples)
+        yield sampled(problem, evaluate.samples)
 
 
 def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float | None) -> None:
@@ -133,6 +145,11 @@ def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float 
         )
     if not gives_loss(evaluate) and asks_for_loss(strategy):
         raise BadInput(needs_loss(strategy.spec))
+    if evaluate is not None and evaluate.where == "workers" and asks_for_loss(strategy):
+        raise BadInput(
+            f"'{strategy.spec}' adapts to the training loss and needs it at once, which workers do not interrupt their "
+            "tasks for; evaluate where='driver' or 'aside'"
+        )
 
 
 def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strategy, optimizer: Optimizer) -> None:
@@ -144,6 +161,11 @@ def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strat
         raise BadInput(
             "a schedule that goes by evaluations (ReduceLROnPlateau) needs to know after which steps they are made; "
             "give evaluate=Evaluate(every=…), without seconds"
+        )
+    if evaluate.where == "workers":
+        raise BadInput(
+            "a schedule that goes by evaluations (ReduceLROnPlateau) needs them before the next step, and workers "
+            "evaluate beside their tasks; evaluate where='driver' or 'aside'"
         )
     if asks_for_loss(strategy):
         raise BadInput(

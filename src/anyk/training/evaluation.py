@@ -11,6 +11,7 @@ import numpy as np
 
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
+from anyk.clusters.remote.losses import Unheld
 from anyk.errors import BadInput, RunFailed, told
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
@@ -31,7 +32,8 @@ class Evaluator:
     newest now and then, for at most 5 % of the time unless it is evaluated aside (with a target, after a second at the
     latest), and the rest is evaluated after the run; large ones wait in a temporary file without a name, not in memory.
     Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says otherwise; with
-    None nothing is kept. ``problem``: what is evaluated (:func:`~anyk.training.evaluate.evaluating`). ``target`` is a
+    None nothing is kept. ``problem``: what is evaluated (:func:`~anyk.training.evaluate.evaluating`); while the thread
+    is waited for, ``meanwhile`` is called, for whatever it may be waiting for. ``target`` is a
     value of the metric (without held-out data, of the loss); ``reached`` is the earliest version known to have it.
     """
 
@@ -42,8 +44,9 @@ class Evaluator:
         *,
         target: float | None = None,
         background: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        self.target = target
+        self.target, self._meanwhile = target, meanwhile
         self.problem, self._off = problem, evaluate is None
         evaluate = evaluate or USUAL
         self._share = 1.0 if evaluate.where == "aside" else _SHARE
@@ -52,6 +55,7 @@ class Evaluator:
         self.done: dict[tuple[str, int], Evaluation] = {}
         self.latest: Evaluation | None = None  # the newest version evaluated so far
         self.reached: Evaluation | None = None
+        self.unknown = ""  # why the loss of a version is not known that was to be evaluated
         self._fresh: list[tuple[Evaluation, Vector]] = []
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
@@ -153,6 +157,8 @@ class Evaluator:
             problem = problem_of(self.problem, slot)
             try:
                 metrics, loss = problem.metrics(w), problem.loss(w) if self._loss else None
+            except Unheld as unheld:
+                metrics, loss, self.unknown = problem.metrics(w), None, str(unheld)
             except (BadInput, RunFailed):
                 raise
             except Exception as error:  # a user's problem may raise anything
@@ -207,8 +213,11 @@ class Evaluator:
         """End the thread."""
         self._over.set()
         self._news.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            return
+        while self._meanwhile is not None and self._thread.is_alive():
+            self._meanwhile()
+        self._thread.join()
 
 
 def _copy(w: Vector) -> Vector:

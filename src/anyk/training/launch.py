@@ -19,6 +19,7 @@ from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.protocol import Lost, Strategy
 from anyk.training import checkpoints, hookstates
+from anyk.training.asking import Asking, by_workers
 from anyk.training.beginning import Beginning
 from anyk.training.callbacks import Callbacks, EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
 from anyk.training.driver import Driver
@@ -30,6 +31,7 @@ from anyk.training.limits import first_metrics
 from anyk.training.predictors import predictor_of
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
+from anyk.training.schema import Evaluation
 from anyk.training.session import session
 
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
@@ -70,6 +72,9 @@ class Launch:
         self._save_at = 0.0
         self._evaluate, self._evaluated = resolved(beside.evaluate, problem), evaluated
         check_watched(self._evaluate, evaluated, strategy, optimizer)
+        self._asking: Asking | None = None
+        if self._evaluate is not None and self._evaluate.where == "workers":
+            self._evaluated, self._asking = by_workers(self._evaluate, problem, cluster)
         self._at_once = cluster.virtual or optimizer.watches is not None  # what is evaluated changes the next step
         self._begun = False  # before it has, nothing is written
         self._hooks = hooks = Hooks(beside.callbacks)
@@ -90,6 +95,7 @@ class Launch:
             on_lost=self._after_loss if hooks["on_worker_lost"] else None,
             on_event=None if folder is None else self._after_event,
             loss_of=self._loss_of,
+            asked=self._asking is not None,
         )
 
     def run(self) -> Run:
@@ -154,7 +160,9 @@ class Launch:
 
     def _drive(self) -> None:
         driver, saved = self.driver, self._saved
-        with _patient_interrupts(driver), _quick_switching():
+        with contextlib.ExitStack() as driving:
+            driving.enter_context(_patient_interrupts(driver))
+            driving.enter_context(_quick_switching())
             if self._evaluate is not None:
                 first_metrics(self._evaluated)  # what metrics import is not to be imported on the clock
             with session(
@@ -172,6 +180,9 @@ class Launch:
                 driver.run()
                 self._tell_news(driver)
                 self._save()
+                if self._asking is not None:
+                    driving.close()
+                    self._evaluate_rest()  # as long as there are workers
         if saved is None or driver.versions.newest != saved.state["versions"] or driver.interrupted:
             return
         limits = {name: self._config.get(name) for name in ("steps", "seconds", "target")}
@@ -195,6 +206,7 @@ class Launch:
             self._evaluate,
             target=self._config.get("target"),
             background=not self._at_once,
+            meanwhile=None if self._asking is None else self._asking.pass_on,
         )
         if saved is None:
             log.truncate(0)  # a run that ended before its first checkpoint begins again
@@ -329,12 +341,18 @@ class Launch:
     def _abandon(self) -> None:
         """Leave the log as it is."""
         if self._evaluator is not None:
+            self._stop_asking()
             self._evaluator.stop()
         self._log.close(write=False)
 
-    def _conclude(self) -> None:
-        """Evaluate what was kept and write the summary."""
-        driver, evaluator, log = self.driver, self._evaluator, self._log
+    def _stop_asking(self) -> None:
+        """The workers have ended: what they have not been asked they will not tell."""
+        if self._asking is not None:
+            self._asking.close()
+
+    def _evaluate_rest(self) -> list[Evaluation]:
+        """Evaluate the versions that were kept, and the last; returns all that were."""
+        driver, evaluator = self.driver, self._evaluator
         assert evaluator is not None
         for slot, w in driver.versions.trained.items():
             evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
@@ -348,6 +366,16 @@ class Launch:
         evaluations = evaluator.finish(tell)
         self._take_evaluations()
         self._tell_news(driver)
+        return evaluations
+
+    def _conclude(self) -> None:
+        """Evaluate what is left and write the summary."""
+        driver, evaluator, log = self.driver, self._evaluator, self._log
+        assert evaluator is not None
+        self._stop_asking()
+        evaluations = self._evaluate_rest()
+        if evaluator.unknown:
+            log.note(driver.time, "not evaluated", f"the loss of some versions: {evaluator.unknown}")
         self._write_models()
         versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
         steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart

@@ -34,7 +34,7 @@ from anyk.clusters.remote.driver import Remote
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle
 from anyk.clusters.remote.orders import NOTHING
 from anyk.clusters.remote.shipping import ship
-from anyk.clusters.remote.worker import FAILED, READY
+from anyk.clusters.remote.worker import EVALUATED, FAILED, READY
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions
@@ -172,8 +172,9 @@ class Processes(Remote[_ProcessHandle]):
         return MemoryLayout(
             workers=self.workers,
             slots=layout.slots,
-            # each worker may be on a version of its own; the newest; the one being written; those yet to evaluate
-            copies=len(layout.slots) * (self.workers + 2 + PINNED),
+            # each worker may be on a version of its own; the newest; the one being written; those yet to evaluate, and
+            # the one that workers are asked to
+            copies=len(layout.slots) * (self.workers + 2 + PINNED) + 1,
             dimension=partitions.dimension,
             dtype=np.dtype(partitions.dtype).str,
             buffers=_BUFFERS,
@@ -342,7 +343,7 @@ class Processes(Remote[_ProcessHandle]):
         now = time.monotonic()
         for record in RECORD.iter_unpack(data):
             notice = Notice(now, *record)
-            if notice.kind == FAILED or (notice.kind == READY and notice.done):
+            if notice.kind == FAILED or (notice.kind in (READY, EVALUATED) and notice.done):
                 notice = notice._replace(text=self._error(notice.worker))
             self._news.append(notice)
 

@@ -300,7 +300,8 @@ class Ray(Networked[_ActorHandle]):
 
     def _poll(self, timeout: float) -> None:
         ray = ray_module()
-        self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()})
+        asked = {worker for worker, handle in enumerate(self._handles) if handle.question is not None}
+        self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()} | asked)
         calls = list(self._calls)
         if not calls:
             time.sleep(min(timeout, 0.01))

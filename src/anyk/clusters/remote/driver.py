@@ -23,9 +23,10 @@ from anyk.clusters.messages import WHOLE, Messages
 from anyk.clusters.packing import scheme, unpack
 from anyk.clusters.remote.comparing import Comparisons
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle, restart_due
+from anyk.clusters.remote.losses import Losses
 from anyk.clusters.remote.payload import RemotePayload
 from anyk.clusters.remote.tasks import Tasks
-from anyk.clusters.remote.worker import COMPARED, FAILED, PROGRESS, REPLY, STOPPED, RunSetup
+from anyk.clusters.remote.worker import COMPARED, EVALUATED, FAILED, PROGRESS, REPLY, STOPPED, RunSetup
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -116,6 +117,7 @@ class Remote(Cluster, Generic[H]):
         self._payload = payload(messages)
         self._tasks = Tasks(self._handles, self._payload, uninterruptible=self.delays.uninterruptible)
         self._comparisons = Comparisons(messages.tolerance)
+        self.losses = Losses(self._handles, self._payload, partitions.sizes, layout.assignment, self._send_orders)
         self._opened = True
         return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together)
 
@@ -246,6 +248,7 @@ class Remote(Cluster, Generic[H]):
         """See :meth:`Cluster.give_up`."""
         self._tasks.void(worker)
         self._handles[worker].gone, self._handles[worker].due = True, None
+        self.losses.died(worker)
 
     # ------------------------------------------------------------------------------------------- events
 
@@ -253,9 +256,11 @@ class Remote(Cluster, Generic[H]):
         """See :meth:`Cluster.events`."""
         while True:
             while self._news:
-                event = self._interpret(self._news.popleft())
-                if event is not None:
+                news = self._news.popleft()
+                event = self._interpret(news)
+                if event is not None or (isinstance(news, Notice) and news.kind == EVALUATED):
                     yield event
+            self.losses.put_next()
             timeout = min(_IDLE, restart_due(self._handles, self._spawn))
             if self._alarms:
                 name = min(self._alarms, key=lambda key: (self._alarms[key], key))
@@ -291,6 +296,9 @@ class Remote(Cluster, Generic[H]):
             entry = self._tasks.in_flight.get(task)
             if entry is not None:  # of a cancelled one the model may have been overwritten under it
                 self._comparisons.check(news, entry)
+            return None
+        if kind == EVALUATED:
+            self.losses.take_in(news)
             return None
         if kind == FAILED:
             self._tasks.settle(task, chunk)
@@ -346,4 +354,5 @@ class Remote(Cluster, Generic[H]):
         else:
             self._tasks.void(worker)
             restart_due(self._handles, self._spawn)
+        self.losses.died(worker)
         return Lost(self.now(), worker, reason, gone)

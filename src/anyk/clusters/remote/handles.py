@@ -52,6 +52,7 @@ class WorkerHandle:
         self.gone = False  # given up for good
         self.preempt = False  # whether what the worker may still be doing is to be dropped
         self.clock = 0.0  # what its clock shows more than the driver's
+        self.question: list[Any] | None = None  # about losses: number, place of the model, slot, partitions, samples
         self.forget()
 
     def forget(self) -> None:

@@ -22,7 +22,7 @@ from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import OrderReader
 from anyk.clusters.remote.payload import RemotePayload
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.worker import NO_TASK, READY, REPLY, Orders, RunSetup, Times, Worker
+from anyk.clusters.remote.worker import ASKED, NO_TASK, READY, REPLY, Orders, RunSetup, Times, Worker
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 
@@ -173,6 +173,8 @@ class Networked(Remote[N]):
             needs.update(((task, index), None) for _, task, index, _ in chunk.mix)
         for *_, gathered in handle.requests:
             needs.update(((task, index), None) for task, index, *_ in gathered)
+        if handle.question is not None:
+            needs[ASKED, handle.question[1]] = None
         # what is gone was needed by a task that has ended since
         there = tuple(key for key in needs if self._payload.vector(key) is not None)
         handle.number += 1

@@ -13,7 +13,7 @@ from anyk.clusters.remote.worker import NO_TASK, Orders
 from anyk.protocol import Chunk, Task
 
 # task, flags, start, delay before, delay each, lengths of the work, positions (of models, then their versions) and
-# requests that follow
+# what is asked beside the task, which follow
 _HEAD = struct.Struct("=qqdddqqq")
 NOTHING = _HEAD.pack(NO_TASK, 0, 0.0, 0.0, 0.0, 0, 0, 0)
 
@@ -30,9 +30,10 @@ def pack_orders(
     work: bytes,
     positions: Sequence[int],
     requests: Sequence[Any],
+    question: Sequence[Any] | None = None,
 ) -> bytes:
     """Orders as bytes; ``times``: start, delay before, delay each; ``positions``: of models, then their versions."""
-    asks = json.dumps(requests).encode() if requests else b""
+    asks = json.dumps([requests, question]).encode() if requests or question else b""
     head = _HEAD.pack(task, flags, *times, len(work), len(positions), len(asks))
     return head + work + np.asarray(positions, dtype=np.int64).tobytes() + asks
 
@@ -52,6 +53,6 @@ class OrderReader:
         at = _HEAD.size + work
         numbers = np.frombuffer(data, dtype=np.int64, count=positions, offset=at).tolist()
         at += 8 * positions
-        asked = json.loads(bytes(data[at : at + requests])) if requests else []
+        asked, question = json.loads(bytes(data[at : at + requests])) if requests else ([], None)
         half = positions // 2
-        return Orders(task, flags, start, before, each, self._known[1], numbers[:half], numbers[half:], asked)
+        return Orders(task, flags, start, before, each, self._known[1], numbers[:half], numbers[half:], asked, question)

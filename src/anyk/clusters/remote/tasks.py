@@ -74,7 +74,7 @@ class Tasks:
         start, before, each = handle.times
         times = start + handle.clock, before, each
         flags = PREEMPT * handle.preempt | self._flags
-        return pack_orders(handle.task, flags, times, handle.body, handle.positions, handle.requests)
+        return pack_orders(handle.task, flags, times, handle.body, handle.positions, handle.requests, handle.question)
 
     def settle(self, task: int, chunk: int) -> None:
         """A chunk has arrived or failed; a task of which none is missing has ended."""

@@ -23,8 +23,9 @@ from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
 
 PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of an order
-READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED = range(6)  # what a worker tells
+READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED = range(7)  # what a worker tells
 NO_TASK = -1
+ASKED = "asked for losses"  # in the place of a slot's name: models that workers are asked about
 
 Times = tuple[float, float, float]  # when the task was taken, its delay over, the message computed
 R = TypeVar("R")  # how a cluster names the buffer that a message is written to
@@ -42,6 +43,7 @@ class Orders(NamedTuple):
     places: Sequence[int]  # where the model of each chunk is
     versions: Sequence[int]  # and which version that is
     requests: Sequence[Any]
+    question: Sequence[Any] | None = None  # about losses: number, place of the model, slot, partitions, samples
 
 
 class RunSetup(NamedTuple):
@@ -81,6 +83,7 @@ class Worker(ABC, Generic[R]):
         self._served: set[tuple[int, int]] = set()
         self._since = 0.0, 0.0  # when the task was taken, and when its delay was over
         self._pending: list[Any] = []  # requests for partitions that are not finished yet
+        self._answered = 0  # the last question about losses
 
     # --------------------------------------------------------------------------------------- what a cluster implements
 
@@ -156,7 +159,7 @@ class Worker(ABC, Generic[R]):
                 if orders is None:
                     self._listen(None)
                     continue
-                self._serve(orders.requests)
+                orders = self._hear(orders)
                 if orders.task <= last:
                     continue
                 last = orders.task
@@ -179,12 +182,37 @@ class Worker(ABC, Generic[R]):
         if orders is None:
             return  # overtaken by newer ones that are not all there yet
         assert self._orders is not None
-        self._serve(orders.requests)
+        orders = self._hear(orders)
         if orders.task != self._orders.task:
             self._next = orders
             if orders.flags & PREEMPT:
                 self._tell(STOPPED, self._orders.task, chunk=chunk, done=done)
                 raise _Stop
+
+    def _hear(self, orders: Orders) -> Orders:
+        """Do what orders ask for beside the task; returns the newest ones, which may have come meanwhile."""
+        self._serve(orders.requests)
+        while (question := orders.question) is not None and question[0] > self._answered:
+            number, place, slot, partitions, samples = question
+            self._answered = number
+            w = self._model(ASKED, place)
+            for j in partitions:
+                self._tell_loss(number, slot, j, w, samples)
+                newer = self._take() if self._changed() else None
+                if newer is not None:
+                    orders = newer
+                    self._serve(orders.requests)
+                    if orders.question is None or orders.question[0] != number:
+                        break
+        return orders
+
+    def _tell_loss(self, number: int, slot: str, partition: int, w: Vector, samples: int | None) -> None:
+        try:
+            loss = np.float64(self._messages.loss(slot, partition, w, samples))
+        except Exception as error:
+            self._tell(EVALUATED, number, chunk=partition, done=1, text=describe(error))
+            return
+        self._tell(EVALUATED, number, chunk=partition, bits=int(loss.view(np.int64)))
 
     def _hold(self, until: float, done: int, chunk: int) -> None:
         """An injected delay."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -15,7 +15,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector
 from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding
-from anyk.problems.linear_partitions import slope_of
+from anyk.problems.linear_partitions import losses_of, slope_of
 from anyk.problems.scaling import Scaling, with_intercept
 from anyk.problems.shards.blocks import Blocks
 from anyk.problems.shards.processes import in_processes
@@ -276,10 +276,18 @@ class LinearShardPartitions:
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """See :class:`~anyk.problems.base.Partitions`."""
-        first, last = self._bounds[partition]
-        parts = self._blocks.parts(first, last) if rows is None else [self._blocks.taken(rows + first)]
         W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
         total = np.zeros_like(W)
-        for X, y in parts:
+        for X, y in self._parts(partition, rows):
             total += X.T @ slope_of(self.kind, X @ W, y)
         return total.reshape(-1)
+
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
+        return float(sum(losses_of(self.kind, X @ W, y).sum() for X, y in self._parts(partition, rows)))
+
+    def _parts(self, partition: int, rows: Index | None) -> Iterable[Any]:
+        """The rows of a partition, or some of them, block by block."""
+        first, last = self._bounds[partition]
+        return self._blocks.parts(first, last) if rows is None else [self._blocks.taken(rows + first)]

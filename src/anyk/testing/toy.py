@@ -1,0 +1,67 @@
+"""A strategy made of functions, for tests of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyk.protocol import Command, Event, Fleet, Layout, Strategy
+
+
+@dataclass(slots=True)
+class Memory:
+    """The memory of a :class:`Toy`."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Toy(Strategy):
+    """A strategy made of functions, for the protocol's own tests.
+
+    ``begin(toy)`` and ``react(toy, event)`` return commands; ``toy.seen`` gathers the events, and ``toy.memory`` is
+    what is saved. ``partitions``: as many as workers if left out.
+    """
+
+    State = Memory
+    spec = "toy"
+
+    def __init__(
+        self,
+        workers: int,
+        begin: Callable[[Toy], Sequence[Command]],
+        react: Callable[[Toy, Event], Sequence[Command]],
+        *,
+        slots: tuple[str, ...] = ("model",),
+        inner: str | None = None,
+        partitions: int | None = None,
+    ) -> None:
+        everything = tuple(range(partitions or workers))
+        self._layout = Layout(workers, len(everything), (everything,) * workers, slots, inner=inner)
+        self.begin, self.react = begin, react
+        self.seen: list[Event] = []
+        self.memory: dict[str, Any] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return self._layout
+
+    @layout.setter
+    def layout(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def start(self, fleet: Fleet) -> tuple[Memory, Sequence[Command]]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.present = fleet.present
+        commands = self.begin(self)
+        return Memory(self.memory), commands
+
+    def rebuild(self, state: Memory) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.memory = state.values
+
+    def on(self, state: Memory, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        self.seen.append(event)
+        return self.react(self, event)

@@ -1,0 +1,129 @@
+"""The training loss as workers tell it, each of the data that it holds: the same number, and nobody is waited for."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk import Evaluate
+from anyk.cli import main
+from anyk.testing import Squares
+from anyk.training import asking
+from anyk.training.config import read_config
+
+
+class Alone(Squares):
+    """Its loss must not be asked for in the driver; on workers it does what is said there."""
+
+    def __init__(self, workers, does=None):
+        super().__init__(workers)
+        self.does, self.driver = does, os.getpid()
+
+    def loss(self, w):
+        raise AssertionError("the driver has evaluated")
+
+    def split(self, partitions, shares=None):
+        made = super().split(partitions, shares)
+        return Pieces(made, self.does)
+
+
+class Pieces:
+    def __init__(self, of, does):
+        self.of, self.does = of, does
+        self.dimension, self.dtype, self.sizes = of.dimension, of.dtype, of.sizes
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "of":
+            raise AttributeError(name)
+        return getattr(self.of, name)
+
+    def partial_loss(self, partition, w, rows=None, /):
+        if self.does is not None and os.environ["ANYK_WORKER"] == "1":
+            self.does()
+        return self.of.partial_loss(partition, w, rows)
+
+
+def fails():
+    raise ValueError("no such column")
+
+
+def train(strategy, does=None, workers=4, **options):
+    given = {"optimizer": anyk.optimizers.GD(lr=0.5), "steps": 4, "evaluate": Evaluate(every=2, where="workers")}
+    return anyk.train(Alone(workers, does), strategy, "processes", workers=workers, **given | options)
+
+
+def right(run):
+    """Whether the last loss is that of the model."""
+    return run.loss == pytest.approx(Squares(4).loss(run.model), rel=1e-12)
+
+
+def test_a_target_that_workers_tell_ends_the_run():
+    run = train("frc:stragglers=1", target=8.9, steps=None, evaluate="every=1,where=workers")
+    assert run.time_to_target is not None and right(run) and run.loss <= 8.9
+
+
+def test_where_partitions_are_replicated_a_worker_that_sleeps_is_not_waited_for():
+    run = train("frc:stragglers=1", lambda: time.sleep(100.0))
+    assert right(run) and np.isfinite(run.history["loss"]).tolist() == [True, False, True, False, True]
+
+
+WHY = "are lost, died twice when they were asked or did not answer"
+
+
+@pytest.mark.parametrize("strategy", ["frc:stragglers=1", "k-sync:k=3"])
+def test_a_worker_that_dies_of_it_is_asked_twice_and_the_run_goes_on(strategy):
+    run = train(strategy, lambda: os._exit(7))
+    assert run.steps == 4
+    notes = [note["text"] for note in run.notes if note["kind"] == "not evaluated"]
+    if strategy.startswith("frc"):
+        assert right(run) and not notes
+    else:
+        assert run.loss is None and not np.isfinite(run.history["loss"]).any()
+        assert notes == [f"the loss of some versions: workers 1, which hold partitions 1, {WHY}"]
+
+
+def test_after_the_run_those_who_say_nothing_are_given_up(monkeypatch):
+    monkeypatch.setattr(asking, "_SILENCE", 0.5)
+    run = train("k-sync:k=3", lambda: time.sleep(100.0))
+    assert run.steps == 4 and run.loss is None
+    notes = [note["text"] for note in run.notes if note["kind"] == "not evaluated"]
+    assert notes == [f"the loss of some versions: workers 1, which hold partitions 1, {WHY}"]
+
+
+def test_a_loss_that_fails_is_said_with_worker_and_partition():
+    with pytest.raises(
+        anyk.RunFailed, match=r"the loss of partition 1 fails on worker 1: ValueError: no such column \("
+    ):
+        train("uncoded", fails)
+
+
+def test_a_resumed_run_asks_workers_as_well(tmp_path):
+    train("uncoded", out=tmp_path / "run").close()
+    assert read_config(tmp_path / "run")["evaluate"] == "every=2,where=workers"
+    run = anyk.resume(tmp_path / "run", problem=Alone(4), steps=7)
+    assert right(run) and np.flatnonzero(np.isfinite(run.history["loss"])).tolist() == [0, 2, 4, 6, 7]
+
+
+def test_on_a_virtual_clock_the_driver_is_the_workers():
+    problem = anyk.problems.from_data("synthetic:rows=60,features=3")
+    here, there = (
+        anyk.train(problem, "uncoded", "simulated", workers=4, steps=6, evaluate=f"every=2,samples=20{where}")
+        for where in ("", ",where=workers")
+    )
+    assert there.loss == problem.sampled(20).loss(there.model) == here.loss
+
+
+def test_the_command_line_asks_workers(tmp_path):
+    done = CliRunner().invoke(
+        main,
+        [
+            "train", "--data", "synthetic:rows=60,features=3", "--workers", "2", "--steps", "3", "--strategy", "uncoded",
+            "--evaluate", "where=workers", "--out", str(tmp_path / "run"),
+        ],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    with anyk.Run.open(tmp_path / "run") as run:
+        assert run.loss == pytest.approx(anyk.problems.from_data("synthetic:rows=60,features=3").loss(run.model))
