@@ -10,8 +10,8 @@ from click.testing import CliRunner
 import anyk
 from anyk import Evaluate
 from anyk.cli import main
+from anyk.clusters.remote import losses
 from anyk.testing import Squares
-from anyk.training import asking
 from anyk.training.config import read_config
 
 
@@ -86,7 +86,7 @@ def test_a_worker_that_dies_of_it_is_asked_twice_and_the_run_goes_on(strategy):
 
 
 def test_after_the_run_those_who_say_nothing_are_given_up(monkeypatch):
-    monkeypatch.setattr(asking, "_SILENCE", 0.5)
+    monkeypatch.setattr(losses, "_SILENCE", 0.5)
     run = train("k-sync:k=3", lambda: time.sleep(100.0))
     assert run.steps == 4 and run.loss is None
     notes = [note["text"] for note in run.notes if note["kind"] == "not evaluated"]

@@ -15,9 +15,7 @@ from anyk.problems.many import ManyProblems, sampled
 from anyk.training.evaluate import Evaluate
 from anyk.training.limits import first_metrics
 
-_SILENCE = 60.0  # seconds without an answer, after a run's end, in which those who owe one are given up; or …
 _MOMENT = 0.01  # seconds
-_LONGER = 10.0  # … so many times what the longest answer took
 
 
 def by_workers(evaluate: Evaluate, problem: Problem, cluster: Cluster) -> tuple[Problem, Asking | None]:
@@ -57,9 +55,7 @@ class Asking:
         self._total = problem.samples if samples is None else min(samples, problem.samples)
         self._driver = threading.current_thread()
         self._events: Iterator[Any] | None = None
-        self._heard = 0, 0.0  # the news of losses, and since when there are no others
         self._closed = False
-        self._longest = 0.0  # seconds that an answer took
         self.problem: Problem = _Asked(evaluated, self, "")
         if isinstance(problem, ManyProblems) and isinstance(evaluated, ManyProblems):
             self.problem = ManyProblems([_Asked(one, self, slot) for slot, one in evaluated.by_slot.items()])
@@ -69,31 +65,21 @@ class Asking:
 
         ``w`` must stay as it is until then.
         """
-        began = clock.monotonic()
         question = self._cluster.losses.ask(slot, w, self._samples)
         if threading.current_thread() is not self._driver:
             question.wait()
         while not question.over:
             self.pass_on()
-        answer = question.answer() / self._total
-        self._longest = max(self._longest, clock.monotonic() - began)
-        return answer
+        return question.answer() / self._total
 
     def pass_on(self) -> None:
         """Pass on what is asked and what is answered, for a moment; in the driver's thread, when the run has ended."""
         if self._closed:
             clock.sleep(_MOMENT)
             return
-        losses = self._cluster.losses
-        if self._events is None:
-            self._events, self._heard = self._cluster.events(), (losses.news, clock.monotonic())
+        self._events = self._events or self._cluster.events()
         next(self._events)
-        news, since = self._heard
-        now = clock.monotonic()
-        if losses.news > news:
-            self._heard = losses.news, now
-        elif now - since > max(_SILENCE, _LONGER * self._longest):
-            losses.give_up()
+        self._cluster.losses.give_up_late()
 
     def close(self) -> None:
         """The workers have ended: who waits for an answer gets none."""

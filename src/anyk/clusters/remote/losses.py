@@ -8,6 +8,7 @@ for. The task at hand goes on afterwards.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
@@ -19,7 +20,10 @@ from anyk.clusters.remote.worker import ASKED
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector, rows_within
 
+_SILENCE = 60.0  # seconds at least that those are waited for who tell nothing while others have …
+_LATER = 10.0  # … and so many times as long as these took
 _DEATHS = 2  # in the course of one question, after which a worker is not asked again
+_ENDED = "the workers have ended"
 
 
 class Unheld(RunFailed):
@@ -79,15 +83,18 @@ class Losses:
         self._deaths: Counter[int] = Counter()  # of workers since the question was put
         self._silent: set[int] = set()  # workers that are not asked any more: lost, dead of it or without an answer
         self._wanted: dict[int | None, list[int]] = {}  # partitions with some of so many samples
+        self._put_at = self._told_at = 0.0  # when the question was put, and when the last loss was told
+        self._lock = threading.Lock()
         self._closed = False
-        self.news = 0  # questions put, losses told: it grows as long as anything happens
 
     def ask(self, slot: str, model: Vector, samples: int | None) -> Question:
         """A question that is put when its turn has come; any thread may ask. The model must stay as it is."""
         question = Question(slot, model, samples)
-        self._waiting.append(question)
-        if self._closed:
-            self.close()
+        with self._lock:
+            if self._closed:
+                question.end(Unheld(_ENDED))
+            else:
+                self._waiting.append(question)
         return question
 
     def put_next(self) -> None:
@@ -96,7 +103,7 @@ class Losses:
             return
         question = self._open = self._waiting.popleft()
         self._number += 1
-        self.news += 1
+        self._put_at = time.monotonic()
         self._deaths.clear()
         self._payload.publish(ASKED, self._number, question.model)
         place, samples = self._payload.place(ASKED, self._number), question.samples
@@ -119,7 +126,7 @@ class Losses:
             why = f"the loss of partition {notice.chunk} fails on worker {notice.worker}: {notice.text}"
             self._end(RunFailed(why))
             return
-        self.news += 1
+        self._told_at = time.monotonic()
         question.told[notice.chunk] = float(np.int64(notice.bits).view(np.float64))
         self._left.remove(notice.chunk)
         if not self._left:
@@ -134,8 +141,12 @@ class Losses:
             handle.question = None
             self._give_up_unheld()
 
-    def give_up(self) -> None:
-        """Wait no longer for those who owe an answer, nor ask them again."""
+    def give_up_late(self) -> None:
+        """Wait no longer for those who tell nothing though others have long since, nor ask them again."""
+        if self._open is None or not self._open.told:
+            return
+        if time.monotonic() - self._told_at < max(_SILENCE, _LATER * (self._told_at - self._put_at)):
+            return
         for worker, handle in enumerate(self._handles):
             if handle.question is not None and self._left & set(handle.question[3]):
                 self._silent.add(worker)
@@ -144,12 +155,12 @@ class Losses:
 
     def close(self) -> None:
         """There will be no answers any more."""
-        self._closed = True
-        over = Unheld("the workers have ended")
-        if self._open is not None:
-            self._open.end(over)
-        while self._waiting:
-            self._waiting.popleft().end(over)
+        with self._lock:
+            self._closed = True
+            for question in [self._open, *self._waiting]:
+                if question is not None:
+                    question.end(Unheld(_ENDED))
+            self._waiting.clear()
 
     def _give_up_unheld(self) -> None:
         asked = {j for handle in self._handles if handle.question is not None for j in handle.question[3]}
