@@ -176,6 +176,11 @@ def stream(partition, seed):
             {},
             r"workers without JAX \(workers='numpy'\) compute gradients alone",
         ),
+        (
+            lambda: TorchProblem(module(), torch.nn.CrossEntropyLoss(), (X, y), split="dirichlet:alpha=0.3"),
+            {"evaluate": "where=workers,samples=9"},
+            "workers would pick others than the driver; leave out samples or split",
+        ),
         (lambda: Squares(4), {"evaluate": "where=workers,on=held_out"}, "workers hold the training data, and held-out"),
         (
             lambda: anyk.problems.from_data("synthetic:rows=60,features=3"),

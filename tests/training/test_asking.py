@@ -11,6 +11,8 @@ import anyk
 from anyk import Evaluate
 from anyk.cli import main
 from anyk.clusters.remote import losses
+from anyk.clusters.remote.handles import Notice
+from anyk.clusters.remote.worker import EVALUATED
 from anyk.testing import Squares
 from anyk.training.config import read_config
 
@@ -70,27 +72,103 @@ def test_where_partitions_are_replicated_a_worker_that_sleeps_is_not_waited_for(
     assert right(run) and np.isfinite(run.history["loss"]).tolist() == [True, False, True, False, True]
 
 
-WHY = "are lost, died twice when they were asked or did not answer"
+def unknown(run):
+    """What the log says of losses that nobody could tell."""
+    return [note["text"] for note in run.notes if note["kind"] == "not evaluated"]
 
 
 @pytest.mark.parametrize("strategy", ["frc:stragglers=1", "k-sync:k=3"])
 def test_a_worker_that_dies_of_it_is_asked_twice_and_the_run_goes_on(strategy):
-    run = train(strategy, lambda: os._exit(7))
+    stop = anyk.callbacks.EarlyStopping(patience=100)
+    run = train(strategy, lambda: os._exit(7), callbacks=[stop])
     assert run.steps == 4
-    notes = [note["text"] for note in run.notes if note["kind"] == "not evaluated"]
     if strategy.startswith("frc"):
-        assert right(run) and not notes
+        assert right(run) and not unknown(run)
     else:
         assert run.loss is None and not np.isfinite(run.history["loss"]).any()
-        assert notes == [f"the loss of some versions: workers 1, which hold partitions 1, {WHY}"]
+        assert unknown(run) == ["nobody can tell the loss of partition 1: worker 1 died twice while it was asked"]
+
+
+def test_a_run_for_a_target_ends_where_a_lost_worker_held_data():
+    fleet = anyk.clusters.Processes(4)
+    fleet.patience = 1  # a worker that dies is given up
+    lost = (
+        r"whether the target is reached cannot be told any more: nobody can tell the loss of partition 1: worker 1 is"
+    )
+    with pytest.raises(anyk.RunFailed, match=lost):
+        anyk.train(
+            Alone(4, lambda: os._exit(7)), "k-sync:k=2", fleet, optimizer=anyk.optimizers.GD(lr=0.5), target=0.1,
+            evaluate="where=workers",
+        )  # fmt: skip
 
 
 def test_after_the_run_those_who_say_nothing_are_given_up(monkeypatch):
     monkeypatch.setattr(losses, "_SILENCE", 0.5)
     run = train("k-sync:k=3", lambda: time.sleep(100.0))
     assert run.steps == 4 and run.loss is None
-    notes = [note["text"] for note in run.notes if note["kind"] == "not evaluated"]
-    assert notes == [f"the loss of some versions: workers 1, which hold partitions 1, {WHY}"]
+    assert unknown(run) == ["nobody can tell the loss of partition 1: worker 1 did not answer"]
+
+
+class Handle:
+    gone, question = False, None
+
+
+class Nowhere:
+    """Where models of questions lie."""
+
+    def publish(self, slot, version, w):
+        self.version = version
+
+    def place(self, slot, version):
+        return 0
+
+    def release(self, slot, version):
+        assert version == self.version
+
+
+def asked(handles):
+    return {i: handle.question[3] for i, handle in enumerate(handles) if handle.question is not None}
+
+
+def tells(made, handles, worker, partition):
+    made.take_in(Notice(0.0, EVALUATED, worker, handles[worker].question[0], partition, None, 0, 0, *[0.0] * 4, bits=0))
+
+
+def test_each_partition_is_asked_of_one_holder_and_of_others_when_it_is_late_or_its_holder_dies(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
+    handles = [Handle() for _ in range(4)]
+    made = losses.Losses(handles, Nowhere(), (1,) * 4, [(0, 1), (0, 1), (2, 3), (2, 3)], lambda worker: None)
+    first = made.ask("model", np.zeros(1), None)
+    made.go_on()
+    assert asked(handles) == {0: [0], 1: [1], 2: [2], 3: [3]}
+    now[0] = 1.0
+    for worker in (0, 2, 3):
+        tells(made, handles, worker, worker)
+    assert asked(handles) == {1: [1]}
+    now[0] = 3.9
+    made.go_on()
+    assert asked(handles) == {1: [1]}
+    now[0] = 4.1  # three times as long as three of four took, and a fourth more
+    made.go_on()
+    assert asked(handles) == {0: [1], 1: [1]}
+    tells(made, handles, 0, 1)
+    assert first.over and first.answer() == 0.0 and asked(handles) == {}
+    asked_of_one = []
+    for _ in range(4):
+        question = made.ask("model", np.zeros(1), None)
+        made.go_on()
+        asked_of_one.append(1 in asked(handles))
+        if len(asked_of_one) == 1:
+            made.died(1)
+            assert asked(handles)[1] == [1]  # again, when it is back
+            made.died(1)
+            assert asked(handles) == {0: [0, 1], 2: [2], 3: [3]}
+        for worker, partitions in asked(handles).items():
+            for j in list(partitions):
+                tells(made, handles, worker, j)
+        assert question.over
+    assert asked_of_one == [True, False, True, True]  # left out of the next one
 
 
 def test_a_loss_that_fails_is_said_with_worker_and_partition():

@@ -44,10 +44,12 @@ class Best:
     def improved(self, info: EvaluationInfo) -> bool | None:
         """Whether an evaluation is better than all before, by at least ``min_delta``; None where it says nothing.
 
-        Evaluations of older versions than one that has been seen say nothing. Raises
-        :class:`~anyk.errors.BadInput` where the value is not evaluated.
+        Evaluations of older versions than one that has been seen say nothing, nor do those whose loss no worker could
+        tell. Raises :class:`~anyk.errors.BadInput` where there is no metric.
         """
         value = info.loss if self.of == "loss" else info.metric
+        if value is None and self.of == "loss":
+            return None
         if value is None:
             raise self._missing()
         if info.step <= self.step:

@@ -182,6 +182,11 @@ def check_partial_loss(partitions: Partitions) -> None:
         )
 
 
+def each_of(problem: Problem) -> tuple[Problem, ...]:
+    """The problems of all slots."""
+    return problem.each if isinstance(problem, ManyProblems) else (problem,)
+
+
 def problem_of(problem: Problem, slot: str) -> Problem:
     """The objective of a slot: the problem itself, or one of many."""
     return problem.of(slot) if isinstance(problem, ManyProblems) else problem

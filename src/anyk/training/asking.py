@@ -11,7 +11,7 @@ from anyk.clusters.contract import Cluster
 from anyk.clusters.remote.driver import Remote
 from anyk.errors import BadInput
 from anyk.problems.base import Problem, Vector, penalty_of
-from anyk.problems.many import ManyProblems, sampled
+from anyk.problems.many import ManyProblems, each_of, sampled
 from anyk.training.evaluate import Evaluate
 from anyk.training.limits import first_metrics
 
@@ -28,12 +28,17 @@ def by_workers(evaluate: Evaluate, problem: Problem, cluster: Cluster) -> tuple[
     if samples is not None and (cluster.virtual or first_metrics(problem)):
         if not cluster.virtual and getattr(problem, "evaluated_on", "train") != "train":
             raise BadInput(
-                "to sample held-out data beside the loss that workers tell, the driver would read training data; leave "
-                "out samples or the held-out data, or evaluate where='aside'"
+                "samples= picks training and held-out samples together, so that the driver would read training data; "
+                "leave out samples or the held-out data, or evaluate where='aside'"
             )
         evaluated = sampled(problem, samples)
     if cluster.virtual:
         return evaluated, None
+    if samples is not None and any(getattr(one, "uneven", None) is not None for one in each_of(problem)):
+        raise BadInput(
+            "split=… puts samples into another order, in which workers would pick others than the driver; leave out "
+            "samples or split, or evaluate where='driver' or 'aside'"
+        )
     asking = Asking(problem, evaluated, cluster, samples)
     return asking.problem, asking
 

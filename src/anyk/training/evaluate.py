@@ -35,10 +35,10 @@ class Evaluate:
     ``train`` for data in memory; data that the driver would have to read item by item is left alone (``held_out``, and
     nothing without held-out data). ``where``: on the ``driver``, whose steps it delays by a twentieth at most; or
     ``aside``, in a process of its own on the driver's machine, for which no step waits, nearly as soon as versions are
-    made. Then only that process reads the data to evaluate; data in memory it has a copy of. Or by the ``workers``, for
-    the training loss: each evaluates the data that it holds, between two partitions of its tasks, which that delays by
-    a twentieth at most, and the driver reads none of it; ``on`` is then ``train`` unless said otherwise. Workers of a
-    virtual clock compute in the driver.
+    made. Then only that process reads the data to evaluate; data in memory it has a copy of. Or on the
+    ``workers``, for the training loss: each evaluates data that it holds, in pauses between the partitions of its
+    tasks, which slows the run by about a twentieth at most, and the driver reads none of it; ``on`` is then ``train``
+    unless said otherwise. On a virtual clock the driver computes what workers do.
 
     Raises :class:`~anyk.errors.BadInput` for numbers out of range.
 
@@ -147,8 +147,8 @@ def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float 
         raise BadInput(needs_loss(strategy.spec))
     if evaluate is not None and evaluate.where == "workers" and asks_for_loss(strategy):
         raise BadInput(
-            f"'{strategy.spec}' adapts to the training loss and needs it at once, which workers do not interrupt their "
-            "tasks for; evaluate where='driver' or 'aside'"
+            f"'{strategy.spec}' adapts to the training loss and needs it at once, but workers answer between parts of their "
+            "tasks; evaluate where='driver' or 'aside'"
         )
 
 

@@ -29,12 +29,13 @@ class Evaluator:
     """Keeps versions and evaluates them.
 
     On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
-    newest now and then, for at most 5 % of the time unless it is evaluated aside (with a target, after a second at the
-    latest), and the rest is evaluated after the run; large ones wait in a temporary file without a name, not in memory.
-    Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says otherwise; with
-    None nothing is kept. ``problem``: what is evaluated (:func:`~anyk.training.evaluate.evaluating`); while the thread
-    is waited for, ``meanwhile`` is called, for whatever it may be waiting for. ``target`` is a
-    value of the metric (without held-out data, of the loss); ``reached`` is the earliest version known to have it.
+    newest now and then, for at most 5 % of the time unless it is evaluated aside (with a target, in the driver, after a
+    second at the latest), and the rest is evaluated after the run; large ones wait in a temporary file without a name,
+    not in memory. Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says
+    otherwise; with None nothing is kept. ``problem``: what is evaluated
+    (:func:`~anyk.training.evaluate.evaluating`); while the driver waits for the thread, it calls ``meanwhile``, so that
+    workers' answers come in. ``target`` is a value of the metric (without held-out data, of the loss); ``reached`` is
+    the earliest version known to have it.
     """
 
     def __init__(
@@ -50,12 +51,13 @@ class Evaluator:
         self.problem, self._off = problem, evaluate is None
         evaluate = evaluate or USUAL
         self._share = 1.0 if evaluate.where == "aside" else _SHARE
+        self._asks = evaluate.where == "workers"  # whose steps wait
         self._loss = evaluate.on != "held_out"
         self._apart = evaluate.seconds
         self.done: dict[tuple[str, int], Evaluation] = {}
         self.latest: Evaluation | None = None  # the newest version evaluated so far
         self.reached: Evaluation | None = None
-        self.unknown = ""  # why the loss of a version is not known that was to be evaluated
+        self.unknown: Unheld | None = None  # why the loss of the last version is not known whose loss is not
         self._fresh: list[tuple[Evaluation, Vector]] = []
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
@@ -95,6 +97,12 @@ class Evaluator:
         if evaluation.metric is None:
             return evaluation.loss is not None and evaluation.loss <= self.target
         return evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target
+
+    @property
+    def hopeless(self) -> Unheld | None:
+        """Why the target, a loss, will never be known to be reached; None where it may."""
+        by_loss = self.target is not None and self.latest is not None and self.latest.metric is None
+        return self.unknown if by_loss and self.unknown is not None and self.unknown.forever else None
 
     def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
         """A new version; returns whether ``w`` itself is kept for now, until :meth:`let_go` names it."""
@@ -156,9 +164,8 @@ class Evaluator:
         with np.errstate(over="ignore", invalid="ignore"):  # a model about to diverge is worth what it is worth
             problem = problem_of(self.problem, slot)
             try:
-                metrics, loss = problem.metrics(w), problem.loss(w) if self._loss else None
-            except Unheld as unheld:
-                metrics, loss, self.unknown = problem.metrics(w), None, str(unheld)
+                metrics = problem.metrics(w)
+                loss = self._loss_of(problem, w) if self._loss else None
             except (BadInput, RunFailed):
                 raise
             except Exception as error:  # a user's problem may raise anything
@@ -170,6 +177,13 @@ class Evaluator:
             self._note(evaluation)
             self._fresh.append((evaluation, w))
             self._kept.pop((slot, version), None)
+
+    def _loss_of(self, problem: Problem, w: Vector) -> float | None:
+        try:
+            return problem.loss(w)
+        except Unheld as unheld:
+            self.unknown = unheld
+            return None
 
     def _look_now_and_then(self) -> None:
         rest = 0.0  # until when only to take copies
@@ -197,7 +211,7 @@ class Evaluator:
                 continue
             ended = clock.perf_counter()
             rest = ended + (ended - began) * (1.0 / self._share - 1.0)
-            if self.target is not None:  # reached, it is to end the run soon, however long looking takes
+            if self.target is not None and not self._asks:  # reached, it is to end the run soon, whatever that takes
                 rest = min(rest, ended + 1.0)
 
     def finish(self, tell: Callable[[int, int], None] = lambda done, total: None) -> list[Evaluation]:

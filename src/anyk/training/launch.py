@@ -27,7 +27,7 @@ from anyk.training.environment import changes
 from anyk.training.evaluate import Evaluate, check_watched, gives_loss, needs_loss, resolved
 from anyk.training.evaluation import Evaluator
 from anyk.training.floor import floor_seconds
-from anyk.training.limits import first_metrics
+from anyk.training.limits import LIMIT, first_metrics
 from anyk.training.predictors import predictor_of
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
@@ -73,6 +73,7 @@ class Launch:
         self._evaluate, self._evaluated = resolved(beside.evaluate, problem), evaluated
         check_watched(self._evaluate, evaluated, strategy, optimizer)
         self._asking: Asking | None = None
+        self._unknown = ""  # why the loss of a version was not known, as the log has it
         if self._evaluate is not None and self._evaluate.where == "workers":
             self._evaluated, self._asking = by_workers(self._evaluate, problem, cluster)
         self._at_once = cluster.virtual or optimizer.watches is not None  # what is evaluated changes the next step
@@ -265,6 +266,8 @@ class Launch:
             driver.observe(slot, version, made.value)
         if evaluator.target is not None and evaluator.reached is not None:
             driver.end()
+        elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:
+            raise RunFailed(f"whether the target is reached cannot be told any more: {evaluator.hopeless}")
         if self._steps:
             last, newest = driver.last, evaluator.latest
             assert last is not None
@@ -278,8 +281,12 @@ class Launch:
     def _take_evaluations(self) -> None:
         """Log what has been evaluated, and have it told."""
         assert self._evaluator is not None
+        unknown = self._evaluator.unknown
         for evaluation, w in self._evaluator.fresh():
             self._log.evaluation(evaluation)
+            if evaluation.loss is None and unknown is not None and str(unknown) != self._unknown:
+                self._unknown = str(unknown)
+                self._log.note(self.driver.now, "not evaluated", self._unknown)
             if self._evaluations:
                 self._news.append(("on_evaluation", EvaluationInfo(*evaluation, w.copy())))
 
@@ -374,8 +381,6 @@ class Launch:
         assert evaluator is not None
         self._stop_asking()
         evaluations = self._evaluate_rest()
-        if evaluator.unknown:
-            log.note(driver.time, "not evaluated", f"the loss of some versions: {evaluator.unknown}")
         self._write_models()
         versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
         steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart

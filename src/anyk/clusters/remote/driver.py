@@ -260,7 +260,7 @@ class Remote(Cluster, Generic[H]):
                 event = self._interpret(news)
                 if event is not None or (isinstance(news, Notice) and news.kind == EVALUATED):
                     yield event
-            self.losses.put_next()
+            self.losses.go_on()
             timeout = min(_IDLE, restart_due(self._handles, self._spawn))
             if self._alarms:
                 name = min(self._alarms, key=lambda key: (self._alarms[key], key))
