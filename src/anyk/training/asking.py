@@ -82,7 +82,9 @@ class Asking:
         if self._closed:
             clock.sleep(_MOMENT)
             return
-        self._events = self._events or self._cluster.events()
+        if self._events is None:
+            self._events = self._cluster.events()
+            self._cluster.losses.forgive()
         next(self._events)
         self._cluster.losses.give_up_late()
 

@@ -147,8 +147,8 @@ def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float 
         raise BadInput(needs_loss(strategy.spec))
     if evaluate is not None and evaluate.where == "workers" and asks_for_loss(strategy):
         raise BadInput(
-            f"'{strategy.spec}' adapts to the training loss and needs it at once, but workers answer between parts of their "
-            "tasks; evaluate where='driver' or 'aside'"
+            f"'{strategy.spec}' adapts to the training loss and needs it at once, but workers answer between parts of "
+            "their tasks; evaluate where='driver' or 'aside'"
         )
 
 

@@ -191,12 +191,17 @@ class Losses:
     def died(self, worker: int) -> None:
         """A worker has died; what it owes it is asked again when it is back, unless that has killed it."""
         if self._handles[worker].gone:
-            self._leave_out(worker, "is lost")
+            self._leave_out(worker, "")
         elif self._owed.get(worker):
             self._deaths[worker] += 1
             if self._deaths[worker] >= _DEATHS:
                 self._strikes[worker] += 1
                 self._leave_out(worker, "died twice while it was asked", 2 ** self._strikes[worker])
+
+    def forgive(self) -> None:
+        """The run has ended: workers are asked again that have died while they were asked."""
+        self._left_out.clear()
+        self._strikes.clear()
 
     def give_up_late(self) -> None:
         """Wait no longer for those who tell nothing though others have long since, nor ask them again."""
@@ -223,7 +228,8 @@ class Losses:
             return
         j = min(unasked)
         holders = self._holders[j]
-        why = "; ".join(f"worker {worker} {self._left_out[worker][1]}" for worker in holders) or "no worker holds it"
+        whys = [(worker, "is lost" if self._handles[worker].gone else self._left_out[worker][1]) for worker in holders]
+        why = "; ".join(f"worker {worker} {why}" for worker, why in whys) or "no worker holds it"
         forever = all(self._handles[worker].gone for worker in holders)
         self._end(Unheld(f"nobody can tell the loss of partition {j}: {why}", forever=forever))
 
