@@ -28,7 +28,8 @@ from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.base import Vector
-from anyk.problems.linear import LinearProblem, checked_l2, row_weights
+from anyk.problems.linear import LinearProblem
+from anyk.problems.linear_rows import checked_l2, row_weights
 from anyk.problems.scaling import Floats, Scaling
 from anyk.training.api import train
 from anyk.training.callbacks import Callback, StepInfo, StopRun, check_callbacks

@@ -12,8 +12,9 @@ import anyk
 from anyk import BadInput, RunFailed
 from anyk.clusters.messages import Messages
 from anyk.data import Stream
-from anyk.problems import JaxProblem, LeastSquares, TorchProblem, streams
+from anyk.problems import JaxProblem, LeastSquares, LogisticRegression, TorchProblem, TwoLayerNetwork, streams
 from anyk.problems.digest import data_digest
+from anyk.problems.scaling import Scaling
 from anyk.protocol import Chunk
 
 TRUE = np.array([1.0, -2.0, 0.5], dtype=np.float32)
@@ -61,7 +62,20 @@ def of_jax(data=None, **options):
     return JaxProblem(jax_loss, np.ones(4, np.float32), data or Stream(make), **options)
 
 
-@pytest.mark.parametrize("problem", [of_torch, of_jax])
+def of_linear(data=None, **options):
+    options = {"intercept": True} | options
+    return LeastSquares(*(data if isinstance(data, tuple) else [data or Stream(make)]), **options)
+
+
+def classes(partition, seed):
+    """Numbers of very different sizes, and a label that is 5 where they are large, else 2."""
+    random = np.random.default_rng(seed)
+    while True:
+        x = random.standard_normal(2) * [1.0, 1000.0] + [0.0, 500.0]
+        yield x, 5 if x[0] + x[1] / 1000 > 0.5 else 2
+
+
+@pytest.mark.parametrize("problem", [of_torch, of_jax, of_linear])
 def test_a_gradient_is_that_of_the_first_samples_under_the_seed(problem):
     made = problem()
     parts, w = made.split(4), made.initial()
@@ -94,7 +108,7 @@ def pickled(parts):
 
 
 def test_a_piece_takes_as_many_samples_of_each_of_its_partitions():
-    for problem in (of_torch(), of_jax()):
+    for problem in (of_torch(), of_jax(), of_linear()):
         w, parts = problem.initial(), problem.split(4)
         HERE.clear()
         Messages(parts, together=True).gradient((1, 2), w, Chunk((1, 2), (1.0, 1.0), batch=3), 0)
@@ -145,7 +159,28 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
         (lambda: of_torch(held_out=Stream(make)), "held_out is evaluated as a whole"),
         (lambda: of_jax(held_out=Stream(make)), "held_out is evaluated as a whole"),
         (lambda: of_jax(workers="numpy"), "take arrays in memory"),
-        (lambda: LeastSquares(Stream(make)), "a linear model needs a pass over its data"),
+        (
+            lambda: anyk.train(of_linear(), "uncoded:batch=4", cluster, steps=1),
+            "no default learning rate is known for a",
+        ),
+        (lambda: of_linear().loss(np.zeros(4)), "whose loss can only be estimated"),
+        (lambda: of_linear(standardize=True), "standardize needs a pass over the data"),
+        (lambda: of_linear(scaling=Scaling(np.zeros(2), np.ones(2))), "scaling is of 2 columns, the stream's samples"),
+        (lambda: of_linear(y=TRUE), "a stream brings its own rows and targets, as they come; leave y out"),
+        (lambda: of_linear(X_test=Stream(make)), "held-out rows of a model on a stream are arrays"),
+        (
+            lambda: of_linear(X_test=np.ones((4, 2)), y_test=np.ones(4)),
+            "X_test has 2 columns, the stream's samples 3; they must agree",
+        ),
+        (lambda: of_linear(Stream(lambda j, seed: [(np.ones((2, 2)), seed)])), r"got x of shape \(2, 2\)"),
+        (
+            lambda: of_linear(Stream(lambda j, seed: [(np.ones(2) * seed, 1.0, 2.0)])),
+            "pairs .x, y., equally many numbers",
+        ),
+        (lambda: of_linear(Stream(lambda j, seed: [(np.array([seed, np.nan]), 1.0)])), "NaN or infinite"),
+        (lambda: LogisticRegression(Stream(classes)), "which labels a stream has cannot be looked up; give classes"),
+        (lambda: LogisticRegression(Stream(classes), classes=[1, 2]), r"labels that are not in classes: \[5.0\]"),
+        (lambda: TwoLayerNetwork(Stream(classes), None), "a two-layer network is for data in memory"),
         (lambda: of_torch(make(0, 1)), "got generator; of samples that are iterated make an anyk.data.Stream"),
         (lambda: Stream(7), "make must be a function"),
         (lambda: of_jax(Stream(lambda j, seed: [])), "the stream of partition 0 has no samples"),
@@ -157,6 +192,33 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
     ]:
         with pytest.raises(BadInput, match=sentence):
             refused()
+
+
+def test_linear_models_learn_from_a_stream_and_predict(tmp_path):
+    scaling = Scaling(np.array([0.0, 500.0]), np.array([1.0, 1000.0]))
+    held = list(zip(*(sample for _, sample in zip(range(200), classes(0, 1), strict=False)), strict=True))
+    problem = LogisticRegression(
+        Stream(classes),
+        classes=[2, 5],
+        intercept=True,
+        scaling=scaling,
+        l2=0.01,
+        X_test=np.stack(held[0]),
+        y_test=held[1],
+    )
+    given = {"steps": 60, "optimizer": anyk.optimizers.GD(lr=3.0), "evaluate": "every=20,samples=300,on=train"}
+    run = anyk.train(problem, "frc:stragglers=1,batch=16", "simulated", workers=4, out=tmp_path / "run", **given)
+    assert run.metric["value"] > 0.99 and run.history["loss"][60] < 0.3 < run.history["loss"][0]
+    assert run.predict([[2.0, 500.0], [-2.0, 500.0]]).tolist() == [5, 2]
+    slopes = run.coefficients.weights[:, 0] * [1.0, 1000.0]
+    assert slopes[0] == pytest.approx(slopes[1], rel=0.2) and slopes[0] > 1.0
+    there = anyk.train(problem, "frc:stragglers=1,batch=16", "processes", workers=4, **given)
+    np.testing.assert_array_equal(there.model, run.model)
+    run.close()
+    with pytest.raises(BadInput, match="evaluate where='driver' or 'aside'"):
+        problem.split(2).check_partial_loss()
+    some = problem.sampled(40)
+    assert (some.samples, some.endless, len(some.y_test)) == (40, False, 40)
 
 
 def test_a_stream_that_ends_within_a_mini_batch_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -17,57 +18,16 @@ from anyk.problems.data.dataset import Task
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.digest import digest_of
 from anyk.problems.linear_partitions import LinearPartitions, losses_of
+from anyk.problems.linear_rows import checked_l2, design_of, row_weights
+from anyk.problems.linear_streams import LinearStreamPartitions, StreamRows, targets_of
 from anyk.problems.predicting import Predictor
 from anyk.problems.scaling import Scaling, in_units, with_intercept
 from anyk.problems.shards.linear import LinearShardPartitions, ShardRows
 from anyk.problems.shards.source import Shards
 from anyk.problems.splits import Dirichlet, checked
-from anyk.problems.streams import Stream
+from anyk.problems.streams import NO_LOSS, SAMPLES, Stream
 
 Floats = NDArray[np.float64]
-
-
-def _design(X: Any, name: str) -> Any:
-    """``X`` as a finite 2-D array or CSR array of floats; float32 stays, everything else becomes float64."""
-    from scipy import sparse
-
-    is_sparse: bool = sparse.issparse(X)
-    if is_sparse:
-        X = sparse.csr_array(X, copy=True)  # the caller's stays as it is
-        X.sum_duplicates()
-        values = X.data
-    else:
-        X = np.asarray(X)
-        if X.ndim != 2:
-            raise BadInput(f"{name} must be a table (rows x columns), got shape {X.shape}")
-        values = X
-    if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool) or np.iscomplexobj(values):
-        raise BadInput(f"{name} must hold numbers, got {values.dtype}")
-    if values.dtype != np.float32:
-        X = X.astype(np.float64, copy=False)
-    bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
-    if bad:
-        raise BadInput(f"{name} has {bad} values that are NaN or infinite; drop or fill those rows first")
-    return X if is_sparse else np.ascontiguousarray(X)
-
-
-def checked_l2(l2: float) -> float:
-    """The regulariser's factor; raises :class:`~anyk.errors.BadInput` where it cannot be one."""
-    if not 0.0 <= l2 < float("inf"):
-        raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
-    return float(l2)
-
-
-def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
-    """Weights of rows, divided by their mean; raises :class:`~anyk.errors.BadInput`."""
-    found = np.asarray(weights)
-    if found.shape != (rows,):
-        raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {found.shape}")
-    if found.dtype.kind not in "biuf" or not np.isfinite(found).all() or (found < 0).any():
-        raise BadInput(f"{name} must be finite numbers of at least 0")
-    if not found.any():
-        raise BadInput(f"all {name} are zero; at least one row must have a weight above 0")
-    return np.asarray(found / found.mean(dtype=np.float64), dtype=np.float64)
 
 
 @typed
@@ -88,6 +48,9 @@ class LinearProblem:
     are what the target's column holds, and a missing value is refused. ``X_test`` may then be shards, too. Such data is
     not read to evaluate the objective unless :class:`anyk.Evaluate` asks for it. Partitions are runs of rows as they
     come: files that are sorted by their labels give partitions of one class.
+
+    ``X`` may also be a :class:`~anyk.data.Stream` of pairs (x, y), for mini-batches: leave ``y`` out, say which
+    ``classes`` there are, and give an optimiser with a learning rate. ``scaling`` is then the only way to scale.
     """
 
     kind: ClassVar[str] = ""
@@ -100,6 +63,7 @@ class LinearProblem:
     # of data from elsewhere: how X came about, and what the classes are called
     encoding: Encoding = Encoding()
     labels: tuple[float | str, ...] = ()
+    endless = False
 
     def __init__(
         self,
@@ -124,7 +88,16 @@ class LinearProblem:
         if standardize and scaling is not None:
             raise BadInput("standardize and scaling are two ways to do the same; give one")
         if isinstance(X, Stream):
-            raise BadInput("a linear model needs a pass over its data; streams go with TorchProblem and JaxProblem")
+            for name, value in (("y", y), ("split", split), ("weights", weights), ("fill", fill)):
+                if value is not None:
+                    raise BadInput(f"a stream brings its own rows and targets, as they come; leave {name} out")
+            if standardize:
+                raise BadInput(
+                    "standardize needs a pass over the data, and a stream has no end; give scaling=Scaling(…)"
+                )
+            self.uneven = None
+            self._of_stream(X, X_test, y_test, scaling, classes)
+            return
         if isinstance(X, Shards):
             for name, value in (("y", y), ("split", split), ("weights", weights), ("classes", classes)):
                 if value is not None:
@@ -137,13 +110,13 @@ class LinearProblem:
         if isinstance(X_test, Shards) or fill is not None:
             raise BadInput(f"{'X_test may be' if fill is None else 'fill is for'} shards only where X is; give arrays")
         self.uneven = checked(split, None if self.labelled else "regression has numbers to predict")
-        design = _design(X, "X")
+        design = design_of(X, "X")
         self.samples = int(design.shape[0])
         self.classes = self._known(classes)
         self.y = self._labels(np.asarray(y), self.samples, "y")
         if (X_test is None) != (y_test is None):
             raise BadInput("give X_test and y_test together, or neither")
-        held_out = None if X_test is None else _design(X_test, "X_test")
+        held_out = None if X_test is None else design_of(X_test, "X_test")
         if held_out is not None and held_out.shape[1] != design.shape[1]:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, X has {design.shape[1]}; they must agree")
         rows = 0 if held_out is None else held_out.shape[0]
@@ -174,6 +147,31 @@ class LinearProblem:
             self.X_test = X.held_out(X_test)
         elif X_test is not None or y_test is not None:
             raise BadInput("held-out rows of a model on shards must be shards, too: X_test=Shards(…), without y_test")
+        self._finish()
+
+    def _of_stream(
+        self, stream: Stream, X_test: Any, y_test: Any, scaling: Scaling | None, classes: Sequence[float] | None
+    ) -> None:
+        """Rows that workers draw, in the place of ``X`` and ``y``."""
+        self.classes, self.scaling = self._known(classes), scaling
+        if self.labelled and self.classes is None:
+            raise BadInput("which labels a stream has cannot be looked up; give classes=[…]")
+        targets = partial(targets_of, self.kind, self.classes)
+        self.X = X = StreamRows(stream, targets, intercept=self.intercept, scaling=scaling)
+        self.samples, self.endless = SAMPLES, True
+        if isinstance(X_test, Shards | Stream) or (X_test is None) != (y_test is None):
+            raise BadInput(
+                "held-out rows of a model on a stream are arrays: give X_test and y_test together, or neither"
+            )
+        self.X_test = self.y_test = None
+        if X_test is not None:
+            held_out = design_of(X_test, "X_test")
+            if held_out.shape[1] != X.features:
+                raise BadInput(
+                    f"X_test has {held_out.shape[1]} columns, the stream's samples {X.features}; they must agree"
+                )
+            self.y_test = self._labels(np.asarray(y_test), held_out.shape[0], "y_test")
+            self.X_test = self._columns(held_out)
         self._finish()
 
     def _finish(self) -> None:
@@ -220,11 +218,16 @@ class LinearProblem:
     def _outputs(self) -> int:
         return 1
 
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearShardPartitions:
+    def split(
+        self, partitions: int, shares: Sequence[int] | None = None
+    ) -> LinearPartitions | LinearShardPartitions | LinearStreamPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         if isinstance(self.X, ShardRows):
             return LinearShardPartitions(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
+        if isinstance(self.X, StreamRows):
+            sizes = np.diff(ends).tolist()
+            return LinearStreamPartitions(self.kind, self.outputs, self.X, sizes, penalty=self.penalty)
         weights = self.weights
         if weights is not None and self.uneven is not None:
             weights = weights[self.uneven.order(self.y, ends)]
@@ -257,6 +260,8 @@ class LinearProblem:
 
     def loss(self, w: Vector) -> float:
         """See :class:`~anyk.problems.base.Problem`."""
+        if isinstance(self.X, StreamRows):
+            raise BadInput(NO_LOSS)
         if isinstance(self.X, ShardRows):
             mean: float = sum(losses_of(self.kind, self._scores(X, w), y).sum() for X, y in self.X.all()) / self.samples
         else:
@@ -294,13 +299,19 @@ class LinearProblem:
 
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """See :class:`~anyk.problems.base.Problem`; shards are not read for the loss."""
-        if not isinstance(self.X, ShardRows):
+        """See :class:`~anyk.problems.base.Problem`; neither shards nor streams are read for the loss."""
+        if not isinstance(self.X, ShardRows | StreamRows):
             return "train"
         return None if self.X_test is None else "held_out"
 
     def sampled(self, samples: int) -> Self:
         """See :class:`~anyk.problems.base.Problem`."""
+        if isinstance(self.X, StreamRows):
+            made = copy(self)
+            made.X, y = self.X.some(samples, "train")
+            made.y, made.samples, made.endless = y.astype(np.float64), len(y), False
+            made._sample_held_out(samples)
+            return made
         made, rows = copy(self), some_rows(self.samples, samples, "train")
         made.samples = min(samples, self.samples)
         if isinstance(self.X, ShardRows):
@@ -310,10 +321,14 @@ class LinearProblem:
             return made
         made.X, made.y = self.X[rows], self.y[rows]
         made.weights = None if self.weights is None else self.weights[rows]
+        made._sample_held_out(samples)
+        return made
+
+    def _sample_held_out(self, samples: int) -> None:
+        """Keep so many of the held-out rows that are in memory."""
         if self.X_test is not None and self.y_test is not None:
             held = some_rows(self.X_test.shape[0], samples, "held out")
-            made.X_test, made.y_test = self.X_test[held], self.y_test[held]
-        return made
+            self.X_test, self.y_test = self.X_test[held], self.y_test[held]
 
     def recipe(self) -> dict[str, Any] | None:
         """See :class:`~anyk.problems.base.Problem`."""
@@ -326,6 +341,8 @@ class LinearProblem:
         if isinstance(self.X, ShardRows):
             parts = [self.X.digest(), "" if self.X_test is None else self.X_test.digest()]
             return digest_of(np.array(parts))
+        if isinstance(self.X, StreamRows):
+            return digest_of(np.array(self.X.digest), self.X_test, self.y_test)
         return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven, *weights)
 
     def smoothness(self, *, tol: float = 1e-3) -> float:
@@ -338,6 +355,11 @@ class LinearProblem:
         from scipy.sparse.linalg import svds
 
         X = self.X
+        if isinstance(X, StreamRows):
+            raise BadInput(
+                "no default learning rate is known for a stream; give one: --lr, or in Python "
+                "optimizer=anyk.optimizers.GD(lr=…)"
+            )
         if isinstance(X, ShardRows):
             return self.curvature * X.curvature() + float(np.max(self.penalty))
         if self.weights is not None:

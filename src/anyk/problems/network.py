@@ -19,6 +19,7 @@ from anyk.problems.linear_partitions import losses_of, softmax_slope
 from anyk.problems.predicting import Predictor
 from anyk.problems.shards.source import Shards
 from anyk.problems.splits import Dirichlet
+from anyk.problems.streams import Stream
 
 
 class TwoLayerPartitions:
@@ -121,8 +122,10 @@ class TwoLayerNetwork(SoftmaxRegression):
     ) -> None:
         if hidden < 1:
             raise BadInput(f"hidden must be at least 1 unit, got {hidden}")
-        if isinstance(X, Shards):
-            raise BadInput("a two-layer network is for data in memory; use a linear model or TorchProblem with shards")
+        if isinstance(X, Shards | Stream):
+            raise BadInput(
+                "a two-layer network is for data in memory; use a linear model or TorchProblem with shards and streams"
+            )
         super().__init__(X, y, l2=l2, X_test=X_test, y_test=y_test, recipe=recipe, split=split)
         self.hidden, self.seed = hidden, seed
         self.dimension = dimension(*self._shape)

@@ -28,7 +28,7 @@ _SEEDED = "give each iterable a generator of its own, made from the seed"
 @typed
 @dataclass(frozen=True)
 class Stream:
-    """Training data without an end, or without numbers, for TorchProblem and JaxProblem: iterables of samples.
+    """Training data without an end, or without numbers, for linear models, TorchProblem and JaxProblem: iterables.
 
     ``make(partition, seed)`` gives an iterable of samples, each as an item of a data set is: a tuple or dictionary of
     arrays, tensors and numbers. Whoever computes a partition's mini-batch calls it and takes the first ``b`` samples,

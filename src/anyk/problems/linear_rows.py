@@ -1,0 +1,55 @@
+"""What users give linear models, checked: rows as a table of finite numbers, their weights, the regulariser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anyk.errors import BadInput
+
+Floats = NDArray[np.float64]
+
+
+def design_of(X: Any, name: str) -> Any:
+    """``X`` as a finite 2-D array or CSR array of floats; float32 stays, everything else becomes float64."""
+    from scipy import sparse
+
+    is_sparse: bool = sparse.issparse(X)
+    if is_sparse:
+        X = sparse.csr_array(X, copy=True)  # the caller's stays as it is
+        X.sum_duplicates()
+        values = X.data
+    else:
+        X = np.asarray(X)
+        if X.ndim != 2:
+            raise BadInput(f"{name} must be a table (rows x columns), got shape {X.shape}")
+        values = X
+    if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool) or np.iscomplexobj(values):
+        raise BadInput(f"{name} must hold numbers, got {values.dtype}")
+    if values.dtype != np.float32:
+        X = X.astype(np.float64, copy=False)
+    bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
+    if bad:
+        raise BadInput(f"{name} has {bad} values that are NaN or infinite; drop or fill those rows first")
+    return X if is_sparse else np.ascontiguousarray(X)
+
+
+def checked_l2(l2: float) -> float:
+    """The regulariser's factor; raises :class:`~anyk.errors.BadInput` where it cannot be one."""
+    if not 0.0 <= l2 < float("inf"):
+        raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
+    return float(l2)
+
+
+def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
+    """Weights of rows, divided by their mean; raises :class:`~anyk.errors.BadInput`."""
+    found = np.asarray(weights)
+    if found.shape != (rows,):
+        raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {found.shape}")
+    if found.dtype.kind not in "biuf" or not np.isfinite(found).all() or (found < 0).any():
+        raise BadInput(f"{name} must be finite numbers of at least 0")
+    if not found.any():
+        raise BadInput(f"all {name} are zero; at least one row must have a weight above 0")
+    return np.asarray(found / found.mean(dtype=np.float64), dtype=np.float64)
