@@ -19,7 +19,7 @@ import anyk
 from anyk.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.problems.sums import telling
-from anyk.problems.torch_data import Items
+from anyk.problems.torch_data import Items, Reading
 
 WORDS, LONGEST = 7, 6
 
@@ -200,7 +200,7 @@ def test_what_cannot_work_with_batches_is_said():
         ((module, own_loss, full), {"count": lambda b: 0.5}, "a whole number, got 0.5"),
         ((module, own_loss, full), {"count": lambda b: "many"}, "a whole number, got str many"),
         ((module, own_loss, full), {"count": lambda b: b["x"]}, "count fails on the data set: KeyError: 'x'"),
-        ((module, own_loss, full), {"collate_fn": padded}, "collate_fn puts items of a data set together, and the data set is"),
+        ((module, own_loss, full), {"collate_fn": padded}, "collate_fn is for items of a data set, and the data set is arrays; leave it out"),
         ((module, own_loss, texts), {}, "items 0, 1 of the data set cannot be put together"),
         ((module, lambda m, b: m(**b).loss, full), {}, "arrays by name go with a loss\\(module, batch\\), whose first"),
         ((module, own_loss, full), {"held_out": {"labels": full["labels"]}}, "the module fails on held_out: TypeError"),
@@ -259,11 +259,83 @@ class Drawn:
         return torch.rand(2), np.random.rand(), random.random(), i, os.getpid()  # noqa: NPY002
 
 
+def halved(item):
+    return item[0] / 2 + torch.rand(2), *item[1:]
+
+
+class Raw:
+    """Numbers as a data set has them before anything is made of them."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, i):
+        return [float(i), 1.0], i % 2
+
+
+class Augmented(Raw):
+    def __getitem__(self, i):
+        return augmented(super().__getitem__(i))
+
+
+def augmented(item):
+    return torch.tensor(item[0]) + torch.rand(2), item[1]
+
+
+def plain(item):
+    return torch.tensor(item[0]), item[1]
+
+
+def test_items_are_transformed_to_be_trained_on_and_otherwise_to_be_evaluated():
+    def of(data, **options):
+        torch.manual_seed(0)
+        return TorchProblem(nn.Linear(2, 2), nn.CrossEntropyLoss(), data, **options)
+
+    both = {"transform": augmented, "eval_transform": plain}
+    problem = of(Raw(), held_out=Raw(), **both)
+    arrays = torch.tensor([Raw()[i][0] for i in range(30)]), torch.arange(30) % 2
+    clean, drawn = of(arrays, held_out=arrays), of(Augmented())
+    w = problem.initial() + np.float32(0.1)
+    assert problem.loss(w) == pytest.approx(clean.loss(w), rel=1e-6)
+    assert problem.sampled(9).loss(w) == pytest.approx(clean.sampled(9).loss(w), rel=1e-6)
+    assert problem.metrics(w) == clean.metrics(w)
+    for j in range(2):
+        parts, others = problem.split(2), drawn.split(2)
+        before = parts.partial_gradient(j, w)
+        assert np.array_equal(before, others.partial_gradient(j, w))  # drawn alike
+        assert parts.partial_loss(j, w) == pytest.approx(clean.split(2).partial_loss(j, w), rel=1e-6)
+        assert np.array_equal(parts.partial_gradient(j, w), before)
+    stream = of(anyk.data.Stream(lambda j, seed: (([float(seed % 7 + i), 1.0], i % 2) for i in range(99))), **both)
+    assert np.isfinite(stream.split(2).partial_gradient(1, w, np.arange(4))).all()
+    assert stream.sampled(20).loss(w) == stream.sampled(20).loss(w)
+    for data, options, sentence in [
+        (
+            arrays,
+            {"transform": augmented},
+            "transform is for items of a data set, and the data set is arrays; leave it",
+        ),
+        (
+            arrays,
+            {"eval_transform": plain},
+            "eval_transform is for items of a data set, and the data set is arrays or",
+        ),
+        (
+            Raw(),
+            {"eval_transform": plain, "held_out": arrays},
+            "eval_transform is for items .*, and held_out is arrays",
+        ),
+        (Raw(), {"transform": 3}, "transform must be a function of an item"),
+        (Raw(), {"transform": lambda item: 1 / 0}, "item 0 of the data set cannot be read: ZeroDivisionError"),
+    ]:
+        with pytest.raises(BadInput, match=sentence):
+            of(data, **options)
+
+
 @pytest.mark.slow
 def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
     """In a worker only; and the program's main module, which need not have a guard, is not imported by them."""
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/script.py", raising=False)
-    alone, items = Items(Drawn()), Items(Drawn())
+    alone, items = (Items(Drawn(), Reading(transform=halved)) for _ in range(2))
     items.processes = 1
     here = items.tensors(slice(0, 3), "cpu", key=5)
     assert set(here[-1].tolist()) == {os.getpid()}

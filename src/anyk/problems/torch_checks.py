@@ -42,7 +42,7 @@ def check_options(
     check(better, Literal["higher", "lower"] | None, "better")
     for name, function in functions.items():
         if not (function is None or callable(function)):
-            raise BadInput(f"{name} must be a function of a batch's items or of a batch, got {function!r}")
+            raise BadInput(f"{name} must be a function of an item, of a batch's items or of a batch, got {function!r}")
     if precision == "fp16":
         raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
     if precision not in (None, "bf16"):

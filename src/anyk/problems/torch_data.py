@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from anyk.problems.runs import Runs
 from anyk.problems.shards.arrays import ShardArrays
 from anyk.problems.shards.source import Shards
 from anyk.problems.streams import ENDS, SAMPLES, Draws, Stream
-from anyk.problems.torch_loading import Readers, read
+from anyk.problems.torch_loading import Readers, Transformed, read
 from anyk.problems.torch_network import Batch, mapped
 from anyk.problems.torch_random import kept_generators, seed_all
 
@@ -67,6 +67,11 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.arrays[0])
+
+    @property
+    def evaluated(self) -> Self:
+        """The same: nothing is made of arrays before they are evaluated."""
+        return self
 
     def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
         """Some samples; on the CPU those of a slice lie where the arrays do. Nothing is drawn, so ``key`` is unused."""
@@ -130,6 +135,11 @@ class Sharded:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_some": {}}
 
+    @property
+    def evaluated(self) -> Self:
+        """The same, as of arrays."""
+        return self
+
     def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
         """Some samples. Nothing is drawn, so ``key`` is unused."""
         del key
@@ -160,18 +170,40 @@ class Apart(RunFailed):
     """Items that cannot be put together; others may."""
 
 
-class Items:
-    """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target).
+class Reading(NamedTuple):
+    """How items become samples, and samples a batch.
 
-    ``collate``: how items become a batch, torch's own way if left out. ``free``: a batch may be anything.
+    ``collate``: torch's own way if left out. ``free``: a batch may be anything. ``transform``: what is made of an item
+    to train, ``eval_transform`` to evaluate.
     """
+
+    collate: Callable[[list[Any]], Any] | None = None
+    free: bool = False
+    transform: Callable[[Any], Any] | None = None
+    eval_transform: Callable[[Any], Any] | None = None
+
+    @property
+    def evaluated(self) -> Reading:
+        """How items are evaluated."""
+        return self._replace(transform=self.eval_transform)
+
+    def refuse_arrays(self, name: str, what: str) -> None:
+        """Raise :class:`~anyk.errors.BadInput` for functions of items where there are none."""
+        which = "eval_transform" if self.transform is self.eval_transform else "transform"
+        given = {"collate_fn": self.collate, which: self.transform}
+        for function in (function for function, value in given.items() if value is not None):
+            raise BadInput(f"{function} is for items of a data set, and {name} is {what}; leave it out")
+
+
+class Items:
+    """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
 
     labels: None = None  # reading them would read everything
     processes = 0  # that each worker starts to read items
     _readers: Readers | None = None
 
-    def __init__(self, data: Any, collate: Callable[[list[Any]], Any] | None = None, *, free: bool = False) -> None:
-        self.data, self._collate, self._free = data, collate, free
+    def __init__(self, data: Any, reading: Reading = Reading()) -> None:  # noqa: B008  # a tuple
+        self.data, self._reading = data, reading
         self._rows: Index | None = None  # those of the data set's items that are samples, if not all
 
     def __len__(self) -> int:
@@ -184,6 +216,15 @@ class Items:
         """So many of the samples, which keep their numbers; see :func:`~anyk.problems.base.some_rows`."""
         made, rows = copy(self), some_rows(len(self), samples, of)
         made._rows = self._rows if isinstance(rows, slice) else rows
+        return made
+
+    @property
+    def evaluated(self) -> Items:
+        """The same samples as they are evaluated, read by this process alone."""
+        if self._reading.evaluated == self._reading:
+            return self
+        made = copy(self)
+        made._reading, made.processes, made._readers = self._reading.evaluated, 0, None
         return made
 
     def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
@@ -203,9 +244,11 @@ class Items:
 
     def _read(self, key: int, numbers: Sequence[int]) -> list[Any]:
         """Items; where a process does nothing but work, by others beside it, if the user wants them."""
+        transform = self._reading.transform
+        data = self.data if transform is None else Transformed(self.data, transform)
         if not self.processes or "ANYK_WORKER" not in os.environ:
-            return read(self.data, key, numbers)
-        self._readers = self._readers or Readers(self.data, self.processes)
+            return read(data, key, numbers)
+        self._readers = self._readers or Readers(data, self.processes)
         try:
             return self._readers.read(key, numbers)
         except RuntimeError:  # a process has ended
@@ -214,29 +257,29 @@ class Items:
 
     @property
     def _collator(self) -> str:
-        return "torch's default_collate" if self._collate is None else "collate_fn"
+        return "torch's default_collate" if self._reading.collate is None else "collate_fn"
 
     def _together(self, items: list[Any], numbers: Sequence[int]) -> Batch:
         """Items as a batch."""
         import torch
         from torch.utils.data import default_collate
 
-        if self._collate is None and not self._free and not isinstance(items[0], (tuple, list)):
+        if self._reading.collate is None and not self._reading.free and not isinstance(items[0], (tuple, list)):
             raise BadInput(f"an item of a data set {_PAIR}, got {_described(items[0])}; {_OTHERWISE}")
         for i, item in zip(numbers, items, strict=True):
-            if item is None and self._collate is None and i != numbers[0]:
+            if item is None and self._reading.collate is None and i != numbers[0]:
                 raise RunFailed(f"item {i} of the data set is None")
         try:
-            batch = (self._collate or default_collate)(items)
+            batch = (self._reading.collate or default_collate)(items)
         except Exception as error:
             raise Apart(
                 f"items {_listed(numbers)} of the data set cannot be put together ({self._collator}): {told(error)}"
             ) from error
-        if self._free:
+        if self._reading.free:
             return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
         parts = batch if isinstance(batch, (tuple, list)) else ()
         if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
-            what, got = ("an item of a data set", items[0]) if self._collate is None else ("a batch", batch)
+            what, got = ("an item of a data set", items[0]) if self._reading.collate is None else ("a batch", batch)
             raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
         return tuple(parts)
 
@@ -246,8 +289,8 @@ class Streamed:
 
     labels: None = None  # as of items
 
-    def __init__(self, stream: Stream, collate: Callable[[list[Any]], Any] | None, *, free: bool) -> None:
-        self._draws, self._collate, self._free = Draws(stream), collate, free
+    def __init__(self, stream: Stream, reading: Reading) -> None:
+        self._draws, self._reading = Draws(stream), reading
         self.head = self._items(self._draws.head)
 
     def __len__(self) -> int:
@@ -267,7 +310,7 @@ class Streamed:
         return np.array([self._draws.digest])
 
     def _items(self, samples: list[Any]) -> Items:
-        return Items(samples, self._collate, free=self._free)
+        return Items(samples, self._reading)
 
 
 class _Restarted:
@@ -324,35 +367,18 @@ def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array)
 
 
-def samples_of(
-    data: Any,
-    name: str,
-    dtype: np.dtype[Any],
-    collate: Callable[[list[Any]], Any] | None = None,
-    *,
-    free: bool = False,
-) -> Samples:
-    """A user's data as one of the four kinds; raises :class:`~anyk.errors.BadInput` where it is none of them.
-
-    ``free``: the loss takes whole batches, which may be anything; otherwise a batch is a tuple.
-    """
+def samples_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Samples:
+    """A user's data as one of the four kinds; raises :class:`~anyk.errors.BadInput` where it is none of them."""
     from torch.utils.data import IterableDataset
 
     if isinstance(data, IterableDataset):
         data = Stream(_Restarted(data))
     if isinstance(data, Stream):
-        return Streamed(data, collate, free=free)
-    return known_of(data, name, dtype, collate, free=free)
+        return Streamed(data, reading)
+    return known_of(data, name, dtype, reading)
 
 
-def known_of(
-    data: Any,
-    name: str,
-    dtype: np.dtype[Any],
-    collate: Callable[[list[Any]], Any] | None = None,
-    *,
-    free: bool = False,
-) -> Known:
+def known_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Known:
     """As :func:`samples_of`; a stream is refused, too."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset
@@ -365,19 +391,18 @@ def known_of(
             "the loader reads, loader.dataset, and its collate_fn where that is yours"
         )
     if isinstance(data, Shards):
-        if collate is not None:
-            raise BadInput("collate_fn puts items of a data set together, and shards hold arrays; leave it out")
-        return Sharded(data, name, dtype, free=free)
+        reading.refuse_arrays(name, "shards of arrays")
+        return Sharded(data, name, dtype, free=reading.free)
     if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
         data = data.tensors
     listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
-    listed = listed and collate is None  # else its tensors are items
-    if collate is not None and isinstance(data, (tuple, Mapping)):
-        raise BadInput(f"collate_fn puts items of a data set together, and {name} is arrays; leave it out")
+    listed = listed and reading.collate is None and reading.transform is None  # else its tensors are items
+    if isinstance(data, (tuple, Mapping)):
+        reading.refuse_arrays(name, "arrays")
     if isinstance(data, tuple) or listed:
         return Arrays(data, name, dtype)
     if isinstance(data, Mapping):
-        if not free:
+        if not reading.free:
             raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
         return Arrays(list(data.values()), name, dtype, list(data))
     alone = isinstance(data, (str, np.ndarray, torch.Tensor))
@@ -393,7 +418,7 @@ def known_of(
         raise BadInput(f"{name} cannot tell its length: {told(error)}") from None
     if not length:
         raise BadInput(f"{name} is empty")
-    return Items(data, collate, free=free)
+    return Items(data, reading)
 
 
 _ITERATED = "; of samples that are iterated make an anyk.data.Stream"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,16 @@ def read(data: Any, key: int, numbers: Sequence[int]) -> list[Any]:
             except Exception as error:
                 raise RunFailed(f"item {i} of the data set cannot be read: {told(error)}") from error
     return items
+
+
+class Transformed:
+    """A data set whose items are what a function makes of another's."""
+
+    def __init__(self, data: Any, transform: Callable[[Any], Any]) -> None:
+        self._data, self._transform = data, transform
+
+    def __getitem__(self, number: int) -> Any:
+        return self._transform(self._data[number])
 
 
 class Readers:

@@ -24,7 +24,18 @@ from anyk.problems.splits import Dirichlet, checked
 from anyk.problems.streams import NO_LOSS
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
 from anyk.problems.torch_checks import check_module, check_norms, check_options, ignored_by, is_mean, takes_module
-from anyk.problems.torch_data import Apart, Arrays, Items, Known, Sharded, Streamed, known_of, samples_of, tensor_over
+from anyk.problems.torch_data import (
+    Apart,
+    Arrays,
+    Items,
+    Known,
+    Reading,
+    Sharded,
+    Streamed,
+    known_of,
+    samples_of,
+    tensor_over,
+)
 from anyk.problems.torch_metrics import Metric, Metrics, check_metrics, measured, usual
 from anyk.problems.torch_network import Batch, Network, counted, mapped
 from anyk.problems.torch_partitions import (
@@ -78,6 +89,9 @@ class TorchProblem:
       with, on all clusters; the last digits depend on their number, so that it is part of the problem.
       ``num_workers``: processes that each worker starts to read the items of a map-style data set, as torch's
       ``DataLoader`` does; bits do not depend on it.
+    - ``transform``: a function of an item of a data set, or of a stream's sample, that gives what the module is trained
+      on, such as augmentation; ``eval_transform`` gives what is evaluated of it, and of held-out items. Left out, items
+      are taken as they come. Running statistics are those of what is trained on.
     - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
       ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
       With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or what ``count``
@@ -125,10 +139,12 @@ class TorchProblem:
         better: Literal["higher", "lower"] | None = None,
         split: Dirichlet | str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        eval_transform: Callable[[Any], Any] | None = None,
         count: Callable[[Any], Any] | None = None,
     ) -> None:
         device = str(device)  # torch.device, too
-        functions = {"collate_fn": collate_fn, "count": count}
+        functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
         check_options(device, precision, l2, microbatch, threads, num_workers, better, functions)
         free = takes_module(loss)
         mean = is_mean(loss, reduction)
@@ -149,10 +165,15 @@ class TorchProblem:
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = float(l2)
-        self._data = samples_of(dataset, "the data set", self.dtype, collate_fn, free=free)
+        reading = Reading(collate_fn, free, transform, eval_transform)
+        self._data = samples_of(dataset, "the data set", self.dtype, reading)
         unlabelled = "the targets are not an array of one whole number for each sample"
         self.uneven = checked(split, None if self._data.labels is not None else unlabelled)
-        self._held_out = None if held_out is None else known_of(held_out, "held_out", self.dtype, collate_fn, free=free)
+        self._held_out = None
+        if held_out is not None:
+            self._held_out = known_of(held_out, "held_out", self.dtype, reading.evaluated)
+        elif eval_transform is not None and not isinstance(self._data, Items | Streamed):
+            reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         if isinstance(self._data, Items):
             self._data.processes = num_workers
         elif num_workers:
@@ -324,7 +345,7 @@ class TorchProblem:
         network, device = self._at(w)
         total = 0.0
         with torch.no_grad():
-            for batch, size in self._batches(self._data, device):
+            for batch, size in self._batches(self._data.evaluated, device):
                 if times := network.times(batch, size):
                     total += float(network.loss_of(batch)) * times
         return total / self.samples + 0.5 * self.l2 * float(w @ w)

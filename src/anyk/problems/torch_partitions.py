@@ -209,12 +209,19 @@ class TorchPartitions:
         network.module.eval()
         try:
             with torch.no_grad(), _threads(network.threads), kept_buffers(network.module):
-                for batch, size in self._batches(partition, rows, 0, most=AT_ONCE):
+                for batch, size in self._evaluated()._batches(partition, rows, 0, most=AT_ONCE):
                     if times := network.times(batch, size):
                         total += float(network.loss_of(batch)) * times
         finally:
             network.module.train()
         return total
+
+    def _evaluated(self) -> TorchPartitions:
+        """The same with samples as they are evaluated."""
+        assert not isinstance(self._samples, Streamed)
+        made = copy.copy(self)
+        made._samples, made._held, made._device = self._samples.evaluated, self._held, self._device
+        return made
 
     def _placed(self, w: Vector) -> list[torch.nn.Parameter]:
         """The module's parameters, which are ``w`` from here on."""
