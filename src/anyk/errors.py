@@ -42,7 +42,7 @@ class MissingPackage(BadInput):
     """An optional package is needed for what was asked; the sentence gives the line that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed; run: {install_line(extra)}")
+        super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'anyk[{extra}]'")
 
 
 def told(error: BaseException, said: str | None = None) -> str:
@@ -62,23 +62,3 @@ def told(error: BaseException, said: str | None = None) -> str:
             place = f" ({path.name}, line {step.tb_lineno})"
         step = step.tb_next
     return text + place
-
-
-def install_line(extra: str) -> str:
-    """The command that installs an extra of anyk, from where anyk itself was installed: an index, a folder or a URL."""
-    import json
-    from importlib.metadata import PackageNotFoundError, distribution
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
-
-    try:
-        origin = json.loads(distribution("anyk").read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        origin = {}
-    url = str(origin.get("url", ""))
-    if "dir_info" in origin:
-        editable = "-e " if origin["dir_info"].get("editable") else ""
-        return f"pip install {editable}'{url2pathname(urlsplit(url).path)}[{extra}]'"
-    if "vcs_info" in origin:
-        url = f"{origin['vcs_info'].get('vcs')}+{url}"
-    return f"pip install 'anyk[{extra}]{f' @ {url}' * bool(url)}'"

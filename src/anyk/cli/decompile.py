@@ -41,6 +41,10 @@ def decompile(function: str, arguments: str, target: str, grad: bool, out: str |
     """
     from anyk.decompile import to_python
 
+    try:
+        import jax  # noqa: F401  # first: the function's own file may import it, too
+    except ImportError:
+        raise MissingPackage("jax", "jax", "decompiling a function") from None
     (found, _), examples = function_named(function, "function"), _examples(arguments)
     if grad:
         found = _gradient(found)
@@ -55,10 +59,8 @@ def decompile(function: str, arguments: str, target: str, grad: bool, out: str |
 
 def _examples(text: str) -> list[Any]:
     """Shapes and types of arguments."""
-    try:
-        import jax
-    except ImportError:
-        raise MissingPackage("jax", "jax", "decompiling a function") from None
+    import jax
+
     examples, place = [], 0
     while place < len(text):
         match = _ARGUMENT.match(text, place)

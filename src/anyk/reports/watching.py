@@ -16,9 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.reports.page import bokeh_scripts, needed, page, script, style, template
-from anyk.reports.page.content import cards, chosen
 from anyk.reports.page.facts import seconds, steps
-from anyk.reports.page.news import news
 from anyk.reports.tables import number
 from anyk.training import rows
 from anyk.training.following import LOG, Following
@@ -265,6 +263,9 @@ class _Page:
                 return {"lost": True}
 
     def _news(self, seals: Sequence[str]) -> dict[str, Any]:
+        from anyk.reports.page.content import cards, chosen  # these import Bokeh and markupsafe
+        from anyk.reports.page.news import news
+
         runs, waiting = self._runs.read()
         shown = chosen(runs)
         found = [news(run, seal) for run, seal in zip(shown, seals, strict=False)]
