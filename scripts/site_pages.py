@@ -91,8 +91,6 @@ def pages() -> dict[str, str]:
     made |= {f"examples/{path.stem}.md": example(path) for path in EXAMPLES}
     made["contributing.md"] = moved("CONTRIBUTING.md")
     made["changelog.md"] = moved("CHANGELOG.md")
-    made["benchmarks.md"] = "# Benchmarks\n\n" + section(moved("README.md"), "Measured")
-    made["limitations.md"] = "# Known limitations\n\n" + section(moved("README.md"), "Known limitations")
     return made
 
 
@@ -153,13 +151,6 @@ def moved(name: str) -> str:
     text = (ROOT / name).read_text(encoding="utf-8")
     text = re.sub(r"\]\((?:docs/)([^)]*)\)", r"](\1)", text)
     return re.sub(r"(\]\()([\w./-]+)(?=[)#])", lambda link: _inside(link, ""), text)
-
-
-def section(text: str, title: str) -> str:
-    """What stands under a heading of the second level."""
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, flags=re.M | re.S)
-    assert found is not None, title
-    return found[1].strip() + "\n"
 
 
 # ------------------------------------------------------------------------------------------- docstrings

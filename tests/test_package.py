@@ -172,29 +172,3 @@ def test_nothing_in_the_project_names_where_it_was_made():
 
 def test_the_script_is_installed():
     assert shutil.which("anyk", path=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
-
-
-@pytest.mark.parametrize(
-    ("origin", "line"),
-    [
-        (None, "pip install 'anyk[data]'"),  # from an index
-        (
-            '{"dir_info": {"editable": true}, "url": "file:///opt/my%20code/anyk"}',
-            "pip install -e '/opt/my code/anyk[data]'",
-        ),
-        ('{"dir_info": {}, "url": "file:///src/anyk"}', "pip install '/src/anyk[data]'"),
-        (
-            '{"vcs_info": {"vcs": "git"}, "url": "https://host/anyk"}',
-            "pip install 'anyk[data] @ git+https://host/anyk'",
-        ),
-    ],
-)
-def test_a_missing_package_is_installed_from_where_anyk_came(origin, line, monkeypatch):
-    from importlib import metadata
-    from types import SimpleNamespace
-
-    from anyk.errors import MissingPackage
-
-    monkeypatch.setattr(metadata, "distribution", lambda _: SimpleNamespace(read_text=lambda _: origin))
-    said = str(MissingPackage("pyarrow", "data", "reading a Parquet file"))
-    assert said == f"reading a Parquet file needs pyarrow, which is not installed; run: {line}"
