@@ -14,6 +14,7 @@ from anyk.protocol import Lost
 from anyk.reports import report
 from anyk.reports.page.account import account, heat, shares
 from anyk.reports.page.facts import departures, race_verdict, rounds, run_verdict
+from anyk.reports.plots import lower_end
 from anyk.training import rows
 from anyk.training.schema import Ended, Update
 from anyk.training.tasks import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
@@ -138,7 +139,7 @@ def test_verdicts_say_what_happened():
         tasks = tasks_of(run)
         what, how, lesson = run_verdict(run, tasks, account(run, tasks))
         assert what.startswith("frc:load=3 trained") and "6 simulated workers" in what and "20 steps" in what
-        assert f"{run.loss:.4g}" in how and "On average a step used 2 messages of 6 workers" in lesson
+        assert f"{run.loss:.4g}" in how and "On average a step used 2 messages from 2 of 6 workers" in lesson
         assert departures(run) == [] and "versions old on average" in departures(other)[0]
 
 
@@ -226,3 +227,41 @@ def test_on_the_command_line(tmp_path):
     assert page.read_text(encoding="utf-8").count("Timeline of the workers") == 3
     wrong = ask.invoke(main, ["report", str(tmp_path / "none"), "-o", str(page)])
     assert wrong.exit_code == 2 and "is not a run folder" in wrong.output
+
+
+def test_waiting_for_the_deadline_is_not_computing():
+    """With 10 ms a partition and delays of 20 ms a worker is idle for most of a deadline of 0.5 s that one never meets."""
+    law = "hetero:means=0.02/0.02/0.02/9"
+    with trained("anytime:deadline=0.5,parts=2", 4, cluster="simulated:partition=0.01,cores=4", delays=law) as run:
+        tasks = tasks_of(run)
+        spent = account(run, tasks)
+        assert 0.0 < spent.computing <= 0.02 * run.steps + 1e-9 < 0.1 * run.seconds
+        assert spent.total == pytest.approx(run.seconds) and spent.driver > 0.5 * run.seconds
+        used = tasks.only(tasks.fate <= LATE)
+        assert (used.idle > 0.3).any() and (used.computing <= 0.02 + 1e-9).all()
+        assert float(np.nanmax(heat(tasks.only(tasks.fate <= LATE), 4).seconds)) < 0.3
+
+
+def test_several_models_are_told_by_task_and_by_worker():
+    with trained(
+        "m-sgc:B=1,W=3,lambda=4", steps=6, models=4, cluster="simulated", delays="bimodal:fast=0.1,slow=1"
+    ) as run:
+        tasks = tasks_of(run)
+        what, _, lesson = run_verdict(run, tasks, account(run, tasks))
+        assert "trained 4 models on synthetic" in what
+        count, workers = re.search(r"used ([\d.]+) messages from ([\d.]+) of 6 workers", lesson).groups()
+        assert float(workers) <= 6 < float(count)
+        first = tasks.first
+        longest = (np.maximum.reduceat(tasks.end, first) - tasks.start[first])[
+            np.maximum.reduceat(tasks.fate, first) != OPEN
+        ].max()
+        seen = heat(tasks, 6)
+        assert not seen.by_step and float(np.nanmax(seen.seconds)) == pytest.approx(longest)
+
+
+def test_the_axis_of_a_metric_leaves_out_its_steep_beginning():
+    steep = np.concatenate([np.linspace(0.1, 0.88, 5), np.linspace(0.88, 0.93, 40)])
+    slow = np.linspace(0.85, 0.93, 20)
+    low = lower_end([(np.arange(45.0), steep), (np.arange(20.0), slow)])
+    assert 0.8 < low < np.median(slow)
+    assert lower_end([(np.arange(20.0), slow)]) is None  # a single line is drawn from its beginning

@@ -17,9 +17,8 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.training import rows
 from anyk.training.run import Run
-from anyk.training.tasks import CUT, FATES, LATE, Tasks, tasks_of
+from anyk.training.tasks import CUT, FATES, LATE, PHASES, Tasks, tasks_of
 
-_PHASES = ("waiting", "computing", "sending")
 _DRIVER, _WORKERS = 1, 2  # process numbers: names of groups of tracks
 
 
@@ -105,7 +104,7 @@ def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
     for i in order.tolist():
         worker = int(tasks.worker[i])
         lanes = ends.setdefault(worker, [])
-        edges = [_micro(value) for value in np.cumsum([tasks.start[i], *(getattr(tasks, one)[i] for one in _PHASES)])]
+        edges = [_micro(value) for value in np.cumsum([tasks.start[i], *(getattr(tasks, one)[i] for one in PHASES)])]
         edges.append(_micro(tasks.end[i]))
         lane = next((j for j, end in enumerate(lanes) if end <= edges[0]), len(lanes))
         lanes[lane : lane + 1] = [edges[-1]]
@@ -113,7 +112,7 @@ def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
         tid = worker + lane * workers
         yield _slice(FATES[tasks.fate[i]], _WORKERS, tid, edges[0], edges[-1], args=_told(tasks, i))
         if tasks.finished[i]:
-            for name, begin, end in zip(_PHASES, edges, edges[1:], strict=False):
+            for name, begin, end in zip(PHASES, edges, edges[1:], strict=False):
                 if end > begin:
                     yield _slice(name, _WORKERS, tid, begin, min(end, edges[-1]))
     for worker in range(workers):

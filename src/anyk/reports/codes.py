@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.codes import Code
+from anyk.codes.base import EXACT
 from anyk.errors import BadInput
 from anyk.planning import Curve, Facts, Threshold
 from anyk.planning.codes import ATTACKED, Missing
@@ -126,14 +127,15 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
     figure, both = new_figure((11.0, 4.8), "the picture of codes", columns=2)
     for i, curve in enumerate(curves):
         colour = COLOURS[i % len(COLOURS)]
-        name = curve.code.spec
+        uncovered = curve.stragglers[0] == 0 and curve.random[0] > EXACT
+        name = curve.code.spec + " (some partitions on no worker)" * uncovered
         both[0].errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
         unknown = np.isnan(curve.expected).all()
         both[0].plot(
             curve.stragglers, curve.random if unknown else curve.expected, color=colour, lw=0.8 if unknown else 1.6,
             alpha=0.5 if unknown else 1.0, ls=":" if unknown else "-",
         )  # fmt: skip
-        both[1].plot(curve.stragglers, curve.adversarial, "o", color=colour, ms=4, label=name)
+        both[1].plot(curve.stragglers, curve.adversarial, "o:", color=colour, ms=4, lw=0.8, label=name)
         both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
     known = any(not np.isnan(curve.expected).all() for curve in curves)
     bounded = any(not np.isnan(curve.bound).all() for curve in curves)
@@ -152,7 +154,7 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
         axes.set_ylim(-0.02, top)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    both[0].legend(frameon=False, fontsize=9, loc="upper left")
+        axes.legend(frameon=False, fontsize=9, loc="upper left")
     save(figure, path)
     return figure
 

@@ -39,7 +39,7 @@ _DARK = _Look("#14191f", "#e6ebf1", "#a5b1bf",
 _Floats = NDArray[np.float64]
 _WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
 _LABELS = 6  # runs that are labelled where they end; more get a legend
-_ROW, _HEIGHT, _AROUND = 0.44, 3.1, 1.2  # inches: for the label of a run, for the curves, for titles and below
+_ROW, _HEIGHT, _AROUND = 0.26, 3.4, 1.2  # inches: for the label of a run, for the curves, for titles and below
 _DECADES = 4  # of a logarithmic axis, from which on only powers of ten are named
 _TINY = 1e-300
 _LONG = 115  # characters of the subtitle's first line
@@ -111,6 +111,9 @@ def plot(
         if curve.band is not None:
             low, high = curve.band
             axes.fill_between(curve.times[shown], low[shown], high[shown], color=colour, alpha=0.18, lw=0)
+    low = None if falls else lower_end([(curve.times, curve.values) for curve in curves])
+    if low is not None:
+        axes.set_ylim(bottom=low)
     axes.set_xscale("log" if wide else "linear")
     axes.set_yscale("log" if falls else "linear")
     if not wide:
@@ -181,6 +184,20 @@ def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, 
     return times, np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
 
 
+def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
+    """Where the axis of a value that rises begins: where the slowest line is halfway through its evaluations.
+
+    What precedes is a steep rise, which would leave the lines a small part of the figure. None for a single line.
+    """
+    medians = [float(np.median(values)) for _, values in lines if len(values)]
+    lows = [float(np.min(values)) for _, values in lines if len(values)]
+    tops = [float(np.max(values)) for _, values in lines if len(values)]
+    if len(medians) < 2:
+        return None
+    start = min(medians) - 0.5 * (max(tops) - min(medians))
+    return start if start > min(lows) else None
+
+
 def _line(run: Run, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Times and values of the versions evaluated."""
     history = run.history
@@ -220,7 +237,7 @@ def _label(
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         low = max(high * (low / high) ** (1.0 / (1.0 - space)), _TINY)
     else:
-        ceiling = max(high, 1.0) if name in ("auc", "accuracy") else high
+        ceiling = min(high, 1.0) if name in ("auc", "accuracy") else high
         axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= ceiling])
         high = low + (ceiling - low) / (1.0 - space)
     axes.set_ylim(low, high)
@@ -245,11 +262,8 @@ def _label(
         text = {"xycoords": both, "textcoords": "offset points", "ha": side, "zorder": 5}
         shift = 5 if side == "left" else -5
         back = {"boxstyle": "square,pad=0.12", "fc": look.paper, "ec": "none"}
-        for line, drop, va, font in (
-            (head, 0, "bottom", {"fontsize": 9.5, "fontweight": "bold", "color": colour}),
-            (purpose(run), -2, "top", {"fontsize": 8.5, "color": look.dim}),
-        ):
-            texts.append(axes.annotate(line, (curve.end, at), xytext=(shift, drop), va=va, bbox=back, **font, **text))
+        font = {"fontsize": 9.5, "fontweight": "bold", "color": colour}
+        texts.append(axes.annotate(head, (curve.end, at), xytext=(shift, 0), va="center", bbox=back, **font, **text))
     return texts
 
 

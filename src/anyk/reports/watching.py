@@ -263,7 +263,7 @@ class _Page:
                 return {"lost": True}
 
     def _news(self, seals: Sequence[str]) -> dict[str, Any]:
-        from anyk.reports.page.content import cards, chosen  # these import Bokeh and markupsafe
+        from anyk.reports.page.content import chosen  # these import Bokeh and markupsafe
         from anyk.reports.page.news import news
 
         runs, waiting = self._runs.read()
@@ -277,7 +277,6 @@ class _Page:
         return {
             "lost": False,
             "runs": found,
-            "cards": cards(runs[0]) if len(runs) == 1 else [],
             "state": state,
             "again": again,
         }

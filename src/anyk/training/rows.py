@@ -249,6 +249,12 @@ def mean_times(log: RunLog) -> tuple[float, float]:
     return computing or 0.0, held or 0.0
 
 
+def progress(log: RunLog) -> dict[tuple[int, int], float]:
+    """The time of the last progress that was reported of each task and chunk."""
+    rows = log.rows("SELECT task, chunk, max(time) FROM events WHERE kind = 'Progress' GROUP BY task, chunk")
+    return {(task, chunk): time for task, chunk, time in rows}
+
+
 def waits_of_steps(log: RunLog) -> float | None:
     """Seconds from the dispatch of its messages to the last that it used, of all steps; None where tasks go on."""
     rows = log.rows(

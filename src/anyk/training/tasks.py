@@ -23,6 +23,7 @@ FATES = (
     "unfinished at the end",
 )
 USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
+PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in this order
 _BEFORE = 2000  # steps before those that are new, one of which may have cut off a task that ends now
 
 
@@ -31,8 +32,9 @@ class Tasks:
     """One row for each chunk of work that was handed out; times in seconds on the run's clock.
 
     ``start``: when it could begin: dispatched, and the chunk before it in its task computed. Then it took ``waiting``
-    (until it was computed: for its order and an injected delay), ``computing`` and ``sending``; of a chunk that was not
-    finished only their sum is known, ``unknown``. ``fate``: an index into :data:`FATES`. ``step``: the step that used
+    (until it was computed: for its order and an injected delay), ``computing``, ``idle`` (until its message was asked
+    for, where that is not sent by itself) and ``sending``; of a chunk that was not finished only their sum is known,
+    ``unknown``. ``fate``: an index into :data:`FATES`. ``step``: the step that used
     it or did not wait for it, -1 where there is none. ``late``: seconds after it was cut off at which its message would
     have come, or came; NaN where that is not known.
     """
@@ -46,6 +48,7 @@ class Tasks:
     start: Column
     waiting: Column
     computing: Column
+    idle: Column
     sending: Column
     unknown: Column
     fate: Column
@@ -72,12 +75,17 @@ class Tasks:
     @property
     def end(self) -> Column:
         """When each was over."""
-        return np.asarray(self.start + self.waiting + self.computing + self.sending + self.unknown)
+        return np.asarray(self.start + self.waiting + self.computing + self.idle + self.sending + self.unknown)
 
     @cached_property
     def seconds(self) -> Column:
-        """From the start of each to its end."""
-        return self.end - self.start
+        """From the start of each to its end, without the time in which it was idle."""
+        return self.end - self.start - self.idle
+
+    @cached_property
+    def first(self) -> Column:
+        """The row of each task's first chunk; rows are ordered by task and chunk."""
+        return np.flatnonzero(np.diff(self.task, prepend=-1))
 
 
 def tasks_of(run: Run, *, behind: Mapping[str, int] | None = None) -> Tasks:
@@ -96,9 +104,12 @@ def tasks_of(run: Run, *, behind: Mapping[str, int] | None = None) -> Tasks:
     if lost.any():  # events are many
         over[lost] = np.maximum(_losses(run, log, lost), start[lost])
     begun = np.where(np.isfinite(log["computing"]), log["computing"], start)
+    begun = np.maximum(begun, start)
+    worked = np.clip(_last_progress(run, log), begun, np.maximum(log["computed"], begun))
     phases = {
-        "waiting": np.where(finished, np.maximum(begun - start, 0.0), 0.0),
-        "computing": np.where(finished, np.maximum(log["computed"] - np.maximum(begun, start), 0.0), 0.0),
+        "waiting": np.where(finished, begun - start, 0.0),
+        "computing": np.where(finished, worked - begun, 0.0),
+        "idle": np.where(finished, np.maximum(log["computed"] - worked, 0.0), 0.0),
         "sending": np.where(finished, np.maximum(log["received"] - log["computed"], 0.0), 0.0),
         "unknown": np.where(finished, 0.0, np.maximum(over - start, 0.0)),
     }
@@ -127,6 +138,15 @@ def _starts(log: Mapping[str, Column]) -> Column:
     before = log["computed"][same - 1]
     start[same] = np.where(np.isfinite(before), np.maximum(before, start[same]), start[same])
     return start
+
+
+def _last_progress(run: Run, log: Mapping[str, Column]) -> Column:
+    """When a worker last finished a partition of each chunk, where it reported that; else when it made the message."""
+    last = log["computed"].astype(np.float64)
+    reports = rows.progress(run.log)
+    for i in np.flatnonzero(np.isfinite(last)) if reports else ():
+        last[i] = reports.get((log["task"][i], log["chunk"][i]), last[i])
+    return last
 
 
 def _fates(run: Run, log: Mapping[str, Column], slots: tuple[str, ...], slot: Column) -> Column:

@@ -59,9 +59,9 @@ def account(run: Run, tasks: Tasks) -> Account:
     own = np.repeat(np.arange(len(used)), count)
     row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[own]
     sending = np.where(row == used[own], tasks.sending[row], 0.0)
-    edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], sending], axis=0)
+    edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], tasks.idle[row], sending], axis=0)
     parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
-    waiting, computing, sending_ = (float(part) for part in parts)
+    waiting, computing, _, sending_ = (float(part) for part in parts)
     rest = float(times.max(initial=0.0)) - waiting - computing - sending_
     return Account(waiting, computing, sending_, rest if rest > _ROUNDING else 0.0)
 
@@ -119,29 +119,33 @@ _CELLS = 120_000
 
 
 def heat(tasks: Tasks, workers: int) -> Heat | None:
-    """Seconds of each worker's task for each step, or by their order where workers take few of the steps.
+    """Seconds of each worker's task for each step, or by their order where workers take few of the steps, or where
+    they train several models at once.
 
     Where that is more than can be seen, columns are means. None without tasks.
     """
     tasks = tasks.only(tasks.fate != OPEN)
     if not len(tasks):
         return None
-    low, high = int(tasks.version.min()), int(tasks.version.max())
-    column, by_step = tasks.version - low, True
-    if len(tasks) < 0.5 * workers * (high - low + 1):
-        order = np.lexsort((tasks.chunk, tasks.task, tasks.worker))
-        starts = np.searchsorted(tasks.worker[order], np.arange(workers))
-        column = np.empty(len(tasks), dtype=np.int64)
-        column[order] = np.arange(len(tasks)) - starts[tasks.worker[order]]
-        by_step = False
+    first = tasks.first
+    worker, version = tasks.worker[first], tasks.version[first]
+    spent = np.maximum.reduceat(tasks.start + tasks.seconds, first) - tasks.start[first]
+    interrupted = np.maximum.reduceat(tasks.fate, first) >= CUT
+    low, high = int(version.min()), int(version.max())
+    column, by_step = version - low, len(tasks.slots) == 1 and len(first) >= 0.5 * workers * (high - low + 1)
+    if not by_step:
+        order = np.argsort(worker, kind="stable")
+        starts = np.searchsorted(worker[order], np.arange(workers))
+        column = np.empty(len(first), dtype=np.int64)
+        column[order] = np.arange(len(first)) - starts[worker[order]]
     columns = int(column.max()) + 1
     each = -(-columns * workers // _CELLS)
     column, columns = column // each, -(-columns // each)
     shape = workers, columns
     total, count, cut = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    np.add.at(total, (tasks.worker, column), tasks.seconds)
-    np.add.at(count, (tasks.worker, column), 1)
-    np.add.at(cut, (tasks.worker, column), tasks.fate >= CUT)
+    np.add.at(total, (worker, column), spent)
+    np.add.at(count, (worker, column), 1)
+    np.add.at(cut, (worker, column), interrupted)
     with np.errstate(invalid="ignore", divide="ignore"):
         seconds, share = total / count, cut / count
     return Heat(seconds.astype(np.float32), share.astype(np.float32), low + 1 if by_step else 1, each, by_step)

@@ -123,13 +123,13 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str,
         if any(len(line.by["seconds"][0]) for line in lines):
             name = f"curve {len(shown)}"
             goal = target if column != "loss" and len(names) == 1 else None
-            drawn[name] = figures.curves(lines, column, name, clock=clock, target=goal)
+            rises = column not in ("loss", "mse")
+            drawn[name] = figures.curves(lines, column, name, clock=clock, target=goal, rises=rises)
             shown[name] = column
     ends = [group[0].seconds for group in groups if group[0].seconds > 0.0]
     legend = [
         {
             "name": f"{group[0].config.get('strategy')}" + (f": {purpose(group[0])}" if purpose(group[0]) else ""),
-            "colour": figures.COLOURS[i % len(figures.COLOURS)],
             "dash": _DASHES[figures.DASHES[i % len(figures.DASHES)]],
             "mark": Markup(_MARKS[figures.MARKS[i % len(figures.MARKS)]]),
         }
@@ -175,8 +175,9 @@ def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
         "name": name,
         "title": str(run.config.get("strategy")),
         "verdict": facts.run_verdict(run, tasks, spent),
-        "tasks": f"{len(tasks):,}" if len(tasks) else "",
+        "tasks": _count(tasks) if len(tasks) else "",
         "lost": bool((tasks.fate == LOST).any()),
+        "idle": bool((tasks.idle > 0.0).any()),
         "slots": list(tasks.slots),
         "last": run.steps,
         "about": about,
@@ -198,6 +199,12 @@ def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
     made["more_notes"] = f"{len(notes) - _NOTES:,} more: anyk show lists them" if len(notes) > _NOTES else ""
     made["settings"] = _settings(run)
     return made
+
+
+def _count(tasks: Tasks) -> str:
+    """The number of bars of the timeline, in words."""
+    chunks, whole = len(tasks), len(tasks.first)
+    return f"{whole:,} tasks" if chunks == whole else f"{chunks:,} chunks of work in {whole:,} tasks"
 
 
 def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
@@ -333,6 +340,8 @@ def _spent(run: Run, spent: Any) -> dict[str, Any]:
     if not total:
         return {"spent": None}
     words = {"waiting": "waiting for delays and orders", "driver": "the driver, deadlines and the rest"}
+    if str(run.config.get("cluster", "")).startswith("simulated"):  # where the driver takes no time
+        words["driver"] = "until deadlines"
     parts = [
         {
             "name": name,

@@ -18,7 +18,7 @@ from anyk.reports.tables import ratio_to_floor
 from anyk.training import rows
 from anyk.training.run import Run
 from anyk.training.seeds import OverSeeds, SeedsComparison, compare_seeds
-from anyk.training.tasks import CUT, LOST, SPARE, Tasks
+from anyk.training.tasks import CUT, LATE, LOST, SPARE, Tasks
 
 _CELLS = 20_000  # times that are explained; more take seconds
 _WHERE = {
@@ -53,6 +53,9 @@ def steps(count: int) -> str:
 def subject(config: dict[str, Any]) -> str:
     """What was trained, as far as the configuration says."""
     made = config.get("problem") or {}
+    if "many" in made:
+        data = dict.fromkeys(str(one.get("data", "a model")) for one in made["many"])
+        return f"{len(made['many'])} models on {', '.join(data)}"
     named = [str(made[key]) for key in ("model", "data") if made.get(key)]
     if made.get("problem"):
         named.append(Path(str(made["problem"])).name)
@@ -95,18 +98,22 @@ def _ending(run: Run) -> str:
 def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
     taken = max(run.jobs, 1)
     used = float(np.nansum(run.history["replies"])) / max(run.steps - run.begun, 1)
+    counted = tasks.only((tasks.fate <= LATE) & (tasks.step >= 0))
+    pairs = len(np.unique(np.stack([counted.slot, counted.step, counted.worker]), axis=1).T)
+    senders = pairs / taken
     cut, spare = (float((tasks.fate == one).sum()) / taken for one in (CUT, SPARE))
     plural = "message" if f"{used:.3g}" == "1" else "messages"
-    mean = f"On average a step used {used:.3g} {plural} of {run.config.get('workers')} workers"
+    mean = f"On average a step used {used:.3g} {plural}"
+    mean += f" from {senders:.3g} of {run.config.get('workers')} workers" if senders else ""
     mean += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
     ratio = ratio_to_floor(run)
     if ratio is not None:
         longer = "no longer than" if ratio < 1.005 else f"{ratio:.3g} times as long as"
         return f"{mean}; the run took {longer} its delays alone make it."
     name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
-    doing = {"waiting": "waiting for delays and orders", "driver": "spent in the driver or until deadlines"}.get(
-        name, name
-    )
+    virtual = str(run.config.get("cluster", "")).startswith("simulated")  # where the driver takes no time
+    rest = "spent until deadlines" if virtual else "spent in the driver or until deadlines"
+    doing = {"waiting": "waiting for delays and orders", "driver": rest}.get(name, name)
     return f"{mean}; the largest part of the time, {percent(most / spent.total)}, was {doing}." if most else f"{mean}."
 
 
@@ -255,9 +262,9 @@ def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.
     As :func:`anyk.training.tracing.measured` finds them, in the time that a page of 100,000 tasks may take.
     """
     tasks = tasks.only(tasks.fate != LOST)
-    first = np.flatnonzero(np.diff(tasks.task, prepend=-1))
-    if not len(first):
+    if not len(tasks):
         return np.empty((0, workers)), np.empty((0, workers), bool)
+    first = tasks.first
     known = np.isfinite(tasks.late)
     end = np.where(known, tasks.end + np.where(tasks.finished, 0.0, np.nan_to_num(tasks.late)), tasks.end)
     end = np.maximum.reduceat(end, first)

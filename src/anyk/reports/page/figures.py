@@ -14,6 +14,7 @@ from bokeh.models import (
     ColorBar,
     ColumnDataSource,
     CustomJSHover,
+    CustomJSTickFormatter,
     GlyphRenderer,
     HBar,
     HoverTool,
@@ -37,13 +38,14 @@ from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from anyk.reports.page.account import Heat, Share
+from anyk.reports.plots import lower_end
 from anyk.training.run import Run
-from anyk.training.tasks import FATES, LATE, LOST, Tasks
+from anyk.training.tasks import FATES, LATE, LOST, PHASES, Tasks
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5cc0", "#8c8c8c")
 DASHES = ("solid", "dashed", "dotted", "dashdot", "solid", "dashed", "dotted", "dashdot")
 MARKS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x", "star")
-PHASES = {"waiting": "#b9c6d8", "computing": "#0072b2", "sending": "#e69f00"}
+PHASE_COLOURS = dict(zip(PHASES, ("#b9c6d8", "#0072b2", "#e3e3e3", "#e69f00"), strict=True))
 FATE_COLOURS = ("#0072b2", "#56b4e9", "#cfcfcf", "#d55e00", "#7f1d1d", "#f2f2f2")
 FATE_HATCHES = (" ", "dot", " ", "right_diagonal_line", "cross", "blank")
 _POINTS = 4000  # of a curve; more are thinned evenly
@@ -66,7 +68,14 @@ def _base(height: int, **given: Any) -> Any:
     )  # fmt: skip
     made.toolbar.logo = None
     made.toolbar.autohide = True
+    for axis in made.axis:
+        axis.formatter = _plain_numbers()
     return made
+
+
+def _plain_numbers() -> CustomJSTickFormatter:
+    """Ticks as 0.004 and 0.1, not as 4.000e-3 and a power of ten."""
+    return CustomJSTickFormatter(code="return String(Number(tick.toPrecision(6)))")
 
 
 def _draw(into: Any, glyph: Any, source: ColumnDataSource, **given: Any) -> Any:
@@ -100,17 +109,23 @@ def _thinned(count: int) -> NDArray[np.int64]:
     return np.unique(np.append(np.arange(0, count, max(every, 1)), max(count - 1, 0)))[:count]
 
 
-def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: float | None = None) -> Any:
-    """Values against seconds or steps: the page switches between them, and between scales."""
+def curves(
+    lines: Sequence[Line], value: str, name: str, *, clock: str, target: float | None = None, rises: bool = False
+) -> Any:
+    """Values against seconds or steps: the page switches between them, and between scales.
+
+    ``rises``: for a metric such as accuracy, of which the axis leaves out the steep beginning.
+    """
     made = _base(340, name=name, tools=[], x_range=Range1d(0, 1), y_range=Range1d(0, 1))
     tools = _tools()
     made.add_tools(*tools)
     made.toolbar.active_drag = tools[0]
-    made.add_layout(LogAxis(visible=False, name="log"), "below")
-    made.add_layout(LogAxis(visible=False, name="log"), "left")
+    for side in ("below", "left"):
+        made.add_layout(LogAxis(visible=False, name="log", formatter=_plain_numbers()), side)
     made.xaxis[0].axis_label = made.xaxis[1].axis_label = _label(clock)
     made.yaxis[0].axis_label = made.yaxis[1].axis_label = _label(value)
-    made.tags = [clock, "" if target is None else target]
+    low = lower_end([(line.by["seconds"][0], line.by["seconds"][1]) for line in lines]) if rises else None
+    made.tags = [clock, "" if target is None else target, "" if low is None else low]
     if target is not None:
         made.hspan(target, line_color="#888888", line_dash="dashed", line_width=1, name="target")
     for i, line in enumerate(lines):
@@ -177,7 +192,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
             bars = [_draw(made, bar, source, view=view, name="cut")]
         else:
             bars, fields = [], ["start"]
-            for phase, colour in PHASES.items():
+            for phase, colour in PHASE_COLOURS.items():
                 left = fields[0] if len(fields) == 1 else expr(Stack(fields=fields))
                 fields = [*fields, phase]
                 right = expr(Stack(fields=fields))
@@ -316,7 +331,6 @@ def worker_bars(found: Sequence[Share], name: str) -> Any:
             made.add_tools(HoverTool(renderers=[bar], tooltips=tips))
     made.xaxis.axis_label, made.yaxis.axis_label = _label("worker"), _label("share of its tasks")
     made.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
-    made.yaxis[0].formatter.use_scientific = False
     made.xgrid.visible = False
     return made
 

@@ -83,10 +83,6 @@
     if (news.steps.step.length) ask.max = Math.max(Number(ask.max), ...news.steps.step);
     follow(run, news.end);
   }
-  function cards(values) {
-    const shown = document.querySelectorAll("#cards b");
-    if (shown.length === values.length) values.forEach(([value], i) => (shown[i].textContent = value));
-  }
   function take(answer) {
     if (answer.lost) return reload();
     answer.runs.forEach((news, i) => {
@@ -98,7 +94,6 @@
     });
     if (leaving) return;
     if (answer.runs.some((news) => news.evaluated)) page.curves(true);
-    cards(answer.cards);
     tell(...answer.state);
   }
 

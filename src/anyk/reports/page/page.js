@@ -18,6 +18,14 @@
 
   // ---------------------------------------------------------------- colours: light, dark, print
   const INK = { light: ["#1d2733", "#5b6775", "#dfe4ea"], dark: ["#e6ebf1", "#a5b1bf", "#36414d"] };
+  const DARK = ["#4aa8e8", "#ff8f4a", "#3ecf9f", "#f29ccb", "#e2b64a", "#8fd0ff", "#b39df5", "#c4c4c4"]; // of curves
+  const LIGHT = new Map(); // the colours that glyphs have on paper
+  function recolour(glyph, i, theme) {
+    if (!LIGHT.has(glyph)) LIGHT.set(glyph, glyph.line_color || glyph.fill_color);
+    const colour = theme === "dark" ? DARK[i % DARK.length] : LIGHT.get(glyph);
+    if (glyph.line_color !== undefined) glyph.line_color = colour;
+    if (glyph.fill_color !== undefined) glyph.fill_color = colour;
+  }
   function paint(theme) {
     const [ink, dim, line] = INK[theme];
     for (const figure of doc.roots()) {
@@ -38,6 +46,8 @@
         if (one.name === "waiting") one.glyph.fill_color = theme === "dark" ? "#5d6f88" : "#b9c6d8";
         if (one.name === "computing") one.glyph.fill_color = theme === "dark" ? "#4aa8e8" : "#0072b2";
         if (one.name === "steps") one.glyph.line_color = ink;
+        if (one.name === "idle") one.glyph.fill_color = theme === "dark" ? "#333c46" : "#e3e3e3";
+        if (about.curves.includes(figure.name) && one.tags.length) recolour(one.glyph, one.tags[1], theme);
       }
     }
   }
@@ -62,11 +72,11 @@
   // ---------------------------------------------------------------- curves
   const hidden = new Set();
   const kind = (name) => Bokeh.Models.get(name);
-  function span(values, log) {
+  function span(values, log, least) {
     let low = Infinity, high = -Infinity;
     for (const array of values)
       for (const value of array)
-        if (Number.isFinite(value) && (!log || value > 0)) {
+        if (Number.isFinite(value) && (!log || value > 0) && value >= least) {
           if (value < low) low = value;
           if (value > high) high = value;
         }
@@ -94,7 +104,8 @@
       if (typeof target === "number") ys.push([target]);
       for (const way of ["x", "y"]) {
         const axes = way === "x" ? figure.below : figure.left;
-        const [start, end] = span(way === "x" ? xs : ys, log[way]);
+        const least = way === "y" && typeof figure.tags[2] === "number" ? figure.tags[2] : -Infinity;
+        const [start, end] = span(way === "x" ? xs : ys, log[way], least);
         const from = way === "x" && !log.x ? 0 : start, range = figure[way + "_range"];
         const ends = { reset_start: from, reset_end: end };
         if (grown === true) {  // there are more points; who has zoomed in stays there
@@ -119,11 +130,11 @@
     range.setv({ start: Math.max(low, middle - half), end: Math.min(high, middle + half) });
   }
   const MOST = 12000; // tasks drawn at once
-  const took = (row) => (row.unknown === undefined ? row.waiting + row.computing + row.sending : row.unknown);
+  const took = (row) => (row.unknown === undefined ? row.waiting + row.computing + row.idle + row.sending : row.unknown);
   const lengths = new Map();
   function taken(source) {
     if (!lengths.has(source)) {
-      const data = source.data, parts = data.unknown ? [data.unknown] : [data.waiting, data.computing, data.sending];
+      const data = source.data, parts = data.unknown ? [data.unknown] : [data.waiting, data.computing, data.idle, data.sending];
       const all = Float32Array.from(data.start, (_, i) => parts.reduce((sum, part) => sum + part[i], 0));
       lengths.set(source, [all, all.reduce((most, one) => Math.max(most, one), 0)]);
     }
