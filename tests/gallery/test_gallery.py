@@ -99,7 +99,7 @@ def test_results_are_kept_by_their_settings(tmp_path: Path) -> None:
 
 def test_every_item_says_what_it_is() -> None:
     names = items()
-    assert len(names) == 27
+    assert len(names) == 30
     for name, item in names.items():
         assert name == item.name and item.claims and item.panels and item.columns and item.differs and item.source
         assert item.clock == "none" or item.seeds >= 3
