@@ -10,7 +10,7 @@ from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Lines
 from anyk.gallery.table import Case, Table, cases
 from anyk.optimizers import GD
-from anyk.strategies import strategy
+from anyk.strategies import Multiplexed
 from anyk.training import train_many
 
 N, B = 20, 2
@@ -33,7 +33,7 @@ def least_load(workers: int, *, B: int, W: int, stragglers: int) -> float:
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     W, stragglers = case["W"], case["lambda"]
     spec = f"m-sgc:B={B},W={W},lambda={stragglers}"
-    load, bound = strategy(spec, workers=N).load, least_load(N, B=B, W=W, stragglers=stragglers)
+    load, bound = Multiplexed(N, B=B, W=W, lambda_=stragglers).load, least_load(N, B=B, W=W, stragglers=stragglers)
     found = {"load": load, "bound": bound, "gap times W": (load - bound) * W}
     if W > RUN_UP_TO:
         return found
