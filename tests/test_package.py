@@ -143,6 +143,15 @@ def test_plug_ins_work_without_touching_the_package(tmp_path):
         assert spec in done.stdout
 
 
+def test_the_readme_is_short_and_counts_right():
+    from anyk.gallery import items
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    codes = len({entry.name for entry in anyk.codes.registry})
+    assert f"{codes} exact and approximate codes" in text and f"{len(items())} figures and tables" in text
+
+
 def test_docstring_examples_run():
     """Every example in a docstring, collected over all modules."""
     import doctest
