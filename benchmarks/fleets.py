@@ -16,6 +16,14 @@ def gilbert(random, rounds, workers, begin=0.03, stop=0.2, factor=4.0):
     return np.where(slow, factor, 1.0) * base(random, rounds, workers, 0.05)
 
 
+def autoregressive(random, rounds, workers, correlation=0.5, scale=0.3):
+    """Lognormal times; the correlation of logarithms is that of a worker's successive rounds."""
+    state = random.normal(size=(rounds, workers))
+    for t in range(1, rounds):
+        state[t] = correlation * state[t - 1] + (1.0 - correlation**2) ** 0.5 * state[t]
+    return np.exp(scale * state)
+
+
 def slow_one(random, rounds, workers, factor=2.0):
     """A fleet with one slow worker, and which it is."""
     times, which = base(random, rounds, workers), int(random.integers(workers))
@@ -54,6 +62,37 @@ FLEETS = {
     "drifting": lambda random, *size: base(random, *size) * np.linspace(1.0, 1.4, size[0])[:, None],
     "no stragglers": lambda random, *size: base(random, *size, scale=0.01),
 }
+NOISE = {  # no worker differs from the others
+    "independent": base,
+    "independent, Pareto 2.2": FLEETS["pareto 2.2"],
+    "AR(0.5)": autoregressive,
+    "bursts of 3.3 rounds": lambda random, *size: gilbert(random, *size, begin=0.03, stop=0.3),
+    "rare bursts of 3.3 rounds": lambda random, *size: gilbert(random, *size, begin=0.01, stop=0.3),
+    "bursts of 10 rounds": lambda random, *size: gilbert(random, *size, begin=0.01, stop=0.1),
+}
+
+
+def throughout(times, random):
+    """Twice as slow in every round."""
+    times[:, 0] *= 2.0
+
+
+def now_and_then(times, random):
+    """Three times as slow in three rounds of ten."""
+    times[random.random(len(times)) < 0.3, 0] *= 3.0
+
+
+def from_the_middle(times, random):
+    """Twice as slow in the second half."""
+    times[len(times) // 2 :, 0] *= 2.0
+
+
+def few(times, random):
+    """Five steps longer by five times the shortest possible step."""
+    times[random.choice(len(times), 5, replace=False), 0] += 5.0
+
+
+CULPRITS = (throughout, now_and_then, from_the_middle, few)  # what slows worker 0
 CLEAN = ("no stragglers",)
 REPORTED = ("drifting",)  # it will be another fleet, which no interval covers
 
