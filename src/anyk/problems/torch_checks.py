@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from anyk.checks import check
 from anyk.errors import BadInput, MissingPackage
-
-if TYPE_CHECKING:
-    import torch
 
 _MODULE = ("module", "model")  # what a loss calls the module that it takes
 
@@ -73,18 +70,6 @@ def _class_or_kind(value: Any) -> str:
     """What was given, in words; a class in the place of an object with what makes one."""
     named = getattr(value, "__name__", "")
     return f"the class {named}; make one, as in {named}(…)" if isinstance(value, type) else type(value).__name__
-
-
-def check_norms(module: torch.nn.Module) -> None:
-    """Refuse running statistics that nothing would compute."""
-    from torch.nn.modules.instancenorm import _InstanceNorm
-
-    for name, part in module.named_modules():
-        if isinstance(part, _InstanceNorm) and part.track_running_stats:
-            raise BadInput(
-                f"layer '{name}' is an instance norm with running statistics, which are computed anew for batch norms "
-                "alone; give it track_running_stats=False"
-            )
 
 
 def ignored_by(loss: Any) -> int | None:

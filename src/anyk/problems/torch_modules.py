@@ -1,8 +1,9 @@
 """PyTorch modules: any module, any loss.
 
-Only parameters are the model. A buffer (a running mean, say) is whatever the module had at the start while a partial
-gradient is computed, and what the forward pass does to it is dropped: replies must not depend on what a worker did
-before. Where running statistics are needed, to evaluate, they are computed anew from the training data.
+Only parameters are the model. A partial gradient is computed from the buffers that the module had at the start, and
+what the forward pass does to them is dropped: replies must not depend on what a worker did before. The running
+statistics of batch norm, needed to evaluate, are computed anew from the training data; other state that depends on
+earlier forward passes is refused (:func:`~anyk.problems.torch_forward.check_forward`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from anyk.problems.shards.processes import in_processes
 from anyk.problems.splits import Dirichlet, checked
 from anyk.problems.streams import NO_LOSS
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
-from anyk.problems.torch_checks import check_module, check_norms, check_options, ignored_by, is_mean, takes_module
+from anyk.problems.torch_checks import check_module, check_options, ignored_by, is_mean, takes_module
 from anyk.problems.torch_data import (
     Apart,
     Arrays,
@@ -36,8 +37,9 @@ from anyk.problems.torch_data import (
     samples_of,
     tensor_over,
 )
+from anyk.problems.torch_forward import check_forward
 from anyk.problems.torch_metrics import Metric, Metrics, check_metrics, measured, usual
-from anyk.problems.torch_network import Batch, Network, counted, mapped
+from anyk.problems.torch_network import Batch, Network, counted, mapped, tensors_in
 from anyk.problems.torch_partitions import (
     AT_ONCE,
     TorchPartitions,
@@ -100,7 +102,8 @@ class TorchProblem:
       if not as they come; for arrays whose targets are one whole number each.
 
     Workers compute in training mode from the module's initial buffers, and drop what the forward pass does to them:
-    batch norm normalises with the batch at hand. For evaluation running statistics are computed anew over the
+    batch norm normalises with the batch at hand; other state that a forward pass changes is refused by name. For
+    evaluation running statistics are computed anew over the
     training data, as ``torch.optim.swa_utils.update_bn`` does; of a data set that is read item by item, over 1,024 of
     its items (by :meth:`module_at`, over all). The loss of such a data set is not evaluated unless
     :class:`anyk.Evaluate` asks for it. Random layers draw by the model, the partition and the
@@ -158,7 +161,6 @@ class TorchProblem:
             own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count, threads=threads
         )
         self.module, self._given = module, list(module.parameters())
-        check_norms(own)
         ignored = ignored_by(loss)
         parameters = trained(own)
         self.dtype = dtype_of(parameters)
@@ -216,8 +218,21 @@ class TorchProblem:
             raise BadInput(str(error)) from None
         except Exception as error:
             raise BadInput(f"module and loss fail on the first {some} samples: {told(error)}") from None
+        check_forward(self._network, [batch, *self._others(batch, some)])
         self._try_loss(tried._network)
         return batch
+
+    def _others(self, batch: Batch, some: int) -> list[Batch]:
+        """Return a list with a second batch of as many samples, empty if there is none of the same shapes."""
+        known = self._known.tried if isinstance(self._known, Sharded) else len(self._known)
+        if known < 2 * some:
+            return []
+        try:
+            other = self._known.tensors(slice(some, 2 * some), "cpu")
+        except Exception:  # a run reports what fails
+            return []
+        shapes = [[tensor.shape for tensor in tensors_in(one)] for one in (batch, other)]
+        return [other] if shapes[0] == shapes[1] else []
 
     def _try_loss(self, network: Network) -> None:
         """Refuse a loss of several samples that is not the mean, or the sum, of theirs, where that can be told."""

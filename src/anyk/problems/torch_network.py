@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,15 @@ class Network:
     ) -> None:
         self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
         self.takes_module, self._count, self.threads = takes_module, count, threads
+
+    def __getstate__(self) -> dict[str, Any]:
+        import torch
+
+        for root in (self.module, self.loss):
+            for part in root.modules() if isinstance(root, torch.nn.Module) else ():
+                if torch.nn.utils.parametrize.is_parametrized(part):  # each has a class of its own
+                    copyreg.pickle(type(part), _reduce_parametrized)
+        return self.__dict__
 
     @property
     def opaque(self) -> bool:
@@ -113,6 +123,25 @@ class Network:
         import torch
 
         return torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.precision is not None)
+
+
+def _reduce_parametrized(module: Any) -> tuple[Any, ...]:
+    """Return what pickle makes a parametrized module of; torch itself only copies them."""
+    from torch.nn.utils.parametrize import type_before_parametrizations
+
+    kind: Any = type_before_parametrizations(module)
+    return _parametrized, (kind, list(module.parametrizations)), kind.__getstate__(module)
+
+
+def _parametrized(kind: Any, names: list[str]) -> Any:
+    """Return a module of this class without state, whose tensors of these names are parametrized."""
+    from torch.nn.utils import parametrize
+
+    module = kind.__new__(kind)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
 
 
 def counted(count: Callable[[Batch], Any], batch: Batch) -> float:
