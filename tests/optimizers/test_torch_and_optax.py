@@ -179,6 +179,9 @@ def test_what_a_torch_optimiser_cannot_be_is_said():
         (lambda: OptaxOptimizer(3), "optax knows no optimiser 3"),
         (lambda: optimizer("optax:(made in Python)", lr=1.0), "made in Python; give it again"),
         (lambda: OptaxOptimizer("adam").start(np.zeros(3)), "jax.config.update\\('jax_enable_x64', True\\)"),
+        (lambda: optimizer(OptaxOptimizer("adamw", lr=0.1, mask=[True, False]).spec, lr=1.0), "made in Python; give it again"),
+        (lambda: fitted_to_tree(optax.masked(optax.sgd(0.1), {"a": True, "c": False})), "like these: .* key path"),
+        (lambda: fitted_to_tree(optax.partition({"x": optax.sgd(0.1)}, {"a": "x", "b": "z"})), r"like these: .*\['x', 'z'\]"),
         (lambda: OptaxOptimizer("lbfgs").start(np.zeros(3, np.float32)), "cannot step parameters like these: .*value"),
         (lambda: Clip(norm=0.0), "norm of 'clip' must be a finite number above 0, got 0"),
         (lambda: optimizer("clip:of=adma", lr=1.0), "no optimizer 'adma'; did you mean 'adam'?"),
@@ -193,6 +196,12 @@ def test_what_a_torch_optimiser_cannot_be_is_said():
 
 def tree_of(w):
     return {"a": w[:6].reshape(3, 2), "b": [w[6:10], w[10]]}
+
+
+def fitted_to_tree(transformation):
+    """Start an optimiser on parameters that form a pytree."""
+    problem = SimpleNamespace(shapes=SHAPES, dtype=np.dtype(np.float32), trained_at=tree_of)
+    return OptaxOptimizer(transformation).fitted(problem).start(np.zeros(SIZE, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +331,20 @@ def test_a_parameter_may_be_one_number(name, arguments, stepped):
     assert run.model == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_run_on_full_batches_is_a_plain_optax_loop():
+LABELS = {"w": "fast", "b": "slow"}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(0.1, 20))),
+        optax.chain(optax.adam(0.1), optax.masked(optax.set_to_zero(), {"w": False, "b": True})),
+        optax.partition({"fast": optax.adam(0.1), "slow": optax.sgd(0.01)}, LABELS),
+        optax.adamw(0.1, weight_decay=0.5, mask=lambda params: {name: name == "w" for name in params}),
+    ],
+    ids=["chain", "masked", "labels", "mask by function"],
+)
+def test_a_run_on_full_batches_is_a_plain_optax_loop(plain):
     random = np.random.default_rng(0)
     x = random.standard_normal((30, 4)).astype(np.float32)
     data, params = {"x": x, "y": x[:, 0] * 2}, {"w": np.ones(4, np.float32), "b": np.float32(0)}
@@ -330,7 +352,6 @@ def test_a_run_on_full_batches_is_a_plain_optax_loop():
     def loss(params, batch):
         return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
 
-    plain = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(0.1, 20)))
     problem = anyk.problems.JaxProblem(loss, params, data)
     run = anyk.train(problem, "uncoded", fleet(), optimizer=OptaxOptimizer(plain), steps=20, evaluate="every=20")
     state = plain.init(params)

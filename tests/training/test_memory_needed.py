@@ -6,9 +6,11 @@ import gc
 import resource
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 
 import anyk
@@ -162,3 +164,12 @@ def test_a_limit_of_addresses_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_the_vectors_of_an_optimiser_are_counted(optimizer: str, vectors: int) -> None:
     assert anyk.optimizers.optimizer(optimizer, lr=0.1).vectors == vectors
+
+
+def test_the_vectors_of_an_optimiser_for_a_pytree_are_those_of_the_parameters_it_steps() -> None:
+    problem = SimpleNamespace(
+        shapes=[(6,), (2,)], dtype=np.dtype(np.float32), trained_at=lambda w: {"a": w[:6], "b": w[6:]}
+    )
+    for stepped, vectors in (({"a": True, "b": True}, 2), ({"a": False, "b": True}, 0), ({"a": True, "b": False}, 1)):
+        made = anyk.optimizers.OptaxOptimizer(optax.masked(optax.adam(0.1), stepped))
+        assert made.vectors == 0 and made.fitted(problem).vectors == vectors

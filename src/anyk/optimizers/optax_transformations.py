@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from difflib import get_close_matches
 from math import prod
+from textwrap import shorten
 from typing import Any, ClassVar
 
 import numpy as np
@@ -70,16 +71,23 @@ class OptaxOptimizer(Optimizer):
     @property
     def spec(self) -> str:
         """See :attr:`Optimizer.spec`."""
-        return show(
-            self.name, {"method": self.method if isinstance(self.method, str) else f"({MADE})"} | self.arguments
-        )
+        plain = all(value is None or isinstance(value, bool | int | float | str) for value in self.arguments.values())
+        if not (plain and isinstance(self.method, str)):
+            return show(self.name, {"method": f"({MADE})"})
+        return show(self.name, {"method": self.method} | self.arguments)
 
     @property
     def vectors(self) -> int:
-        """See :attr:`Optimizer.vectors`."""
+        """See :attr:`Optimizer.vectors`; 0 if that depends on parameters that are not known yet."""
         import jax
 
-        return sum(np.size(leaf) == 2 for leaf in jax.tree.leaves(self._made.init(np.zeros(2, dtype=np.float32))))
+        tree = jax.ShapeDtypeStruct((1 << 20,), np.float32) if self._tree is None else self._tree
+        try:
+            state = jax.eval_shape(self._made.init, tree)
+        except Exception:  # masks and labels may want the problem's pytree
+            return 0
+        numbers, parameters = (sum(leaf.size for leaf in jax.tree.leaves(of)) for of in (state, tree))
+        return numbers // parameters
 
     def fitted(self, problem: Any) -> Optimizer:
         """See :meth:`Optimizer.fitted`."""
@@ -131,8 +139,8 @@ class OptaxOptimizer(Optimizer):
             shaped = jax.eval_shape(lambda flat: made.init(unravel(flat)), w)
             jax.eval_shape(made.update, unravel(w), shaped, unravel(w))
         except Exception as error:
-            first = (str(error).splitlines() or [""])[0]
-            raise BadInput(f"the optax optimiser cannot step parameters like these: {first}") from None
+            reason = shorten(str(error), 240, placeholder=" …")
+            raise BadInput(f"the optax optimiser cannot step parameters like these: {reason}") from None
         structure, shapes = jax.tree.structure(shaped), [leaf.shape for leaf in jax.tree.leaves(shaped)]
         kinds = [leaf.dtype for leaf in jax.tree.leaves(shaped)]
         if any(not isinstance(kind, np.dtype) or kind.kind not in "biuf" for kind in kinds):
