@@ -96,7 +96,7 @@ def test_a_receipt_on_processes_says_at_least():
 @pytest.mark.parametrize(
     "spec", ["uncoded", "agc:load=2,wait=3", "async:lr_scale=0.1", "partial", "frc:load=2,cancel=discard"]
 )
-def test_the_books_balance(spec):
+def test_every_chunk_ends_in_exactly_one_way(spec):
     outages = [Outage(0.7, 2, 1.5), Outage(1.1, 0, 1.3), Outage(2.0, 5, 2.1)]
     run = small(spec, steps=12, cluster={"outages": outages})
     ledger = run.ledger
@@ -125,6 +125,22 @@ def test_every_limit_ends_a_run():
     losses = run.history["loss"]
     assert losses[-1] <= target < losses[-2]
     assert run.time_to_target == run.steps
+
+
+def test_processes_of_torchrun_do_not_each_train_a_model(tmp_path, monkeypatch):
+    small(steps=2, out=tmp_path / "run").close()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert small(steps=1).steps == 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for start in (
+        lambda: small(steps=1, out=tmp_path / "other"),
+        lambda: anyk.resume(tmp_path / "run", problem=Squares(6), steps=3),
+        lambda: anyk.race(Squares(6), ["uncoded"], workers=6, cluster="simulated", steps=1, out=tmp_path / "other"),
+    ):
+        with pytest.raises(anyk.BadInput, match="torchrun has started this program 2 times"):
+            start()
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_targets_time_is_that_of_the_version_not_of_the_look():

@@ -50,6 +50,7 @@ from anyk.training.limits import (
     check_address,
     check_clock,
     check_intervals,
+    check_launcher,
     check_limits,
     check_rows,
     plan,
@@ -118,6 +119,7 @@ def train(
     >>> further.begun, further.history["step"].tolist()
     (10, [10, 11, 12, 13, 14, 15])
     """
+    check_launcher()
     ensure_problem(problem)
     promise = None
     if isinstance(strategy, Promise):
@@ -239,6 +241,7 @@ def resume(
     than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
     traces and code must be those that the run began with. Raises :class:`~anyk.errors.BadInput` where they are not.
     """
+    check_launcher()
     check_intervals(checkpoint_every)
     folder = Path(path)
     config = read_config(folder)

@@ -1,8 +1,9 @@
-"""Limits, intervals, rows and addresses that a run is asked for, checked before anything is started."""
+"""Limits, intervals, rows, addresses and the launcher of a run, checked before anything is started."""
 
 from __future__ import annotations
 
 import math
+import os
 
 from anyk.clusters import Cluster
 from anyk.errors import BadInput, told
@@ -13,6 +14,16 @@ from anyk.specs import parse
 
 LIMIT = 10_000  # steps at most where a target is the only limit: it may be out of reach
 STEPS = 100  # taken when no limit is given
+
+
+def check_launcher() -> None:
+    """Raise :class:`~anyk.errors.BadInput` in the processes of ``torchrun``, each of which would train on its own."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and size != "1":
+        raise BadInput(
+            f"torchrun has started this program {size} times, and each process would train a model of its own; start "
+            "it with python, since anyk starts the workers itself"
+        )
 
 
 def check_rows(problem: Problem, strategy: Strategy) -> None:

@@ -30,7 +30,7 @@ from anyk.training.defaults import usual_optimizer
 from anyk.training.digests import digests_of, files_of, with_callbacks
 from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate, spec_of
 from anyk.training.folder import check_plain, new_folder
-from anyk.training.limits import check_limits, check_rows
+from anyk.training.limits import check_launcher, check_limits, check_rows
 from anyk.training.progress import showing
 from anyk.training.racefolder import FORMAT, NAME, entries, is_race, named, read_race, run_folders, seeds_of, titled
 from anyk.training.reopening import reopened
@@ -181,6 +181,7 @@ def race(
     >>> coded.seconds < uncoded.seconds
     True
     """
+    check_launcher()
     if not strategies:
         raise BadInput("a race needs at least one strategy")
     if seeds < 1:
