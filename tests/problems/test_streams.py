@@ -250,6 +250,20 @@ class Iterated(torch.utils.data.IterableDataset):
             yield torch.randint(0, 7, (int(torch.randint(2, 5, ())),))
 
 
+class Finite(torch.utils.data.IterableDataset):
+    """The same samples in the same order, as read from a file."""
+
+    def __iter__(self):
+        return ((torch.full((3,), float(i)), 0.0) for i in range(40))
+
+
+def test_a_finite_iterable_data_set_is_refused_with_what_to_give_instead():
+    with pytest.raises(
+        BadInput, match=r"an anyk\.data\.Stream: .* the same samples under every seed.* as a list or a map"
+    ):
+        TorchProblem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), Finite())
+
+
 def test_an_iterable_data_set_of_torch_is_seeded_and_put_together_as_items_are():
     def collate(items):
         return torch.nn.utils.rnn.pad_sequence(items, batch_first=True)

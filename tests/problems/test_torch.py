@@ -201,6 +201,17 @@ def test_a_loss_that_is_no_sum_over_samples_is_refused():
         TorchProblem(module, own, (X, y))
 
 
+def test_batchmean_is_a_mean_over_samples():
+    loss = nn.KLDivLoss(reduction="batchmean")
+    X, module = torch.randn(12, 5), nn.Sequential(nn.Linear(5, 3), nn.LogSoftmax(dim=1))
+    y = torch.rand(12, 3).softmax(dim=1)
+    problem = TorchProblem(module, loss, (X, y))
+    w, parts = problem.initial(), problem.split(3)
+    found = torch.autograd.grad(loss(module(X), y), list(module.parameters()))
+    assert sum(parts.partial_gradient(j, w) for j in range(3)) / 12 == pytest.approx(flat(found), abs=1e-6)
+    assert problem.loss(w) == pytest.approx(loss(module(X), y).item(), rel=1e-5)
+
+
 class Tied(nn.Module):
     """Two layers that share a weight, a frozen one, and one that is never used."""
 

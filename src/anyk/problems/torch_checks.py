@@ -85,6 +85,7 @@ def is_mean(loss: Any, reduction: str | None) -> bool:
     import torch
 
     said = getattr(loss, "reduction", None)
+    said = "mean" if said == "batchmean" else said  # torch's KLDivLoss: the sum divided by the number of samples
     if reduction is not None and said in ("mean", "sum") and reduction != said:
         raise BadInput(f"reduction is '{reduction}', but the loss says that it gives the {said}")
     reduction = reduction or said or "mean"

@@ -372,7 +372,13 @@ def samples_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> 
     from torch.utils.data import IterableDataset
 
     if isinstance(data, IterableDataset):
-        data = Stream(_Restarted(data))
+        try:
+            return Streamed(Stream(_Restarted(data)), reading)
+        except BadInput as error:
+            raise BadInput(
+                f"{name} is an IterableDataset, which every mini-batch starts anew, as an anyk.data.Stream: {error}; "
+                "if it is finite, give its samples as a list or a map-style data set"
+            ) from None
     if isinstance(data, Stream):
         return Streamed(data, reading)
     return known_of(data, name, dtype, reading)
