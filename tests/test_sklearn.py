@@ -37,6 +37,12 @@ def test_scikit_learns_own_checks(kind: Any) -> None:
     assert {result["check_name"] for result in results if result["status"] != "passed"} <= {"check_array_api_input"}
 
 
+@pytest.mark.parametrize("kind", [AnykClassifier, AnykRegressor])
+def test_every_parameter_is_kept(kind: Any) -> None:
+    given = {name: object() for name in kind().get_params()}
+    assert kind(**given).get_params(deep=False) == given
+
+
 def scaled(load: Any) -> tuple[Any, Any]:
     X, y = load(return_X_y=True)
     return StandardScaler().fit_transform(X), y

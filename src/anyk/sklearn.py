@@ -300,6 +300,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
             fit_intercept=fit_intercept,
             warm_start=warm_start,
             random_state=random_state,
+            callbacks=callbacks,
         )
         self.class_weight = class_weight
 
