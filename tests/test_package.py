@@ -41,6 +41,7 @@ def test_every_public_name_is_there():
         assert getattr(anyk, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = anyk.trian
+    assert [name for name in dir(anyk) if not name.startswith("__")] == sorted(anyk.__all__)
 
 
 def need_modules(code):

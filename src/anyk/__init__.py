@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_ROOMS, *_NAMES])
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 __all__ = [

@@ -135,7 +135,7 @@ def gradient_descent(problem: Any, steps: int, lr: float) -> Any:
 
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])
 @pytest.mark.parametrize("spec", ["m-sgc:B=2,W=3,lambda=2,wait=feasible", "sr-sgc:B=2,W=3,lambda=3"])
-def test_every_sum_is_exact_and_the_books_balance(spec: str, cluster: str) -> None:
+def test_every_sum_is_exact_and_every_chunk_ends_in_one_way(spec: str, cluster: str) -> None:
     problems = [anyk.problems.from_data(f"synthetic:rows=250,features=5,seed={i}") for i in range(4)]
     fleet = anyk.cluster(cluster, workers=6, delays="bimodal:fast=0.004,slow=0.03,probability=0.2", seed=4)
     run = anyk.train_many(problems, spec + ",late=keep", fleet, steps=6, optimizer=anyk.optimizers.GD(lr=0.5))

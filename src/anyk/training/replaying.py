@@ -171,6 +171,6 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
 
 
 def _byzantine(config: dict[str, Any]) -> tuple[int, ...]:
-    """The workers that were told to lie."""
+    """Return the workers that send wrong messages."""
     byzantine = parse(config["cluster"])[1].get("byzantine", "")
-    return tuple(int(liar) for liar in byzantine.split("/") if liar)
+    return tuple(int(worker) for worker in byzantine.split("/") if worker)

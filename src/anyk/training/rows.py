@@ -1,4 +1,8 @@
-"""A run log as named rows; besides :mod:`anyk.training.runlog` and the test suites nothing knows its tables."""
+"""Queries of a run log as named rows.
+
+Not all queries are here: ``planning``, ``testing`` and ``training/run.py`` read the tables of
+:mod:`anyk.training.schema` with SQL of their own.
+"""
 
 from __future__ import annotations
 
