@@ -1,4 +1,4 @@
-"""What MLflow reads of what the callback has written."""
+"""What MLflow reads from the database that the callback has written, with the packages of the extra alone."""
 
 import contextlib
 
@@ -16,17 +16,17 @@ class Faulty(anyk.Callback):
 @pytest.mark.slow
 def test_mlflow_reads_what_was_written(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)  # the default database is in the current folder
     import mlflow
 
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
-    uri = (tmp_path / "tracked").as_uri()
     asked = {"workers": 4, "delays": "exp:mean=1", "steps": 5}
-    keep = anyk.callbacks.MLflow("mine", tracking_uri=uri)
+    keep = anyk.callbacks.MLflow("mine")
     run = anyk.train(problem, "frc:load=2", "simulated", callbacks=[keep], **asked)
     with contextlib.suppress(ZeroDivisionError):
         anyk.train(problem, "uncoded", "simulated", callbacks=[keep, Faulty()], **asked)
-    client = mlflow.MlflowClient(uri)
+    assert (tmp_path / "mlflow.db").exists()
+    client = mlflow.MlflowClient()
     found = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     failed, finished = sorted(found, key=lambda one: one.info.status)
     assert (failed.info.status, finished.info.status) == ("FAILED", "FINISHED")
@@ -35,3 +35,10 @@ def test_mlflow_reads_what_was_written(tmp_path, monkeypatch):
         history = client.get_metric_history(finished.info.run_id, name)
         assert [one.value for one in history] == [run.history[column][one.step] for one in history] and history
     assert [one.step for one in client.get_metric_history(failed.info.run_id, "residual")] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_an_address_that_mlflow_refuses_is_named_in_a_sentence(monkeypatch):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    with pytest.raises(anyk.BadInput, match="^MLflow cannot log to 'nowhere:/x': .*; on disk it logs to a database"):
+        anyk.callbacks.MLflow(tracking_uri="nowhere:/x")

@@ -17,16 +17,19 @@ Address = Annotated[str | None, "where it sends to"]
 class MLflow(Callback):
     """Logs settings as parameters, and steps and evaluations as metrics, of a run of MLflow.
 
-    ``experiment``: in which (``Default`` if left out); ``tracking_uri``: where (as MLflow is set up). Of steps every
+    ``experiment``: in which (``Default`` if left out); ``tracking_uri``: where (as MLflow is set up; unless it is, the
+    database ``mlflow.db`` in the current folder), such as ``sqlite:////shared/mlflow.db``. Of steps every
     ``every``-th is logged. Each run of a race, and each part of a run that is resumed, is a run of MLflow's, named by
-    its strategy; it ends as FINISHED, FAILED or KILLED. Needs the package ``mlflow`` (or ``mlflow-skinny``):
-    ``pip install 'anyk[mlflow]'``.
+    its strategy; it ends as FINISHED, FAILED or KILLED. Needs the package ``mlflow``, or ``mlflow-skinny`` with the
+    packages for its database: ``pip install 'anyk[mlflow]'``.
+
+    Raises :class:`~anyk.errors.BadInput` for an address that MLflow does not take.
     """
 
     def __init__(self, experiment: str | None = None, *, tracking_uri: Address = None, every: int = 1) -> None:
         if every < 1:
             raise BadInput(f"every must be at least 1 step, got {every}")
-        self._client = _package().MlflowClient(tracking_uri)
+        self._client = _client(tracking_uri)
         self._experiment, self._every = experiment, every
         self._run: str | None = None
 
@@ -67,9 +70,16 @@ class MLflow(Callback):
                 self._client.log_metric(self._run, f"{of}{name}", float(value), step=step)
 
 
-def _package() -> Any:
+def _client(uri: str | None) -> Any:
     try:
         import mlflow
-    except ImportError:
+
+        return mlflow.MlflowClient(uri)
+    except ImportError:  # also of a package for its database
         raise MissingPackage("MLflow", "mlflow", "callbacks.MLflow") from None
-    return mlflow
+    except mlflow.exceptions.MlflowException as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise BadInput(
+            f"MLflow cannot log to {'its default address' if uri is None else repr(uri)}: {reason}; on disk it logs to "
+            "a database, as in tracking_uri='sqlite:///mlflow.db'"
+        ) from None
