@@ -96,7 +96,7 @@ def pages() -> dict[str, str]:
 
 def command_line() -> str:
     """The page of the command line: each command's help and options, as --help prints them."""
-    parts = ["# Command line"]
+    parts = ["# Command line", "The shell can [complete](../guide.md#shell-completion) commands and options."]
 
     def add(command: click.Command, ctx: click.Context, level: int) -> None:
         parts.append(f"{'#' * level} {ctx.command_path}\n\n{help_of(command)}")

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 import anyk
@@ -84,6 +85,12 @@ def test_lists_say_what_there_is(command):
     assert {"codes": "frc", "strategies": "async", "delays": "pareto", "data": "amazon"}[command] in {
         entry["name"] for entry in listed
     }
+
+
+def test_the_shell_completes_commands_and_options():
+    complete = ShellComplete(main, {}, "anyk", "_ANYK_COMPLETE")
+    assert {item.value for item in complete.get_completions([], "tr")} == {"trace", "train"}
+    assert "--strategy" in {item.value for item in complete.get_completions(["train"], "--str")}
 
 
 def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
