@@ -100,6 +100,9 @@ def _state_of(network: Network) -> State:
                 buffers |= {f"buffer '{name.format(key)}": value for key, value in part._buffers.items()}
             own = {key: value for key, value in vars(part).items() if key not in internal}
             attributes |= {f"attribute '{name.format(key)}": value for key, value in own.items()}
+    if not isinstance(network.loss, torch.nn.Module):
+        own = getattr(network.loss, "__dict__", {})
+        attributes |= {f"attribute '{key}' of the loss": value for key, value in own.items()}
     kinds = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
     return {
         name: [
