@@ -86,7 +86,7 @@ class OptaxOptimizer(Optimizer):
             state = jax.eval_shape(self._made.init, tree)
         except Exception:  # masks and labels may want the problem's pytree
             return 0
-        numbers, parameters = (sum(leaf.size for leaf in jax.tree.leaves(of)) for of in (state, tree))
+        numbers, parameters = (sum(int(leaf.size) for leaf in jax.tree.leaves(of)) for of in (state, tree))
         return numbers // parameters
 
     def fitted(self, problem: Any) -> Optimizer:

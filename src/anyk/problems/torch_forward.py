@@ -91,7 +91,9 @@ def _state_of(network: Network) -> State:
     import torch
     from torch.utils import _pytree as pytree
 
-    buffers, attributes, internal = {}, {}, vars(torch.nn.Module())
+    buffers: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+    internal = vars(torch.nn.Module())
     for place, root in _roots(network):
         norms = norms_of(root)
         for path, part in root.named_modules():
