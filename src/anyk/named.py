@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from anyk.errors import BadInput, told
+from anyk.files import read_plain
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that were run, by path
 _PLUGGED: list[Path] = []  # plug-ins in use
@@ -121,14 +122,12 @@ def file_of(module: str, besides: Path | None = None) -> Path | None:
 
 def sha256_of(where: str, besides: Path | None = None) -> str | None:
     """SHA-256 of a file or module, as it was run if it has been; None where there is no file."""
-    file = Path(where).resolve() if where.endswith(".py") else file_of(where, besides)
-    if file is None:
-        return None
-    if str(file) in _LOADED:
-        return _LOADED[str(file)]
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
+        file = Path(where).resolve() if where.endswith(".py") else file_of(where, besides)
+        if file is None:
+            return None
+        return _LOADED.get(str(file)) or hashlib.sha256(read_plain(file, follow=True)).hexdigest()
+    except (OSError, ValueError):  # a name may hold a NUL
         return None
 
 
@@ -155,7 +154,7 @@ def beside(file: Path) -> list[Path]:
 def _imports(file: Path, folder: Path) -> Iterator[list[str]]:
     """The names of modules, in parts, that a file in a folder or in a package there may import."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(read_plain(file, follow=True))
     except (OSError, SyntaxError, ValueError):  # which running it will report
         return
     package = list(file.parent.relative_to(folder).parts)

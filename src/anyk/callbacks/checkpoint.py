@@ -11,6 +11,7 @@ from anyk.callbacks.best import Best, Quantity
 from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed
+from anyk.files import replacing
 from anyk.problems.base import Vector
 from anyk.specs import Folder
 from anyk.training.callbacks import Callback, EvaluationInfo, RunInfo, StepInfo
@@ -79,12 +80,10 @@ class Checkpoint(Callback):
 
     def _write(self, slot: str, name: str, model: Vector) -> None:
         file = self._into / f"{'' if slot == 'model' else f'{slot}-'}{name}.npy"
-        part = file.with_suffix(".part")
         try:
             self._into.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as opened:
+            with replacing(file) as part, part.open("xb") as opened:
                 np.save(opened, model, allow_pickle=False)
-            part.replace(file)
         except OSError as error:
             raise RunFailed(f"the model '{file}' cannot be written ({error.strerror})") from None
 

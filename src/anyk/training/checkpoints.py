@@ -18,6 +18,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
+from anyk.files import open_plain, replacing
 from anyk.problems.base import Vector
 from anyk.training import rows
 from anyk.training.runlog import RunLog
@@ -42,17 +43,17 @@ def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector], *, nam
     """
     from safetensors.numpy import save_file
 
-    part, target = folder / f"{name}.part", folder / name
+    target = folder / name
     try:
         arrays = {key: np.ascontiguousarray(vector) for key, vector in vectors.items()}
         text = json.dumps(state)
         digest = _digest(text, arrays)
-        save_file(arrays, part, metadata={"state": text, "digest": digest})
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        if name == NAME and target.exists():
-            target.replace(folder / OLDER)
-        part.replace(target)
+        with replacing(target) as part:
+            save_file(arrays, part, metadata={"state": text, "digest": digest})
+            with open_plain(part) as new:
+                os.fsync(new.fileno())
+            if name == NAME and target.exists():
+                target.replace(folder / OLDER)
     except Exception as error:  # safetensors raises an exception type of its own for lack of space
         raise RunFailed(
             f"the checkpoint in '{folder}' cannot be written ({error}); free some space and resume"
@@ -73,8 +74,12 @@ def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], s
     from safetensors import safe_open
 
     path = folder / name
-    if not path.is_file():
+    try:
+        open_plain(path).close()
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise BadInput(f"the checkpoint '{path}' cannot be read ({error.strerror})") from None
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
@@ -96,6 +101,7 @@ def seal_of(folder: Path) -> str:
     from safetensors import safe_open
 
     try:
+        open_plain(folder / NAME).close()
         with safe_open(folder / NAME, framework="np") as file:
             return str(json.loads(file.metadata()["state"])["seal"])
     except (KeyboardInterrupt, SystemExit):

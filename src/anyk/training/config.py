@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from anyk.errors import BadInput
+from anyk.files import read_plain, replacing
 from anyk.training.folder import LOCK
 from anyk.training.promise import Promise
 
@@ -108,8 +109,8 @@ def read_sealed(file: Path, kind: type[msgspec.Struct], of: str, newest: int) ->
     Raises :class:`~anyk.errors.BadInput` where it is damaged, was edited or is of a newer format.
     """
     try:
-        config = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        config = tomllib.loads(read_plain(file).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"'{file}' is damaged ({error})") from None
     except OSError as error:
         raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
@@ -136,10 +137,9 @@ def write_sealed(file: Path, config: Mapping[str, Any]) -> None:
     plain = {key: value for key, value in config.items() if value is not None}
     # the digest is of what a reader will find
     digest = _digest(tomllib.loads(tomli_w.dumps(plain)))
-    part = file.with_name(f"{file.name}.part")
     try:
-        part.write_text(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}), encoding="utf-8")
-        part.replace(file)
+        with replacing(file) as part, part.open("xb") as new:
+            new.write(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}).encode())
     except OSError as error:
         raise BadInput(f"the folder '{file.parent}' cannot be written ({error.strerror})") from None
 

@@ -15,6 +15,7 @@ import numpy as np
 from anyk.clusters import Cluster
 from anyk.delays import Trace
 from anyk.errors import BadInput, UnknownName
+from anyk.files import open_plain
 from anyk.named import admit, beside, plugins, sha256_of
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
@@ -95,11 +96,12 @@ def files_of(strategies: Iterable[str]) -> dict[str, str]:
     return {file: digest for file, digest in found.items() if digest is not None}
 
 
-def file_digest(file: str) -> str | None:
-    """SHA-256 of a file that is read and not run; None where it cannot be."""
+def file_digest(file: str | Path, *, follow: bool = True) -> str | None:
+    """SHA-256 of a file that is read and not run, or None if it cannot be read; ``follow``: also through a link."""
     try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
+        with open_plain(file, follow=follow) as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except (OSError, ValueError):  # a name may hold a NUL
         return None
 
 

@@ -3,17 +3,70 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shutil
 import sqlite3
 import tempfile
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from anyk.errors import BadInput
+from anyk.files import open_plain
 
 _DIRECT = 10  # attempts to copy a log that is being written
 _TICK = 0.1  # seconds within which a file may change without its time showing it
 INSTEAD = "the model may still be whole: start a new run from this one, anyk train --from"
+
+
+_PREFIX = "anyk-copy-"
+
+
+class CopyFolder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder that its process keeps locked, so that :func:`remove_abandoned` leaves it alone."""
+
+    def __init__(self) -> None:
+        self._unlock: Callable[[], object] = int  # nothing to do
+        while True:
+            super().__init__(prefix=_PREFIX, ignore_cleanup_errors=True)
+            try:
+                self._unlock = weakref.finalize(self, os.close, _locked(Path(self.name)))
+            except (FileNotFoundError, BlockingIOError):  # it is being removed
+                continue
+            except OSError:  # a file system without locks: nobody else can lock it, either
+                return
+            if Path(self.name).is_dir():
+                return
+
+    def cleanup(self) -> None:
+        """Remove the folder; safe to call twice."""
+        super().cleanup()
+        self._unlock()
+
+
+def remove_abandoned() -> None:
+    """Remove the copies that processes of this user have left behind, because they were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = _locked(folder)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """Return a descriptor that locks a folder until it is closed; raises OSError if another process has the lock."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 class LogCopy:
@@ -38,11 +91,11 @@ class LogCopy:
         for _ in range(_DIRECT):  # until nobody has moved rows from one file to the other meanwhile
             stand, seen = _stand(self._origin, self._origin_ahead), _size(self._origin_ahead)
             if stand != self._stand:
-                shutil.copyfile(self._origin, self.path)
+                _copy(self._origin, self.path)
             self._stand = stand
             _ahead(self.path).unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(self._origin_ahead, _ahead(self.path))
+                _copy(self._origin_ahead, _ahead(self.path))
             if _stand(self._origin, self._origin_ahead) == stand:
                 break
             self._stand = None
@@ -59,10 +112,10 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
     db: sqlite3.Connection | None = None
     lost = False
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             if file.read(16) != b"SQLite format 3\0":
                 raise BadInput(f"the log '{path}' is damaged: it is not an SQLite file")
-        with tempfile.TemporaryDirectory(prefix="anyk-log-") as folder:
+        with CopyFolder() as folder:
             copy = LogCopy(path, Path(folder))
             copy.refresh()
             db = sqlite3.connect(copy.path, isolation_level=None, check_same_thread=False)
@@ -77,11 +130,18 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
         if db is not None:
             db.close()
         raise BadInput(f"the log '{path}' is damaged ({error}); {INSTEAD}") from None
+    except FileNotFoundError:
+        raise BadInput(f"the run folder '{path.parent}' has no {path.name}") from None
     except OSError as error:
         if db is not None:
             db.close()
         raise BadInput(f"the log '{path}' cannot be copied to be read ({error.strerror})") from None
     return db, lost
+
+
+def _copy(source: Path, target: Path) -> None:
+    with open_plain(source) as old, target.open("wb") as new:
+        shutil.copyfileobj(old, new, 1 << 20)
 
 
 def _ahead(path: Path) -> Path:
@@ -128,6 +188,6 @@ def _stand(path: Path, ahead: Path) -> tuple[object, ...]:
     """What changes when SQLite moves rows from the write-ahead file to the log, or begins that file anew."""
     found = path.stat()
     head = b""
-    with contextlib.suppress(FileNotFoundError), ahead.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), open_plain(ahead) as file:
         head = file.read(32)
     return found.st_mtime_ns, found.st_size, head

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from anyk.errors import BadInput
+from anyk.files import read_plain, replacing
 from anyk.problems.base import Problem
 from anyk.problems.predicting import Predictor
 
@@ -31,7 +32,8 @@ def keep(problem: Problem, folder: Path) -> str | None:
         return None
     text = predictor.encoded()
     try:
-        (folder / NAME).write_bytes(text)
+        with replacing(folder / NAME) as part, part.open("xb") as new:
+            new.write(text)
     except OSError as error:
         raise BadInput(f"the folder '{folder}' cannot be written ({error.strerror})") from None
     return hashlib.sha256(text).hexdigest()
@@ -44,7 +46,7 @@ def kept(folder: Path, config: Mapping[str, Any]) -> Predictor:
         raise BadInput(f"the run '{folder}' keeps no predictor: {_NONE}")
     file = folder / NAME
     try:
-        text = file.read_bytes()
+        text = read_plain(file)
     except OSError as error:
         raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
     if hashlib.sha256(text).hexdigest() != known:

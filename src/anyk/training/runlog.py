@@ -85,8 +85,6 @@ class RunLog:
         What is read is a copy, with what the log's write-ahead file holds: a folder need not be writable, is left as
         it is, and may be written by others meanwhile.
         """
-        if not path.is_file():
-            raise BadInput(f"the run folder '{path.parent}' has no {path.name}")
         db, lost = copied(path)
         log = cls(path, db=db)
         log.lost = lost

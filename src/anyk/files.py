@@ -1,0 +1,59 @@
+"""Files of folders that may belong to anybody: read without following links or waiting, and replaced as a whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+
+
+def open_plain(path: str | Path, *, follow: bool = False) -> BufferedReader:
+    """Open a regular file for reading; ``follow``: also at the end of a link.
+
+    Raises OSError for anything else. A link may lead anywhere, and whoever opens a pipe or reads a device may wait
+    forever.
+    """
+    look = os.stat if follow else os.lstat
+    _check_regular(look(path).st_mode)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    file = os.fdopen(os.open(path, flags), "rb")
+    try:
+        _check_regular(os.fstat(file.fileno()).st_mode)  # it may have been replaced meanwhile
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(mode: int) -> None:
+    if stat.S_ISLNK(mode):
+        raise OSError(errno.ELOOP, "it is a link; put the file itself in its place")
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def read_plain(path: str | Path, *, follow: bool = False) -> bytes:
+    """Return the contents of a file; see :func:`open_plain`."""
+    with open_plain(path, follow=follow) as file:
+        return file.read()
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Give the path of a new file that takes the place of ``target`` at the end.
+
+    There is no file at that path yet, so that who creates it, by mode ``x`` or by renaming, follows no link. If writing
+    fails, the new file is removed and ``target`` is unchanged.
+    """
+    part = target.with_name(f"{target.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        yield part
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
