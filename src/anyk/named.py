@@ -101,6 +101,16 @@ def admit_place(name: str, what: str) -> None:
         )
 
 
+def admit_address(address: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where a run folder that is not trusted names data that would be fetched."""
+    folder = _FOLDER.get()
+    if folder is not None and not folder.trust:
+        raise BadInput(
+            f"the run '{folder.path}' names data that would be fetched, '{address}', from a place that somebody else "
+            "may have chosen; if it is yours, trust the folder with --trust (in Python: problem=… or trust=True)"
+        )
+
+
 def file_of(module: str, besides: Path | None = None) -> Path | None:
     """The source file of a module, found without running anything; None where there is none.
 

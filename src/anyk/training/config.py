@@ -24,7 +24,7 @@ from anyk.training.promise import Promise
 FORMAT = 1
 NAME = "run.toml"
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class Digests(msgspec.Struct, frozen=True):
@@ -44,6 +44,31 @@ class Digests(msgspec.Struct, frozen=True):
     predictor: str | None = None
 
 
+class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of a problem that is made again by :func:`anyk.problems.from_recipe`: from a function or from data."""
+
+    problem: str | None = None
+    data: str | None = None
+    file: str | None = None
+    l2: float | None = None
+    model: str = "linear"
+    split: str | None = None
+
+
+class Recipe(DataRecipe, frozen=True):
+    """As a :class:`DataRecipe`, or the recipes of several problems, one for each model."""
+
+    many: Annotated[list[DataRecipe], msgspec.Meta(min_length=1)] | None = None
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The run from which a run was started: its folder, its strategy and the step that it had reached."""
+
+    run: str
+    strategy: str
+    step: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that the folder of a run has in common with those of several, and their types."""
 
@@ -60,10 +85,10 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
     steps: Count | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     target: float | None = None
-    problem: dict[str, Any] | None = None
+    problem: Recipe | None = None
     evaluate: str = ""
     callbacks: list[str] = []  # those that the command line named
-    digests: Digests = Digests()
+    digests: Digests
 
 
 class RunConfig(SharedConfig, frozen=True, kw_only=True):
@@ -74,7 +99,7 @@ class RunConfig(SharedConfig, frozen=True, kw_only=True):
     metric: str
     better: Literal["higher", "lower"]
     auxiliary: list[str] = []
-    begin: dict[str, Any] | None = None
+    begin: Origin | None = None
     plan: Promise | None = None  # with which it was begun
     environment: dict[str, str] = {}
 

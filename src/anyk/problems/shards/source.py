@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ from typing import IO, Any, Literal, NamedTuple
 
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
+from anyk.files import open_plain
+from anyk.named import admit_address
 from anyk.tables import listed, shown
 
 Content = Any  # of a block: a Table, a tuple of arrays, or a dictionary of arrays
@@ -26,6 +29,14 @@ class File(NamedTuple):
     address: str
     size: int
     mark: str
+
+    def check_unchanged(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` unless size and mark are still the same."""
+        remote = "://" in self.address
+        now = _remote_file(self.address, *_filesystem(self.address)) if remote else _local_file(self.address)
+        if now[1:] != self[1:]:
+            how = "written again" if now.size == self.size else f"{now.size:,} bytes where there were {self.size:,}"
+            raise BadInput(f"{shown(self.address)} has changed since the run began: {how}")
 
 
 @typed
@@ -132,34 +143,38 @@ class Shards:
 def _local(pattern: str) -> list[File]:
     path = str(Path(pattern).expanduser().absolute())
     names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # absolute
-    found = []
-    for name in names:
-        if Path(name).is_dir():
-            raise BadInput(f"'{shown(name)}' is a folder; give a pattern of its files, as in {shown(name)}/*.parquet")
+    return [_local_file(name) for name in names]
+
+
+def _local_file(name: str) -> File:
+    try:
         facts = Path(name).stat()
-        found.append(File(name, facts.st_size, str(facts.st_mtime_ns)))
-    return found
+    except OSError as error:
+        raise BadInput(f"{shown(name)} cannot be read: {error.strerror}") from None
+    if stat.S_ISDIR(facts.st_mode):
+        raise BadInput(f"'{shown(name)}' is a folder; give a pattern of its files, as in {shown(name)}/*.parquet")
+    if not stat.S_ISREG(facts.st_mode):
+        raise BadInput(f"'{shown(name)}' is not a regular file")
+    return File(name, facts.st_size, str(facts.st_mtime_ns))
 
 
 def _remote(pattern: str) -> list[File]:
+    admit_address(shown(pattern))
     system, path = _filesystem(pattern)
     scheme = pattern.partition("://")[0]
     try:
         names = sorted(system.glob(path)) if glob.has_magic(path) else [path]
-        facts = [system.info(name) for name in names]
+        return [_remote_file(name if "://" in name else f"{scheme}://{name}", system, name) for name in names]
     except FileNotFoundError:
         return []
     except Exception as error:
         raise BadInput(f"'{shown(pattern)}' cannot be listed: {' '.join(str(error).split())}") from None
+
+
+def _remote_file(address: str, system: Any, path: str) -> File:
+    facts = system.info(path)
     marks = ("ETag", "etag", "mtime", "LastModified", "updated", "created")
-    return [
-        File(
-            name if "://" in name else f"{scheme}://{name}",
-            int(fact.get("size") or 0),
-            str(next((fact[key] for key in marks if key in fact), "")),
-        )
-        for name, fact in zip(names, facts, strict=True)
-    ]
+    return File(address, int(facts.get("size") or 0), str(next((facts[key] for key in marks if key in facts), "")))
 
 
 def _filesystem(address: str) -> tuple[Any, str]:
@@ -169,7 +184,7 @@ def _filesystem(address: str) -> tuple[Any, str]:
         raise MissingPackage("fsspec", "data", f"reading '{shown(address)}'") from None
     try:
         found: tuple[Any, str] = url_to_fs(address)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # each kind of file system has its own
         raise BadInput(f"'{shown(address)}' cannot be opened: {' '.join(str(error).split())}") from None
     return found
 
@@ -177,7 +192,7 @@ def _filesystem(address: str) -> tuple[Any, str]:
 def opened(address: str) -> IO[bytes]:
     """A shard, to be read."""
     if "://" not in address:
-        return Path(address).open("rb")
+        return open_plain(address, follow=True)
     system, path = _filesystem(address)
     file: IO[bytes] = system.open(path, "rb")
     return file
