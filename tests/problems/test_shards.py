@@ -367,11 +367,61 @@ def test_what_cannot_be_is_said(here, tmp_path, make, sentence):
         make(tmp_path)
 
 
-def test_a_shard_that_changes_while_it_is_used_is_named(here, tmp_path):
-    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},{i}\n" for i in range(9)))
-    parts = LeastSquares(Shards(str(tmp_path / "a.csv"))).split(2)
-    (tmp_path / "a.csv").write_text("x,y\n1,1\n")
-    with pytest.raises(anyk.RunFailed, match=r"a.csv has changed since the run began: 1 rows where there were 9"):
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "svmlight", "read"])
+def test_a_shard_that_changes_while_it_is_used_is_named(here, tmp_path, kind):
+    """With other values in as many rows, shorter, gone, and with a pipe in its place, which keeps nobody waiting."""
+    X, y = np.arange(36.0).reshape(12, 3), np.arange(12.0)
+    pattern = write(tmp_path, "npz" if kind == "read" else kind, X, y, files=1)
+    (file,) = tmp_path.glob("part-0.*")
+    parts = LeastSquares(Shards(pattern, cache_mb=1e-9, read=loaded if kind == "read" else None)).split(2)
+    before = parts.partial_gradient(0, np.zeros(3)).tobytes()
+    content, facts = file.read_bytes(), file.stat()
+
+    def expect(sentence):
+        with pytest.raises(anyk.RunFailed, match=sentence):
+            parts.partial_gradient(0, np.zeros(3))
+
+    write(tmp_path, "npz" if kind == "read" else kind, X[::-1], y, files=1)
+    os.utime(file, ns=(0, facts.st_mtime_ns + 10**9))  # clocks of files are coarse
+    expect("part-0.* has changed since the run began: ")
+    file.write_bytes(content[: len(content) // 2])
+    expect(f"changed since the run began: {len(content) // 2:,} bytes where there were {len(content):,}")
+    file.unlink()
+    expect("part-0.* cannot be read: No such file or directory")
+    os.mkfifo(file)
+    expect("part-0.*is not a regular file")
+    file.unlink()
+    file.write_bytes(content)
+    os.utime(file, ns=(0, facts.st_mtime_ns))
+    assert parts.partial_gradient(0, np.zeros(3)).tobytes() == before
+    os.unlink(file)
+    os.mkfifo(file)
+    with pytest.raises(BadInput, match="is not a regular file"):
+        Shards(pattern)
+
+
+def test_a_remote_shard_that_changes_is_named(here):
+    from fsspec import filesystem
+
+    store = filesystem("memory")
+    store.pipe("/changing/a.csv", b"x,y\n1,2\n3,4\n5,7\n")
+    parts = LeastSquares(Shards("memory://changing/a.csv", cache_mb=1e-9)).split(2)
+    parts.partial_gradient(0, np.zeros(1))
+    store.pipe("/changing/a.csv", b"x,y\n1,3\n3,4\n5,7\n")
+    with pytest.raises(
+        anyk.RunFailed, match=r"memory:///changing/a\.csv has changed since the run began: written again"
+    ):
+        parts.partial_gradient(0, np.zeros(1))
+
+
+def test_a_row_of_csv_that_lost_cells_is_named(here, tmp_path):
+    """Even if size and time of its file are as before."""
+    file = tmp_path / "a.csv"
+    file.write_text("x,y\n" + "".join(f"{i},{i}\n" for i in range(9)))
+    parts, facts = LeastSquares(Shards(str(file), cache_mb=1e-9)).split(2), file.stat()
+    file.write_text(file.read_text().replace("3,3", "313"))
+    os.utime(file, ns=(0, facts.st_mtime_ns))
+    with pytest.raises(anyk.RunFailed, match="a.csv has rows that do not have 2 cells"):
         parts.partial_gradient(0, np.zeros(1))
 
 

@@ -73,9 +73,15 @@ class Blocks:
 
     def _read(self, number: int) -> Arrays:
         place, at, size, rows = self._blocks[number].tolist()
-        address = self.shards.found[place].address
+        file = self.shards.found[place]
+        address = file.address
         try:
-            content = format_of(self.shards, address, header=self._header).read(at, size, self._text)
+            if self.shards.read is not None:
+                file.check_unchanged()  # the user's function would wait for a pipe
+            try:
+                content = format_of(self.shards, address, header=self._header).read(at, size, self._text)
+            finally:  # in the place of whatever reading a changed file raises
+                file.check_unchanged()
             arrays = self.convert(content, shown(address))
         except BadInput as error:
             raise RunFailed(str(error)) from None

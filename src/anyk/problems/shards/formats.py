@@ -191,8 +191,10 @@ class _Csv:
             if not self._names:
                 self._names = column_names(next(_rows(_Position(file, self._address))), bool(self.header))
             file.seek(at)
-            block = io.BytesIO(file.read(size))
-            return self._table(list(_rows(_Position(block, self._address))), text)
+            rows = list(_rows(_Position(io.BytesIO(file.read(size)), self._address)))
+            if any(len(row) != len(self._names) for row in rows):
+                raise BadInput(f"{shown(self._address)} has rows that do not have {len(self._names)} cells")
+            return self._table(rows, text)
 
     def _table(self, rows: list[list[str]], text: set[int]) -> Table:
         columns = tuple(converted(column, i in text) for i, column in enumerate(zip(*rows, strict=True)))

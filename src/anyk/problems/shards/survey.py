@@ -142,6 +142,13 @@ def survey(shards: Shards, wanted: Wanted) -> Survey:
 
 def _survey(shards: Shards, wanted: Wanted, text: tuple[int, ...], number: int) -> bytes:
     """The facts of one file, encoded."""
+    try:
+        return _facts(shards, wanted, text, number)
+    finally:  # in the place of whatever reading a changed file raises
+        shards.found[number].check_unchanged()
+
+
+def _facts(shards: Shards, wanted: Wanted, text: tuple[int, ...], number: int) -> bytes:
     deep = wanted == "columns"
     address = shards.found[number].address
     where, form = shown(address), format_of(shards, address)
