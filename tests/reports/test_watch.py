@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -159,7 +160,8 @@ def test_a_race_and_runs_that_have_not_begun(tmp_path, served):
     assert "race.toml" in ask(served, "/0")[1] and ask(served, "/")[0] == 200
 
 
-def test_on_the_command_line_it_ends_with_ctrl_c_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGHUP])
+def test_on_the_command_line_it_ends_with_a_signal_and_leaves_nothing(tmp_path, ending):
     (tmp_path / "runs").mkdir()
     (tmp_path / "copies").mkdir()
     anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=tmp_path / "runs" / "a").close()
@@ -176,15 +178,42 @@ def test_on_the_command_line_it_ends_with_ctrl_c_and_leaves_nothing(tmp_path):
         link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         link.request("GET", "/")
         assert 'href="/0"' in link.getresponse().read().decode()
+        link.request("GET", "/0")
+        assert link.getresponse().status == 200 and list((tmp_path / "copies").iterdir())
         link.close()
         taken = CliRunner().invoke(main, ["watch", str(tmp_path), "--port", str(port)])
-        process.send_signal(signal.SIGINT)
+        process.send_signal(ending)
         assert process.wait(60) == 0 and process.stderr.read() == ""
     assert list((tmp_path / "copies").iterdir()) == [] and stand(tmp_path / "runs" / "a") == before
     assert taken.exit_code == 2 and f"cannot be served at 127.0.0.1:{port}" in taken.output
     for words, why in ((["none"], "no folder 'none' to watch"), (["--port", "70000", "."], "from 0 to 65535")):
         refused = CliRunner().invoke(main, ["watch", *words])
         assert refused.exit_code == 2 and why in refused.output
+
+
+def test_copies_of_a_process_that_was_killed_are_removed_by_the_next(tmp_path, monkeypatch):
+    """And no others: neither those of a process that lives, nor what a link with such a name leads to."""
+    runs, copies, mine = tmp_path / "runs", tmp_path / "copies", tmp_path / "mine"
+    for folder in (runs, copies, mine):
+        folder.mkdir()
+    anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=runs / "a").close()
+    (mine / "file").touch()
+    (copies / "anyk-copy-link").symlink_to(mine)
+    monkeypatch.setattr("tempfile.tempdir", str(copies))
+    script = (
+        "import os, sys; from anyk.training import Following; followed = Following(sys.argv[1]); followed.run(); "
+        "os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, runs / "a"], env=os.environ | {"TMPDIR": str(copies)})
+    assert killed.returncode == -signal.SIGKILL
+    with Following(runs / "a") as followed:
+        followed.run()
+        (place,) = {*copies.iterdir()} - {copies / "anyk-copy-link"} - {Path(followed._place.name)}
+        assert (place / "log.sqlite").is_file()
+        Watch([runs]).close()
+        assert {*copies.iterdir()} == {copies / "anyk-copy-link", Path(followed._place.name)}
+        assert followed.run().steps == 1
+    assert [*copies.iterdir()] == [copies / "anyk-copy-link"] and (mine / "file").exists()
 
 
 def test_live_numbers_move(tmp_path, served, opened):

@@ -67,7 +67,9 @@ def watch(folders: tuple[str, ...], port: int) -> None:
 
     with contextlib.suppress(KeyboardInterrupt), Watch(folders or ["runs"], port=port) as served:
         os.nice(5)  # whoever trains on this machine comes first
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, signal.default_int_handler)
         where = ", ".join(folders or ["runs"])
         click.echo(f"watching {where} at {served.url} (Ctrl-C ends this)")
         served.serve()

@@ -20,7 +20,7 @@ from anyk.reports.page.facts import seconds, steps
 from anyk.reports.tables import number
 from anyk.training import rows
 from anyk.training.following import LOG, Following
-from anyk.training.logcopy import LogCopy
+from anyk.training.logcopy import LogCopy, remove_abandoned
 from anyk.training.racefolder import NAME as RACE
 from anyk.training.racefolder import entries, is_race, read_race, run_folders
 from anyk.training.run import Run
@@ -56,6 +56,7 @@ class Watch:
         needed()
         if not 0 <= port <= 65535:
             raise BadInput(f"a port is a number from 0 to 65535, got {port}")
+        remove_abandoned()
         self._folders = [Path(folder) for folder in folders]
         for folder in self._folders:
             if not folder.is_dir():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +12,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.training import rows
 from anyk.training.config import NAME, read_config
-from anyk.training.logcopy import LogCopy
+from anyk.training.logcopy import CopyFolder, LogCopy
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
 
@@ -39,7 +38,7 @@ class Following:
     @typed
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._place = tempfile.TemporaryDirectory(prefix="anyk-watch-")
+        self._place = CopyFolder()
         self._copy = LogCopy(self.folder / LOG, Path(self._place.name))
         self._run: Run | None = None
         self._known: tuple[int, dict[str, Any]] | None = None  # the configuration, and when it was written
