@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed
+from anyk.files import replacing
 from anyk.training.callbacks import Callback, EndInfo, RunInfo
-from anyk.training.config import NAME
+from anyk.training.config import NAME, read_config, write_config
 from anyk.training.folder import check_plain
 from anyk.training.following import LOG
+from anyk.training.logcopy import CopyFolder
 
+_FAILURES = (OSError, sqlite3.Error, BadInput)
 _SHARE = 0.02  # share of the time that copying may take
 
 
@@ -59,12 +61,15 @@ class Mirror(Callback):
             raise BadInput(f"a Mirror needs a folder of its own; '{into}' is the run's")
         try:
             into.mkdir(parents=True, exist_ok=True)
-            check_plain(*into.iterdir())
-            known = {file.name for file in into.iterdir()}
-            if known - {NAME, LOG, _new(NAME), _new(LOG)}:
-                raise BadInput(f"the copy's folder '{into}' holds other files; choose another, or an empty one")
+            files = list(into.iterdir())
+        except OSError as error:
+            raise BadInput(f"the log cannot be copied to '{into}' ({error})") from None
+        check_plain(*files)
+        if {file.name for file in files} - {NAME, LOG, f"{NAME}.part", f"{LOG}.part"}:
+            raise BadInput(f"the copy's folder '{into}' holds other files; choose another, or an empty one")
+        try:
             _copy(origin, into)
-        except (OSError, sqlite3.Error) as error:
+        except _FAILURES as error:
             raise BadInput(f"the log cannot be copied to '{into}' ({error})") from None
         self._into, self._origin = into, origin
         self._over.clear()
@@ -75,7 +80,7 @@ class Mirror(Callback):
         pause = self.every
         while not self._over.wait(pause):
             begun = time.monotonic()
-            with contextlib.suppress(OSError, sqlite3.Error):  # the next copy has all that this one would have had
+            with contextlib.suppress(*_FAILURES):  # the next copy has all that this one would have had
                 _copy(self._origin, self._into)
             pause = max(self.every, (time.monotonic() - begun) / _SHARE)
 
@@ -88,17 +93,13 @@ class Mirror(Callback):
         self._thread = None
         try:
             _copy(self._origin, self._into)
-        except (OSError, sqlite3.Error) as error:
+        except _FAILURES as error:
             raise RunFailed(f"the log could not be copied to '{self._into}' when the run had ended ({error})") from None
-
-
-def _new(name: str) -> str:
-    return f"{name}.new"
 
 
 def _copy(origin: Path, into: Path) -> None:
     """Put a copy of a run's settings, and of all that is committed in its log, in the place of the last copy."""
-    with tempfile.TemporaryDirectory(prefix="anyk-mirror-") as place:
+    with CopyFolder() as place:
         whole = Path(place) / LOG
         with (
             contextlib.closing(sqlite3.connect(f"{(origin / LOG).absolute().as_uri()}?mode=ro", uri=True)) as log,
@@ -107,6 +108,6 @@ def _copy(origin: Path, into: Path) -> None:
             copy.execute("PRAGMA synchronous=OFF")  # of a temporary file
             log.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead file beside it
-        for file in (origin / NAME, whole):
-            shutil.copyfile(file, into / _new(file.name))
-            (into / _new(file.name)).replace(into / file.name)
+        write_config(into, read_config(origin) | {"mirror": True})
+        with replacing(into / LOG) as part, whole.open("rb") as copied, part.open("xb") as new:
+            shutil.copyfileobj(copied, new, 1 << 20)

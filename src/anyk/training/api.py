@@ -245,6 +245,8 @@ def resume(
     check_intervals(checkpoint_every)
     folder = Path(path)
     config = read_config(folder)
+    if config.get("mirror"):
+        raise BadInput(f"'{folder}' is a copy by a Mirror and has no checkpoint; resume the folder of the run itself")
     if evaluate != _AS_BEFORE:
         config["evaluate"] = spec_of(read_evaluate(evaluate))
     check_named(config, f"the run '{folder}'")

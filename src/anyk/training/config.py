@@ -102,6 +102,7 @@ class RunConfig(SharedConfig, frozen=True, kw_only=True):
     begin: Origin | None = None
     plan: Promise | None = None  # with which it was begun
     environment: dict[str, str] = {}
+    mirror: bool = False  # a copy of a run's log and settings, without its other files
 
 
 def read_config(folder: Path) -> dict[str, Any]:
