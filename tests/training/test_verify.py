@@ -184,3 +184,98 @@ def test_a_configuration_without_a_key(folder):
             assert result.exit_code == 2 and f"missing required field `{key}`" in result.output, result.output
             assert len(result.output.strip().splitlines()) == 1
         assert damaged(folder) == {"configuration"}
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    """The folders of two runs, which together hold every file that a run may write."""
+    torch = pytest.importorskip("torch")
+    place = tmp_path_factory.mktemp("networks")
+    X, y = torch.randn(24, 3), torch.arange(24) % 2
+    network = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), (X, y))
+    linear = anyk.problems.from_data("synthetic:rows=60,features=4")
+    how = {"cluster": anyk.cluster("simulated", **SETTING), "optimizer": anyk.optimizers.GD(lr=0.1)}
+    for name, problem in (("network", network), ("linear", linear)):
+        anyk.train(problem, "uncoded", steps=2, out=place / f"{name}-first", **how).close()
+        anyk.train(
+            problem, "uncoded", steps=3, begin=place / f"{name}-first", out=place / name, checkpoint_every=0.0, **how
+        ).close()
+    return place
+
+
+def test_every_file_that_a_run_writes_is_compared(networks, tmp_path):
+    written = set()
+    for name in ("network", "linear"):
+        shutil.copytree(networks / name, tmp_path / name)
+        assert anyk.verify(tmp_path / name).whole
+        for file in sorted((tmp_path / name).iterdir()):
+            written.add(file.name)
+            content = file.read_bytes()
+            file.unlink()
+            assert bool(damaged(tmp_path / name)) == (file.name != "lock"), file
+            places = range(0, len(content), max(1, len(content) // 12))
+            for place in places if file.name != "log.sqlite" else ():  # every bit of a log: test_corruption
+                changed = bytearray(content)
+                changed[place] ^= 4
+                file.write_bytes(changed)
+                assert damaged(tmp_path / name), (file, place)
+            file.write_bytes(content)
+    assert written == {
+        "run.toml", "log.sqlite", "lock", "checkpoint.safetensors", "checkpoint.older.safetensors",
+        "begin.safetensors", "predictor.json", "model.safetensors",
+    }  # fmt: skip
+
+
+def test_a_model_that_was_changed_is_refused(networks, tmp_path):
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    torch = pytest.importorskip("torch")
+    shutil.copytree(networks / "network", tmp_path / "run")
+    file = tmp_path / "run" / "model.safetensors"
+    whole = file.read_bytes()
+    with safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+    X, y = torch.zeros(8, 3), torch.arange(8) % 2
+    problem = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), (X, y))
+    problem.load_state_dict(tmp_path / "run")
+    before = problem.initial()
+    negated = {name: -array for name, array in load_file(file).items()}
+    flipped = bytearray(whole)
+    flipped[-2] ^= 1
+    for change, why in (
+        (lambda: save_file(negated, file), "it has no digest"),
+        (lambda: save_file(negated, file, {"format": "pt"}), "it has no digest"),
+        (lambda: save_file(negated, file, metadata), "its contents do not match their digest"),
+        (lambda: file.write_bytes(flipped), "its contents do not match their digest"),
+        (file.unlink, "there is no '"),
+    ):
+        change()
+        assert damaged(tmp_path / "run") == {"model"}
+        with pytest.raises(anyk.BadInput, match=why):
+            problem.load_state_dict(tmp_path / "run")
+        assert (problem.initial() == before).all()
+    save_file(negated, tmp_path / "mine.safetensors")
+    problem.load_state_dict(tmp_path / "mine.safetensors")  # anybody's file that the user names
+    assert (problem.initial() == -before).all()
+    file.symlink_to(tmp_path / "mine.safetensors")
+    with pytest.raises(anyk.BadInput, match="it is a link"):
+        problem.load_state_dict(tmp_path / "run")
+
+
+def test_the_model_of_a_run_that_goes_on_is_not_compared(networks, tmp_path):
+    torch = pytest.importorskip("torch")
+    shutil.copytree(networks / "network", tmp_path / "run")
+    X, y = torch.randn(24, 3), torch.arange(24) % 2
+    problem = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), (X, y))
+
+    def look(driver, evaluator):
+        found = {check.name: check.whole for check in anyk.verify(tmp_path / "run").checks}
+        seen.append(found["model"])
+
+    seen = []
+    config = read_config(tmp_path / "run")
+    del config["digests"]["data"]
+    write_config(tmp_path / "run", config)
+    anyk.resume(tmp_path / "run", problem=problem, steps=4, callbacks=[Watching(look)]).close()
+    assert seen == [None] and anyk.verify(tmp_path / "run").whole

@@ -12,7 +12,7 @@ import numpy as np
 
 from anyk.checks import check
 from anyk.decompile import Source
-from anyk.errors import BadInput, MissingPackage, RunFailed, told
+from anyk.errors import BadInput, MissingPackage, told
 from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends, problem_text
 from anyk.problems.decompiled import DecompiledPartitions
 from anyk.problems.digest import digest_of
@@ -21,6 +21,7 @@ from anyk.problems.jax_models import Trainable, Tree, distinct, is_array, kind_o
 from anyk.problems.jax_network import EVALUATION, SEED, Held, Network, names_of, seed_for, seed_of
 from anyk.problems.jax_partitions import JaxPartitions
 from anyk.problems.jax_states import Averages
+from anyk.problems.model_files import write_model_file
 from anyk.problems.streams import NO_LOSS
 from anyk.problems.sums import BEYOND, NUDGES, is_no_sum, nudges, telling
 
@@ -345,14 +346,12 @@ class JaxProblem:
         paths = jax.tree_util.tree_flatten_with_path(held.state)[0]
         names = (f"state/{jax.tree_util.keystr(path, simple=True, separator='/')}" for path, _ in paths)
         arrays |= distinct(zip(names, (leaf for _, leaf in paths), strict=True))
-        part = file.with_name(f"{file.name}.part")
-        try:
-            part.write_bytes(save(arrays))
-            part.replace(file)
-        except Exception as error:  # safetensors raises exception types of its own
-            for stale in (part, file):
-                stale.unlink(missing_ok=True)
-            raise RunFailed(f"the model '{file}' cannot be written ({error})") from None
+
+        def write(name: str, metadata: dict[str, str]) -> None:
+            with Path(name).open("xb") as new:
+                new.write(save(arrays, metadata))
+
+        write_model_file(file, write)
 
     def state_at(self, w: Vector) -> Tree:
         """The state for evaluation at ``w`` (length d), formed as ``state``; raises where there is none."""

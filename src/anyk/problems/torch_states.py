@@ -9,32 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput
+from anyk.problems.model_files import NAME, check_model_file, write_model_file
 
 if TYPE_CHECKING:
     import torch
-
-NAME = "model.safetensors"  # in a run folder
 
 
 def write_state(module: torch.nn.Module, file: Path) -> None:
     """Write a module's parameters and buffers; of those that share memory one, as ``safetensors.torch`` does."""
     from safetensors.torch import save_model
 
-    part = file.with_name(f"{file.name}.part")
-    try:
-        save_model(module, str(part), metadata={"format": "pt"})
-        part.replace(file)
-    except Exception as error:  # safetensors raises exception types of its own
-        for stale in (part, file):
-            stale.unlink(missing_ok=True)
-        raise RunFailed(f"the model '{file}' cannot be written ({error})") from None
+    write_model_file(file, lambda name, metadata: save_model(module, name, metadata={"format": "pt"} | metadata))
 
 
 def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
     """A copy of a module with a state from elsewhere: a file or the run folder it is in, or a ``state_dict()``.
 
-    Raises :class:`~anyk.errors.BadInput` where it is not one of such a module.
+    Raises :class:`~anyk.errors.BadInput` where it is not one of such a module, and for a file that was changed after a
+    run had written it.
     """
     from safetensors.torch import load_model
 
@@ -43,10 +36,12 @@ def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
         what = "the state"
     elif isinstance(source, (str, Path)):
         file = Path(source)
-        file = file / NAME if file.is_dir() else file
+        of_run = file.is_dir()
+        file = file / NAME if of_run else file
         what = f"'{file}'"
-        if not file.is_file():
+        if not file.exists():
             raise BadInput(f"there is no {what}; give a run folder, a safetensors file, a run or a state_dict()")
+        check_model_file(file, of_run=of_run)
     else:
         raise BadInput(
             f"a state is a run, its folder, a safetensors file or a state_dict(), got {type(source).__name__}"

@@ -22,6 +22,7 @@ from anyk.training import checkpoints, hookstates
 from anyk.training.asking import Asking, by_workers
 from anyk.training.beginning import Beginning
 from anyk.training.callbacks import Callbacks, EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
+from anyk.training.digests import file_digest
 from anyk.training.driver import Driver
 from anyk.training.environment import changes
 from anyk.training.evaluate import Evaluate, check_watched, gives_loss, needs_loss, resolved
@@ -334,16 +335,23 @@ class Launch:
             state[hookstates.KEY] = states
         log.checkpoint(checkpoints.save(self._folder, state, self.driver.vectors() | arrays))
 
-    def _write_models(self) -> None:
-        """Write the models as files that others read, if there is a folder and the problem can; else note why not."""
+    def _write_models(self) -> dict[str, str]:
+        """Write the models as files that other programs read, if there is a folder and the problem can.
+
+        Returns their SHA-256 by slot; the log notes why one could not be written.
+        """
+        digests = {}
         for slot, w in self.driver.versions.trained.items():
             write = getattr(problem_of(self._problem, slot), "write_model", None)
             if write is None or self._folder is None:
                 continue
             try:
-                write(w, self._folder / f"{slot}.safetensors")
+                write(w, file := self._folder / f"{slot}.safetensors")
+                if (digest := file_digest(file, follow=False)) is not None:
+                    digests[slot] = digest
             except RunFailed as error:  # the checkpoint has it all the same
                 self._log.note(self.driver.time, "not written", str(error))
+        return digests
 
     def _abandon(self) -> None:
         """Leave the log as it is."""
@@ -381,7 +389,7 @@ class Launch:
         assert evaluator is not None
         self._stop_asking()
         evaluations = self._evaluate_rest()
-        self._write_models()
+        models = self._write_models()
         versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
         steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
         reached = evaluator.reached
@@ -396,6 +404,7 @@ class Launch:
                 "time_to_target": reached.time if reached else None,
                 "ledger": driver.ledger.counts.plain(),
                 "stopped": driver.stopped.reason if driver.stopped else self._hooks.stop,
+                **({"models": models} if models else {}),
             }
         )
 

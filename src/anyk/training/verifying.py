@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from anyk.delays import communication, parse
 from anyk.errors import BadInput
-from anyk.named import sha256_of
+from anyk.named import names_in_folder, sha256_of
 from anyk.problems import data_digest, from_recipe, sources
+from anyk.problems.shards.named import as_shards
 from anyk.specs import parse as split
 from anyk.training import beginning, checkpoints, config, predictors, racefolder, rows
 from anyk.training.counts import ENDINGS
@@ -108,15 +109,20 @@ def _checks(folder: Path) -> Iterator[Check]:
     if log is not None:
         with log:
             yield from _of_log(log)
-            yield from _of_checkpoints(folder, log)
+            if not (found or {}).get("mirror"):
+                yield from _of_checkpoints(folder, log)
+                yield from _of_models(folder, log)
     if found is None:
         yield Check("what it used", None, f"not looked at without {config.NAME}")
         return
-    if "begin" in found:
-        yield _checked("beginning", lambda: _beginning(folder))
-    if "predictor" in found["digests"]:
-        yield _checked("predictor", lambda: _predictor(folder, found))
-    yield from _of_digests(found)
+    if found.get("mirror"):
+        yield Check("mirror", True, "a copy of log and settings; models are in the folder of the run itself")
+    else:
+        if "begin" in found:
+            yield _checked("beginning", lambda: _beginning(folder))
+        if "predictor" in found["digests"]:
+            yield _checked("predictor", lambda: _predictor(folder, found))
+    yield from _of_digests(folder, found)
 
 
 def _of_log(log: RunLog) -> Iterator[Check]:
@@ -205,6 +211,23 @@ def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
         yield Check("checkpoints", None, f"not compared with a damaged log ({error})")
 
 
+def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
+    """The files with models for other programs, whose SHA-256 the log has when the run has ended."""
+    try:
+        recorded = dict(log.summary().get("models", {}))
+        for slot in sorted({*recorded, *rows.newest(log)}):
+            name = Path(f"{slot}.safetensors").name
+            digest = file_digest(folder / name, follow=False)
+            if slot in recorded:
+                lost = f"{name} is gone or cannot be read, though the log says that it was written"
+                same = f"{name} is {'as it was written' if digest == recorded[slot] else 'not what was written'}"
+                yield Check("model", digest == recorded[slot], lost if digest is None else same)
+            elif digest is not None:
+                yield Check("model", None, f"{name} is not compared: the log has no digest of it before the run ends")
+    except (BadInput, TypeError, ValueError) as error:
+        yield Check("model", None, f"not compared with a damaged log ({error})")
+
+
 def _beginning(folder: Path) -> str:
     step = beginning.Beginning.load(folder).step
     return f"{beginning.NAME}, step {step}"
@@ -215,7 +238,7 @@ def _predictor(folder: Path, found: Mapping[str, Any]) -> str:
     return f"{predictors.NAME}, {predictor.features:,} columns"
 
 
-def _of_digests(found: Mapping[str, Any]) -> Iterator[Check]:
+def _of_digests(folder: Path, found: Mapping[str, Any]) -> Iterator[Check]:
     digests = found["digests"]
     for where, recorded in digests.get("code", {}).items():
         now = sha256_of(where)
@@ -239,20 +262,22 @@ def _of_digests(found: Mapping[str, Any]) -> Iterator[Check]:
     for file, digest in traces.items():
         same = known.get(file) == digest
         yield Check("traces", same, f"'{file}' is {'as it was' if same else 'another now'}")
-    yield _data(found.get("problem"), digests.get("data"))
+    with names_in_folder(folder, {}, trust=False):
+        yield _data(found.get("problem"), digests.get("data"))
 
 
 def _data(recipe: Mapping[str, Any] | None, recorded: str | None) -> Check:
     if recorded is None:
         return Check("data", None, "no digest was recorded")
-    recipes = [] if recipe is None else recipe.get("many", [recipe])
+    recipes = [] if recipe is None else recipe.get("many") or [recipe]
     if not recipes or any("problem" in one for one in recipes):
         return Check("data", None, "not looked at: code makes the problem, and nothing is run here")
-    for one in recipes:
-        takes = inspect.signature(sources.entry(split(one["data"])[0]).build).parameters
-        if "file" in takes and "file" not in one:
-            return Check("data", None, f"not looked at: '{one['data']}' would be fetched")
     try:
+        for one in recipes:
+            data = one.get("data", "")
+            takes = inspect.signature(sources.entry(split(as_shards(data) or data)[0]).build).parameters
+            if "file" in takes and "file" not in one:
+                return Check("data", None, f"not looked at: '{data}' would be fetched")
         same = data_digest(from_recipe(dict(recipe or {}))) == recorded
     except BadInput as error:
         return Check("data", None, str(error))

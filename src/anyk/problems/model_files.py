@@ -1,0 +1,74 @@
+"""Models in files that other programs read: safetensors, with a digest of the whole file in the metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from anyk.errors import BadInput, RunFailed
+from anyk.files import open_plain, replacing
+
+NAME = "model.safetensors"  # in a run folder
+_BLANK = "0" * 32  # in the place of the digest while the digest is computed
+_DIGEST = re.compile(rb'"anyk_digest":"([0-9a-f]{32})"')
+_LONGEST = 100_000_000  # bytes of a header, as safetensors itself allows
+
+
+def write_model_file(file: Path, save: Callable[[str, dict[str, str]], object]) -> None:
+    """Write a file with ``save(name, metadata)``, which writes safetensors, and add its digest.
+
+    Raises :class:`~anyk.errors.RunFailed` if that fails; an older file is then removed.
+    """
+    try:
+        with replacing(file) as part:
+            save(str(part), {"anyk_digest": _BLANK})
+            with part.open("rb+") as new:
+                digests = _read_digests(new)
+                assert digests is not None
+                new.seek(digests.place)
+                new.write(digests.computed.encode())
+    except Exception as error:  # safetensors raises exception types of its own
+        file.unlink(missing_ok=True)
+        raise RunFailed(f"the model '{file}' cannot be written ({error})") from None
+
+
+def check_model_file(file: Path, *, of_run: bool) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if the file has another digest than it says, or ``of_run`` says none.
+
+    A file of a run folder is not read through a link.
+    """
+    try:
+        with open_plain(file, follow=not of_run) as opened:
+            digests = _read_digests(opened)
+    except OSError as error:
+        raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
+    if digests is None and of_run:
+        raise BadInput(f"'{file}' is damaged or was edited: it has no digest; to load it nevertheless, name the file")
+    if digests is not None and digests.stated != digests.computed:
+        raise BadInput(f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file")
+
+
+class _Digests(NamedTuple):
+    """The digest that a file states, at which byte, and the digest of its contents."""
+
+    stated: str
+    place: int
+    computed: str
+
+
+def _read_digests(file: IO[bytes]) -> _Digests | None:
+    """Return the digests of a file, or None if it states none."""
+    file.seek(0)
+    length = file.read(8)
+    header = file.read(min(int.from_bytes(length, "little"), _LONGEST))
+    stated = _DIGEST.search(header)
+    if stated is None:
+        return None
+    digest = hashlib.blake2b(length, digest_size=16)
+    digest.update(header[: stated.start(1)] + _BLANK.encode() + header[stated.end(1) :])
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return _Digests(stated[1].decode(), len(length) + stated.start(1), digest.hexdigest())
