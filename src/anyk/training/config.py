@@ -56,7 +56,7 @@ class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(DataRecipe, frozen=True):
-    """As a :class:`DataRecipe`, or the recipes of several problems, one for each model."""
+    """The keys of a :class:`DataRecipe`, or ``many``: those of several problems, one for each model."""
 
     many: Annotated[list[DataRecipe], msgspec.Meta(min_length=1)] | None = None
 

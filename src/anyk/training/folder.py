@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -47,7 +48,7 @@ def locked(folder: Path | None) -> Iterator[None]:
     check_plain(*folder.iterdir())
     lock: IO[str]
     try:
-        lock = (folder / LOCK).open("w")
+        lock = os.fdopen(os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "w")
     except OSError as error:
         raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
     with lock:

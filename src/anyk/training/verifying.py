@@ -58,8 +58,9 @@ def verify(path: str | Path) -> Verification:
     """Check that a run folder is as it was written, and that its data and code are still the same.
 
     The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the ledger),
-    the checkpoints (their digests, and whether the log knows them), code, traces and data. Nothing that the folder
-    names is run, nothing is fetched, and the folder may be read-only. Of the folder of a race all runs are looked at.
+    the checkpoints (their digests, and whether the log knows them), the predictor, the models for other programs, code,
+    traces and data. Nothing that the folder names is run or fetched, only regular files are read, and the folder may be
+    read-only. A mirror has only configuration and log. Of the folder of a race all runs are looked at.
     Raises :class:`~anyk.errors.BadInput` where it is not a run folder.
 
     >>> import tempfile
