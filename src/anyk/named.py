@@ -106,8 +106,8 @@ def admit_address(address: str) -> None:
     folder = _FOLDER.get()
     if folder is not None and not folder.trust:
         raise BadInput(
-            f"the run '{folder.path}' names data that would be fetched, '{address}', from a place that somebody else "
-            "may have chosen; if it is yours, trust the folder with --trust (in Python: problem=… or trust=True)"
+            f"the run '{folder.path}' names data that would be fetched, '{address}'; if the run is yours, trust its "
+            "folder with --trust (in Python: problem=… or trust=True)"
         )
 
 

@@ -110,6 +110,8 @@ HOSTILE = {
     "shards elsewhere": {"data": "shards:files=http://203.0.113.9/x.csv"},
     "held out elsewhere": {"data": "shards:files=here.csv,test=(ssh://203.0.113.9/x.csv)"},
     "a store": {"data": "shards:files=(s3://bucket/x-*.parquet)"},
+    "a public data set": {"data": "amazon"},
+    "another": {"data": "covertype"},
     "a chain": {"data": "simplecache::http://203.0.113.9/x.csv"},
     "a chain of shards": {"data": "shards:files=(filecache::memory://x.csv)"},
     "a file by address": {"data": "file:///etc/hostname.csv"},
@@ -125,6 +127,7 @@ HOSTILE = {
     "no file": {"data": "file", "file": 3},
     "a file with a NUL": {"data": "file", "file": "a\0b.csv"},
     "shards with a NUL": {"data": "shards:files=a\0*.csv"},
+    "a long name": {"data": f"shards:files={'x' * 5000}.csv"},
     "no number": {"data": DATA, "l2": "x"},
     "both": {"data": DATA, "problem": "x:y", "many": [{"data": DATA}]},
     "a pipe": {"data": "shards:files=pipe.csv"},
@@ -139,18 +142,20 @@ def test_data_that_a_folder_names_is_neither_fetched_nor_waited_for(named, folde
     def fetch(*_, **__):
         raise AssertionError("it is fetched")
 
-    monkeypatch.setattr("fsspec.core.url_to_fs", fetch)
+    for name in ("fsspec.core.url_to_fs", "sklearn.datasets.fetch_openml", "sklearn.datasets.fetch_covtype"):
+        monkeypatch.setattr(name, fetch)
     Path("rows.csv").write_text("a,b,c,d\n1,2,3,4\n")
     Path("here.csv").write_text("a,y\n" + "1.5,0\n2.5,1\n" * 5)
     os.mkfifo("pipe.csv")
     write_config(folder, read_config(folder) | {"problem": HOSTILE[named]})
+    remote = any(sign in str(HOSTILE[named]) for sign in ("://", "amazon", "covertype"))
     for command in ("verify", "show", "resume", "replay", "predict"):
         sentence = told(run(*COMMANDS[command]))
         if command in ("resume", "replay"):
             assert sentence, command
-            if "://" in str(HOSTILE[named]):
+            if remote:
                 assert "names data that would be fetched" in sentence, sentence
-    assert "://" not in str(HOSTILE[named]) or "would be fetched" in run("verify", "run").output
+    assert not remote or "would be fetched" in run("verify", "run").output
 
 
 def test_remote_data_is_read_with_trust_or_when_it_is_named_again(folder, monkeypatch):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
+from anyk.named import admit_address
 from anyk.problems.data.dataset import Dataset, Progress, Task, assemble, check_fraction, joined, read_target, sources
 from anyk.problems.data.files import finite
 from anyk.tables import existing_file, limit, lines, listed, open_text, reading, shown
@@ -302,6 +303,7 @@ def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Progress 
     """What ``fetcher`` brings from ``site`` or from scikit-learn's cache; one sentence where neither has it."""
     from http.client import HTTPException
 
+    admit_address(name)
     if progress is not None:
         progress(f"fetching '{name}' from {site}")
     try:

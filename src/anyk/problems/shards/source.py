@@ -15,7 +15,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.files import open_plain
 from anyk.named import admit_address
-from anyk.tables import listed, shown
+from anyk.tables import listed, reading, shown
 
 Content = Any  # of a block: a Table, a tuple of arrays, or a dictionary of arrays
 KINDS = {".parquet": "parquet", ".csv": "csv", ".npz": "npz"} | dict.fromkeys(
@@ -142,7 +142,8 @@ class Shards:
 
 def _local(pattern: str) -> list[File]:
     path = str(Path(pattern).expanduser().absolute())
-    names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # absolute
+    with reading(pattern, "a file"):
+        names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # absolute
     return [_local_file(name) for name in names]
 
 
