@@ -111,9 +111,9 @@ def plot(
         if curve.band is not None:
             low, high = curve.band
             axes.fill_between(curve.times[shown], low[shown], high[shown], color=colour, alpha=0.18, lw=0)
-    low = None if falls else lower_end([(curve.times, curve.values) for curve in curves])
-    if low is not None:
-        axes.set_ylim(bottom=low)
+    lowest = None if falls else lower_end([(curve.times, curve.values) for curve in curves])
+    if lowest is not None:
+        axes.set_ylim(bottom=lowest)
     axes.set_xscale("log" if wide else "linear")
     axes.set_yscale("log" if falls else "linear")
     if not wide:
