@@ -12,7 +12,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from anyk.gallery import items as _items
-from anyk.gallery.item import Claim, Criterion, Item, Order, Ratio, Verdict, overall
+from anyk.gallery.item import Claim, Criterion, Item, Order, Percentage, Ratio, Value, Verdict, overall
 from anyk.gallery.lab import Lab
 from anyk.gallery.reproducing import Reproduction, reproduce, reproduce_all
 from anyk.gallery.table import Row, Table
@@ -31,10 +31,12 @@ __all__ = [
     "Item",
     "Lab",
     "Order",
+    "Percentage",
     "Ratio",
     "Reproduction",
     "Row",
     "Table",
+    "Value",
     "Verdict",
     "items",
     "overall",

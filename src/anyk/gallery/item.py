@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from anyk.gallery.pictures import Panel
 
 Word = Literal["holds", "holds in part", "does not hold"]
-_NEAR = 0.25  # a printed ratio is met within so much of it
 
 
 class Verdict(NamedTuple):
@@ -41,23 +40,72 @@ class Claim(Protocol):
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """A printed number, met within 25 %; ``least``: "up to" and "at least" claims are also met by more."""
+class Value:
+    """A number, met within ``within`` of it (relative); by default an exact one, met to rounding.
+
+    ``reason``: why this much is allowed where the number is measured. ``least``: "up to" and "at least" claims are also
+    met by more. ``says``: the paper's words where the number follows from them but is not printed.
+    """
 
     text: str
     paper: float
     here: Callable[[Table], float]
     unit: str = ""
     least: bool = False
+    within: float = 1e-6
+    reason: str = ""
+    says: str = ""
 
     def judge(self, table: Table) -> Verdict:
         """See :class:`Claim`."""
-        found = self.here(table)
-        near = abs(found / self.paper - 1.0) <= _NEAR or (self.least and found >= self.paper)
-        right = (found > 1.0) == (self.paper > 1.0)  # of a ratio at least the direction
-        word: Word = "holds" if near else "holds in part" if right else "does not hold"
-        here = f"{found:.3g}{self.unit}" if isfinite(found) else "no number: not reached"
-        return Verdict(self.text, f"{self.paper:g}{self.unit}", here, word)
+        value = self.here(table)
+        paper = self.says or f"{self.paper:.8g}{self.unit}"
+        if not isfinite(value):
+            return Verdict(self.text, paper, "no number: not reached", "does not hold")
+        near = self._error(value) <= self.within or (self.least and value >= self.paper)
+        word: Word = "holds" if near else "holds in part" if self._same_direction(value) else "does not hold"
+        digits = 8 if self.within < 1e-3 else 3
+        test = self._allowed() + (f": {self.reason}" if self.reason else "")
+        return Verdict(self.text, paper, f"{value:.{digits}g}{self.unit} (test: {test})", word)
+
+    def _error(self, value: float) -> float:
+        """The relative distance from the paper's number."""
+        return abs(value / self.paper - 1.0)
+
+    def _same_direction(self, value: float) -> bool:
+        """Return whether a number that misses the paper's is at least on the same side of no effect."""
+        return False
+
+    def _allowed(self) -> str:
+        return f"within {100 * self.within:g} %" if self.within >= 1e-3 else f"equal to {self.within:g}"
+
+
+@dataclass(frozen=True)
+class Ratio(Value):
+    """A measured ratio, of which 1 is no effect: *holds in part* where it misses the number but not the direction."""
+
+    within: float = 0.25
+    reason: str = "printed with one digit"
+
+    def _same_direction(self, value: float) -> bool:
+        return (value > 1.0) == (self.paper > 1.0)
+
+
+@dataclass(frozen=True)
+class Percentage(Value):
+    """A measured difference in per cent, of which 0 is no effect; ``within`` is in percentage points."""
+
+    unit: str = " %"
+    within: float = 5.0
+
+    def _error(self, value: float) -> float:
+        return abs(value - self.paper)
+
+    def _same_direction(self, value: float) -> bool:
+        return (value > 0.0) == (self.paper > 0.0)
+
+    def _allowed(self) -> str:
+        return f"within {self.within:g} points"
 
 
 @dataclass(frozen=True)

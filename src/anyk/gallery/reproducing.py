@@ -207,9 +207,9 @@ def page(made: Sequence[Reproduction], missing: dict[str, str]) -> str:
     lines = [
         "# Gallery",
         "",
-        "Figures and tables of papers, made again by `anyk reproduce --all`. A claim *holds* where its printed ratios "
-        "are met within 25 % and every printed order is kept, *holds in part* where only the orders are; claims in "
-        "words have a test that was fixed before it was run. Verdicts are computed from the numbers.",
+        "Figures and tables of papers, made again by `anyk reproduce --all`. A claim *holds* where its number is met "
+        "within the tolerance beside it, every printed order is kept and the test of a claim in words is passed; a "
+        "number that is missed in the right direction *holds in part*. Verdicts are computed from the numbers.",
         "",
         f"{counts['holds']} hold, {counts['holds in part']} hold in part, {counts['does not hold']} do not hold; "
         f"{len(missing)} could not be run.",

@@ -2,7 +2,7 @@
 
 from anyk import strategy
 from anyk.delays import parse
-from anyk.gallery.item import Criterion, Item, Ratio
+from anyk.gallery.item import Criterion, Item, Value
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Lines
 from anyk.gallery.table import Case, Table, cases
@@ -49,14 +49,16 @@ def _gain(t: Table) -> float:
     synchronous, asynchronous = (
         t.row(law="exponential", kind=kind, k=k) for kind, k in (("k-sync", P), ("k-async", 1))
     )
-    return synchronous.mean("simulated") / asynchronous.mean("simulated")
+    return synchronous.mean("closed form") / asynchronous.mean("closed form")
 
 
 def _proportional(t: Table) -> tuple[bool, str]:
     rows = t.where(kind="k-batch-async")
     ones = {row.case["law"]: row.mean("simulated") for row in rows if row.case["k"] == 1}
     worst = max(abs(row.mean("simulated") / ones[row.case["law"]] / row.case["k"] - 1.0) for row in rows)
-    return worst < 0.03, f"within {100 * worst:.1f} % of proportional to K, under {len(ones)} laws"
+    return worst < 0.03, (
+        f"within {100 * worst:.1f} % of proportional to K, {len(ones)} laws (test: 3 %, for the scatter under Pareto)"
+    )
 
 
 ITEM = Item(
@@ -67,7 +69,13 @@ ITEM = Item(
     table=table,
     claims=(
         Criterion("closed forms hold wherever there is one", "exact", _worst),
-        Ratio("synchronous over asynchronous, exponential: P H_P (its leading term P ln P is 16.6)", 21.74, _gain),
+        Value(
+            "synchronous over asynchronous in closed form, exponential: P H_P",
+            P * sum(1.0 / i for i in range(1, P + 1)),
+            _gain,
+            " times",
+            says="P log P times (16.6), the leading term",
+        ),
         Criterion("K-batch-async takes K E[X] / P whatever the law", "exact", _proportional),
     ),
     panels=(
