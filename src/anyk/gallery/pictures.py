@@ -16,6 +16,7 @@ from anyk.reports.plots import COLOURS, new_figure, save
 _POINTS = 300  # at which curves of several seeds are compared
 _STYLES = ("-", "--", "-.", ":")
 _WIDTH = 62  # characters of a title above one panel
+_ZERO = 1e-12  # of the largest value; what is smaller is rounding
 
 
 class Panel(Protocol):
@@ -78,7 +79,10 @@ class Curves:
 
 @dataclass(frozen=True)
 class Bars:
-    """A number of each case as a bar with the range of the seeds, and another one, ``mark``, as a line across it."""
+    """A number of each case as a bar with the range of the seeds, and another one, ``mark``, as a line across it.
+
+    ``further``: numbers whose bars stand beside it, a colour each.
+    """
 
     number: str
     y: str
@@ -87,19 +91,18 @@ class Bars:
     label: Callable[[Case], str] = _name
     mark: str | None = None
     of: Mapping[str, Any] = field(default_factory=dict)
+    further: Sequence[str] = ()
 
     def draw(self, axes: Any, table: Table) -> None:
         """See :class:`Panel`."""
+        numbers = (self.number, *self.further)
         rows = [row for row in table.where(**self.of) if self.number in row.numbers]
+        step = 0.84 / len(numbers)
         for i, row in enumerate(rows):
-            mean, (low, high) = row.mean(self.number), row.spread(self.number)
-            if not np.isfinite(mean):
-                axes.annotate("never", (i, 0.02), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
-                continue
-            error = None if high - low < 1e-12 else [[mean - low], [high - mean]]
-            axes.bar(i, mean, color=COLOURS[i % len(COLOURS)], yerr=error, capsize=3, width=0.7)
-            axes.annotate(f"{mean:.3g}", (i, high), ha="center", va="bottom", fontsize=8, xytext=(0, 2),
-                          textcoords="offset points")  # fmt: skip
+            for j, number in enumerate(numbers):
+                at = i + (j - (len(numbers) - 1) / 2.0) * step
+                colour = COLOURS[(j if self.further else i) % len(COLOURS)]
+                self._bar(axes, row, number, at, 0.84 * step, colour, "" if i or not self.further else number)
             if self.mark is not None:
                 axes.plot([i - 0.4, i + 0.4], [row.mean(self.mark)] * 2, color="black", lw=1.6,
                           label=None if i else self.mark)  # fmt: skip
@@ -107,10 +110,25 @@ class Bars:
         axes.margins(y=0.12)
         _finish(axes, "", self.y, self.title, self.log, grid="y")
 
+    @staticmethod
+    def _bar(axes: Any, row: Row, number: str, at: float, width: float, colour: str, label: str) -> None:
+        mean, (low, high) = row.mean(number), row.spread(number)
+        if not np.isfinite(mean):
+            axes.annotate("never", (at, 0.02), xycoords=("data", "axes fraction"), ha="center", fontsize=8,
+                          rotation=90 if width < 0.5 else 0)  # fmt: skip
+            return
+        error = None if high - low < 1e-12 else [[mean - low], [high - mean]]
+        axes.bar(at, mean, color=colour, yerr=error, capsize=3, width=width, label=label or None)
+        axes.annotate(f"{mean:.3g}", (at, high), ha="center", va="bottom", fontsize=8 if width > 0.5 else 6,
+                      xytext=(0, 2), textcoords="offset points")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Lines:
-    """Numbers of cases over one of their settings, a line for each value of ``by`` and each number."""
+    """Numbers of cases over one of their settings, a line for each value of ``by`` and each number.
+
+    A line that a later one covers is drawn wider and paler. On a logarithmic y axis zeros are marked at the lower edge.
+    """
 
     over: str
     numbers: Sequence[str]
@@ -124,31 +142,59 @@ class Lines:
 
     def draw(self, axes: Any, table: Table) -> None:
         """See :class:`Panel`."""
-        rows = list(table.where(**self.of))
         groups: dict[Any, list[Row]] = {}
-        for row in rows:
+        for row in table.where(**self.of):
             groups.setdefault(row.case.get(self.by) if self.by else None, []).append(row)
+        lines = []
         for i, (group, members) in enumerate(groups.items()):
             for j, number in enumerate(self.numbers):
                 there = [row for row in members if number in row.numbers]
                 if not there:
                     continue
                 x = np.array([float(row.case[self.over]) for row in there])
-                y = np.array([row.mean(number) for row in there])
-                spread = np.array([row.spread(number) for row in there])
+                y = np.array([[row.mean(number), *row.spread(number)] for row in there]).T  # mean, least, largest
                 which = i if len(groups) > 1 else j
                 label = ", ".join(part for part in ("" if group is None else str(group),
                                                     number if len(self.numbers) > 1 else "") if part)  # fmt: skip
                 colour, style = COLOURS[which % len(COLOURS)], _STYLES[(j + which // len(COLOURS)) % len(_STYLES)]
-                axes.plot(x, y, style, color=colour, marker="o", ms=3.5, lw=1.5, label=label or None)
-                if (spread[:, 1] > spread[:, 0]).any():
-                    axes.fill_between(x, spread[:, 0], spread[:, 1], color=colour, alpha=0.15, lw=0)
+                lines.append((x, y, {"color": colour, "ls": style, "label": label or None}))
+        zeros = "y" in self.log and _mark_zeros(axes, lines)
+        for i, (x, y, how) in enumerate(lines):
+            wider = 2.5 * sum(_covers(y[0], other[0]) for _, other, _ in lines[i + 1 :])
+            axes.plot(x, y[0], marker="o", ms=3.5 + wider, lw=1.5 + wider, alpha=0.4 if wider else 1.0, **how)
+            if (y[2] > y[1]).any():
+                axes.fill_between(x, y[1], y[2], color=how["color"], alpha=0.15, lw=0)
+        if zeros:
+            axes.plot([], [], "v", color="0.4", ms=5, label="zero")
         for at, text in self.marks:
             axes.axvline(at, color="0.6", lw=0.8, ls="--")
             axes.annotate(text, (at, 0.97), xycoords=("data", "axes fraction"), fontsize=8, rotation=90, va="top",
                           ha="right", color="0.4")  # fmt: skip
         numbered = all(isinstance(group, (int, float)) for group in groups)
         _finish(axes, self.x, self.y, self.title, self.log, legend=self.by if numbered else None)
+
+
+def _covers(y: Floats, other: Floats) -> bool:
+    """Return whether a line hides another one at more than half of its points."""
+    return len(y) == len(other) and bool((np.abs(y - other) <= 0.01 * np.nanmax(np.abs(y))).mean() > 0.5)
+
+
+def _mark_zeros(axes: Any, lines: Sequence[tuple[Floats, Floats, dict[str, Any]]]) -> bool:
+    """Replace what is zero to rounding, which a logarithmic axis cannot show, by marks; return whether there are any.
+
+    The marks stand at the lower edge, each line's a little above those of the lines before it.
+    """
+    largest = max((float(np.nanmax(y)) for _, y, _ in lines), default=0.0)
+    shown = [value for _, y, _ in lines for value in y[0][y[0] > _ZERO * largest].tolist()]
+    any_zero = False
+    for i, (x, y, how) in enumerate(lines):
+        zero = ~(y[0] > _ZERO * largest)
+        if zero.any():
+            axes.plot(x[zero], np.full(zero.sum(), 0.015 + 0.02 * i), "v", color=how["color"], ms=5, clip_on=False,
+                      transform=axes.get_xaxis_transform())  # fmt: skip
+            y[:, zero], any_zero = np.nan, True
+        y[1] = np.maximum(y[1], 0.3 * min(shown, default=1.0))
+    return any_zero
 
 
 def _finish(axes: Any, x: str, y: str, title: str, log: str, *, grid: str = "both", legend: str | None = None) -> None:
@@ -163,8 +209,11 @@ def _finish(axes: Any, x: str, y: str, title: str, log: str, *, grid: str = "bot
     axes.set_title(title, loc="left", fontsize=10)
     axes.grid(alpha=0.25, axis=grid)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8, title=legend, title_fontsize=8)
+    handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if handles:
+        axes.legend(
+            handles.values(), handles, edgecolor="none", framealpha=0.7, fontsize=8, title=legend, title_fontsize=8
+        )
 
 
 def _few_ticks(axis: Any, low: float, high: float) -> None:
