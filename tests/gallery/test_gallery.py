@@ -13,8 +13,22 @@ from click.testing import CliRunner
 
 from anyk.cli import main
 from anyk.errors import BadInput
-from anyk.gallery import Criterion, Lab, Order, Ratio, Row, Table, Verdict, items, overall, reproduce, reproduce_all
-from anyk.gallery.pictures import band
+from anyk.gallery import (
+    Criterion,
+    Lab,
+    Order,
+    Percentage,
+    Ratio,
+    Row,
+    Table,
+    Value,
+    Verdict,
+    items,
+    overall,
+    reproduce,
+    reproduce_all,
+)
+from anyk.gallery.pictures import Bars, Lines, band
 from anyk.gallery.table import cases, crossing
 
 TABLE = Table((
@@ -24,13 +38,35 @@ TABLE = Table((
 
 
 @pytest.mark.parametrize(
-    ("paper", "least", "word"),
-    [(2.0, False, "holds"), (2.6, False, "holds"), (2.7, False, "holds in part"), (0.9, False, "does not hold"),
-     (1.5, False, "holds in part"), (1.5, True, "holds")],
-)  # fmt: skip
-def test_a_printed_ratio_is_met_within_a_quarter(paper: float, least: bool, word: str) -> None:
-    claim = Ratio("b over a", paper, lambda t: t.mean("seconds", code="b") / t.mean("seconds", code="a"), least=least)
-    assert claim.judge(TABLE) == Verdict("b over a", f"{paper:g}", "2", word)
+    ("claim", "word"),
+    [
+        (Ratio("", 2.0, lambda t: 2.4), "holds"),
+        (Ratio("", 2.0, lambda t: 2.6), "holds in part"),
+        (Ratio("", 2.0, lambda t: 2.6, least=True), "holds"),
+        (Ratio("", 2.0, lambda t: 2.4, within=0.1), "holds in part"),
+        (Ratio("", 0.5, lambda t: 2.0), "does not hold"),
+        (Ratio("", 3.0, lambda t: float("inf"), least=True), "does not hold"),
+        (Percentage("", 16.0, lambda t: 12.0), "holds"),
+        (Percentage("", 16.0, lambda t: 0.5), "holds in part"),  # sooner, if only by half a per cent
+        (Percentage("", 16.0, lambda t: -2.0), "does not hold"),
+        (Percentage("", 0.4, lambda t: 3.0, within=1.0), "holds in part"),
+        (Value("", 7.927568, lambda t: 7.92756812), "holds"),
+        (Value("", 7.927568, lambda t: 7.9276), "does not hold"),
+        (Value("", 1.5, lambda t: 1.55, within=0.05), "holds"),
+    ],
+)
+def test_a_number_is_met_within_the_tolerance_of_its_claim(claim: Value, word: str) -> None:
+    assert claim.judge(TABLE).word == word
+
+
+def test_a_verdict_shows_the_tolerance_and_what_the_paper_says() -> None:
+    claim = Ratio("b over a", 2.2, lambda t: t.mean("seconds", code="b") / t.mean("seconds", code="a"), " times")
+    assert claim.judge(TABLE) == (
+        "b over a", "2.2 times", "2 times (test: within 25 %: printed with one digit)", "holds"
+    )  # fmt: skip
+    exact = Value("P H_P", 21.742857142857, lambda t: 21.742857, says="P log P")
+    assert exact.judge(TABLE)[1:3] == ("P log P", "21.742857 (test: equal to 1e-06)")
+    assert "(test: within 5 points: few runs)" in Percentage("", 3.0, lambda t: 2, reason="few runs").judge(TABLE).here
 
 
 def test_orders_and_criteria() -> None:
@@ -78,6 +114,44 @@ def test_bands_and_crossings() -> None:
     assert cases(a=[1, 2], b=["x"]) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
 
 
+def test_lines_that_cover_each_other_and_zeros_on_a_logarithmic_axis_are_seen() -> None:
+    from matplotlib.figure import Figure
+
+    rows = [Row({"code": code, "x": x}, {"y": [y]}) for code, ys in CURVES.items() for x, y in enumerate(ys)]
+    axes = Figure().subplots()
+    Lines("x", ("y",), "x", "y", by="code", log="y").draw(axes, Table(tuple(rows)))
+    drawn = {line.get_label(): line for line in axes.get_lines()}
+    below, above = drawn["hidden"], drawn["hiding"]
+    assert below.get_linewidth() > above.get_linewidth() + 2.0 and below.get_zorder() == above.get_zorder()
+    assert np.isnan(drawn["exact"].get_ydata()[:2]).all() and axes.get_ylim()[0] > 1e-3
+    marks = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
+    assert [mark.get_xdata().tolist() for mark in marks] == [[0.0, 1.0]]  # of the exact code alone
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*CURVES, "zero"]
+
+
+CURVES = {"hidden": [0.1, 0.2, 0.4], "hiding": [0.1, 0.2, 0.4], "exact": [0.0, 1e-33, 0.01]}
+
+
+def test_bars_of_several_numbers_stand_side_by_side_and_what_is_not_reached_has_none() -> None:
+    from matplotlib.figure import Figure
+
+    rows = (Row({"code": "a"}, {"near": [2.0], "far": [3.0]}), Row({"code": "b"}, {"near": [4.0], "far": [np.nan]}))
+    axes = Figure().subplots()
+    Bars("near", "times sooner", further=("far",)).draw(axes, Table(rows))
+    assert [round(bar.get_height(), 9) for bar in axes.patches] == [2.0, 3.0, 4.0]
+    assert len({round(bar.get_x(), 6) for bar in axes.patches}) == 3
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["near", "far"]
+    assert "never" in [text.get_text() for text in axes.texts]
+
+
+def test_house_prices_reach_their_target_in_a_quick_look(data_folder: Path) -> None:
+    from anyk.gallery.items.erasurehead_kc import measure
+
+    lab = Lab("erasurehead-kc", quick=True, data_folder=data_folder)
+    slowest = measure(lab, {"strategy": "AGC, load 2"}, 0)  # of all strategies that with the largest error
+    assert 0 < slowest["to 0.06"] < slowest["to 0.05"]
+
+
 def measured(lab: Lab, case: Any, seed: int) -> Any:
     with Path(case["log"]).open("a") as log:
         log.write(f"{case['k']}{seed} ")
@@ -110,7 +184,7 @@ def test_an_item_into_a_folder(tmp_path: Path) -> None:
     words = [verdict.word for verdict in made.verdicts]
     assert words == ["holds", "does not hold", "holds", "holds", "does not hold"]
     row = made.table.row(scheme="exact", load=3)
-    assert row.mean("corrected") == pytest.approx(0.3929, abs=5e-5) == pytest.approx(row.mean("simulated"), rel=0.02)
+    assert row.mean("corrected") == pytest.approx(0.3929, abs=5e-5) == pytest.approx(row.mean("simulated"), rel=0.04)
     assert row.mean("printed") == pytest.approx(0.3162, abs=5e-5)
     assert (tmp_path / "erasurehead-theory.png").stat().st_size > 10_000
     plain = json.loads((tmp_path / "erasurehead-theory.json").read_text())
@@ -155,6 +229,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         (["erasurehead-theory", "--all"], "--all reproduces every item; leave out 'erasurehead-theory' or --all"),
         (["--all", "--cluster", "processes"], "--all runs each item on its own clock; leave out --cluster"),
         (["straggle-cdf", "--cluster", "processes"], "'straggle-cdf' runs on its own clock (none) only"),
+        (["coop-bound", "--quick", "--cluster", "processes"], "which only the simulated cluster shows"),
         (["sgc-table", "--quick", "--data-dir", str(tmp_path)], "'sgc-table' needs lambda-traces/"),
     ):
         failed = CliRunner().invoke(main, ["reproduce", *out, *arguments])
@@ -176,11 +251,12 @@ def test_an_item_whose_data_is_not_at_hand_runs_on_a_stand_in_of_its_shape(tmp_p
     assert same.claim.startswith("AGC and the exact code end")
 
 
-@pytest.mark.parametrize("link", [False, True])
-def test_seconds_of_a_step_are_those_of_an_average_over_its_steps(link: bool) -> None:
-    """pasgd, tau = 5: 1.715 s a step (E max of 8 averages of 5), and a fifth of the link's second."""
-    from anyk.gallery.items.pasgd_runtime import measure
+@pytest.mark.parametrize("averaging", [0, 1])
+def test_seconds_of_a_step_are_those_of_an_average_over_its_steps(averaging: int) -> None:
+    """pasgd, tau = 5: 1.715 s a step (E max of 8 averages of 5), and a fifth of the averaging's second."""
+    from anyk.gallery.items.pasgd_runtime import FREE, SLOW, measure
 
-    found = measure(Lab("x", quick=True), {"what": "tau", "tau": 5, "link": link, "spec": "pasgd:tau=5"}, 0)
-    assert found["closed form"] == pytest.approx(1.715 + 0.2 * link, abs=1e-3)
-    assert found["seconds a step"] == pytest.approx(found["closed form"], rel=0.03)
+    case = {"what": "tau", "tau": 5, "averaging": (FREE, SLOW)[averaging], "spec": "pasgd:tau=5"}
+    found = measure(Lab("x", quick=True), case, 0)
+    assert found["closed form"] == pytest.approx(1.715 + 0.2 * averaging, abs=1e-3)
+    assert found["simulated"] == pytest.approx(found["closed form"], rel=0.03)

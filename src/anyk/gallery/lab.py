@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from anyk.callbacks import Callback
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
@@ -101,6 +102,14 @@ class Lab:
         """A number at full size, or for a quick look."""
         return quick if self.quick else full
 
+    def check_simulated(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` on other clusters, for items that look at the models of workers."""
+        if self.cluster != "simulated":
+            raise BadInput(
+                f"'{self.item}' looks at the workers' models, which only the simulated cluster shows; leave out "
+                f"cluster={self.cluster}"
+            )
+
     def path(self, name: str) -> Path:
         """A data file; raises :class:`~anyk.errors.BadInput` that says how to get it where it is missing."""
         file, where = _FILES.get(name, (name, name))
@@ -137,12 +146,13 @@ class Lab:
         targets: Sequence[float] = (),
         evaluate: str = "",
         further: Callable[[Run], Mapping[str, float]] = lambda run: {},
+        callbacks: Sequence[Callback] = (),
     ) -> Found:
         """Train once: seconds a step, final loss and metric, seconds to each target, curves against seconds."""
         fleet = build_cluster(self.cluster, workers=workers, delays=delays, seed=seed, communication=communication)
         run = train(
             problem, strategy, fleet, optimizer=optimizer or GD(), steps=steps, seconds=seconds,
-            evaluate=evaluate,
+            evaluate=evaluate, callbacks=callbacks,
         )  # fmt: skip
         try:
             history, metric = run.history, run.metric_name

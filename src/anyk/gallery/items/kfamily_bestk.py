@@ -6,33 +6,40 @@ from anyk.delays import Exponential
 from anyk.gallery.item import Criterion, Item
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Lines
-from anyk.gallery.table import Case, Table, cases
+from anyk.gallery.quadratic import noisy
+from anyk.gallery.table import Case, Row, Table, cases
+from anyk.optimizers import GD
 from anyk.planning import best_k, error_after
 
 P, LAW = 8, Exponential(mean=0.5)
-RATE, CURVATURE, NOISE, FIRST = 0.2, 1.0, 1.0, 2.0  # of F(w) = |w|^2 / 2 in one dimension, w_0 = 2
+RATE, CURVATURE, NOISE, FIRST = 0.2, 1.0, 1.0, 2.0  # of F(w) = |w|^2 / 2; FIRST is F(w_0)
 TIMES = (0.5, 2.0, 5.0, 20.0)
 PACE = [LAW.order_statistic(k, P) for k in range(1, P + 1)]  # K-sync
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    """Excess loss of K-sync SGD at a time, mean over many runs, with the times of its steps drawn, too."""
-    k, end = case["K"], case["seconds"]
-    random = np.random.default_rng([seed, k, round(10 * end)])
-    runs = lab.size(20_000, 2_000)
-    w, now, alive = np.full(runs, FIRST), np.zeros(runs), np.ones(runs, dtype=bool)
-    while alive.any():
-        gaps = random.exponential(1.0 / np.arange(P, P - k, -1), size=(runs, k)) * LAW.mean
-        now = np.where(alive, now + gaps.sum(axis=1), now)
-        alive &= now <= end
-        noise = random.standard_normal(runs) * (NOISE / k) ** 0.5
-        w = np.where(alive, w - RATE * (CURVATURE * w + noise), w)
-    bound = error_after(end, PACE[k - 1], CURVATURE * FIRST**2 / 2.0, RATE, CURVATURE, CURVATURE, NOISE, k)
-    return {"measured": float((CURVATURE * w**2 / 2.0).mean()), "bound": bound}
+def losses(lab: Lab, case: Case, seed: int) -> Found:
+    """Excess loss of K-sync SGD at each of the times, mean over runs."""
+    totals = np.zeros(len(TIMES))
+    runs = lab.size(40, 4)
+    for run in range(runs):
+        problem = noisy(P, 20, first=FIRST, noise=NOISE, seed=seed * runs + run)
+        steps, values = lab.train(
+            problem, f"k-sync:k={case['K']},batch=1", workers=P, delays=LAW, seed=seed * runs + run,
+            optimizer=GD(lr=RATE), seconds=TIMES[-1], evaluate="every=1",
+        )["curves"]["loss"]  # fmt: skip
+        totals += values[np.searchsorted(steps, TIMES, side="right") - 1]  # of the newest model at that time
+    return {f"{at:g}": total / runs for at, total in zip(TIMES, totals, strict=True)}
 
 
 def table(lab: Lab) -> Table:
-    return lab.measure(measure, cases(seconds=TIMES, K=list(range(1, P + 1))))
+    measured = lab.measure(losses, [{"K": k} for k in range(1, P + 1)])
+    constants = (FIRST, RATE, CURVATURE, CURVATURE, NOISE)
+    rows = []
+    for case in cases(seconds=TIMES, K=list(range(1, P + 1))):
+        row = measured.row(K=case["K"])
+        bound = error_after(case["seconds"], PACE[case["K"] - 1], *constants, case["K"])
+        rows.append(Row(case, {"measured": row.numbers[f"{case['seconds']:g}"], "bound": [bound] * lab.seeds}))
+    return Table(tuple(rows))
 
 
 def _best(t: Table, number: str) -> list[int]:
@@ -46,7 +53,7 @@ def _grows(t: Table) -> tuple[bool, str]:
 
 def _agrees(t: Table) -> tuple[bool, str]:
     measured = _best(t, "measured")
-    planned = [best_k(at, PACE, CURVATURE * FIRST**2 / 2.0, RATE, CURVATURE, CURVATURE, NOISE) for at in TIMES]
+    planned = [best_k(at, PACE, FIRST, RATE, CURVATURE, CURVATURE, NOISE) for at in TIMES]
     losses = [t.mean("measured", seconds=at, K=k) / t.mean("measured", seconds=at, K=b)
               for at, k, b in zip(TIMES, planned, measured, strict=True)]  # fmt: skip
     return max(
@@ -56,7 +63,7 @@ def _agrees(t: Table) -> tuple[bool, str]:
 
 def _above(t: Table) -> tuple[bool, str]:
     off = max(row.mean("measured") / row.mean("bound") for row in t)
-    return off <= 1.02, f"measured is at most {off:.2f} of the bound"
+    return off <= 1.02, f"measured is at most {off:.2f} of the bound (test: 1.02, as the runs scatter)"
 
 
 ITEM = Item(

@@ -9,24 +9,23 @@ from anyk.gallery.table import Case, Table
 from anyk.planning import simulated_pace
 
 P, D = 8, 1.0
+FREE, SLOW = "averaging is free", f"averaging takes {D:g} s"
 LAW = Exponential(mean=1.0)
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
-    link = communication(f"constant:{D}") if case["link"] else None
-    made = strategy(case["spec"], workers=P)
-    updates = lab.size(4_000, 400)
-    tau = case["tau"]
-    found = {"seconds a step": simulated_pace(made, LAW, communication=link, updates=updates, seed=seed).seconds / tau}
+    link = communication(f"constant:{D}") if case["averaging"] == SLOW else None
+    built, tau = strategy(case["spec"], workers=P), case["tau"]
+    measured = simulated_pace(built, LAW, communication=link, updates=lab.size(4_000, 400), seed=seed)
+    found = {"simulated": measured.seconds / tau, "error": measured.error / tau}
     if case["what"] == "tau":
-        known = LAW.longest_sum(tau, P) / tau + (D / tau if link else 0.0)
-        found["closed form"] = known
+        found["closed form"] = LAW.longest_sum(tau, P) / tau + (D / tau if link else 0.0)
     return found
 
 
 def table(lab: Lab) -> Table:
-    taus = [{"what": "tau", "tau": tau, "link": link, "spec": f"pasgd:tau={tau}"}
-            for link in (False, True) for tau in (1, 2, 5, 10, 20, 50, 100)]  # fmt: skip
+    taus = [{"what": "tau", "tau": tau, "averaging": averaging, "spec": f"pasgd:tau={tau}"}
+            for averaging in (FREE, SLOW) for tau in (1, 2, 5, 10, 20, 50, 100)]  # fmt: skip
     others = (
         "pasgd:tau=1",
         "dpsgd:graph=ring",
@@ -34,14 +33,19 @@ def table(lab: Lab) -> Table:
         "matcha:graph=ring,budget=0.5",
         "dpsgd:graph=ring,barrier=global",
     )
-    return lab.measure(measure, [*taus, *({"what": "barrier", "tau": 1, "link": False, "spec": s} for s in others)])
+    return lab.measure(measure, [*taus, *({"what": "barrier", "tau": 1, "averaging": FREE, "spec": s} for s in others)])
 
 
 def _exact(t: Table) -> tuple[bool, str]:
     rows = [row for row in t if "closed form" in row.numbers]
-    worst = max(abs(row.mean("seconds a step") / row.mean("closed form") - 1.0) for row in rows)
-    shown = ", ".join(f"{row.mean('seconds a step'):.4g}" for row in rows if not row.case["link"])
-    return worst < 0.02, f"{shown}; off by {100 * worst:.1f} % at worst"
+    # standard errors of the mean over the seeds, and one part in 1000 for the start
+    worst = max(
+        abs(row.mean("simulated") - row.mean("closed form"))
+        / (row.mean("error") / len(row.numbers["error"]) ** 0.5 + 1e-3 * row.mean("closed form"))
+        for row in rows
+    )
+    shown = ", ".join(f"{row.mean('simulated'):.4g}" for row in rows if row.case["averaging"] == FREE)
+    return worst < 4.5, f"{shown}; off by {worst:.1f} standard errors at worst (test: 4.5)"
 
 
 ITEM = Item(
@@ -51,12 +55,12 @@ ITEM = Item(
     minutes=1.0,
     table=table,
     claims=(
-        Criterion("E max of P averages of tau steps, + D / tau", "2.718, 2.180, 1.715, 1.492, …, 1.147", _exact),
+        Criterion("E max of P averages of tau steps, + D / tau", "formula", _exact),
         Order(
             "waiting for neighbours costs less than waiting for all",
             ("all", "ring", "elastic"),
             lambda t: [
-                t.where(what="barrier").mean("seconds a step", spec=spec)
+                t.where(what="barrier").mean("simulated", spec=spec)
                 for spec in ("pasgd:tau=1", "dpsgd:graph=ring", "easgd")
             ],
         ),
@@ -64,22 +68,22 @@ ITEM = Item(
     panels=(
         Lines(
             "tau",
-            ("seconds a step", "closed form"),
+            ("simulated", "closed form"),
             "tau, local steps",
             "seconds a step",
             "periodic averaging",
             log="x",
-            by="link",
+            by="averaging",
             of={"what": "tau"},
         ),
         Bars(
-            "seconds a step",
+            "simulated",
             "seconds a step",
             "who waits for whom",
             label=lambda case: str(case["spec"]),
             of={"what": "barrier"},
         ),
     ),
-    columns=("spec", "link", "seconds a step", "closed form"),
+    columns=("spec", "averaging", "simulated", "closed form"),
     differs="nothing; waiting among neighbours is left open in the talk and is simulated here",
 )

@@ -40,7 +40,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "bursty.npz"
         np.savez(trace, seconds=table * SECONDS, load=0.0)
-        fleet = cluster("processes", workers=N, delays=f"trace:{trace},by=round,slope={ratio * SECONDS}")
+        fleet = cluster(lab.cluster, workers=N, delays=f"trace:{trace},by=round,slope={ratio * SECONDS}")
         run = train_many(
             problems, best.spec + ",batch=4", fleet, steps=steps, optimizer=GD(lr=0.1), evaluate=f"every={steps}"
         )
@@ -54,14 +54,18 @@ def table(lab: Lab) -> Table:
     return lab.measure(measure, cases(where=list(RATIOS), kind=["gc", "m-sgc", "frc"]))
 
 
-def _as_planned(t: Table) -> tuple[bool, str]:
-    shown, kept = [], True
-    for where in RATIOS:
-        gain, planned = (100 * (1 - t.mean(number, where=where, kind="m-sgc") / t.mean(number, where=where, kind="gc"))
-                         for number in ("seconds", "planned"))  # fmt: skip
-        kept &= (gain > 0) == (planned > 0)
-        shown.append(f"{where}: {gain:+.0f} % (planned {planned:+.0f} %)")
-    return kept, "; ".join(shown)
+def _sooner(where: str) -> Criterion:
+    def here(t: Table) -> tuple[bool, str]:
+        coded, sequential = (t.mean("seconds", where=where, kind=kind) for kind in ("gc", "m-sgc"))
+        gain = 100.0 * (1.0 - sequential / coded)
+        return sequential < coded, f"M-SGC {sequential:.1f} s, GC {coded:.1f} s: {gain:+.0f} %"
+
+    return Criterion(f"M-SGC is sooner than the best gradient code where {where}", "sooner", here)
+
+
+def _unlisted(t: Table) -> tuple[bool, str]:
+    pairs = [[t.mean("seconds", where=where, kind=kind) for kind in ("m-sgc", "frc")] for where in RATIOS]
+    return all(a < b for a, b in pairs), "; ".join(f"M-SGC {a:.1f} s, FRC {b:.1f} s" for a, b in pairs)
 
 
 ITEM = Item(
@@ -71,7 +75,10 @@ ITEM = Item(
     minutes=7.0,
     clock="processes",
     table=table,
-    claims=(Criterion("M-SGC wins where the plan says so, and gradient coding elsewhere", "as planned", _as_planned),),
+    claims=(
+        *map(_sooner, RATIOS),
+        Criterion("no code is sooner (the paper leaves out FRC that ends when decodable)", "M-SGC first", _unlisted),
+    ),
     panels=tuple(
         Bars("seconds", "wall-clock seconds", where, label=lambda case: str(case["kind"]), of={"where": where})
         for where in RATIOS
