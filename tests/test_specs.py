@@ -136,6 +136,39 @@ def test_what_the_caller_supplies_is_no_key(registry: Registry[Any]) -> None:
         registry.build("needy:workers=3,load=1", workers=2)
 
 
+@pytest.mark.parametrize(
+    ("spec", "near"),
+    [
+        ("frc:load=3", ["frc:load=2", "frc:load=5", "9 workers", "12 workers"]),
+        ("agc:load=3,wait=5", ["agc:load=2,wait=5", "agc:load=5,wait=5", "9 workers", "12 workers"]),
+        ("bibd:load=3", ["7 workers"]),
+        ("k-sync:k=20", ["k-sync:k=10", "20 workers"]),
+        ("tree:children=3", ["tree:children=10", "3 workers", "12 workers"]),
+        ("m-sgc:B=1,W=2,lambda=40", ["m-sgc:B=1,W=2,lambda=10"]),
+        ("compressed:of=(frc:load=3)", ["9 workers", "12 workers"]),
+    ],
+)
+def test_a_spec_that_does_not_fit_the_workers_is_answered_with_the_nearest_that_do(spec: str, near: list[str]) -> None:
+    with pytest.raises(BadInput) as caught:
+        strategies.strategy(spec, workers=10)
+    _, _, text = str(caught.value).rpartition("; nearest: ")
+    *specs, counts = text.split(", or ") if "workers" in text else (text, "")
+    alternatives = specs[0].split(", ") if specs and specs[0] else []
+    alternatives += [f"{count} workers" for count in counts.removesuffix(" workers").split(" or ") if count]
+    assert alternatives == near
+    for alternative in alternatives:
+        count = alternative.removesuffix(" workers")
+        asked = (spec, int(count)) if count.isdigit() else (alternative, 10)
+        assert strategies.strategy(asked[0], workers=asked[1]).layout.workers == asked[1]
+
+
+@pytest.mark.parametrize("spec", ["frc:load=three", "frc:lod=3", "frc:load=2,stragglers=1", "frc:load=2,wait=x"])
+def test_a_spec_that_fits_no_number_of_workers_gets_no_suggestion(spec: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        strategies.strategy(spec, workers=10)
+    assert "nearest" not in str(caught.value)
+
+
 def test_a_missing_key_is_answered_with_the_usage(registry: Registry[Any]) -> None:
     with pytest.raises(BadInput, match=r"thing 'needy' needs load=…, as in needy:load=…,wait=…$"):
         registry.build("needy:wait=3", workers=2)

@@ -15,6 +15,8 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
+from functools import partial
+from itertools import islice
 from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -342,3 +344,52 @@ def show(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | Non
     defaults = defaults or {}
     parts = [f"{k}={_enclosed(k, _show(v))}" for k, v in values.items() if k not in defaults or defaults[k] != v]
     return name + (":" + ",".join(parts) if parts else "")
+
+
+_TRIES = 500  # numbers that are tried in either direction
+
+
+def build_or_suggest(build: Callable[..., T], spec: str, workers: int) -> T:
+    """Return ``build(spec, workers=workers)``; where that raises BadInput, the sentence names what exists instead.
+
+    These are the specs that differ least in one whole number, and the nearest numbers of workers for the spec itself.
+    """
+    try:
+        return build(spec, workers=workers)
+    except UnknownName:
+        raise
+    except BadInput as error:
+        near = _nearest(build, spec, workers) if workers > 0 else []
+        if not near:
+            raise
+        *others, last = near
+        raise BadInput(f"{error}; nearest: {', or '.join([*filter(None, [', '.join(others)]), last])}") from None
+
+
+def _nearest(build: Callable[..., object], spec: str, workers: int) -> list[str]:
+    """The nearest specs that exist for this number of workers, then the nearest numbers of workers for this spec."""
+    name, values = parse(spec)
+    values = {key: value if key == "wait" else str(bracketed(value)) for key, value in values.items()}
+    most = 2 * max(workers, 8)
+
+    def exists(asked: tuple[str, int]) -> bool:
+        try:
+            build(asked[0], workers=asked[1])
+        except BadInput:
+            return False
+        return True
+
+    def around(value: int, change: Callable[[int], tuple[str, int]]) -> list[tuple[str, int]]:
+        below = map(change, range(min(value - 1, most), -1, -1)[:_TRIES])
+        above = map(change, range(max(value + 1, 0), max(value, most) + 1)[:_TRIES])
+        return [asked for way in (below, above) for asked in islice(filter(exists, way), 1)]
+
+    def with_value(key: str, value: int) -> tuple[str, int]:
+        return show(name, {**values, key: value}), workers
+
+    near = []
+    for key, text in values.items():
+        if key not in ("", "seed") and text.removeprefix("-").isdigit():
+            near += [found for found, _ in around(int(text), partial(with_value, key))]
+    counts = [str(count) for _, count in around(workers, lambda count: (spec, count))]
+    return [*near, f"{' or '.join(counts)} worker{'s' * (counts != ['1'])}"] if counts else near

@@ -12,7 +12,6 @@ from anyk.codes import (
     Algorithmic,
     BatchedCoupons,
     BernoulliCode,
-    BlockDesignCode,
     CommunicationEfficient,
     CyclicMDS,
     DracoCode,
@@ -55,11 +54,6 @@ def test_nothing_is_promised_for_codes_that_are_not_exact_at_all() -> None:
     code = BernoulliCode(6, expected_load=2, seed=0)
     assert code.decode(range(6)).residual > 0.1 and code.worst_error(0) is None
     assert HeterogeneousCode(6).worst_error(0) is None
-
-
-def test_the_nearest_design_may_be_the_smallest() -> None:
-    with pytest.raises(BadInput, match="nearest: 4 or 7 workers"):
-        BlockDesignCode(5)
 
 
 def test_cyclic_draco_is_refused_where_it_would_accuse_the_wrong() -> None:
@@ -106,7 +100,7 @@ def test_what_was_learned_is_part_of_what_a_code_is() -> None:
 
 
 def test_an_even_ring_is_no_expander() -> None:
-    with pytest.raises(BadInput, match="expander:load=2 does not exist for 6 workers.*nearest: load=3"):
+    with pytest.raises(BadInput, match="expander:load=2 does not exist for 6 workers"):
         ExpanderCode(6, load=2)
     assert ExpanderCode(12).load == 3 and ExpanderCode(7, load=2).second_singular < 1.0
 

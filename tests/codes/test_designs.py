@@ -143,7 +143,7 @@ def test_where_there_is_no_design_the_nearest_are_named() -> None:
         less, more = [m for m in there if m < n], [m for m in there if m > n]
         near = f"{less[-1]} or {more[0]}" if less else f"{more[0]}"
         with pytest.raises(BadInput, match=f"^no block design is known for {n} workers; nearest: {near} workers$"):
-            BlockDesignCode(n)
+            anyk.code("bibd", workers=n)
 
 
 def test_a_load_or_family_that_is_not_there_is_answered_with_what_is() -> None:

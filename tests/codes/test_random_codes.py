@@ -173,12 +173,9 @@ def test_two_workers_share_as_much_as_in_a_design_on_average() -> None:
     assert np.mean(shared) == pytest.approx(21 * 10 / 210, rel=1e-12)  # each column's 5 holders make 10 pairs
 
 
-def test_loads_that_do_not_divide_are_refused_with_the_nearest() -> None:
-    with pytest.raises(BadInput) as caught:
+def test_loads_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(BadInput, match="biregular:load=4 does not exist for 6 workers and 9 partitions"):
         RandomBiregularCode(6, load=4, partitions=9)
-    sentence = str(caught.value)
-    assert "biregular:load=4 does not exist for 6 workers and 9 partitions" in sentence
-    assert sentence.endswith("nearest: load=3 or load=6")
     assert RandomBiregularCode(6, load=3, partitions=9).load == 3
 
 
@@ -215,12 +212,10 @@ def test_the_expander_is_a_normalised_regular_graph_with_a_small_second_eigenval
     assert second_eigenvalue(code.encoding * d) == pytest.approx(second, rel=1e-5)
 
 
-@pytest.mark.parametrize(("n", "load", "near"), [(9, 3, "load=2 or load=4"), (9, 9, "load=8"), (8, 1, "load=3")])
-def test_expanders_that_do_not_exist(n: int, load: int, near: str) -> None:
-    with pytest.raises(BadInput) as caught:
+@pytest.mark.parametrize(("n", "load"), [(9, 3), (9, 9), (8, 1)])
+def test_expanders_that_do_not_exist(n: int, load: int) -> None:
+    with pytest.raises(BadInput, match=f"expander:load={load} does not exist for {n} workers"):
         ExpanderCode(n, load=load)
-    assert f"expander:load={load} does not exist for {n} workers" in str(caught.value)
-    assert f"nearest: {near}" in str(caught.value)
     with pytest.raises(BadInput, match="at least 3 workers, got 2; use frc"):
         ExpanderCode(2)
 
@@ -326,13 +321,11 @@ def test_the_error_of_the_graph_code_is_about_the_chance_to_lose_all_edges_of_a_
     assert 0.7 * 0.2**4 < np.mean(errors) < 1.3 * 0.2**4
 
 
-@pytest.mark.parametrize(("n", "load", "near"), [(10, 3, "load=2 or load=4"), (10, 20, "load=4 or load=2")])
-def test_graph_codes_that_do_not_exist(n: int, load: int, near: str) -> None:
-    with pytest.raises(BadInput) as caught:
+@pytest.mark.parametrize(("n", "load"), [(10, 3), (10, 20)])
+def test_graph_codes_that_do_not_exist(n: int, load: int) -> None:
+    with pytest.raises(BadInput, match=f"graph:load={load} does not exist for {n} workers"):
         EdgeCode(n, degree=load)
-    assert f"graph:load={load} does not exist for {n} workers" in str(caught.value)
-    assert str(caught.value).endswith(f"nearest: {near}")
-    with pytest.raises(BadInput, match="no regular graph has 2 edges; nearest: 3"):
+    with pytest.raises(BadInput, match="no regular graph has 2 edges"):
         EdgeCode(2)
 
 

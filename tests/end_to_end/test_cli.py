@@ -172,7 +172,7 @@ BAD = [
     (["--strategy", "k-snyc"], "no strategy 'k-snyc'"),
     (["--strategy", "frc:lod=3"], "has no key 'lod'; did you mean 'load'?"),
     (["--strategy", "frc:load=3,load=4"], "'load' is given twice"),
-    (["--strategy", "frc:load=4", "--workers", "30"], "nearest: load=3 or load=5, or stragglers=3"),
+    (["--strategy", "frc:load=4", "--workers", "30"], "nearest: frc:load=3, frc:load=5, or 28 or 32 workers"),
     (["--strategy", "uncoded:wait=31", "--workers", "30"], "wait must be 1 to 30"),
     (["--delays", "exp:mean=0"], "must be a finite number above 0, got 0"),
     (["--delays", "exp:mean=nan"], "mean in 'exp:mean=nan' should be a number"),
@@ -214,7 +214,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(arguments, sentence, tmp_pa
     ("arguments", "sentence"),
     [
         (["--strategy", "uncoded", "--strategy", "uncoded"], "'uncoded' is in the race twice"),
-        (["--strategy", "frc:load=5"], "nearest: load=3"),
+        (["--strategy", "frc:load=5"], "nearest: frc:load="),
         (["--workers", "0"], "workers must be"),
         (["--strategy", "async", "--models", "2"], "cannot race with 2 models"),
     ],

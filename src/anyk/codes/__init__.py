@@ -38,7 +38,7 @@ from anyk.codes.search import worst_stragglers
 from anyk.codes.spread import spread
 from anyk.codes.tree import TreeCode
 from anyk.errors import BadInput
-from anyk.specs import Registry
+from anyk.specs import Registry, build_or_suggest
 
 registry: Registry[Code] = Registry("code", given=("workers",))
 register = registry.register
@@ -114,7 +114,7 @@ def _kronecker(
     problems = []
     for a in sorted(splits, key=lambda a: abs(a - workers**0.5)):
         try:
-            return KroneckerCode(code(left, workers=a), code(right, workers=workers // a))
+            return KroneckerCode(registry.build(left, workers=a), registry.build(right, workers=workers // a))
         except BadInput as error:
             problems.append(f"split={a}: {error}")
     raise BadInput(f"kronecker:left=({left}),right=({right}) does not exist for {workers} workers; {problems[0]}")
@@ -133,7 +133,7 @@ def code(spec: str | Code, *, workers: int) -> Code:
     2
     """
     if not isinstance(spec, Code):
-        return registry.build(spec, workers=check(workers, int, "workers"))
+        return build_or_suggest(registry.build, spec, check(workers, int, "workers"))
     if spec.workers != workers:
         raise BadInput(f"the code '{spec.spec}' is for {spec.workers} workers, not for {workers}")
     return spec

@@ -201,8 +201,7 @@ class BlockDesignCode(MatrixCode):
     (n = 3 mod 4, a prime power), Hadamard (n = 2^k - 1), twin prime powers (n = q (q + 2): 15, 35, 63, 99, …), and the
     complements of the last three; hyperplanes of PG(d, q) (``singer``: 15, 31, 40, 63, 85, …); fourth powers
     (``biquadratic``: 13, 37, 101, …). Left out, the one of smallest load that exists for n workers, or the one of this
-    ``load``. Raises :class:`~anyk.errors.BadInput`, with
-    the nearest n, where none does.
+    ``load``. Raises :class:`~anyk.errors.BadInput` where none does.
 
     >>> code = BlockDesignCode(7)
     >>> code.family, code.load, [round(7 * code.decode(range(r)).residual ** 2, 3) for r in (7, 6, 5, 4)]
@@ -218,10 +217,7 @@ class BlockDesignCode(MatrixCode):
         n = check_workers(self.workers)
         known = designs_for(n)
         if not known:
-            less = next((k for k in range(n - 1, 3, -1) if designs_for(k)), None)
-            more = next(k for k in range(n + 1, 3 * n + 16) if designs_for(k))
-            near = f"{less} or {more}" if less else f"{more}"
-            raise BadInput(f"no block design is known for {n} workers; nearest: {near} workers")
+            raise BadInput(f"no block design is known for {n} workers")
         fitting = [d for d in known if self.family in (None, d.family) and self.load in (LEFT_OUT, d.load)]
         if not fitting:
             there = ", ".join(f"family={d.family} (load={d.load})" for d in known)

@@ -45,15 +45,14 @@ class EdgeCode(MatrixCode):
         n = check_workers(self.workers)
         good = [d for d in range(1, n + 1) if 2 * n % d == 0 and 2 * n // d > d and (d > 1 or n == 1)]
         if not good:
-            raise BadInput(f"graph does not exist for {n} workers: no regular graph has {n} edges; nearest: {n + 1}")
+            raise BadInput(f"graph does not exist for {n} workers: no regular graph has {n} edges")
         degree = self.degree
         if degree is None:
             degree = min(good, key=lambda d: abs(d - usual_load(n)))
         if degree not in good:
-            near = sorted(good, key=lambda d: abs(d - degree))[:2]
             raise BadInput(
                 f"graph:load={degree} does not exist for {n} workers: a graph with {n} edges has 2 x {n} / load "
-                f"vertices, more than load of them; nearest: load={' or load='.join(map(str, near))}"
+                "vertices, more than load of them"
             )
         object.__setattr__(self, "degree", degree)
 

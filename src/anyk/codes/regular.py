@@ -86,10 +86,9 @@ class ExpanderCode(BiregularCode):
         # a ring of even length is bipartite: its second eigenvalue is as large as the first
         good = [d for d in range(2, n) if n * d % 2 == 0 and (d > 2 or n % 2)]
         if whole("load", load) not in good:
-            near = sorted(good, key=lambda d: abs(d - load))[:2]
             raise BadInput(
                 f"expander:load={load} does not exist for {n} workers: load must be {good[0]} to {n - 1} and workers x "
-                f"load even; nearest: load={' or load='.join(map(str, near))}"
+                "load even"
             )
         object.__setattr__(self, "load", load)
 
@@ -146,10 +145,9 @@ class RandomBiregularCode(BiregularCode):
         if load is LEFT_OUT:
             load = min(good, key=lambda w: abs(w - usual_load(n)))
         if check_load("biregular", load, m) not in good:
-            near = sorted(good, key=lambda w: abs(w - load))[:2]
             raise BadInput(
                 f"biregular:load={load} does not exist for {n} workers and {m} partitions: workers x load must be a "
-                f"multiple of the partitions; nearest: load={' or load='.join(map(str, near))}"
+                "multiple of the partitions"
             )
         object.__setattr__(self, "partitions", m)
         object.__setattr__(self, "load", load)

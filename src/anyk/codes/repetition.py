@@ -278,12 +278,10 @@ class FractionalRepetition(RepetitionCode):
             good = [c for c in range(1, m + 1) if m % c == 0 and m // c <= n]
             load = self.load if self.load is not LEFT_OUT else max((c for c in good if c <= 3), default=good[0])
             if load not in good:
-                near = sorted(sorted(good, key=lambda c: abs(c - load))[:2])
-                other = f", or stragglers={load - 1}" if 1 <= load <= n else ""
+                other = f"; frc:stragglers={load - 1} always exists" if 1 <= load <= n else ""
                 raise BadInput(
                     f"frc:load={load} does not exist for {n} workers and {m} partitions: load must divide the number "
-                    f"of partitions and leave at most {n} groups; nearest: load={' or load='.join(map(str, near))}"
-                    f"{other}"
+                    f"of partitions and leave at most {n} groups{other}"
                 )
             groups = m // load
         object.__setattr__(self, "_groups", groups)

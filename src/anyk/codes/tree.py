@@ -60,10 +60,8 @@ class TreeCode(Code):
             deep = [c for c, depth in sizes.items() if depth > 1 and c > max(1, self.stragglers)]
             children = max(deep, default=n)
         if whole("children", children) not in sizes:
-            near = sorted(sizes, key=lambda c: abs(c - children))[:2]
             raise BadInput(
-                f"tree:children={children} does not exist for {n} workers: they must number c + c^2 + … + c^L; "
-                f"nearest: children={' or children='.join(map(str, near))}"
+                f"tree:children={children} does not exist for {n} workers: they must number c + c^2 + … + c^L"
             )
         if self.stragglers and children <= check_stragglers(self.stragglers, n):
             raise BadInput(f"tree: stragglers must be below children ({children}), got {self.stragglers}")

@@ -18,6 +18,7 @@ from anyk.protocol import Strategy
 from anyk.specs import parse, with_keys
 from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
+from anyk.strategies.building import from_spec
 
 Floats = NDArray[np.float64]
 Tell = Callable[[str], None]
@@ -40,7 +41,7 @@ def built(spec: str, workers: int, models: int, *, exact: bool = False, batch: i
     ``exact``: one whose steps are not the exact sum will not do. ``batch``: the samples of a step, to within 10 %; 0:
     all of the data.
     """
-    made = build_strategy(spec, workers=workers)
+    made = from_spec(spec, workers)  # most of them are tried in vain, and no suggestions are wanted
     if exact and not made.exact:
         raise BadInput(f"steps of '{spec}' are not the exact sum")
     if made.models_trained != models:

@@ -143,7 +143,7 @@ def survey(
     rows: list[Facts | Missing] = []
     for entry in codes.registry:
         try:
-            code = codes.registry.build_parsed(entry.name, entry.name, _asked(entry, stragglers), workers=workers)
+            code = codes.code(show(entry.name, _asked(entry, stragglers)), workers=workers)
             rows.append(facts(code, stragglers=stragglers, seed=seed))
         except BadInput as error:
             rows.append(Missing(entry.name, str(error)))

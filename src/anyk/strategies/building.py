@@ -99,7 +99,11 @@ def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -
         if workers is not None and made.layout.workers != workers:
             raise BadInput(f"the strategy is for {made.layout.workers} workers, the cluster has {workers}")
         return made
-    workers = check(workers, int, "workers")
+    return specs.build_or_suggest(from_spec, spec, check(workers, int, "workers"))
+
+
+def from_spec(spec: str, workers: int) -> Strategy:
+    """Build a strategy from its spec, as :func:`strategy` does, without suggestions where that fails."""
     name, values = specs.parse(spec)
     if name in registry:
         return registry.build(spec, workers=workers)

@@ -11,7 +11,7 @@ from anyk.codes.spread import rising
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.adapting import AdaptingSteps
 from anyk.strategies.anytime import Anytime
-from anyk.strategies.building import Auto, StrategySpec, balance_of, register, strategy, usual_k
+from anyk.strategies.building import Auto, StrategySpec, balance_of, from_spec, register, usual_k
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.cooperative import CooperativeSGD
 from anyk.strategies.gossip import Barrier, DecentralisedSGD, ElasticSGD, MatchaSGD
@@ -371,4 +371,4 @@ register("m-sgc", grid=lambda workers: _bursty("m-sgc", workers))(Multiplexed)
 @register("compressed", grid=lambda workers: ())  # of another strategy
 def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") -> Strategy:
     """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk compression')."""
-    return Compressed(strategy(of, workers=workers), by)
+    return Compressed(from_spec(of, workers=workers), by)
