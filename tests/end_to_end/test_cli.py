@@ -299,6 +299,36 @@ def test_an_existing_folder_is_not_overwritten(tmp_path):
     assert "exists; choose another, or go on with it: anyk resume" in again.output
 
 
+_TRAINS_MEANWHILE = """
+import pathlib, anyk, click.testing
+from anyk.cli import main
+
+def make():
+    if not list(pathlib.Path("runs").glob("*/run.toml")):
+        other = click.testing.CliRunner().invoke(main, ["train", "--data", "synthetic:rows=60,features=3",
+            "--workers", "3", "--cluster", "simulated", "--steps", "2", "--strategy", "frc:load=3", "--quiet"])
+        assert other.exit_code == 0, other.output
+    return anyk.problems.from_data("synthetic:rows=60,features=3")
+"""
+
+
+def test_runs_that_start_at_the_same_time_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meanwhile.py").write_text(_TRAINS_MEANWHILE)
+    arguments = ["train", "--cluster", "simulated", "--workers", "3", "--problem", "meanwhile.py:make", "--quiet"]
+    first = run(*arguments, "--steps", "2")
+    assert first.exit_code == 0, first.output
+    strategies = {path.name: anyk.Run.open(path).config["strategy"] for path in (tmp_path / "runs").iterdir()}
+    assert strategies == {"train-1": "uncoded", "train-2": "frc:load=3"}
+    failed = run(*arguments, "--steps", "0")
+    assert failed.exit_code == 2 and len(list((tmp_path / "runs").iterdir())) == 2  # its own is gone
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    (tmp_path / "below" / "runs").write_text("no folder")
+    refused = run("train", *SMALL, "--steps", "2")
+    assert refused.exit_code == 2 and "the folder 'runs/train-1' cannot be made (Not a directory)" in refused.output
+
+
 def test_divergence_exits_with_1(tmp_path):
     result = run("train", "--data", "synthetic:task=regression", "--cluster", "simulated", "--workers", "4",
                  "--lr", "1e9", "--optimizer", "gd", "--steps", "500", "--out", str(tmp_path / "run"))  # fmt: skip

@@ -47,7 +47,7 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
     settings = modes.build(spec)
     if begin is not None:
         raise BadInput(f"'{MODE}' starts a new run; leave out --from, or name a strategy")
-    folder = Path(given["out"]) if given["out"] else new_folder("train")
+    folder = new_folder(given["out"], "train")
     check_file(given["json_file"], "file", folder=folder)
     callbacks = make_callbacks(given["callbacks"], ())
     problem = make_problem(given)

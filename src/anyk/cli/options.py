@@ -328,12 +328,39 @@ def tell_delays(spec: str, workers: int) -> None:
         click.echo(model.summary_for(workers), err=True)
 
 
-def new_folder(kind: str) -> Path:
-    """A folder under runs/ that does not exist yet."""
+def free_folder(kind: str) -> Path:
+    """Return the first folder runs/KIND-1, runs/KIND-2, … that does not exist yet."""
     number = 1
     while (folder := Path("runs") / f"{kind}-{number}").exists():
         number += 1
     return folder
+
+
+def new_folder(out: str | None, kind: str) -> Path:
+    """Return the folder that --out names, or else make a free one under runs/, which no other process can take.
+
+    If the command leaves it empty, it is removed in the end.
+    """
+    return Path(out) if out else click.get_current_context().with_resource(_claimed_folder(kind))
+
+
+@contextlib.contextmanager
+def _claimed_folder(kind: str) -> Iterator[Path]:
+    while True:
+        folder = free_folder(kind)
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue  # another process was faster
+        except OSError as error:
+            raise BadInput(f"the folder '{folder}' cannot be made ({error.strerror})") from None
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # only empty folders can be removed in this way
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 def show_settings(ctx: click.Context) -> None:
@@ -393,7 +420,7 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
         "l2": l2,
         "steps": str(steps) if given["seconds"] is None else "no limit",
         "seconds": "no limit",
-        "out": str(new_folder(command)),
+        "out": str(free_folder(command)),
         "evaluate": "some hundred versions",
         "picture": "race.png in the folder",
         "page": "report.html in the folder",

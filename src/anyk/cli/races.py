@@ -108,7 +108,7 @@ def race(
         raise BadInput(f"models must be at least 1, got {models}")
     if seeds < 1:
         raise BadInput(f"seeds must be at least 1, got {seeds}")
-    folder = Path(given["out"]) if given["out"] else new_folder("race")
+    folder = new_folder(given["out"], "race")
     check_picture(picture, folder=folder)
     check_page(page, folder=folder)
     check_file(given["json_file"], "file", folder=folder)

@@ -94,7 +94,7 @@ def train(
         seed=given["seed"],
         communication=given["communication"],
     )
-    folder = Path(given["out"]) if given["out"] else new_folder("train")
+    folder = new_folder(given["out"], "train")
     check_file(given["json_file"], "file", folder=folder)
     callbacks = make_callbacks(given["callbacks"], ())
     problem = make_problem(given)
