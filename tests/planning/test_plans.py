@@ -18,7 +18,7 @@ from anyk.planning import simulate
 from anyk.planning.plans import Fleet, pareto, specs_for
 from anyk.planning.resampling import block_length, resampled
 from anyk.recording import Record
-from anyk.reports.fleets import draw_plan
+from anyk.reports.fleets import draw_plan, plan_lines, plan_table
 
 N = 6
 
@@ -255,6 +255,31 @@ def test_times_that_were_cut_off_are_continued_by_laws_and_probed() -> None:
     with pytest.raises(BadInput, match="every time of the record is cut off"):
         anyk.plan(Record(times, censored=np.ones(times.shape, bool)))
     assert anyk.plan(record(exponential(20)), resamples=20).probe is None
+
+
+@pytest.mark.parametrize(("spec", "models"), [("frc:load=3", 1), ("m-sgc:B=1,W=2,lambda=2", 2)])
+def test_a_plan_for_a_run_compares_with_the_strategy_of_the_run(spec: str, models: int) -> None:
+    """Its replies that came too late were cut off, so that only its own steps were measured, not those of uncoded."""
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    fleet = anyk.clusters.Simulated(6, delays="exp:mean=0.2", seed=1)
+    train = anyk.train if models == 1 else anyk.train_many
+    run = train(problem if models == 1 else [problem] * models, spec, fleet, steps=20)
+    found = anyk.plan(run, resamples=20, among=lambda one: one.spec.startswith("frc"))
+    asked = anyk.strategies.strategy(run.config["strategy"], workers=6)
+    assert found.today.spec == asked.spec and found.today.measured
+    assert plan_lines(found)[0].startswith(("change: ", f"stay with '{found.today.spec}'"))
+
+
+def test_a_plan_that_lacks_todays_times_neither_advises_nor_promises_a_gain() -> None:
+    times = np.random.default_rng(0).exponential(1.0, (40, 6))
+    slow = times > np.sort(times)[:, 1:2]
+    cut = Record(times, censored=slow, load=1 / 6)
+    found = anyk.plan(cut, slope=0.0, resamples=20, among=lambda one: one.spec.startswith("frc"))
+    assert found.evidence == "none" and found.candidates[0].gain.low > 0
+    assert plan_lines(found)[0].startswith("no advice: how long steps of 'uncoded' take is not known")
+    gains = {row[0].strip(): row[2] for row in plan_table(found.candidates, found.today).rows}
+    assert gains.pop("> uncoded") == "today's" and set(gains.values()) == {"not known"}
+    assert "%" not in found._repr_html_() and found.probe is not None and "e+" not in found.probe
 
 
 def test_several_models_bring_codes_over_rounds_and_limits_hold() -> None:

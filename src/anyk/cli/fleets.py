@@ -101,7 +101,8 @@ def explain(
 
 @main.command()
 @click.argument("source", metavar="SOURCE")
-@click.option("--today", default="uncoded", show_default=True, metavar="SPEC", help="The strategy in use.")
+@click.option("--today", metavar="SPEC",
+              help="The strategy in use; default: that of the run, if SOURCE is one, else uncoded.")  # fmt: skip
 @click.option("--slope", type=float, help="Seconds that a worker takes to compute on all of the data.")
 @click.option("--other", metavar="SOURCE", help="A second record at another load, to which the slope is fitted.")
 @click.option("--workers", type=int, help="Number of workers, where SOURCE is a delay law.")
@@ -138,7 +139,7 @@ def explain(
 @json_option
 @plugin_option
 def plan(
-    source: str, today: str, slope: float | None, other: str | None, workers: int | None, steps: int | None,
+    source: str, today: str | None, slope: float | None, other: str | None, workers: int | None, steps: int | None,
     max_load: float, memory: float, models: int, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any,
     out: str | None, picture: str | None, json_file: str | None, target: float | None, batch: int | None, exact: bool,
     max_staleness: float | None, optimizer: str | None, lr: str | None, evaluate: str | None, runs: int, **given: Any,
@@ -151,7 +152,7 @@ def plan(
 
     \b
     anyk plan fleet.parquet --slope 12 -o plan.toml
-    anyk plan runs/train-1 --today frc:load=3
+    anyk plan runs/train-1
     anyk plan exp:mean=0.5 --workers 30 --slope 0
     anyk plan fleet.parquet --today k-sync:k=20 --data digits --batch 480 --target 0.9
     """

@@ -15,6 +15,7 @@ from anyk.planning.judging import Choice
 
 _PROBED = 30  # rounds
 _REPAIRED = 3  # workers at most
+_FAR = 1000.0  # times its lower end, from which on the upper end of an interval is not printed
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def probe(today: Choice, choices: Iterable[Choice]) -> str | None:
     cost = ""
     if waiting is not None:
         low, high = (_PROBED * seconds for seconds in (waiting.seconds_per_step.low, waiting.seconds_per_step.high))
-        cost = f" in {low:.3g} to {high:.3g} s, where today's strategy takes"
+        longest = f"to {high:.3g} s" if high < _FAR * low else "s or far longer"
+        cost = f" in {low:.3g} {longest}, where today's strategy takes"
         cost += f" {_PROBED * today.seconds_per_step.median:.3g} s" if today.measured else " as long"
     return (
         f"too many times were cut off to judge {len(unknown) + (not today.measured)} strategies; a run that waits for "

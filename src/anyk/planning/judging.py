@@ -19,7 +19,7 @@ from anyk.planning.targets import SEEDS, Arrival, Contest, Goal
 from anyk.protocol import Strategy
 from anyk.training.promise import Estimate
 
-__all__ = ["Asked", "Choice", "Estimate", "Judgement", "in_short", "pareto", "specs_for"]
+__all__ = ["Asked", "Choice", "Estimate", "Judgement", "headline", "in_short", "pareto", "specs_for"]
 
 Floats = NDArray[np.float64]
 _GAIN = 0.03  # below it nothing is worth changing
@@ -299,7 +299,8 @@ class Judgement:
         """Change or nothing, why, and how good the evidence is."""
         evidence: Literal["enough", "thin"] = "thin" if self.thin else "enough"
         if self._paces.seen[self._today] < _SEEN:
-            return "nothing", "today's own steps are not measured: too many times were cut off", "none"
+            why = f"how long steps of '{self._today}' take is not known, as too many times were cut off"
+            return "nothing", why, "none"
         if len(self.candidates) == 1:
             return (
                 "nothing",
@@ -340,10 +341,17 @@ def _between(one: Estimate, values: Floats) -> Estimate:
     return Estimate(float(np.median(values)), float(values.min() * low), float(values.max() * high))
 
 
+def headline(verdict: str, today: Choice) -> str:
+    """Return the advice in a few words; there is none if the steps of today's strategy were not measured."""
+    if not today.measured:
+        return "no advice"
+    return "change" if verdict == "change" else f"stay with '{today.spec}'"
+
+
 def in_short(judged: Judgement) -> str:
-    """The advice and why."""
+    """Return the advice and the reason for it."""
     verdict, why, _ = judged.verdict()
-    return why if verdict == "change" else f"stay with '{judged.today.spec}', {why}"
+    return why if verdict == "change" else f"{headline(verdict, judged.today)}, {why}"
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:

@@ -18,12 +18,13 @@ from anyk.planning import attribution as of
 from anyk.planning.advice import Advice, advice, probe
 from anyk.planning.explaining import explain
 from anyk.planning.fleets import Fleet, drawn, fleet_of
-from anyk.planning.judging import Asked, Choice, Judgement, in_short, pareto, specs_for
+from anyk.planning.judging import Asked, Choice, Judgement, headline, in_short, pareto, specs_for
 from anyk.planning.origins import origin
 from anyk.planning.targets import Goal
 from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy
 from anyk.recording import Record, read
+from anyk.strategies import strategy as build_strategy
 from anyk.training import Promise, Run
 from anyk.training.evaluate import USUAL, Evaluate
 from anyk.training.promise import Estimate, Source, Today
@@ -83,9 +84,10 @@ class Plan:
         for one in pareto([*self.candidates, self.today]):
             seconds, gain = one.arrival or one.seconds_per_step, one.gain
             better = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
+            better = better if self.today.measured else "not known"
             rows.append([one.spec, f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
                          "today's" if one.spec == self.today.spec else better, f"{one.load:.3g}"])  # fmt: skip
-        advice = "change" if self.verdict == "change" else f"stay with '{self.today.spec}'"
+        advice = headline(self.verdict, self.today)
         text = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
         what = "seconds a step" if self.target is None else "seconds to the target"
         return html.table(["strategy", what, "gain", "load"], rows) + html.text(text)
@@ -106,7 +108,7 @@ def _plain(choice: Choice) -> dict[str, Any]:
 
 
 def plan(
-    source: str | Path | Run | Record | DelayModel, *, workers: int | None = None, today: str = "uncoded",
+    source: str | Path | Run | Record | DelayModel, *, workers: int | None = None, today: str | None = None,
     slope: float | None = None, other: str | Path | Run | Record | None = None, steps: int | None = None,
     max_load: float = 1.0, memory: float = 1.0, models: int = 1, everything: bool = False, seed: int = 0,
     resamples: int = 400, unit: str | None = None,
@@ -122,7 +124,8 @@ def plan(
     virtual clock, on the measured rounds, each with a learning rate of its own.
 
     ``source``: what :func:`anyk.recording.read` reads, or a delay law (then ``workers`` says how many). ``today``: the
-    strategy in use. A task's seconds are a fixed part and ``slope`` (seconds for the whole data) times its load:
+    strategy in use; left out, that of the run if the source is a run, else ``uncoded``. A task's seconds are a fixed
+    part and ``slope`` (seconds for the whole data) times its load:
     ``slope`` is given, or fitted to a second record, ``other``, at another load; else it is assumed that all of a
     task's time is computing, and the plan says what follows if half of it is. ``steps``: of the run that the promise is
     for; left out, as many as the record has rounds or as today's strategy takes to the target. ``max_load``: the
@@ -161,6 +164,9 @@ def plan(
         raise BadInput(f"max_staleness must be at least 0 versions, got {max_staleness:g}")
     record = drawn(source, workers, seed) if isinstance(source, DelayModel) else read(source, unit=unit)
     rounds, n = record.table.shape
+    if today is None:
+        today = record.strategy or "uncoded"
+        models = models if models > 1 else build_strategy(today, workers=n).models_trained
     if rounds < 5 or n < 2:
         raise BadInput(
             f"a plan takes 5 rounds or more in which all of 2 workers or more were measured; got {rounds} x {n}"

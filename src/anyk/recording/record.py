@@ -28,7 +28,7 @@ class Record:
     ``censored``: a time is known only to be at least so long, since the worker was cut off. ``workers`` and ``rounds``
     are their names. ``load``: the share of the data that each worker computed. ``parts``: seconds spent on delay,
     compute or transport, and ``stages``: seconds in each pipeline stage, each of the shape of ``seconds``. ``remarks``
-    say how the source was understood.
+    say how the source was understood. ``strategy``: the spec of the strategy that was in use, if it is known.
 
     Raises :class:`~anyk.errors.BadInput` for shapes that do not fit, for times that are negative or not finite, and for
     a record without times or with nothing but zeros.
@@ -46,6 +46,7 @@ class Record:
     parts: Mapping[str, Floats] = field(default_factory=dict)
     stages: Mapping[str, Floats] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    strategy: str | None = None
 
     def __post_init__(self) -> None:
         seconds = np.array(self.seconds, dtype=np.float64)

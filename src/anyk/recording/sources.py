@@ -76,7 +76,8 @@ def _of_run(run: Run) -> Record:
     seconds, censored, load = measured(run, due=False)
     computing = computed(run)
     parts = {} if computing is None else {"compute": computing}
-    return Record(seconds, censored, load=load, parts=parts, remarks=(f"a run of '{run.config['strategy']}'",))
+    spec = run.config["strategy"]
+    return Record(seconds, censored, load=load, parts=parts, remarks=(f"a run of '{spec}'",), strategy=spec)
 
 
 def _of_folder(path: Path) -> Record:

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyk.planning import Advice, Checked, Choice, Explanation, Part, Plan, pareto
 from anyk.planning.attribution import lower_median
+from anyk.planning.judging import headline
 from anyk.planning.sentences import seconds_text
 from anyk.recording import Record
 from anyk.reports.columns import Columns
@@ -92,7 +93,7 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
     for one in choices:
         seconds, gain = one.arrival or one.seconds_per_step, one.gain
         known = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
-        if math.isnan(gain.median):
+        if math.isnan(gain.median) or not today.measured:
             known = "not known"
         more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
         rows.append([
@@ -126,7 +127,7 @@ def inexact_table(choices: Sequence[Choice]) -> Columns:
 
 def plan_lines(found: Plan) -> list[str]:
     """The verdict, why, and what it rests on."""
-    advice = "change" if found.verdict == "change" else f"stay with '{found.today.spec}'"
+    advice = headline(found.verdict, found.today)
     run = f"for a run of {found.horizon} steps"
     if found.target is not None:
         run = f"for a run to {found.metric} {found.target:g}, {found.horizon} steps under '{found.today.spec}'"
