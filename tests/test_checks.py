@@ -19,6 +19,23 @@ INTERNAL = {"DelayStream", "Durations", "LinearPartitions", "Messages", "TorchPa
             "Fit", "InFlight", "Outage"}  # fmt: skip
 
 
+def test_a_misspelt_argument_is_answered_with_the_nearest():
+    problem = problems.from_data("synthetic:rows=30,features=2")
+    with pytest.raises(TypeError, match=r"train\(\) has no argument 'stepz'; did you mean 'steps'\?"):
+        anyk.train(problem, "uncoded", stepz=2)
+    with pytest.raises(TypeError, match=r"FractionalRepetition\(\) has no argument 'lod'; did you mean 'load'\?"):
+        codes.FractionalRepetition(6, lod=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'xyz'"):
+        anyk.train(problem, "uncoded", xyz=2)
+
+
+def test_arrays_in_place_of_a_problem_are_answered_with_what_to_pass():
+    with pytest.raises(
+        BadInput, match=r"as in LogisticRegression\(X, y\), got data \(ndarray of shape \(5, 2\)\); make a"
+    ):
+        anyk.train(np.zeros((5, 2)), np.ones(5), steps=2)
+
+
 def numbers():
     """Every parameter of a public class that is to be a number."""
     for room in (codes, compression, delays, optimizers, problems, strategies, clusters):

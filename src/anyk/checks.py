@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
@@ -100,6 +101,10 @@ def typed(thing: Thing) -> Thing:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
+            for key in kwargs:
+                if key not in signature.parameters and (near := get_close_matches(key, signature.parameters, n=1)):
+                    name = typing.cast(Any, thing).__name__
+                    raise TypeError(f"{name}() has no argument '{key}'; did you mean '{near[0]}'?") from None
             return function(*args, **kwargs)  # Python's own complaint names the function
         for key, value in bound.arguments.items():
             parameter = signature.parameters[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -26,6 +27,7 @@ _GB = 10**9
 _DEFAULT = 1 * _GB  # or so many times the file's own size, whichever is more, so that only what expands is refused
 _EXPANSION = 8
 _CHUNK = 4096  # rows converted at once: as text they take ten times the memory they take as numbers
+_SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", " ": "spaces"}
 _MISSING = {"", "na", "n/a", "#n/a", "nan", "null"}
 
 
@@ -51,6 +53,9 @@ def reading(file: Path | str, kind: str) -> Iterator[None]:
         raise
     except MemoryError:
         raise BadInput(f"{shown(file)} does not fit into the memory of this machine") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise BadInput(f"{shown(file)} is not text in UTF-8 (byte 0x{byte:02x}); save it in that encoding") from None
     except Exception as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = " ".join(text.split()).rstrip(".") or type(error).__name__
@@ -146,8 +151,10 @@ def open_binary(file: Path, allowed: Limit) -> io.BufferedReader:
 
 
 def open_text(file: Path, allowed: Limit) -> io.TextIOWrapper:
-    """As :func:`open_binary`, for text in UTF-8 with or without a byte order mark."""
-    return io.TextIOWrapper(open_binary(file, allowed), encoding="utf-8-sig", newline="")
+    """As :func:`open_binary`, for text in UTF-8 or, if it starts with the byte order mark of that, in UTF-16."""
+    opened = open_binary(file, allowed)
+    wide = opened.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return io.TextIOWrapper(opened, encoding="utf-16" if wide else "utf-8-sig", newline="")
 
 
 def lines(text: Iterable[str], file: Path | str) -> Iterator[str]:
@@ -245,6 +252,21 @@ def csv_rows(text: io.TextIOWrapper, file: Path) -> Iterator[list[str]]:
     return (row for row in csv.reader(lines(text, file), strict=True, skipinitialspace=True) if row)
 
 
+def check_separator(rows: Sequence[Sequence[str]], file: Path | str) -> None:
+    """Raise BadInput if the first two rows of a file are evidently separated by something other than commas."""
+    lines = [",".join(row) for row in rows]
+    for sign, name in _SEPARATORS.items():
+        cells = [line.split(sign) for line in lines]
+        if len(cells[0]) == 1 or len(cells[0]) != len(cells[-1]):
+            continue
+        decimal = all(is_number(cell.replace(",", ".")) or missing(cell) for cell in cells[-1])
+        if len(rows[0]) == 1 or (decimal and sign != " "):
+            raise BadInput(
+                f"the columns of {shown(file)} are separated by {name}; save it with commas between columns and points "
+                "in decimal numbers"
+            )
+
+
 def _read_cells(
     file: Path, allowed: Limit, text: set[int], header: bool | None
 ) -> tuple[list[str], list[list[NDArray[Any]]]]:
@@ -257,7 +279,9 @@ def _read_cells(
         first = next(rows, None)
         if first is None:
             raise BadInput(f"{shown(file)} is empty")
-        width, below = len(first), [] if header is not False else [first]
+        second = list(islice(rows, 1))
+        check_separator([first, *second], file)
+        width, below = len(first), second if header is not False else [first, *second]
         while True:
             below += islice(rows, _CHUNK - len(below))
             if not below:

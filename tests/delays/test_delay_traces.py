@@ -264,7 +264,10 @@ def test_what_is_no_time_is_refused(tmp_path: Path, value: float, form: str, row
         np.savez(file, seconds=table)
     else:
         file.write_text(text(table))
-    with pytest.raises(BadInput, match=r"the trace '.*' must hold seconds from 0 to 1e\+09"):
+    where = "worker 1" if form == "npz" else "column 1"
+    with pytest.raises(
+        BadInput, match=rf"'.*' must hold seconds from 0 to 1e\+09, but {where} has {value:g} in round {row}$"
+    ):
         Trace(str(file))
 
 

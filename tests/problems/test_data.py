@@ -385,6 +385,22 @@ def test_text_columns_become_one_hot_in_place(tmp_path: Path) -> None:
     assert data.columns == (Column("size"), Column("colour", ("b", "g", "r")), Column("flag"))
 
 
+def test_utf_16_is_read_and_other_encodings_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "d.csv"
+    rows = "größe,y\n" + "".join(f"{i},{i % 2}\n" for i in range(9))
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        file.write_text(rows, encoding=encoding)
+        assert load("file", file=file).columns == (Column("größe"),)
+    file.write_text(rows, encoding="latin-1")
+    with pytest.raises(BadInput, match=r"d\.csv is not text in UTF-8 \(byte 0xf6\); save it in that encoding"):
+        load("file", file=file)
+
+
+def test_text_that_repeats_or_contains_separators_remains_a_category(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("a,b,y\n" + "".join(f"w{i // 2},x;{i % 2},{i % 2}\n" for i in range(200)))
+    assert [len(column.categories) for column in load("file", file=tmp_path / "d.csv").columns] == [100, 2]
+
+
 def test_npz_with_a_test_set_uses_it(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", X=X0, y=np.array(list("abcabcab")), X_test=X0[:3], y_test=np.array(["c", "bb", "a"]))
     data = load("file", file=tmp_path / "d.npz")
@@ -447,7 +463,22 @@ BAD_TABLES = [
     ("file:task=regression", "a,y\n1,3\n", r"at least 2 rows, one to train and one to test, got 1"),
     ("file", "a,y\n", r"has 0 rows and 2 columns"),
     ("file", "y\n1\n2\n", r"has 2 rows and 1 column \(separated by commas\); a target, a feature"),
-    ("file", "a;y\n1;2\n2;3\n", r"1 column \(separated by commas\)"),
+    ("file", "a;y\n1;2\n2;3\n", r"the columns of .*d\.csv are separated by ';'; save it with commas between columns"),
+    ("file", "a;b;y\n1,5;2;0\n2,5;3;1\n", r"separated by ';'; .* and points in decimal numbers"),
+    ("file", "1,5;2;0\n2,5;3;1\n", r"separated by ';'"),
+    ("file", "a\ty\n1\t2\n2\t3\n", r"separated by tabs"),
+    ("file", "a y\n1 2\n2 3\n", r"separated by spaces"),
+    (
+        "file",
+        'a,y\n"1,005",0\n"2,005",1\n',
+        r"column 'a' of .* holds numbers with commas, such as '1,005', which would",
+    ),
+    ("file", 'a,y\n0,"1,5"\n1,"2,5"\n', r"column 'y' of .* holds numbers with commas, such as '1,5'"),
+    (
+        "file",
+        "day,y\n" + "".join(f"d{i},{i % 2}\n" for i in range(51)),
+        r"'day' of .* 51 different values in 51 rows, such as 'd0'",
+    ),
     ("file", "a,y\n1,2\n1,2,3\n", r"cannot be read as CSV: a row at line 3 .* has 3 cells, the first has 2"),
     ("file", "a,y\n1,2,3\n4,5,6\n", r"cannot be read as CSV: a row at line 3 .* has 3 cells, the first has 2"),
     ("file", 'a,y\n1,2\n"1,2\n', r"cannot be read as CSV: unexpected end of data"),
@@ -657,7 +688,7 @@ def test_held_out_rows_of_one_class_are_told(tmp_path: Path, capsys: pytest.Capt
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_bytes(b"a,y\n\xff\xfe,1\n")
-    with pytest.raises(BadInput, match=r"cannot be read as CSV: .*decode"):
+    with pytest.raises(BadInput, match=r"d\.csv is not text in UTF-8 \(byte 0xff\)"):
         load("file", file=tmp_path / "d.csv")
 
 

@@ -43,12 +43,16 @@ _LONG = 50.0  # half of all tasks taking longer than so many seconds look like m
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Times, seconds, rounds x workers, and what else the file says; ``remarks`` on how it was understood."""
+    """Times, seconds, rounds x workers, and what else the file says; ``remarks`` on how it was understood.
+
+    ``columns``: names of the columns in the file, if it has one a worker.
+    """
 
     times: Floats
     load: float | None = None
     censored: NDArray[np.bool_] | None = None
     remarks: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -79,8 +83,14 @@ def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None =
     if times.ndim != 2 or not times.size:
         raise BadInput(f"the trace '{shown(file)}' must be a table of rounds x workers, got shape {times.shape}")
     times, said = in_seconds(times, unit, scale)
-    if not ((times >= 0) & (times <= MOST)).all():
-        raise BadInput(f"the trace '{shown(file)}' must hold seconds from 0 to {MOST:g}")
+    wrong = np.argwhere(~((times >= 0) & (times <= MOST)))
+    if len(wrong):
+        row, i = wrong[0]
+        where = found.columns[i] if found.columns else f"worker {i}"
+        raise BadInput(
+            f"the trace '{shown(file)}' must hold seconds from 0 to {MOST:g}, but {where} has {times[row, i]:g} in "
+            f"round {row}"
+        )
     return replace(found, times=times, remarks=(*found.remarks, *said))
 
 
@@ -169,7 +179,8 @@ def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
     scales = {unit_in(names[i])[1] for i in columns} - {None}
     if len(scales) > 1:
         raise BadInput(f"the columns of '{shown(file)}' are in different units; convert them to one")
-    return Measured(np.column_stack(values), remarks=tuple(remarks)), next(iter(scales), 1.0) or 1.0
+    called = tuple(_called(table, i) for i in columns)
+    return Measured(np.column_stack(values), remarks=tuple(remarks), columns=called), next(iter(scales), 1.0) or 1.0
 
 
 def _called(table: Table, i: int) -> str:

@@ -142,6 +142,10 @@ def ensure_problem(problem: Any) -> None:
         which = f", which has no {missing[0]}" if missing else ""
         plain = isinstance(problem, str | int | float | None)
         text = repr(problem) if plain else f"a {type(problem).__name__}{which}"
+        if missing and hasattr(problem, "shape"):
+            text = (
+                f"data ({type(problem).__name__} of shape {tuple(problem.shape)}); make a problem of it and its targets"
+            )
         raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {text}")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -66,6 +66,7 @@ class Encoding:
                 filled = None if fill is None else float(np.mean(known) if fill == "mean" else np.median(known))
                 made.append(Column(name, (), filled))
                 continue
+            check_categories(Counter(column[~missing(column)].tolist()), said)
             categories = tuple(np.unique(column[~missing(column)]))
             usual = None
             if fill is not None:
@@ -164,6 +165,26 @@ class Encoding:
             )
         made: Matrix = hstack(blocks, format="csr")
         return made
+
+
+def check_categories(words: Mapping[str, int], said: str) -> None:
+    """Raise BadInput if ``words``, the values of column ``said`` with their counts, do not look like categories.
+
+    They do not if all are numbers with commas, or if more than 50 and more than half of them differ.
+    """
+    with_commas = next((word for word in words if "," in word), None)
+    if with_commas is not None and all(is_number(word.replace(",", "")) for word in words):
+        raise BadInput(
+            f"{said} holds numbers with commas, such as '{shown(with_commas)}', which would count as words; write "
+            "numbers with a decimal point and without separators of thousands"
+        )
+    rows = sum(words.values())
+    if len(words) > max(50, rows / 2):
+        raise BadInput(
+            f"{said} holds text with {len(words):,} different values in {rows_text(rows)}, such as "
+            f"'{shown(next(iter(words)))}', too many to be categories; replace it by numbers (a date by days, say) or "
+            "leave it out"
+        )
 
 
 def missing(column: NDArray[Any]) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -23,7 +24,7 @@ from anyk.problems.data.dataset import (
     read_target,
     sources,
 )
-from anyk.problems.data.encoding import Encoding, Fill, Matrix, missing, rows_text, truths
+from anyk.problems.data.encoding import Encoding, Fill, Matrix, check_categories, missing, rows_text, truths
 from anyk.tables import (
     Limit,
     Table,
@@ -266,6 +267,8 @@ def _from_table(table: Table, file: Path, asked: _Asked, *remarks: str) -> _Samp
     label = names[place]
     where = f"column '{shown(label)}' of {shown(file)}"
     y = _complete(y, where)
+    if y.dtype.kind == "O":
+        check_categories(Counter(y.tolist()), where)
     remarks = (f"label '{shown(label)}'{found}", *remarks)
     unnamed = table.header and names[0] in {"column 0", "Unnamed: 0"}
     if unnamed and 0 in columns and len(columns) > 1 and is_row_number(columns[0]):

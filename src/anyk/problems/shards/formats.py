@@ -13,7 +13,19 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage, told
 from anyk.problems.shards.source import Content, Shards, opened
-from anyk.tables import Limit, Table, column_names, converted, has_header, lines, listed, read_parquet, reading, shown
+from anyk.tables import (
+    Limit,
+    Table,
+    check_separator,
+    column_names,
+    converted,
+    has_header,
+    lines,
+    listed,
+    read_parquet,
+    reading,
+    shown,
+)
 
 _BYTES = 8 << 20  # of a block, about
 _TEXT = 4 << 20  # of CSV: cells take ten times as much while they are read
@@ -165,6 +177,8 @@ class _Csv:
             while True:
                 row = next(rows, None)
                 if row is not None:
+                    if not cells:
+                        check_separator([first, row], self._address)
                     if len(row) != len(first):
                         raise BadInput(
                             f"{shown(self._address)} cannot be read as CSV: a row before byte {position.at:,} has "

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from anyk.errors import BadInput
 from anyk.problems.base import Index, Vector
 from anyk.problems.data.dataset import Task, read_target
-from anyk.problems.data.encoding import Column, Encoding
+from anyk.problems.data.encoding import Column, Encoding, check_categories
 from anyk.problems.linear_partitions import losses_of, slope_of
 from anyk.problems.scaling import Scaling, with_intercept
 from anyk.problems.shards.blocks import Blocks
@@ -221,6 +221,7 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
             zero = own.nonzero + (rows - known) * (own.mean != 0)
             parts.append(own._replace(present=np.array([rows]), nonzero=zero))
             continue
+        check_categories(words, said)
         kinds = tuple(sorted(words))
         usual = None if fill is None else max(kinds, key=words.__getitem__)
         columns.append(Column(names[place], kinds, usual))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.problems.data.encoding import missing, rows_text
+from anyk.problems.data.encoding import check_categories, missing, rows_text
 from anyk.problems.shards.formats import HEAD, format_of
 from anyk.problems.shards.processes import in_processes
 from anyk.problems.shards.source import Content, Shards
@@ -336,8 +336,10 @@ def _merged(shards: Shards, found: Sequence[FileFacts]) -> Survey:
     if any(facts.labels is None for facts in found) or len(labels) > _LABELS:
         known = None
     if first.names:
-        target = places_of(shards, first.names, shown(shards.found[0].address))[1]
+        where = shown(shards.found[0].address)
+        target = places_of(shards, first.names, where)[1]
         if target in words:
+            check_categories(words[target], f"column '{shown(first.names[target])}' of {where}")
             known = tuple(sorted(words[target]))
     least = [facts.least for facts in found if facts.least >= 0]
     return Survey(
