@@ -25,7 +25,7 @@ from anyk.planning.parts import FORMAT, NAME, Part, Parts, Shared, continues, ke
 from anyk.problems.base import Problem, Vector, ensure_problem
 from anyk.problems.many import ManyProblems
 from anyk.recording import Record, read
-from anyk.strategies import strategy as build_strategy
+from anyk.strategies.building import from_spec
 from anyk.training import Run, usual_optimizer
 from anyk.training.callbacks import check_callbacks
 from anyk.training.config import write_sealed
@@ -276,7 +276,7 @@ def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
     for spec in specs_for(workers):
         name = spec.partition(":")[0]
         try:
-            one = build_strategy(spec, workers=workers)
+            one = from_spec(spec, workers)
         except BadInput:
             continue
         with contextlib.suppress(BadInput):

@@ -41,11 +41,11 @@ def built(spec: str, workers: int, models: int, *, exact: bool = False, batch: i
     ``exact``: one whose steps are not the exact sum will not do. ``batch``: the samples of a step, to within 10 %; 0:
     all of the data.
     """
-    made = from_spec(spec, workers)  # most of them are tried in vain, and no suggestions are wanted
+    made = from_spec(spec, workers)  # without suggestions: most specs that do not exist are skipped
     if exact and not made.exact:
         raise BadInput(f"steps of '{spec}' are not the exact sum")
     if made.models_trained != models:
-        made = build_strategy(with_keys(spec, {"models": models}), workers=workers)
+        made = from_spec(with_keys(spec, {"models": models}), workers)
     if made.models_trained != models:
         raise BadInput(f"'{spec}' does not train {models} models at once")
     return made if batch == batch_of(made) else _with_batch(made, batch)
@@ -68,7 +68,7 @@ def _with_batch(strategy: Strategy, batch: int) -> Strategy:
     each = max(1, round(batch / parts))
     if abs(each * parts - batch) > _OFF * batch:
         raise BadInput(f"a step of '{strategy.spec}' cannot have {batch} samples")
-    return build_strategy(with_keys(strategy.spec, {"batch": each}), workers=strategy.layout.workers)
+    return from_spec(with_keys(strategy.spec, {"batch": each}), strategy.layout.workers)
 
 
 def candidates_for(
