@@ -599,7 +599,7 @@ def test_progress_says_what_goes_on_between_steps_and_counts_workers(monkeypatch
                optimizer=anyk.optimizers.GD(lr=0.1))  # fmt: skip
     assert screen.lines[0].startswith("starting 3 workers; ")
     assert any(line.startswith("evaluating ") for line in screen.lines[1:])
-    counts = [int(line.split("  ")[-1].split()[0]) for line in screen.lines if "on time" in line]
+    counts = [int(line.partition(" of 3 workers on time")[0].split()[-1]) for line in screen.lines if "on time" in line]
     assert counts and max(counts) <= 3 and seen == [1, 2, 3, 4, 5]
 
 

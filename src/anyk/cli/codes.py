@@ -37,9 +37,9 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     rounding of replies is amplified. decode ms: to find the weights for a set not seen before.
 
     \b
-    anyk codes show SPEC --workers 12           one code: its matrix, who holds what, the theory
-    anyk codes compare SPEC SPEC --workers 30   residual against stragglers, random and adversarial
-    anyk codes threshold SPEC --workers 30      how many stragglers it takes to do harm
+    anyk codes show SPEC --workers 12           one code: its matrix, its theory
+    anyk codes compare SPEC SPEC --workers 30   residual against stragglers
+    anyk codes threshold SPEC --workers 30      stragglers that it takes to harm
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -55,14 +55,13 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
         rows = survey(workers, stragglers=stragglers, tell=lambda name: bar.update(1, name))
     judged = next((row.stragglers for row in rows if not isinstance(row, Missing)), 0)
     head = f"{workers} workers, {judged} of them stragglers; what a spec leaves out is filled in"
-    _print(head, codes_table(rows), json_file=json_file)
     missing = {row.name: row.why for row in rows if isinstance(row, Missing)}
-    lines = [""]
+    lines = []
     for entry in registry:
         lines.append(f"{entry.usage()}\n    {entry.summary}")
         if entry.name in missing:
             lines.append(f"    not for these numbers: {missing[entry.name]}")
-    _print("\n".join(lines), json_file=json_file)
+    _print(*lines, "", head, codes_table(rows), json_file=json_file)
     write_json(
         [
             {"name": entry.name, "usage": entry.usage(), "summary": entry.summary} | _plain(row)

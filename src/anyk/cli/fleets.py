@@ -154,7 +154,7 @@ def plan(
     anyk plan fleet.parquet --slope 12 -o plan.toml
     anyk plan runs/train-1
     anyk plan exp:mean=0.5 --workers 30 --slope 0
-    anyk plan fleet.parquet --today k-sync:k=20 --data digits --batch 480 --target 0.9
+    anyk plan fleet.parquet --today k-sync:k=20 --data digits --target 0.9
     """
     from anyk.planning import pareto
     from anyk.planning import plan as make

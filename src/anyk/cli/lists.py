@@ -9,7 +9,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.options import PLUGINS, json_option, plugin_option
-from anyk.cli.output import text_width, write_json
+from anyk.cli.output import people, say, text_width, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ def list_entries(registry: Registry[Any], json_file: str | None, *, also: str = 
     """What a registry holds, for people and as JSON."""
     entries = list(registry)
     if json_file != "-":
-        for entry in entries:
-            click.echo(f"{entry.usage()}\n    {entry.summary}")
-        if also:
-            click.echo(also)
+        console = people(json_file)
+        say(console, *(f"{entry.usage()}\n    {entry.summary}" for entry in entries), *[also] * bool(also))
     write_json([{"name": e.name, "usage": e.usage(), "summary": e.summary} for e in entries], json_file)
 
 
@@ -74,19 +72,19 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
             measured = simulated_pace(found, law)
             seconds, error, how = measured.seconds, measured.error, "simulated"
     if json_file != "-":
-        click.echo(spec if found.spec == spec else f"{spec}, that is {found.spec}")
+        console = people(json_file)
+        say(console, spec if found.spec == spec else f"{spec}, that is {found.spec}")
         said = {
             "closed form": f"{expected.seconds or 0.0:.6g} s, in closed form",
             "simulated": f"{seconds or 0.0:.4g} ± {2 * error:.2g} s, simulated",
         }.get(how, how)
-        click.echo(f"an update with {workers} workers and {law.spec}: {said}  ({expected.why})")
+        say(console, f"an update with {workers} workers and {law.spec}: {said}  ({expected.why})")
         stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
-        click.echo(f"staleness: {stale}")
+        say(console, f"staleness: {stale}")
         if expected.staleness:
             factor = 0.5 * stability_limit(expected.staleness)
-            click.echo(f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
-        click.echo("")
-        click.echo(theory_text(found, text_width()))
+            say(console, f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
+        say(console, "", theory_text(found, text_width()))
     plain = {"spec": found.spec, "workers": workers, "delays": law.spec, "seconds": seconds, "error": error, "how": how}
     write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
 

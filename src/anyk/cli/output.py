@@ -6,8 +6,10 @@ import codecs
 import io
 import json
 import os
+import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _UNLIMITED = 1000  # characters of a line where nobody says how long it may be
+_AFTER_COMMAS = re.compile(r"(?<=,)")
 
 
 _PLAIN = {"–": "-", "…": "...", "≥": ">=", "≤": "<=", "±": "+-", "·": "-", "—": "-", "‖": "|", "×": "x"}
@@ -64,10 +67,26 @@ def text_width() -> int:
     return min(100, shutil.get_terminal_size((100, 24)).columns)
 
 
+def wrapped(text: str, width: int) -> str:
+    """Return a text with its longer lines broken between words, and with the further lines indented as the first.
+
+    A line of a single word is broken after commas, as in a spec with many keys; other words are never broken.
+    """
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        breaks = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        if " " not in line.strip():
+            breaks.wordsep_simple_re = _AFTER_COMMAS
+        lines += breaks.wrap(line) if len(line) > width else [line]
+    return "\n".join(lines)
+
+
 def say(console: Console, *things: Any) -> None:
-    """Print tables, and texts as they are: no line is broken, no bracket is taken for a style."""
+    """Print tables and texts; lines are broken between words only, and brackets are not taken for styles."""
     for thing in things:
-        console.print(thing, highlight=False, markup=False, soft_wrap=True)
+        shown = wrapped(thing, console.width) if isinstance(thing, str) else thing
+        console.print(shown, highlight=False, markup=False, soft_wrap=True)
 
 
 def check_file(file: str | None, what: str, *, folder: Path | None = None) -> str | None:
@@ -130,8 +149,9 @@ def write_json(value: Any, file: str | None) -> None:
 
 
 def warn(text: str) -> None:
-    """Tell the user beside the results, on standard error."""
-    click.echo(f"anyk: {text}", err=True)
+    """Print a sentence beside the results, on standard error."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else _UNLIMITED
+    click.echo(wrapped(f"anyk: {text}", width), err=True)
 
 
 def exit_interrupted(folder: str | Path) -> None:

@@ -82,13 +82,13 @@ def watch(folders: tuple[str, ...], port: int) -> None:
 @click.option("-o", "--out", metavar="PATH", help="The file, or for tables the folder, to write; default: named after "
               "the run, in the current folder.")  # fmt: skip
 def export(run: str, kind: str, out: str | None) -> None:
-    """Export a run to other programs: a trace for Perfetto, or its tables as Parquet or CSV.
+    """Export a run to other programs: a trace for ui.perfetto.dev, or its tables as Parquet or CSV.
 
     The tables are steps, chunks (every task, with its times and how it ended), events, works, reuses and notes.
 
     \b
-    anyk export runs/train-1                        train-1.perfetto.json.gz, for ui.perfetto.dev
-    anyk export runs/train-1 --to csv -o tables     tables/chunks.csv, tables/steps.csv, ...
+    anyk export runs/train-1                      train-1.perfetto.json.gz
+    anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
     from anyk.exporting import save_perfetto, save_tables
     from anyk.training import Run, is_race

@@ -146,15 +146,15 @@ class _Cell:
 
 
 def describe(run: RunInfo, info: StepInfo) -> str:
-    """One line on how a run stands."""
+    """Return one line on the state of a run, the most important first, as a narrow screen cuts it off."""
     steps = run.config.get("steps")
     of = f"/{steps}" if steps else ""
-    parts = [run.strategy, f"step {info.driver.step}{of}", f"{info.seconds:.1f} s"]
+    parts = [f"step {info.driver.step}{of}"]
     if info.loss is not None:
         parts.append(f"loss {info.loss:.4g}")
     if info.metric is not None:
         parts.append(f"{run.metric} {info.metric:.4f}")
-    parts.append(f"{info.workers} of {run.config['workers']} workers on time")
+    parts += [f"{info.workers} of {run.config['workers']} workers on time", f"{info.seconds:.1f} s", run.strategy]
     return "  ".join(parts)
 
 
