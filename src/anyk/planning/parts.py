@@ -119,8 +119,8 @@ class Parts:
             else:
                 config = self._config
                 made = plan(
-                    known, slope=config.get("slope"), max_load=config["max_load"], models=config["models"],
-                    steps=config["every"], among=continues,
+                    known, today=_UNCODED, slope=config.get("slope"), max_load=config["max_load"],
+                    models=config["models"], steps=config["every"], among=continues,
                 )  # fmt: skip
                 self._shared.tell(f"from step {self._step}: '{made.best.spec}' ({made.verdict}: {made.why})")
                 for assumption in made.assumptions:
