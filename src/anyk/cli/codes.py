@@ -39,7 +39,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     \b
     anyk codes show SPEC --workers 12           one code: its matrix, its theory
     anyk codes compare SPEC SPEC --workers 30   residual against stragglers
-    anyk codes threshold SPEC --workers 30      stragglers that it takes to harm
+    anyk codes threshold SPEC --workers 30      how many stragglers do harm
     """
     if ctx.invoked_subcommand is not None:
         return

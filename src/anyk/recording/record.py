@@ -154,7 +154,7 @@ class Record:
         return replace(
             self, seconds=self.seconds[:, at], censored=np.asarray(self.censored)[:, at],
             workers=tuple(self.workers[i] for i in at), parts={k: v[:, at] for k, v in self.parts.items()},
-            stages={k: v[:, at] for k, v in self.stages.items()},
+            stages={k: v[:, at] for k, v in self.stages.items()}, strategy=None,  # which was for all of them
         )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
