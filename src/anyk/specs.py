@@ -346,7 +346,7 @@ def show(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | Non
     return name + (":" + ",".join(parts) if parts else "")
 
 
-_TRIES = 500  # numbers that are tried in either direction
+_TRIES = 200  # numbers that are tried in either direction
 
 
 def build_or_suggest(build: Callable[..., T], spec: str, workers: int) -> T:
