@@ -143,7 +143,8 @@ def compare(
     """Compare the residuals of codes as the number of stragglers grows, for random and for chosen stragglers.
 
     One draw of a random code may be a lucky one: with --draws 100 its residual is the mean of 100 draws (root mean
-    square), with a standard error. The most harmful stragglers are searched for in each of the first 10 draws.
+    square), with a standard error. The most harmful stragglers are looked for in each of the first 10 draws; a residual
+    with ≥ was found by a search, and there may be a larger one.
     """
     from anyk.planning import compare_codes
     from anyk.planning.codes import straggler_counts
@@ -161,7 +162,7 @@ def compare(
     if picture is not None:
         plot_codes(curves, picture)
         _print(f"picture: {picture}", json_file=json_file)
-    columns = ("stragglers", "random", "spread", "adversarial", "expected", "bound")
+    columns = ("stragglers", "random", "spread", "adversarial", "exact", "expected", "bound")
     write_json(
         [
             {"spec": curve.code.spec, "draws": curve.draws}
@@ -195,7 +196,7 @@ def threshold(
 
     The stragglers are chosen by an adversary who knows the code (its matrix), only its overlaps (the number of
     partitions that any two workers share), or nothing (the median over random orders). A number with ≤ is an upper
-    bound, found by a greedy search; one without is exact.
+    bound, found by a search; one without is exact.
     """
     from anyk.codes import code as build
     from anyk.planning import adversarial_threshold
@@ -210,7 +211,7 @@ def threshold(
             found.setdefault(spec, {})[each] = adversarial_threshold(
                 code, error, knows=each, decoder=decoder, sets=sets, seed=seed
             )
-    notes = ["≤: found by a greedy search; fewer may do"] * any(
+    notes = ["≤: found by a search; fewer may do"] * any(
         one.found == "search" for row in found.values() for one in row.values()
     )
     notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)

@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from collections.abc import Callable
+from itertools import combinations, islice
 from math import comb
+from typing import Any
 
 import numpy as np
 
+from anyk import keyed
 from anyk.codes.base import Code, incidence, whole
-from anyk.codes.decoders import Decoding, Indices, LeastSquares, Method, Own, method
+from anyk.codes.decoders import Decoding, Floats, Indices, LeastSquares, Method, Own, method
 from anyk.codes.edges import EdgeCode
 from anyk.codes.product import KroneckerCode
 from anyk.codes.tree import TreeCode
 from anyk.errors import BadInput
 
-_EXHAUSTIVE = 2_000  # sets up to which all are looked at
-_TRIED = 32  # candidates looked at for each straggler that a greedy search adds
-_STARTS = 2  # greedy searches, from different workers
-_DENSE = 4_000_000  # replies x partitions up to which one decomposition serves a whole greedy search
-_DIGITS = 9  # residuals that are the same to so many are a tie
+_DECODED = 2_000  # sets up to which all are decoded
+_COMPUTED = 200_000  # sets up to which the least-squares errors of all are computed
+_DENSE = 4_000_000  # replies x partitions up to which least-squares errors follow from one inverse
+_TRACKS = 32  # local searches side by side
+_ROUNDS = 25  # times that each is repeated from a set near its best
+_KICKED = 5  # stragglers in which that set differs
+_WORK = 1e9  # multiplications after which a local search ends, roughly
+_BATCH = 1_000_000  # numbers in an array
+_TRIED = 32  # workers that are tried for each straggler where every set must be decoded
+_SOFT, _SHARP = 1e-3, 1e-6  # penalties on weights
+_NULL = 1e-10  # squared singular values below this fraction of the largest count as 0
+_DIGITS = 7  # errors that agree to this many digits are a tie
+
+Found = tuple[tuple[int, ...], Decoding]
 
 
 def is_optimal(code: Code, how: Method) -> bool:
-    """Whether the weights found are the least-squares ones, or as good."""
+    """Return whether the weights are the least-squares weights, or as good."""
     own = type(code)._solve is Code._solve or isinstance(code, (EdgeCode, KroneckerCode, TreeCode))
     return code.messages == code.blocks == 1 and (isinstance(how, LeastSquares) or (own and isinstance(how, Own)))
 
 
-def is_exhaustive(code: Code, stragglers: int) -> bool:
-    """Whether :func:`worst_stragglers` looks at all sets of so many."""
-    return comb(code.workers, stragglers) <= _EXHAUSTIVE
+def is_exhaustive(code: Code, stragglers: int, how: Method) -> bool:
+    """Return whether :func:`worst_stragglers` compares all sets of this size, so that its result is exact."""
+    return comb(code.workers, stragglers) <= (_COMPUTED if _is_dense(code, how) else _DECODED)
 
 
-def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "own") -> tuple[tuple[int, ...], Decoding]:
-    """The set of so many workers with the largest residual that a search finds, and the decoding without them.
+def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "own") -> Found:
+    """Return the set of this many workers with the largest residual that is found, and the decoding without them.
 
-    Up to 2,000 sets all are tried; beyond, the set is grown greedily, by the worker whose loss adds most, among those
-    that share most with what is lost; of equal ones by the one that shares most and, where least squares decode, in
-    a second search by the lowest. A greedy result is a lower bound of the worst.
+    All sets are compared, and the result is exact, if there are up to 200,000 and least squares decode, or up to 2,000
+    with other decoders. Beyond that it is a lower bound of the worst. Where least squares decode, a local search swaps
+    stragglers for other workers as long as the error grows, from many sets, grown greedily or random, and then
+    repeatedly from sets near the best. With other decoders, or more than 4 million coefficients, it is a greedy set
+    that is improved by random swaps.
 
     >>> import anyk
     >>> worst_stragglers(anyk.code("frc:load=3", workers=6), 3)[0]
@@ -48,36 +62,155 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
         raise BadInput(f"stragglers must be at least 0 and below {n}, got {stragglers}")
     how = method(decoder)
 
-    def without(lost: Indices) -> Decoding:
+    def decode_without(lost: Indices) -> Decoding:
         here = np.setdiff1d(np.arange(n), lost)
         return code.decode((here[:, None] * c + np.arange(c)).ravel(), decoder=how)
 
-    nobody = np.empty(0, dtype=np.int64)
     if not stragglers:
-        return (), without(nobody)
-    if is_exhaustive(code, stragglers):
-        sets = (np.array(chosen, dtype=np.int64) for chosen in combinations(range(n), stragglers))
-        best = max(((lost, without(lost)) for lost in sets), key=lambda found: found[1].residual)
-        return tuple(best[0].tolist()), best[1]
-    removal = code.removal if is_optimal(code, how) and code.replies * code.partitions <= _DENSE else None
+        return (), decode_without(np.empty(0, dtype=np.int64))
+    errors = _Errors(code) if _is_dense(code, how) else None
+    if is_exhaustive(code, stragglers, how):
+        remaining, batches = combinations(range(n), stragglers), []
+        while batch := list(islice(remaining, max(1, _BATCH // stragglers**2))):
+            batches.append(np.array(batch, dtype=np.int64))
+        sets = np.concatenate(batches)
+        bounds = np.concatenate([errors.without(batch) for batch in batches]) if errors else np.full(len(sets), np.inf)
+    elif errors:
+        sets = np.sort(_search(code, stragglers, errors), axis=1)
+        bounds = errors.without(sets)
+    else:
+        small = code.messages == code.blocks == 1 and code.replies * code.partitions <= _DENSE
+        start = worst_stragglers(code, stragglers, decoder=LeastSquares())[0] if small else range(stragglers)
+        return _climb(code, np.array(start), decode_without)
+    worst: Found | None = None
+    order = np.argsort(-bounds.round(_DIGITS), kind="stable")
+    for at in order[:_DECODED].tolist():
+        if worst and bounds[at] <= code.partitions * worst[1].residual ** 2 + 10.0**-_DIGITS:
+            break
+        decoding = decode_without(sets[at])
+        if not worst or decoding.residual > worst[1].residual:
+            worst = tuple(sets[at].tolist()), decoding
+    assert worst
+    return worst
+
+
+def _is_dense(code: Code, how: Method) -> bool:
+    return is_optimal(code, how) and code.replies * code.partitions <= _DENSE
+
+
+class _Errors:
+    """Least-squares errors, partitions x residual^2, without sets of workers: upper bounds, exact for independent rows.
+
+    Rows are scaled to norm 1. Least squares with a penalty ``a' D a`` on the weights have the error ``m - b' K^-1 b``
+    with ``K = B B' + D`` and ``b = B 1``. With ``M = K^-1`` and ``a = M b`` the set F adds ``a_F' (M_FF)^-1 a_F`` to it.
+    D is needed where rows depend on each other: it is 1e-6 on the left null space of B. With ``soft`` it is 1e-3 on
+    all weights. That penalty is larger the fewer replies make up the sum, which tells sets of equal error apart.
+    """
+
+    def __init__(self, code: Code, *, soft: bool = False) -> None:
+        rows = code.encoding.toarray() / np.where(code.norms > 0.0, code.norms, 1.0)[:, None]
+        values, vectors = np.linalg.eigh(rows @ rows.T)
+        values = values + _SOFT if soft else np.where(values > _NULL * values[-1], values, _SHARP)
+        sums, self._inverse = rows.sum(axis=1), (vectors / values) @ vectors.T
+        self._weights = self._inverse @ sums
+        self._error = code.partitions - float(sums @ self._weights)
+
+    def without(self, lost: Indices) -> Floats:
+        """Return errors without sets of shape (sets, size); shape (sets,)."""
+        weights = self._weights[lost]
+        solved = np.linalg.solve(self._inverse[lost[:, :, None], lost[:, None, :]], weights[:, :, None])[:, :, 0]
+        return np.asarray(self._error + (weights * solved).sum(axis=1))
+
+    def _parts(self, lost: Indices) -> tuple[Any, ...]:
+        """Return what errors of larger sets follow from: the Schur complement of M_FF in M, by its diagonal."""
+        across, weights = self._inverse[lost], self._weights[lost]
+        inverse = np.linalg.inv(self._inverse[lost[:, :, None], lost[:, None, :]])
+        solved, applied = (inverse @ weights[:, :, None])[:, :, 0], inverse @ across
+        rest = self._inverse.diagonal() - (applied * across).sum(axis=1)
+        np.put_along_axis(rest, lost, 1.0, axis=1)
+        beyond = self._weights - (solved[:, None, :] @ across)[:, 0]
+        error = self._error + (weights * solved).sum(axis=1)
+        return error, beyond, rest, solved, applied, inverse.diagonal(axis1=1, axis2=2)
+
+    def with_more(self, lost: Indices) -> Floats:
+        """Return errors without each set and one more worker, shape (sets, workers); -inf for those in the set."""
+        error, beyond, rest, *_ = self._parts(lost)
+        found = error[:, None] + beyond**2 / rest
+        np.put_along_axis(found, lost, -np.inf, axis=1)
+        return np.asarray(found)
+
+    def with_swap(self, lost: Indices) -> tuple[Floats, Floats]:
+        """Return the errors of sets, and of those with one straggler swapped for each worker, (sets, size, workers)."""
+        error, beyond, rest, solved, applied, diagonal = self._parts(lost)
+        gone = solved[:, :, None] - applied * (beyond / rest)[:, None, :]
+        found = (error[:, None] + beyond**2 / rest)[:, None, :] - gone**2 / (
+            diagonal[:, :, None] + applied**2 / rest[:, None, :]
+        )
+        np.put_along_axis(found, np.broadcast_to(lost[:, None, :], (*lost.shape, lost.shape[1])), -np.inf, axis=2)
+        return error, found
+
+
+def _search(code: Code, stragglers: int, sharp: _Errors) -> Indices:
+    """Return sets that no swap makes worse (if the work suffices), shape (tracks, stragglers)."""
+    n, f = code.workers, stragglers
+    soft, work = _Errors(code, soft=True), _WORK
+    random = keyed.generator(0, "worst-stragglers", n, f)
+
+    def climb(lost: Indices) -> tuple[Indices, Floats]:
+        nonlocal work
+        for errors in (soft, sharp):
+            active, last, before = np.arange(len(lost)), lost.copy(), np.full(len(lost), -np.inf)
+            while len(active) and work > 0:
+                work -= len(active) * f * n * (f + 10)
+                error, swapped = errors.with_swap(lost[active])
+                flat = swapped.reshape(len(active), f * n)
+                best = flat.argmax(axis=1)
+                grew = error > before[active] + 10.0**-_DIGITS  # rounding may have promised more than there is
+                lost[active[~grew]] = last[active[~grew]]
+                grows = grew & (flat[np.arange(len(active)), best] > error + 10.0**-_DIGITS)
+                active, best, error = active[grows], best[grows], error[grows]
+                last[active], before[active] = lost[active], error
+                lost[active, best // n] = best % n
+        return lost, sharp.without(lost)
+
+    tracks = max(2, min(_TRACKS, _BATCH // (f * n)))
+    lost = random.permuted(np.tile(np.arange(n), (tracks, 1)), axis=1)[:, :f]
+    grown = np.arange(n)[:: -(-2 * n // tracks)][:, None]
+    while grown.shape[1] < f:
+        grown = np.append(grown, soft.with_more(grown).argmax(axis=1)[:, None], axis=1)
+    lost[: len(grown)] = grown
+    lost, error = climb(lost)
+    for _ in range(_ROUNDS):
+        if work <= 0:
+            break
+        near, keys = lost.copy(), random.random((tracks, n))
+        np.put_along_axis(keys, lost, np.inf, axis=1)
+        kicked = min(_KICKED, f, n - f)
+        places = random.random((tracks, f)).argsort(axis=1)[:, :kicked]
+        np.put_along_axis(near, places, keys.argsort(axis=1)[:, :kicked], axis=1)
+        near, found = climb(near)
+        better = found >= error
+        lost[better], error[better] = near[better], found[better]
+    return lost
+
+
+def _climb(code: Code, start: Indices, decode_without: Callable[[Indices], Decoding]) -> Found:
+    """Return the worse of a greedy set and ``start``, improved by random swaps; every set is decoded."""
+    n, stragglers = code.workers, len(start)
+    random = keyed.generator(0, "worst-stragglers", n, stragglers)
     held = incidence(code.assignment, code.partitions)
     overlap = held @ held.T
-    best_lost, best_found = nobody, without(nobody)
-    starts = np.unique(np.linspace(0, n - 1, _STARTS).astype(np.int64))
-    for first, nearest in product(starts, (True,) if removal is None else (False, True)):
-        lost = np.array([first])
-        while len(lost) < stragglers:
-            shared = np.asarray(overlap[lost].sum(axis=0)).ravel()
-            shared[lost] = -1.0
-            near = np.argsort(-shared, kind="stable")[: min(_TRIED, n - len(lost))]
-            if removal is None:
-                residuals = np.array([without(np.append(lost, i)).residual for i in near])
-            else:
-                residuals = removal.residuals(lost, near).round(_DIGITS)
-            # where nothing is lost yet, whoever shares most with the others is the one to go on with
-            equal = near[residuals == residuals.max()]
-            lost = np.append(lost, equal[0] if nearest else equal.min())
-        found = without(lost)
-        if found.residual > best_found.residual or not len(best_lost):
-            best_lost, best_found = np.sort(lost), found
-    return tuple(best_lost.tolist()), best_found
+    lost = start[:1]
+    while len(lost) < stragglers:
+        shared = np.asarray(overlap[lost].sum(axis=0)).ravel()
+        shared[lost] = -1.0
+        near = np.argsort(-shared, kind="stable")[: min(_TRIED, n - len(lost))]  # of equal ones, who shares most
+        lost = np.append(lost, near[np.argmax([decode_without(np.append(lost, i)).residual for i in near])])
+    lost, decoding = max(((s, decode_without(s)) for s in (lost, start)), key=lambda found: found[1].residual)
+    for _ in range(min(_DECODED, _TRIED * stragglers)):
+        swapped = lost.copy()
+        swapped[random.integers(stragglers)] = random.choice(np.setdiff1d(np.arange(n), lost))
+        other = decode_without(swapped)
+        if other.residual >= decoding.residual:
+            lost, decoding = swapped, other
+    return tuple(np.sort(lost).tolist()), decoding

@@ -27,10 +27,11 @@ _ROUNDING = 1e-12
 def chosen_stragglers(
     code: Code, stragglers: int, *, knows: Knowledge = "code", decoder: str | Method = "own", seed: int = 0
 ) -> tuple[tuple[int, ...], Decoding]:
-    """The workers that an adversary picks, and the decoding without them.
+    """Return the workers that an adversary picks, and the decoding without them.
 
-    Where it knows the code the set is that of :func:`~anyk.codes.worst_stragglers`, a search, or what the overlaps
-    suggest, if that is worse: the worst there is may be worse still. ``seed`` is for one that knows nothing. Raises
+    If it knows the code, this is the set of :func:`~anyk.codes.worst_stragglers`, or the set that overlaps suggest if
+    that is worse. Unless all sets are compared there, its residual is a lower bound of the worst. ``seed`` is for an
+    adversary that knows nothing. Raises
     :class:`~anyk.errors.BadInput` for a number of stragglers below 0 or not below the number of workers.
 
     >>> import anyk
@@ -100,8 +101,8 @@ def adversarial_threshold(
     """The least number of chosen stragglers that pushes the error per partition, residual^2, to ``error`` or more.
 
     One that knows nothing loses workers in a random order, of which there are ``sets``: the number is their median.
-    For one that knows the code the number is exact if all sets of fewer were tried (up to 2,000 of a size) or a closed
-    form bounds their error.
+    For one that knows the code the number is exact if :func:`~anyk.codes.worst_stragglers` compares all sets of fewer,
+    or a closed form bounds their error.
 
     >>> import anyk
     >>> adversarial_threshold(anyk.code("frc:load=3", workers=9), 0.3)
@@ -150,7 +151,7 @@ def _none_do(code: Code, most: int, error: float, how: Method) -> bool:
         bound = code.worst_error(stragglers) if known else None
         if bound is not None and bound[0] / code.partitions < error - _ROUNDING:
             continue
-        if not is_exhaustive(code, stragglers):
+        if not is_exhaustive(code, stragglers, how):
             return False
         if worst_stragglers(code, stragglers, decoder=how)[1].residual ** 2 >= error - _ROUNDING:
             return False

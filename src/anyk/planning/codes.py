@@ -5,13 +5,16 @@ from __future__ import annotations
 import time as clock
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyk import codes, keyed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import check_workers
 from anyk.codes.decoders import Floats, Indices, method
+from anyk.codes.search import is_exhaustive
 from anyk.errors import BadInput
 from anyk.specs import Entry, parse, show
 
@@ -25,10 +28,10 @@ ATTACKED = 10  # draws of a random code for which the worst stragglers are searc
 class Facts:
     """One code for one number of stragglers.
 
-    ``expected`` and ``worst``: root of the mean squared residual over random straggler sets and the largest residual;
-    ``expected_known``, ``worst_known``: whether by a closed form (else from 200 sets, 40 for
-    codes with more than 160,000 entries, and a search whose result is a
-    lower bound). ``gain``: noise gain, ``decode``: seconds for a set not seen before; medians over random sets.
+    ``expected`` and ``worst``: root of the mean squared residual over random straggler sets and the largest residual.
+    ``expected_known``: whether the first is a closed form (else a mean over 200 sets, 40 for codes with more than
+    160,000 entries). ``worst_known``: whether the second is a closed form or a comparison of all sets (else it is a
+    lower bound, found by :func:`~anyk.codes.worst_stragglers`). ``gain``: noise gain, ``decode``: seconds for a set not seen before; medians over random sets.
     """
 
     code: Code
@@ -54,8 +57,8 @@ class Curve:
     """Residuals of a code against the number of stragglers, and what theory says.
 
     All of shape (points,): ``random`` (root of the mean squared residual) with ``spread`` (standard error of the mean
-    square, carried over), ``adversarial`` (found by search: a lower bound), ``expected`` and ``bound`` (closed forms;
-    NaN where there is none; ``bound`` is from above). With several ``draws`` of a random code, of which ``code`` is the
+    square, carried over), ``adversarial`` (the largest residual if ``exact``, else a lower bound of it, found by
+    search), ``expected`` and ``bound`` (closed forms; NaN where there is none; ``bound`` is from above). With several ``draws`` of a random code, of which ``code`` is the
     first, squares are means over them and ``spread`` is of these; ``adversarial`` and ``bound`` over the first 10.
     """
 
@@ -64,6 +67,7 @@ class Curve:
     random: Floats
     spread: Floats
     adversarial: Floats
+    exact: NDArray[np.bool_]
     expected: Floats
     bound: Floats
     draws: int = 1
@@ -117,6 +121,7 @@ def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed:
         worst = float((closed[0] / code.partitions) ** 0.5)
     else:
         worst = max(worst_stragglers(code, f)[1].residual, float(np.max(squares)) ** 0.5)
+        worst_known = is_exhaustive(code, f, how)
     promised = f <= code.tolerates and not code.approximate
     if promised:
         mean = 0.0
@@ -212,14 +217,14 @@ def compare_codes(
     for spec in specs:
         drawn = draws_of(spec, workers=workers, draws=draws)
         columns: dict[str, list[float]] = {
-            name: [] for name in ("random", "spread", "adversarial", "expected", "bound")
+            name: [] for name in ("random", "spread", "adversarial", "exact", "expected", "bound")
         }
         for f in points.tolist():
             for name, value in _point(drawn, f, decoder=decoder, sets=sets, seed=seed).items():
                 columns[name].append(value)
             if tell is not None:
                 tell(spec)
-        arrays = {name: np.array(values) for name, values in columns.items()}
+        arrays: dict[str, Any] = {name: np.array(values) for name, values in columns.items()}
         curves.append(Curve(drawn[0], points, **arrays, draws=len(drawn)))
     return curves
 
@@ -243,6 +248,10 @@ def _point(drawn: Sequence[Code], stragglers: int, *, decoder: str, sets: int, s
         "random": mean**0.5,
         "spread": error / (2.0 * mean**0.5) if mean > 0 else 0.0,
         "adversarial": float(np.mean(np.maximum(found, squares[:ATTACKED].max(axis=1)))) ** 0.5,
+        "exact": all(
+            is_exhaustive(code, stragglers, how) or (bound is not None and square >= bound[0] / m - 1e-9)
+            for code, bound, square in zip(attacked, bounds, found, strict=True)
+        ),
         "expected": _root([None if one is None else one / m for one in expected]),
         "bound": _root([None if one is None else one[0] / m for one in bounds]),
     }

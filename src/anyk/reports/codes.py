@@ -135,7 +135,13 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
             curve.stragglers, curve.random if unknown else curve.expected, color=colour, lw=0.8 if unknown else 1.6,
             alpha=0.5 if unknown else 1.0, ls=":" if unknown else "-",
         )  # fmt: skip
-        both[1].plot(curve.stragglers, curve.adversarial, "o:", color=colour, ms=4, lw=0.8, label=name)
+        both[1].plot(curve.stragglers, curve.adversarial, ":", color=colour, lw=0.8, label=name)
+        for exact in (True, False):
+            marked = curve.exact == exact
+            both[1].plot(
+                curve.stragglers[marked], curve.adversarial[marked], "o", color=colour, ms=4,
+                mfc=colour if exact else "none",
+            )  # fmt: skip
         both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
     known = any(not np.isnan(curve.expected).all() for curve in curves)
     bounded = any(not np.isnan(curve.bound).all() for curve in curves)
@@ -145,7 +151,9 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
         loc="left",
     )
     both[1].set_title(
-        "stragglers chosen to hurt (search" + ("; dashed: bounds)" if bounded else ")"), fontsize=11, loc="left"
+        "stragglers chosen to hurt (hollow: found by search, at least this" + ("; dashed: bounds)" if bounded else ")"),
+        fontsize=11,
+        loc="left",
     )
     top = max(1.02, max(float(np.nanmax(curve.adversarial)) for curve in curves) * 1.02)
     for axes in both:
@@ -160,17 +168,19 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
 
 
 def curves_table(curves: Sequence[Curve]) -> Columns:
-    """Residuals at a few numbers of stragglers: random, then found by search; of several draws, how many."""
+    """Residuals at a few numbers of stragglers, random and chosen to hurt (≥: found by search), and numbers of draws."""
     points = curves[0].stragglers
     chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), 7)).round().astype(int))
     rows = []
     several = any(curve.draws > 1 for curve in curves)
     for curve in curves:
-        lines = [(curve.code.spec, _draws(curve.draws), curve.random)]
-        lines += [("  standard error", "", curve.spread)] * several
-        lines += [("  chosen to hurt", _draws(min(curve.draws, ATTACKED)), curve.adversarial)]
-        for name, draws, values in lines:
-            rows.append([name, *[draws] * several, *(residual_text(float(values[at])) for at in chosen)])
+        found, certain = ~curve.exact, np.zeros(len(points), dtype=bool)
+        lines = [(curve.code.spec, _draws(curve.draws), curve.random, certain)]
+        lines += [("  standard error", "", curve.spread, certain)] * several
+        lines += [("  chosen to hurt", _draws(min(curve.draws, ATTACKED)), curve.adversarial, found)]
+        for name, draws, values, least in lines:
+            texts = ["≥ " * bool(least[at]) + residual_text(float(values[at])) for at in chosen]
+            rows.append([name, *[draws] * several, *texts])
     titles = ["residual with\nstragglers:", *[""] * several, *(str(points[at]) for at in chosen)]
     return Columns(titles, rows, dim=[i for i, row in enumerate(rows) if row[0].startswith("  ")])
 
