@@ -28,6 +28,27 @@ def test_chances_of_missing_groups_by_enumeration(n: int, c: int, r: int) -> Non
     assert found.one <= found.either <= 2 * found.one and found.one <= exp(-c * r / n)
 
 
+@pytest.mark.parametrize(("partitions", "load", "replies"), [(24, 4, 5), (6, 1, 7), (24, 6, 3)])
+def test_chances_and_seconds_for_more_or_fewer_partitions_than_workers(
+    partitions: int, load: int, replies: int
+) -> None:
+    """Workers and partitions in anyk's own repetition code; every set of replies, and 40,000 steps."""
+    code = anyk.code(f"frc:load={load},partitions={partitions}", workers=12)
+    p, q = missing(12, load, replies, partitions=partitions)
+    coefficients = np.array([code.decode(s).weights @ code.encoding for s in combinations(range(12), replies)])
+    lacking = np.abs(coefficients[:, ::load]) < 0.5  # one partition of each group
+    assert (p, q) == pytest.approx((lacking[:, 0].mean(), (lacking[:, 0] | lacking[:, 1]).mean()), abs=1e-12)
+    times = load / partitions * (1.0 + 2.0 * np.random.default_rng(3).exponential(size=(40_000, 12)))  # rate 1/2
+    done = code.finish_times(times)
+    assert step_seconds(12, load, rate=0.5, partitions=partitions) == pytest.approx(done.mean(), rel=0.01)
+    fifth = np.sort(times, axis=1)[:, 4].mean()
+    assert step_seconds(12, load, 5, rate=0.5, partitions=partitions) == pytest.approx(fifth, rel=0.01)
+    with pytest.raises(BadInput, match="is printed for as many partitions as workers, 12, got"):
+        step_seconds(12, load, printed=True, partitions=partitions)
+    with pytest.raises(BadInput, match="the 24 groups must divide the number of workers, 12"):
+        missing(12, 1, 3, partitions=24)
+
+
 @pytest.mark.parametrize("load", [1, 2, 3, 5])
 def test_seconds_of_a_step_by_monte_carlo(load: int) -> None:
     """Lemma 8: a worker with c partitions takes c/n + Exp(rate n / c); n = 30, rate = 1/3."""
@@ -38,8 +59,10 @@ def test_seconds_of_a_step_by_monte_carlo(load: int) -> None:
     eleventh = np.sort(times, axis=1)[:, 10]
     assert step_seconds(n, load, 11, rate=rate) == pytest.approx(eleventh.mean(), rel=0.01)
     assert np.minimum(done, eleventh).mean() <= eleventh.mean()  # hence an upper bound
-    if load == 3:
-        assert step_seconds(n, load, rate=rate, printed=True) < 0.85 * done.mean()  # as printed it is too small
+    harmonic = [sum(1.0 / i for i in range(1, most + 1)) for most in (n, load)]
+    printed = step_seconds(n, load, rate=rate, printed=True)
+    assert printed == pytest.approx(load / n + (harmonic[0] - harmonic[1]) / (rate * n))  # (13)
+    assert printed < 0.85 * done.mean()  # it is too small, for the load 1 as well
 
 
 def test_theorem_3_holds_with_the_corrected_term_and_not_as_printed() -> None:

@@ -102,9 +102,9 @@ class _Errors:
     """Least-squares errors, partitions x residual^2, without sets of workers: upper bounds, exact for independent rows.
 
     Rows are scaled to norm 1. Least squares with a penalty ``a' D a`` on the weights have the error ``m - b' K^-1 b``
-    with ``K = B B' + D`` and ``b = B 1``. With ``M = K^-1`` and ``a = M b`` the set F adds ``a_F' (M_FF)^-1 a_F`` to it.
-    D is needed where rows depend on each other: it is 1e-6 on the left null space of B. With ``soft`` it is 1e-3 on
-    all weights. That penalty is larger the fewer replies make up the sum, which tells sets of equal error apart.
+    with ``K = B B' + D`` and ``b = B 1``. With ``M = K^-1`` and ``a = M b`` a set F adds ``a_F' (M_FF)^-1 a_F``. D is
+    needed where rows depend on each other: it is 1e-6 on the left null space of B. With ``soft`` it is 1e-3 on all
+    weights. That penalty is larger the fewer replies make up the sum, which tells sets of equal error apart.
     """
 
     def __init__(self, code: Code, *, soft: bool = False) -> None:

@@ -31,7 +31,8 @@ class Facts:
     ``expected`` and ``worst``: root of the mean squared residual over random straggler sets and the largest residual.
     ``expected_known``: whether the first is a closed form (else a mean over 200 sets, 40 for codes with more than
     160,000 entries). ``worst_known``: whether the second is a closed form or a comparison of all sets (else it is a
-    lower bound, found by :func:`~anyk.codes.worst_stragglers`). ``gain``: noise gain, ``decode``: seconds for a set not seen before; medians over random sets.
+    lower bound, found by :func:`~anyk.codes.worst_stragglers`). ``gain``: noise gain, ``decode``: seconds for a set not
+    seen before; medians over random sets.
     """
 
     code: Code
@@ -58,8 +59,9 @@ class Curve:
 
     All of shape (points,): ``random`` (root of the mean squared residual) with ``spread`` (standard error of the mean
     square, carried over), ``adversarial`` (the largest residual if ``exact``, else a lower bound of it, found by
-    search), ``expected`` and ``bound`` (closed forms; NaN where there is none; ``bound`` is from above). With several ``draws`` of a random code, of which ``code`` is the
-    first, squares are means over them and ``spread`` is of these; ``adversarial`` and ``bound`` over the first 10.
+    search), ``expected`` and ``bound`` (closed forms; NaN where there is none; ``bound`` is from above). With several
+    ``draws`` of a random code, of which ``code`` is the first, squares are means over them and ``spread`` is of these;
+    ``adversarial`` and ``bound`` over the first 10.
     """
 
     code: Code

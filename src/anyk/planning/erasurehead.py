@@ -1,10 +1,11 @@
 """What ErasureHead's theory says of approximate gradient coding: bias, convergence and time, as functions.
 
 Wang, Charles and Papailiopoulos, *ErasureHead: distributed gradient descent without delays using approximate gradient
-coding* (2019). ``workers`` n workers hold as many partitions, repeated in groups of ``load`` c; a step takes
-``replies`` r. Constants of the objective: ``smoothness`` beta, ``convexity`` mu (Polyak-Lojasiewicz), ``gradient``
-sigma, a bound on the norm of one partition's gradient. Where a printed formula is wrong the corrected one is computed,
-and the printed one with ``printed=True``.
+coding* (2019). ``workers`` k hold ``partitions`` n, as many as there are workers unless given; each worker holds
+``load`` c of them, together with the ``k c / n`` workers of its group; a step takes ``replies`` r. Constants of the
+objective: ``smoothness`` beta, ``convexity`` mu (Polyak-Lojasiewicz), ``gradient`` sigma, a bound on the norm of one
+partition's gradient. Where a printed formula is wrong the corrected one is computed, and the printed one with
+``printed=True``.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ class Missing(NamedTuple):
     either: float
 
 
-def missing(workers: int, load: int, replies: int) -> Missing:
-    """Chances that a step of r replies, all sets alike, lacks groups (Lemma 2).
+def missing(workers: int, load: int, replies: int, *, partitions: int | None = None) -> Missing:
+    """Return the chances that a step of r replies, all sets being alike, lacks groups (Lemma 2).
 
-    ``p = C(n-c, r) / C(n, r)`` and ``q = (2 C(n-c, r) - C(n-2c, r)) / C(n, r)``; ``p <= q <= 2p``, ``p <= exp(-cr/n)``.
+    With groups of ``l = k c / n`` workers ``p = C(k-l, r) / C(k, r)`` and ``q = (2 C(k-l, r) - C(k-2l, r)) / C(k, r)``;
+    ``p <= q <= 2p`` and ``p <= exp(-c r / n)``.
 
     >>> missing(30, 3, 15)
     Missing(one=0.11206896551724138, either=0.2157088122605364)
     """
-    _check(workers, load, replies)
+    group = workers * load // _check(workers, load, replies, partitions)
     sets = comb(workers, replies)
-    one = comb(workers - load, replies) / sets
-    both = comb(max(workers - 2 * load, 0), replies) / sets
+    one = comb(workers - group, replies) / sets
+    both = comb(max(workers - 2 * group, 0), replies) / sets
     return Missing(one, 2.0 * one - both)
 
 
@@ -52,6 +54,7 @@ def excess_bound(
     *,
     step: Step = "full",
     simple: bool = False,
+    partitions: int | None = None,
 ) -> float:
     """Bound on the expected excess loss after ``steps`` steps from an excess of ``first`` (Theorem 1).
 
@@ -62,54 +65,64 @@ def excess_bound(
     >>> round(excess_bound(1000, 1.0, 4.0, 1.0, 1.0, 12, 3, 5), 4)
     0.1214
     """
-    p, q = missing(workers, load, replies)
+    p, q = missing(workers, load, replies, partitions=partitions)
+    n = partitions or workers
     if not 0.0 < convexity <= smoothness:
         raise BadInput(f"convexity must be above 0 and at most the smoothness {smoothness:g}, got {convexity:g}")
     noise = gradient**2 / convexity
     if simple:
-        if load * replies < workers * log(2.0):
+        if load * replies < n * log(2.0):
             raise BadInput(
-                f"Theorem 2 needs load x replies of at least n log 2 = {workers * log(2.0):.4g}, got {load * replies}"
+                f"Theorem 2 needs load x replies of at least n log 2 = {n * log(2.0):.4g}, got {load * replies}"
             )
-        far = exp(-load * replies / workers)
+        far = exp(-load * replies / n)
         if step == "full":
-            rate, rest = convexity / smoothness, far * noise * (1.0 + 4.0 * load / workers)
+            rate, rest = convexity / smoothness, far * noise * (1.0 + 4.0 * load / n)
         else:
-            rate, rest = (1.0 - far) * convexity / smoothness, 2.0 * load * far * noise / workers
+            rate, rest = (1.0 - far) * convexity / smoothness, 2.0 * load * far * noise / n
     elif step == "full":
         rate = convexity / smoothness
-        rest = noise / (2.0 * (1.0 - p)) * (p + (q - p) * load / ((1.0 - p) * workers))
+        rest = noise / (2.0 * (1.0 - p)) * (p + (q - p) * load / ((1.0 - p) * n))
     else:
         rate = (1.0 - p) * convexity / smoothness
-        rest = (q - p) * load * noise / (2.0 * (1.0 - p) * workers)
+        rest = (q - p) * load * noise / (2.0 * (1.0 - p) * n)
     return float((1.0 - rate) ** steps * first + rest)
 
 
 def step_seconds(
-    workers: int, load: int = 1, replies: int | None = None, *, rate: float = 1.0, printed: bool = False
+    workers: int,
+    load: int = 1,
+    replies: int | None = None,
+    *,
+    rate: float = 1.0,
+    printed: bool = False,
+    partitions: int | None = None,
 ) -> float:
-    """Expected seconds of a step when a worker with c partitions takes ``c/n + Exp(rate n / c)`` (Lemma 8).
+    """Return the expected seconds of a step if a worker with c partitions takes ``c/n + Exp(rate n / c)`` (Lemma 8).
 
-    Without ``replies`` a step waits for all groups: ``c/n + H_(n/c) / (rate n)``, the largest of n/c minima of c
-    exponentials (of n exponentials, uncoded). The paper prints ``c/n + (H_n - H_c) / (rate n)``, which is too small.
-    With ``replies`` it is the time of the r-th of n workers, ``c/n + c (H_n - H_(n-r)) / (rate n)``: an upper bound,
+    Without ``replies`` a step waits for all groups: ``c/n + H_(n/c) / (rate k)``, the largest of n/c minima of
+    ``k c / n`` exponentials; for ``n = k`` and ``c = 1`` this is (12), the time without a code. For n = k the paper
+    prints ``c/n + (H_n - H_c) / (rate n)`` (13), which is too small, for c = 1 too.
+    With ``replies`` it is the time of the r-th of k workers, ``c/n + c (H_k - H_(k-r)) / (rate n)``: an upper bound,
     since a step also ends when all groups have replied.
 
     >>> [round(step_seconds(30, c, rate=1 / 3), 4) for c in (1, 3)], round(step_seconds(30, 3, 11, rate=1 / 3), 4)
     ([0.4328, 0.3929], 0.2342)
-    >>> round(step_seconds(30, 3, rate=1 / 3, printed=True), 4)
-    0.3162
+    >>> [round(step_seconds(30, c, rate=1 / 3, printed=True), 4) for c in (1, 3)]
+    [0.3328, 0.3162]
     """
-    _check(workers, load, replies or workers)
+    n = _check(workers, load, replies or workers, partitions)
+    if printed and n != workers:
+        raise BadInput(f"the formula is printed for as many partitions as workers, {workers}, got {n}")
     if not 0.0 < rate < float("inf"):
         raise BadInput(f"rate must be a finite number above 0, got {rate:g}")
     if replies is not None:
-        beyond = load * (_harmonic(workers) - _harmonic(workers - replies))
-    elif printed and load > 1:
-        beyond = _harmonic(workers) - _harmonic(load)
+        beyond = load * (_harmonic(workers) - _harmonic(workers - replies)) / n
+    elif printed:
+        beyond = (_harmonic(workers) - _harmonic(load)) / workers
     else:
-        beyond = _harmonic(workers // load)
-    return load / workers + beyond / (rate * workers)
+        beyond = _harmonic(n // load) / workers
+    return load / n + beyond / rate
 
 
 def seconds_bound(
@@ -136,7 +149,7 @@ def seconds_bound(
     >>> [round(seconds_bound("exact", 0.01, 1.0, 4.0, 1.0, 30, 3, printed=wrong), 3) for wrong in (False, True)]
     [6.888, 5.82]
     """
-    _check(workers, load, workers)
+    _check(workers, load, workers, None)
     if not 0.0 < excess < first:
         raise BadInput(f"the excess to reach must be above 0 and below the first, {first:g}, got {excess:g}")
     if not 0.0 < convexity < smoothness:
@@ -157,8 +170,14 @@ def _harmonic(n: int) -> float:
     return sum(1.0 / i for i in range(1, n + 1))
 
 
-def _check(workers: int, load: int, replies: int) -> None:
-    if workers < 1 or not 1 <= load <= workers or workers % load:
-        raise BadInput(f"load must divide the number of workers, {workers}, got {load}")
+def _check(workers: int, load: int, replies: int, partitions: int | None) -> int:
+    n = workers if partitions is None else partitions
+    if workers < 1 or not 1 <= load <= n or n % load:
+        raise BadInput(
+            f"load must divide the number of {'workers' if partitions is None else 'partitions'}, {n}, got {load}"
+        )
+    if workers % (n // load):
+        raise BadInput(f"the {n // load} groups must divide the number of workers, {workers}")
     if not 1 <= replies <= workers:
         raise BadInput(f"replies must be 1 to {workers}, got {replies}")
+    return n

@@ -168,7 +168,7 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
 
 
 def curves_table(curves: Sequence[Curve]) -> Columns:
-    """Residuals at a few numbers of stragglers, random and chosen to hurt (≥: found by search), and numbers of draws."""
+    """Residuals at a few numbers of stragglers, random and chosen to hurt (≥: found by search); counts of draws."""
     points = curves[0].stragglers
     chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), 7)).round().astype(int))
     rows = []
