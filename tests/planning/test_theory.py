@@ -10,7 +10,7 @@ import pytest
 
 import anyk
 from anyk.errors import BadInput
-from anyk.planning import adversarial_threshold, best_k, chosen_stragglers, error_after, error_floor
+from anyk.planning import adversarial_threshold, best_k, chosen_stragglers, error_after, error_floor, threshold_bound
 from anyk.planning.erasurehead import excess_bound, missing, seconds_bound, step_seconds
 from anyk.strategies import Arbitrary, Bursty, GilbertElliott, PerRound
 
@@ -183,6 +183,13 @@ def test_thresholds() -> None:
         )  # fmt: skip
         found = adversarial_threshold(small, error)
         assert (found.stragglers, found.found) == (exhaustive, "exact")
+    for spec, workers in (("bibd", 13), ("biregular:load=3", 13), ("expander:load=4", 14), ("kronecker", 12)):
+        code = anyk.code(spec, workers=workers)
+        for error in (0.05, 0.2, 0.5):
+            bound, found = threshold_bound(code, error), adversarial_threshold(code, error)
+            assert found.found == "exact" and bound is not None and bound <= (found.stragglers or workers)
+            assert spec != "bibd" or bound == found.stragglers
+    assert threshold_bound(small, 0.2) is None
     with pytest.raises(BadInput, match="must be above 0 and at most 1, got 0"):
         adversarial_threshold(small, 0.0)
     with pytest.raises(BadInput, match="knows must be code, overlaps or nothing, got 'all'"):

@@ -1,7 +1,7 @@
 """Planning: the speed and error of codes, strategies and fleets, before anything is trained."""
 
 from anyk.planning import erasurehead
-from anyk.planning.adversaries import Threshold, adversarial_threshold, chosen_stragglers
+from anyk.planning.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
 from anyk.planning.advice import Advice
 from anyk.planning.auto import Auto, Part, resume_auto, train_auto
 from anyk.planning.bounds import (
@@ -71,4 +71,5 @@ __all__ = [
     "stability_limit",
     "stationary_error",
     "survey",
+    "threshold_bound",
 ]

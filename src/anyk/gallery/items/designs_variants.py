@@ -3,10 +3,10 @@
 from anyk import code
 from anyk.errors import BadInput
 from anyk.gallery.item import Criterion, Item
+from anyk.gallery.items.bibd_adversarial import errors
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Lines
 from anyk.gallery.table import Case, Table
-from anyk.planning import facts
 
 CODES = {
     "Fano x Fano": (49, "kronecker:left=(bibd),right=(bibd),split=7"),
@@ -24,12 +24,10 @@ CODES = {
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     """Error per partition when a share of the workers is lost, at random and chosen, and the code's own bound."""
     n, spec = CODES[case["code"]]
-    made = code(spec, workers=n)
-    lost = round(case["share"] * n)
-    found = facts(made, stragglers=lost, sets=lab.size(200, 30), seed=seed)
-    bound = made.worst_error(lost)
-    numbers = {"random": found.expected**2, "chosen": found.worst**2, "load": float(made.load)}
-    return numbers if bound is None else numbers | {"bound": bound[0] / made.partitions}
+    built, lost = code(spec, workers=n), round(case["share"] * n)
+    numbers = errors(built, lost, lab.size(200, 30), seed) | {"load": float(built.load)}
+    bound = built.worst_error(lost)
+    return numbers if bound is None else numbers | {"bound": bound[0] / built.partitions}
 
 
 def table(lab: Lab) -> Table:
@@ -62,9 +60,8 @@ def _quality(t: Table) -> tuple[bool, str]:
         (t.mean("chosen", code="biregular, n = 30", share=s), t.mean("chosen", code="design, n = 31", share=s))
         for s in (0.2, 0.3)
     ]
-    return all(a < 1.5 * b for a, b in pairs), "; ".join(
-        f"{a:.3f} for {b:.3f}" for a, b in pairs
-    ) + " (test: below 1.5 times)"
+    shown = "; ".join(f"at least {a:.3f} for {b:.3f}, {a / b:.2f} times" for a, b in pairs)
+    return all(a < 1.5 * b for a, b in pairs), f"{shown} (test: below 1.5 times)"
 
 
 ITEM = Item(
@@ -79,9 +76,11 @@ ITEM = Item(
         Criterion("a biregular code of 30 workers is about as good as the design of 31", "same quality", _quality),
     ),
     panels=(
-        Lines("share", ("chosen",), "share of stragglers", "error per partition", "chosen to hurt (search)", by="code"),
+        Lines(
+            "share", ("chosen",), "share of stragglers", "error per partition", "chosen (search: at least)", by="code"
+        ),
         Lines("share", ("random",), "share of stragglers", "error per partition", "random", by="code"),
     ),
-    columns=("code", "load", "share", "random", "chosen", "bound"),
-    differs="chosen stragglers are found by a search, a lower bound",
+    columns=("code", "load", "share", "random", "chosen", "exact", "bound"),
+    differs="where 'exact' is 0 the error under chosen stragglers is a lower bound, found by a search",
 )
