@@ -4,43 +4,47 @@ from anyk.gallery.item import Criterion, Item
 from anyk.gallery.items.erasurehead_amazon import STRATEGIES
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Bars, Curves
-from anyk.gallery.table import Case, Table
+from anyk.gallery.table import Case, Table, cases
 from anyk.optimizers import Accelerated
+
+RATES = {"amazon": 10.0, "kc-housing": "exponential:start=0.1,decay=0.99"}
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     return lab.train(
-        lab.problem("amazon"), STRATEGIES[case["strategy"]], workers=30, delays="none", seed=seed,
-        optimizer=Accelerated(lr=10.0), steps=lab.size(40, 15), evaluate="every=2",
+        lab.problem(case["data"]), STRATEGIES[case["strategy"]], workers=30, delays="none", seed=seed,
+        optimizer=Accelerated(lr=RATES[case["data"]]), steps=lab.size(40, 15), evaluate="every=2",
     )  # fmt: skip
 
 
 def table(lab: Lab) -> Table:
-    return lab.measure(measure, [{"strategy": name} for name in STRATEGIES])
+    return lab.measure(measure, cases(data=list(RATES), strategy=list(STRATEGIES)))
 
 
-def _no_worse(t: Table) -> tuple[bool, str]:
-    found = {name: t.mean("seconds a step", strategy=name) for name in STRATEGIES}
-    best = min(value for name, value in found.items() if name.startswith("AGC"))
-    other = min(value for name, value in found.items() if not name.startswith("AGC"))
-    return (
-        best <= 1.05 * other,
-        f"AGC {1000 * best:.1f} ms a step, the best other {1000 * other:.1f} ms (test: within 5 %)",
-    )
+def _no_worse(data: str) -> Criterion:
+    def here(t: Table) -> tuple[bool, str]:
+        seconds = {name: t.mean("seconds a step", data=data, strategy=name) for name in STRATEGIES}
+        best = min(value for name, value in seconds.items() if name.startswith("AGC"))
+        other = min(value for name, value in seconds.items() if not name.startswith("AGC"))
+        shown = f"AGC {1000 * best:.1f} ms a step, the best other {1000 * other:.1f} ms (test: within 5 %)"
+        return best <= 1.05 * other, shown
+
+    return Criterion(f"AGC is at least as good as uncoded and exact codes, {data}", "no slower", here)
 
 
 ITEM = Item(
     name="erasurehead-nodelay",
-    title="Seconds an iteration without injected delays, 30 processes on one machine, Amazon data",
+    title="Seconds an iteration without injected delays, 30 processes on one machine, two data sets",
     source="Wang, Charles and Papailiopoulos 2019, Figure 4",
-    minutes=2.0,
+    minutes=4.0,
     clock="processes",
     table=table,
-    claims=(Criterion("AGC is at least as good as uncoded and exact codes", "no slower", _no_worse),),
+    claims=tuple(_no_worse(data) for data in RATES),
     panels=(
-        Bars("seconds a step", "seconds an iteration", "time of an iteration"),
-        Curves("auc", "wall-clock seconds", "AUC on held-out rows", "AUC against time"),
+        *(Bars("seconds a step", "seconds an iteration", data, of={"data": data}) for data in RATES),
+        Curves("auc", "wall-clock seconds", "AUC on held-out rows", "amazon", of={"data": "amazon"}),
+        Curves("mse", "wall-clock seconds", "mean squared error", "kc-housing", of={"data": "kc-housing"}, log="y"),
     ),
-    columns=("strategy", "seconds a step", "auc"),
+    columns=("data", "strategy", "seconds a step", "auc", "mse"),
     differs="one machine whose few cores all processes share, in place of 30 instances: load costs more than there",
 )
