@@ -23,7 +23,7 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("kind", MATRICES)
-def test_weights_are_those_of_a_solve(kind: str) -> None:
+def test_weights_and_residuals_are_those_of_a_solve(kind: str) -> None:
     random = np.random.default_rng(1)
     for _ in range(20):
         matrix = MATRICES[kind](random)
@@ -34,6 +34,10 @@ def test_weights_are_those_of_a_solve(kind: str) -> None:
         weights = removal.weights(lost)
         assert weights is not None and not weights[lost].any()
         assert np.allclose(weights[here], np.linalg.lstsq(matrix[here].T, np.ones(m), rcond=1e-9)[0], atol=1e-8)
+        for one, found in zip(here, removal.residuals(lost, here), strict=True):
+            left = np.setdiff1d(here, [one])
+            best = np.linalg.lstsq(matrix[left].T, np.ones(m), rcond=1e-9)[0] @ matrix[left]
+            assert found == pytest.approx(np.linalg.norm(best - 1.0) / m**0.5, abs=1e-7)
 
 
 def test_facts_of_large_codes_are_found_without_an_iterative_solve(monkeypatch: pytest.MonkeyPatch) -> None:

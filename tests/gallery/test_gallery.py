@@ -205,7 +205,7 @@ def test_claims_about_codes_fail_with_a_wrong_decoder(name: str, monkeypatch: py
     judge = anyk.codes.Code.judge
     monkeypatch.setattr(anyk.codes.Code, "judge", lambda code, weights: judge(code, 0.3 * weights))
     wrong = [claim.word for claim in reproduce(name, quick=True, seeds=1).verdicts]
-    assert wrong.count("holds") < right.count("holds")
+    assert any(a == "holds" != b for a, b in zip(right, wrong, strict=True))
 
 
 def test_values_of_the_gallery_at_small_size() -> None:

@@ -24,12 +24,14 @@ class Removal(ReadOnly):
 
     def __init__(self, matrix: Floats) -> None:
         """``matrix``: the encoding, shape (replies, partitions)."""
+        self._partitions = matrix.shape[1]
         left, singular, right = np.linalg.svd(matrix, full_matrices=True)
         rank = int((singular > _RANK * singular[0]).sum())
         spanned = right[:rank]
         self._inverse = (spanned.T / singular[:rank]) @ left[:, :rank].T
         self._null = left[:, rank:]
         self._ones = spanned.T @ spanned.sum(axis=1)  # what all rows span of the all-ones vector
+        self._error = self._partitions - float(self._ones @ self._ones)
         frozen((self._inverse, self._null, self._ones))
 
     def weights(self, lost: Indices) -> Floats | None:
@@ -42,6 +44,24 @@ class Removal(ReadOnly):
             return None
         weights[lost] = 0.0
         return np.asarray(weights)
+
+    def residuals(self, lost: Indices, more: Indices) -> Floats:
+        """The least residual without ``lost`` and one of ``more``, for each; shape (len(more),)."""
+        gone = self._lost(lost)
+        error = self._error + float(np.square(gone.T @ self._ones).sum())
+        found = self._inverse[:, more]
+        free = np.ones(len(more), dtype=bool)  # whether the others do not span it
+        if self._null.shape[1]:
+            weights = -self._null[more] @ np.linalg.pinv(self._null[lost], rcond=_RANK)
+            free = np.linalg.norm(self._null[more] + weights @ self._null[lost], axis=1) < _SPANNED
+            found = found + self._inverse[:, lost] @ weights.T
+        size = np.linalg.norm(found, axis=0)
+        for _ in range(2):  # once is not enough for orthogonality in floating point, twice is
+            found = found - gone @ (gone.T @ found)
+        norms = np.linalg.norm(found, axis=0)
+        free &= norms > _SPANNED * size
+        grown = np.square(self._ones @ np.where(free, found / np.where(free, norms, 1.0), 0.0))
+        return np.asarray(np.sqrt(np.maximum(error + grown, 0.0) / self._partitions))
 
     def _lost(self, lost: Indices) -> Floats:
         """An orthonormal basis of what is not spanned any more, shape (partitions, dimensions lost)."""

@@ -7,7 +7,7 @@ from anyk.gallery.pictures import Bars, Curves
 from anyk.gallery.table import Case, Table, cases
 from anyk.optimizers import Accelerated
 
-RATES = {"amazon": 10.0, "kc-housing": "exponential:start=0.1,decay=0.99"}
+RATES: dict[str, float | str] = {"amazon": 10.0, "kc-housing": "exponential:start=0.1,decay=0.99"}
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
