@@ -68,7 +68,7 @@ ITEM = Item(
     ),
     panels=(
         Lines("iterations", ("error", "optimal"), "iterations", "error per partition", f"{LOST} of {K} lost at random",
-              by="code", log="xy"),
+              by="code", log="x"),
     ),
     columns=("code", "iterations", "error", "optimal"),
     differs="the paper's figures could not be read; the step is 1 / (|B|_1 |B|_inf), which needs no eigenvalue",
