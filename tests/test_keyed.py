@@ -115,3 +115,29 @@ def test_a_generator_is_fresh_each_time_and_its_own_for_each_key() -> None:
     assert first.tolist() == keyed.generator(5, "code", 3).standard_normal(1000).tolist()
     for other in ((6, "code", 3), (5, "codes", 3), (5, "code", 4), (5, "code")):
         assert not np.isin(keyed.generator(*other).standard_normal(1000), first).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [2, 64, 5000, 300_000])
+def test_digests_notice_every_bit_every_sign_and_every_place(size, dtype):
+    random = np.random.default_rng(size)
+    w = random.standard_normal(size).astype(dtype)
+    whole = keyed.digest(w)
+    assert whole == keyed.digest(w.copy()) and 0 < whole < 2**63
+    others = [-w, w[::-1], np.concatenate([w[: size // 2], -w[size // 2 :]])]
+    for place in (1, size // 3 + 1, size // 2, size - 1):
+        for value in (-w[place], np.nextafter(w[place], dtype(9))):
+            others.append(w.copy())
+            others[-1][place] = value
+        others.append(w.copy())
+        others[-1][[0, place]] = w[[place, 0]]
+    others += [w.reshape(-1, 2).T.ravel()] * (size > 2)
+    # by whole rows of the sums, and by whole parts
+    others += [np.roll(w, by) for by in (1, size // 2, 511, 1022, 511 * 512, 1022 * 512, keyed.PART) if by % size]
+    assert whole not in [keyed.digest(np.ascontiguousarray(other)) for other in others]
+
+
+def test_digests_of_parts_add_up():
+    w = np.arange(3.0 * keyed.PART + 7)
+    parts = [keyed.digest(w[first : first + keyed.PART], first) for first in range(0, w.size, keyed.PART)]
+    assert sum(parts) % 2**63 == keyed.digest(w)

@@ -2,7 +2,7 @@
 
 No draw depends on which draws were made before it, so two strategies, a simulation and a real cluster, or a run and
 its resumption meet the same luck. The bits come from NumPy's Philox, a counter-based generator (Salmon, Moraes, Dror
-and Shaw 2011), keyed by a BLAKE2 hash of the key: the same on every machine.
+and Shaw 2011), keyed by a BLAKE2 hash of the key: the same on every machine. So are the digests of arrays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+PART = 1 << 17  # numbers of an array that are digested, and stepped, at once: they fit into a core's cache
+_LONG = 1 << 13  # bytes that are hashed as they are
+_COLUMNS = 511  # words in a row; odd, as the top bits (signs) of an even number of words would cancel out
+POSITIVE = 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
 _BLOCK = 256  # uniforms made at once for one key; a block of Philox costs about as much as a single draw
 
 
@@ -64,11 +68,26 @@ def integer(seed: int, purpose: str, *ids: int | str) -> int:
     return _key(seed, purpose, ids) >> 65
 
 
-def digest(array: NDArray[Any]) -> int:
-    """What tells arrays apart: the wrapping sum of their words of 8 bytes, or of 4 where they are of 4; 63 bits.
+def digest(array: NDArray[Any], first: int = 0) -> int:
+    """Return a digest of 63 bits of an array's bits and their order.
 
-    >>> digest(np.array([1.0, 2.0])) == digest(np.array([1.0, 2.0 + 1e-15]))
+    The digests of consecutive parts of :data:`PART` numbers, ``first`` being the index of a part's first number, add up
+    to the digest of the whole modulo 2^63. Of long parts only the sums of rows and columns of words are hashed, which
+    is ten times as fast as hashing everything.
+
+    >>> digest(np.array([1.0, 2.0])) == digest(np.array([1.0, -2.0]))
     False
     """
-    words = array.view(np.uint32 if array.itemsize == 4 else np.uint64)
-    return int(np.add.reduce(words, dtype=np.uint64)) & 0x7FFF_FFFF_FFFF_FFFF  # signed, as SQLite's integers are
+    if array.size > PART:
+        starts = range(0, array.size, PART)
+        return sum(digest(array[start : start + PART], first + start) for start in starts) & POSITIVE
+    text = blake2b(first.to_bytes(8, "little"), digest_size=8)
+    plain = array.view(np.uint8)
+    if plain.size > _LONG:
+        rows = plain.size // (8 * _COLUMNS)
+        words = plain[: 8 * rows * _COLUMNS].view(np.uint64).reshape(rows, _COLUMNS)
+        for axis in (0, 1):
+            text.update(np.add.reduce(words, axis=axis))
+        plain = plain[8 * rows * _COLUMNS :]
+    text.update(plain)
+    return int.from_bytes(text.digest(), "little") & POSITIVE

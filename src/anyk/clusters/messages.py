@@ -20,7 +20,6 @@ from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
 WHOLE = slice(None)  # all coordinates
-_POSITIVE = 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
 
 
 def reverse_attack(message: Vector) -> None:
@@ -29,17 +28,14 @@ def reverse_attack(message: Vector) -> None:
 
 
 def checked(message: Vector) -> tuple[str | None, int]:
-    """Why a message must not be used, or None, and its digest: the bits of its sum. One pass over almost all messages.
-
-    Equal bits have equal digests; different ones have different digests but for what rounding hides.
-    """
-    total = np.float64(np.add.reduce(message))
-    bits = int(total.view(np.int64)) & _POSITIVE
-    if np.isfinite(total):
-        return None, bits
-    if np.isnan(message).any():
-        return "not finite (NaN)", bits
-    return (None if np.isfinite(message).all() else "not finite (Inf)"), bits
+    """Return why a message must not be used (None if it may), and its digest."""
+    bits, finite = 0, True
+    for first in range(0, message.size, keyed.PART):  # both while a part is in the cache
+        part = message[first : first + keyed.PART]
+        bits += keyed.digest(part, first)
+        finite = finite and bool(np.isfinite(part).all())
+    why = None if finite else f"not finite ({'NaN' if np.isnan(message).any() else 'Inf'})"
+    return why, bits & keyed.POSITIVE
 
 
 class WrongLength(BadInput):

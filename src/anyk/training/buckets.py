@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-NUMBERS = 1 << 17  # of a part: what a step makes of one in between fits into a core's cache
+from anyk import keyed
+
 _ALONE = 8  # so many parts are done sooner than threads are started
 
 
@@ -22,7 +23,7 @@ def cores() -> int:
 
 def parts_of(size: int) -> list[slice]:
     """A vector of so many numbers in parts."""
-    return [slice(first, min(first + NUMBERS, size)) for first in range(0, size, NUMBERS)]
+    return [slice(first, min(first + keyed.PART, size)) for first in range(0, size, keyed.PART)]
 
 
 def by_part(work: Callable[[slice], int], size: int) -> int:
@@ -45,4 +46,4 @@ def by_part(work: Callable[[slice], int], size: int) -> int:
     else:
         with ThreadPoolExecutor(threads) as pool:
             found = sum(pool.map(quiet, parts))
-    return found & 0x7FFF_FFFF_FFFF_FFFF
+    return found & keyed.POSITIVE

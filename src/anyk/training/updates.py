@@ -108,7 +108,7 @@ class Updates:
 
                 def step(part: slice) -> int:
                     take(part, gradient(part))
-                    return self._digest(out[part], t)
+                    return self._digest(out[part], t, part)
 
                 return out, by_part(step, w.size)
         whole = np.empty_like(w)
@@ -120,13 +120,13 @@ class Updates:
         by_part(write, w.size)
         with np.errstate(over="ignore", invalid="ignore"):
             out = optimizer.step(w, whole, state, t, scale, out=out)
-        return out, by_part(lambda part: self._digest(out[part], t), w.size)
+        return out, by_part(lambda part: self._digest(out[part], t, part), w.size)
 
-    def _digest(self, w: Vector, version: int) -> int:
-        """That of a part of the next version."""
+    def _digest(self, w: Vector, version: int, part: slice) -> int:
+        """Return the digest of ``w``, a part of the next version."""
         if not np.isfinite(np.add.reduce(w)) and not np.isfinite(w).all():
             raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
-        return keyed.digest(w)
+        return keyed.digest(w, part.start)
 
     def _compensation(self, command: Combine, version: int, part: slice) -> NDArray[np.float64] | float:
         """The delay compensation of the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
@@ -168,7 +168,7 @@ class Updates:
 
             def write(part: slice) -> int:
                 blank[part] = target(part)
-                return self._digest(blank[part], version)
+                return self._digest(blank[part], version, part)
 
             return blank, by_part(write, w.size)
         outer = build_optimizer(command.outer[0], lr=command.outer[1])
