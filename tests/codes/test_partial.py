@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from code_oracles import dense, least_squares, subsets
 
+import anyk
 from anyk.codes import PartialStragglers
+from anyk.specs import parse
+from anyk.testing import check_code
 
 
 def private_share(n: int, s: int, alpha: Fraction) -> Fraction:
@@ -44,14 +47,22 @@ def test_shares_of_whole_partitions_are_the_balanced_ones() -> None:
                 assert first == private_share(n, s, alpha)
                 assert code.partitions == n * (w - s) and code.messages == 2 and code.replies == 2 * n
                 if n % (s + 1) == 0:  # groups of equal size: every worker has w partitions
-                    assert {len(held) for held in code.assignment} == {w}
+                    assert {len(held) for held in code.assignment} == {w} == {code.load}
                     assert Fraction(w, code.partitions) == alpha * first
+
+
+@pytest.mark.parametrize("inner", ["frc", "cyclic"])
+def test_the_load_is_the_most_that_any_worker_computes(inner: str) -> None:
+    code = anyk.code(f"partial:stragglers=1,load=3,inner={inner}", workers=7)  # groups of 2, 2 and 3
+    check_code(code)
+    assert code.load == (4 if inner == "frc" else 3)
+    assert anyk.code(code.spec, workers=7) == code
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: f"{code.workers}-{code.spec}")
 def test_private_parts_are_disjoint_and_the_coded_part_is_the_inner_code(code: PartialStragglers) -> None:
     B, n = dense(code), code.workers
-    private = n * (int(code.load or 0) - code.stragglers - 1)
+    private = n * (int(parse(code.spec)[1]["load"]) - code.stragglers - 1)
     first, second = B[0::2], B[1::2]
     assert np.array_equal(first.sum(axis=0), np.r_[np.ones(private), np.zeros(n)])
     assert set(np.unique(first)) <= {0.0, 1.0} and len(set(first.sum(axis=1))) == 1

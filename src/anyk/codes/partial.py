@@ -28,7 +28,8 @@ class PartialStragglers(Code):
     partitions. Every worker's first message is needed, so no dead worker is tolerated.
 
     ``stragglers`` left out is 1; ``load`` left out is twice ``stragglers + 1`` (alpha = 2). ``inner`` is the code of
-    the second part, ``frc`` or ``cyclic``.
+    the second part, ``frc`` or ``cyclic``. Where ``s + 1`` does not divide ``workers``, ``frc`` has larger groups, whose
+    workers compute more than was asked for; the attribute ``load`` is the most that any worker computes.
 
     >>> code = PartialStragglers(4, stragglers=1, load=4)
     >>> code.partitions, code.messages, code.alpha
@@ -51,26 +52,23 @@ class PartialStragglers(Code):
                 f"partial:load={w} leaves no private part with stragglers={s}; load must be at least {s + 2}, "
                 f"or use {self.inner}:stragglers={s}"
             )
-        object.__setattr__(self, "load", w)
+        object.__setattr__(self, "_share", w)
+        object.__setattr__(self, "load", max(len(held) for held in self.assignment))
 
     @property
     def spec(self) -> str:
         """See :attr:`Code.spec`."""
         inner = "" if self.inner == "frc" else f",inner={self.inner}"
-        return f"partial:stragglers={self.stragglers},load={self.load}{inner}"
+        return f"partial:stragglers={self.stragglers},load={self.__dict__['_share']}{inner}"
 
     @property
     def alpha(self) -> float:
         """How many times slower a straggler may be without being waited for."""
-        return self._share / self._private
-
-    @property
-    def _share(self) -> int:
-        return self.load
+        return (self._private + self.stragglers + 1) / self._private
 
     @property
     def _private(self) -> int:
-        return self._share - self.stragglers - 1
+        return int(self.__dict__["_share"]) - self.stragglers - 1
 
     @fixed_property
     def code(self) -> Code:
