@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import anyk
 from anyk import Evaluate
 from anyk.cli import main
+from anyk.clusters.processes import aside as aside_module
 from anyk.problems.many import ManyProblems
 from anyk.testing.problems import Squares
 from anyk.training.config import read_config
@@ -333,6 +334,41 @@ def test_a_process_that_evaluates_is_replaced_once(tmp_path):
         left.write_text("xx")
         with pytest.raises(anyk.RunFailed, match="was killed by SIGKILL, twice at the same model; it may lack memory"):
             aside.loss(problem.initial())
+
+
+@pytest.mark.parametrize(("cluster", "deaths", "known"), [("simulated", 2, 2), ("processes", 99, 0)])
+def test_training_goes_on_where_the_process_that_evaluates_dies(tmp_path, cluster, deaths, known):
+    left = tmp_path / "left"
+    left.write_text("x" * deaths)
+    run = anyk.train(
+        Mortal(4, left), "uncoded", cluster, workers=4, steps=2, optimizer=anyk.optimizers.GD(lr=0.1),
+        evaluate=Evaluate(where="aside", every=1),
+    )  # fmt: skip
+    plain = anyk.train(Squares(4), "uncoded", fleet(), steps=2, optimizer=anyk.optimizers.GD(lr=0.1))
+    assert np.array_equal(run.model, plain.model) and len(evaluated(run)) == known
+    (_, why, *again) = [note["text"] for note in run.notes if note["kind"] == "not evaluated"] + [""] * (known > 0)
+    assert known or (why.startswith("the process that evaluates is not started again") and not again)
+    assert len(left.read_bytes()) == max(0, deaths - 4)  # as a failure, two processes each at two models
+
+
+def test_a_run_for_a_target_ends_where_nothing_can_be_evaluated(tmp_path):
+    left = tmp_path / "left"
+    left.write_text("x" * 99)
+    with pytest.raises(anyk.RunFailed, match="whether the target is reached cannot be told any more: the process"):
+        anyk.train(
+            Mortal(4, left), "uncoded", fleet(), optimizer=anyk.optimizers.GD(lr=0.1), target=1e-9,
+            evaluate=Evaluate(where="aside", every=1),
+        )  # fmt: skip
+
+
+def test_a_process_that_evaluates_and_is_frozen_is_replaced(monkeypatch):
+    monkeypatch.setattr(aside_module, "_SILENCE", 2.5)
+    problem = Squares(4)
+    with evaluating(Evaluate(where="aside"), problem) as aside:
+        first = aside.loss(problem.initial())
+        frozen = aside.aside.pid
+        os.kill(frozen, signal.SIGSTOP)
+        assert aside.loss(problem.initial()) == first and aside.aside.pid != frozen
 
 
 def test_problems_that_cannot_go_aside_get_a_sentence():

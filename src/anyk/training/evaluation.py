@@ -163,9 +163,12 @@ class Evaluator:
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # a model about to diverge is worth what it is worth
             problem = problem_of(self.problem, slot)
+            metrics, loss = dict[str, float](), None
             try:
                 metrics = problem.metrics(w)
-                loss = self._loss_of(problem, w) if self._loss else None
+                loss = problem.loss(w) if self._loss else None
+            except Unheld as unheld:
+                self.unknown = unheld
             except (BadInput, RunFailed):
                 raise
             except Exception as error:  # a user's problem may raise anything
@@ -177,13 +180,6 @@ class Evaluator:
             self._note(evaluation)
             self._fresh.append((evaluation, w))
             self._kept.pop((slot, version), None)
-
-    def _loss_of(self, problem: Problem, w: Vector) -> float | None:
-        try:
-            return problem.loss(w)
-        except Unheld as unheld:
-            self.unknown = unheld
-            return None
 
     def _look_now_and_then(self) -> None:
         rest = 0.0  # until when only to take copies

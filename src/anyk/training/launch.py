@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from anyk.clusters import Cluster
+from anyk.clusters.processes.aside import EvaluatedAside
+from anyk.clusters.remote.losses import Unheld
 from anyk.errors import RunFailed, told
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
-from anyk.problems.many import problem_of
+from anyk.problems.many import each_of, problem_of
 from anyk.protocol import Lost, Strategy
 from anyk.training import checkpoints, hookstates
 from anyk.training.asking import Asking, by_workers
@@ -77,6 +79,9 @@ class Launch:
         self._unknown = ""  # why the loss of a version was not known, as the log has it
         if self._evaluate is not None and self._evaluate.where == "workers":
             self._evaluated, self._asking = by_workers(self._evaluate, problem, cluster)
+        for one in each_of(evaluated):
+            if isinstance(one, EvaluatedAside):
+                one.aside.interrupted = lambda: self.driver.interrupted
         self._at_once = cluster.virtual or optimizer.watches is not None  # what is evaluated changes the next step
         self._begun = False  # before it has, nothing is written
         self._hooks = hooks = Hooks(beside.callbacks)
@@ -163,7 +168,7 @@ class Launch:
     def _drive(self) -> None:
         driver, saved = self.driver, self._saved
         with contextlib.ExitStack() as driving:
-            driving.enter_context(_patient_interrupts(driver))
+            driving.enter_context(_patient_interrupts(driver, lambda: self._evaluator is not None))
             driving.enter_context(_quick_switching())
             if self._evaluate is not None:
                 first_metrics(self._evaluated)  # what metrics import is not to be imported on the clock
@@ -239,7 +244,11 @@ class Launch:
         if not gives_loss(self._beside.evaluate):
             raise RunFailed(needs_loss(self._strategy.spec))
         assert self._evaluator is not None
-        return problem_of(self._evaluator.problem, slot).loss(w)
+        try:
+            return problem_of(self._evaluator.problem, slot).loss(w)
+        except Unheld as unheld:
+            self._note_unknown(unheld)
+            return float("nan")
 
     def _keep_first(self) -> None:
         """Evaluate the versions with which the run begins or goes on."""
@@ -285,11 +294,16 @@ class Launch:
         unknown = self._evaluator.unknown
         for evaluation, w in self._evaluator.fresh():
             self._log.evaluation(evaluation)
-            if evaluation.loss is None and unknown is not None and str(unknown) != self._unknown:
-                self._unknown = str(unknown)
-                self._log.note(self.driver.now, "not evaluated", self._unknown)
+            if evaluation.loss is None and unknown is not None:
+                self._note_unknown(unknown)
             if self._evaluations:
                 self._news.append(("on_evaluation", EvaluationInfo(*evaluation, w.copy())))
+
+    def _note_unknown(self, unheld: Unheld) -> None:
+        """Log why a version was not evaluated, once for each reason."""
+        if str(unheld) != self._unknown:
+            self._unknown = str(unheld)
+            self._log.note(self.driver.now, "not evaluated", self._unknown)
 
     def _after_loss(self, event: Lost) -> None:
         self._tell("on_worker_lost", LostInfo(event.worker, self.driver.step, event.time, event.reason, event.gone))
@@ -410,15 +424,15 @@ class Launch:
 
 
 @contextlib.contextmanager
-def _patient_interrupts(driver: Driver) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run between two events; a second one at once."""
+def _patient_interrupts(driver: Driver, started: Callable[[], bool]) -> Iterator[None]:
+    """Have the first Ctrl-C or SIGTERM end the run between two events; a second, or one before the start, at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def note(number: int, _: Any) -> None:
         del number
-        if driver.interrupted:
+        if driver.interrupted or not started():
             raise KeyboardInterrupt
         driver.interrupt()
 

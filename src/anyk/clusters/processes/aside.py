@@ -10,16 +10,21 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from anyk.clusters.processes.memory import Segment, place_buffers
+from anyk.clusters.remote.losses import Unheld
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector
@@ -28,6 +33,11 @@ from anyk.problems.many import ManyProblems, sampled
 _BOOT = "import json, sys; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; "
 _BOOT += "from anyk.clusters.processes.aside import main; main(s)"
 _DYING = 5.0  # seconds that a process may take to end after it has hung up
+_BEAT = 1.0  # seconds between two signs of life of the process
+_START, _SILENCE = 120.0, 60.0  # seconds until the first one, and without a further one, after which it is ended
+_INTERRUPTED = 5.0  # the same, while a run is being interrupted
+_TRIES = 2  # processes that may end at one model, and models in a row at which they may, before no more are started
+_TELLING = threading.Lock()
 _ERRORS: dict[str, type[Exception]] = {"BadInput": BadInput, "RunFailed": RunFailed}
 
 
@@ -35,7 +45,8 @@ class Aside:
     """A process that evaluates a problem, on so many ``samples`` or on all; a context manager.
 
     ``problem`` is what stands for it here: its objective and metrics are those that the process computes. It starts
-    when it is first asked; one that is killed is replaced once, and asked again.
+    when it is first asked. One that is killed, or gives no sign of life for a minute, is replaced, and asked again.
+    ``interrupted`` returns whether the run is to end soon, so that less patience is due.
 
     Raises :class:`~anyk.errors.BadInput` for problems that cannot be sent there.
     """
@@ -51,16 +62,21 @@ class Aside:
             self._data.memory[start : start + length] = buffer
         self._model = Segment.create(problem.dimension * problem.dtype.itemsize, "model")
         self._dtype, self._samples, self._places = problem.dtype, samples, places
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread, self._silence = b"", _START
+        self._failed = Counter[str]()  # models in a row whose loss, or metrics, could not be computed
+        self._closed = False
+        self.interrupted: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()  # the driver and the thread that evaluates may ask
-        self.problem: Problem = _Evaluated(problem, self, 0)
+        self.problem: Problem = EvaluatedAside(problem, self, 0)
         if isinstance(problem, ManyProblems):
-            self.problem = ManyProblems([_Evaluated(one, self, i) for i, one in enumerate(problem.each)])
+            self.problem = ManyProblems([EvaluatedAside(one, self, i) for i, one in enumerate(problem.each)])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed = True
         self._end()
         self._data.close()
         self._model.close()
@@ -71,26 +87,36 @@ class Aside:
         return None if self._process is None else self._process.pid
 
     def ask(self, what: Literal["loss", "metrics"], model: int, w: Vector) -> Any:
-        """What the problem of a model says of ``w``; raises what it raises there."""
-        question = json.dumps([what, model, w.size]) + "\n"
+        """Return what the problem of a model says of ``w``; raises what it raises there.
+
+        Raises :class:`~anyk.clusters.remote.losses.Unheld` where one process after the other ends of it.
+        """
+        question = json.dumps([what, model, w.size]).encode() + b"\n"
         with self._lock:
-            for _ in range(2):
+            why = "is not started again"
+            for _ in range(_TRIES if self._failed[what] < _TRIES else 0):
+                if self._closed:
+                    raise RunFailed("the run has ended, and with it the process that evaluates")
                 process = self._process = self._process or self._start()
-                assert process.stdin is not None and process.stdout is not None
+                assert process.stdin is not None
                 self._model.array(0, w.size, self._dtype)[:] = w
-                line = ""
+                line = None
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(question)
                     process.stdin.flush()
-                    line = process.stdout.readline()
+                    line = self._read_line(process)
                 if line:
+                    self._failed[what] = 0
                     break
-                ended = self._end(_DYING)
-            else:
+                ended = self._end(_DYING if line is None else 0.0)
                 why = f"was killed by {signal.Signals(-ended).name}" if ended < 0 else f"exited with code {ended}"
-                raise RunFailed(
-                    f"the process that evaluates {why}, twice at the same model; it may lack memory: evaluate on fewer "
-                    "samples, or with where='driver'"
+                why = f"{why if line is None else 'gave no sign of life'}, twice at the same model"
+            else:
+                self._failed[what] += 1
+                raise Unheld(
+                    f"the process that evaluates {why}; it may lack memory: evaluate on fewer samples, or with "
+                    "where='driver'",
+                    forever=self._failed[what] >= _TRIES,
                 )
         answer = json.loads(line)
         if isinstance(answer, list):
@@ -98,7 +124,26 @@ class Aside:
             raise _ERRORS.get(kind, type(kind, (Exception,), {}))(text)
         return answer["is"]
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _read_line(self, process: subprocess.Popen[bytes]) -> bytes | None:
+        """Return the next answer; None where the process has ended, nothing where it has been silent for too long."""
+        assert process.stdout is not None
+        heard = time.monotonic()
+        while True:
+            answers = [line for line in self._unread.split(b"\n")[:-1] if line]  # empty lines are signs of life
+            self._unread = self._unread.rpartition(b"\n")[2]
+            if answers:
+                return answers[-1]
+            if select.select([process.stdout], [], [], 0.1)[0]:
+                data = os.read(process.stdout.fileno(), 1 << 16)
+                if not data:
+                    return None
+                self._unread += data
+                heard = time.monotonic()
+                self._silence = _SILENCE
+            elif time.monotonic() - heard > (_INTERRUPTED if self.interrupted() else self._silence):
+                return b""
+
+    def _start(self) -> subprocess.Popen[bytes]:
         fds = [self._data.fd, self._model.fd]
         setup = {
             "path": [entry or str(Path.cwd()) for entry in sys.path],
@@ -107,6 +152,7 @@ class Aside:
             "dtype": self._dtype.str,
             "samples": self._samples,
         }
+        self._unread, self._silence = b"", _START
         environment = dict(os.environ)
         jax = sys.modules.get("jax")
         if jax is not None and jax.config.jax_enable_x64:  # what the script has set, not its environment
@@ -116,9 +162,8 @@ class Aside:
             pass_fds=fds,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
+            process_group=0,  # Ctrl-C in the terminal reaches the driver alone; one that is stopped ends with it
         )
 
     def _end(self, within: float = 0.0) -> int:
@@ -129,36 +174,37 @@ class Aside:
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(within)
-        process.kill()
+        process.kill()  # also of one that is stopped
         for pipe in (process.stdout, process.stdin):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
         return process.wait()
 
 
-class _Evaluated:
+class EvaluatedAside:
     """A problem that is evaluated elsewhere; all else is its own."""
 
     def __init__(self, problem: Problem, aside: Aside, model: int) -> None:
-        self._problem, self._aside, self._model = problem, aside, model
+        self._problem, self.aside, self._model = problem, aside, model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)
 
     def loss(self, w: Vector) -> float:
         """See :class:`~anyk.problems.base.Problem`."""
-        return float(self._aside.ask("loss", self._model, w))
+        return float(self.aside.ask("loss", self._model, w))
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """See :class:`~anyk.problems.base.Problem`."""
-        found: dict[str, float] = self._aside.ask("metrics", self._model, w)
+        found: dict[str, float] = self.aside.ask("metrics", self._model, w)
         return found
 
 
 def main(setup: dict[str, Any]) -> None:
     """Entry point of the process: questions come by standard input, answers go to standard output."""
-    out = os.fdopen(os.dup(1), "w")
+    out = os.dup(1)
     os.dup2(2, 1)  # what a user's function prints is for people
+    threading.Thread(target=_beat, args=(out,), daemon=True).start()
     questions: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(questions,), daemon=True).start()
     data, models = (Segment(fd, size) for fd, size in setup["segments"])
@@ -173,8 +219,22 @@ def main(setup: dict[str, Any]) -> None:
         except Exception as error:  # a user's problem may raise anything
             known = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]
             answer = [(known or [type(error).__name__])[0], str(error)]
-        out.write(json.dumps(answer) + "\n")
-        out.flush()
+        _tell(out, json.dumps(answer).encode())
+
+
+def _beat(out: int) -> None:
+    """Give signs of life until the process ends."""
+    while True:
+        _tell(out, b"")
+        time.sleep(_BEAT)
+
+
+def _tell(out: int, line: bytes) -> None:
+    """Write a line, beside what the other thread writes."""
+    with _TELLING:
+        data = line + b"\n"
+        while data:
+            data = data[os.write(out, data) :]
 
 
 def _listen(questions: queue.SimpleQueue[str]) -> None:
