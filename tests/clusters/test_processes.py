@@ -15,6 +15,7 @@ import pytest
 import scipy.sparse
 
 import anyk
+from anyk.clusters.processes import cluster as processes
 from anyk.testing import Squares
 from anyk.training.callbacks import Watching
 
@@ -46,6 +47,59 @@ def test_workers_share_the_import_of_torch():
 
     with anyk.train(Modules(2), "uncoded", anyk.clusters.Processes(2), steps=1) as run:
         assert run.steps == 1
+
+
+class Heavy(Squares):
+    """Its workers import a module."""
+
+    def split(self, partitions, shares=None):
+        made = super().split(partitions, shares)
+        made.load = needs_heavy
+        return made
+
+
+def needs_heavy(partitions):
+    import anyk_heavy  # noqa: F401
+
+
+def test_workers_share_modules_that_are_preloaded(tmp_path, monkeypatch):
+    (tmp_path / "anyk_heavy.py").write_text(
+        f"import os\nwith open({str(tmp_path / 'imports')!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cluster = anyk.cluster("processes:preload=json/anyk_heavy", workers=2)
+    assert cluster.spec == "processes:preload=json/anyk_heavy"
+    for _ in range(2):  # the second time another helper program
+        anyk.train(Heavy(2), "uncoded", cluster, steps=1).close()
+    pids = (tmp_path / "imports").read_text().split()
+    assert len(pids) == 2 and str(os.getpid()) not in pids
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("import anyk_missing", r"preload=anyk_heavy: the module cannot be imported \(ModuleNotFoundError: No module"),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            "preload=anyk_heavy: importing it starts 1 threads, which must not be shared with workers; leave it out",
+        ),
+        ("import sys\nsys.modules['jax'] = sys", "preload=anyk_heavy: importing it imports JAX"),
+    ],
+)
+def test_modules_that_must_not_be_shared_are_refused(tmp_path, monkeypatch, text, sentence):
+    (tmp_path / "anyk_heavy.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(anyk.BadInput, match=sentence):
+        anyk.train(Squares(2), "uncoded", anyk.clusters.Processes(2, preload=["anyk_heavy"]), steps=1)
+
+
+def test_modules_that_a_run_folder_names_need_trust(tmp_path):
+    cluster = anyk.clusters.Processes(2, preload=["json"])
+    anyk.train(Squares(2), "uncoded", cluster, steps=1, out=tmp_path / "run").close()
+    with pytest.raises(anyk.BadInput, match="names the cluster 'processes:preload=json', which may belong to somebody"):
+        anyk.resume(tmp_path / "run", problem=Squares(2), steps=2)
+    with anyk.resume(tmp_path / "run", problem=Squares(2), steps=2, trust=True) as run:
+        assert run.steps == 2
 
 
 def test_injected_delays_are_those_of_the_simulator():
@@ -328,6 +382,52 @@ def test_the_helper_is_started_again_and_the_workers_join_in():
     assert len(lost) == 6
     assert all("the helper program that starts workers has ended" in text for text in lost)
     assert wait_gone(list(pids)) == []
+
+
+def test_a_helper_that_is_frozen_is_replaced():
+    cluster = anyk.clusters.Processes(3, delays=anyk.delays.Constant(0.01))
+    helpers = []
+
+    def watch(driver, evaluator):
+        helpers.append(cluster.helper)
+        if driver.step == 3:
+            os.kill(cluster.helper, signal.SIGSTOP)
+            cluster._helper_heard -= 1000.0
+
+    run = anyk.train(Squares(3), "uncoded", cluster, steps=12, callbacks=[Watching(watch)])
+    lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
+    assert run.steps == 12 and len(set(helpers)) == 2
+    assert len(lost) == 3 and all("the helper program that starts workers has ended" in text for text in lost)
+
+
+def test_a_helper_that_is_frozen_at_the_start_ends_the_run_with_a_sentence(monkeypatch):
+    monkeypatch.setattr(processes, "_START", 0.5)
+    monkeypatch.setattr(processes, "_ENDING", 0.1)
+    cluster = anyk.clusters.Processes(3)
+    cluster.prepare()
+    os.kill(cluster.helper, signal.SIGSTOP)
+    with pytest.raises(anyk.RunFailed, match=r"workers \[0, 1, 2\] did not load their partitions within"):
+        anyk.train(Squares(3), "uncoded", cluster, steps=3)
+
+
+def test_while_workers_start_one_interrupt_is_enough(monkeypatch):
+    monkeypatch.setattr(processes, "_ENDING", 0.1)
+    cluster = anyk.clusters.Processes(3)
+    cluster.prepare()
+    os.kill(cluster.helper, signal.SIGSTOP)
+    interrupt = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        anyk.train(Squares(3), "uncoded", cluster, steps=3)
+    interrupt.join()
+
+
+def test_a_frozen_helper_ends_with_its_driver():
+    script = "import anyk, os, signal; cluster = anyk.clusters.Processes(2); cluster.prepare(); "
+    script += "os.kill(cluster.helper, signal.SIGSTOP); print(cluster.helper, flush=True); "
+    script += "os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, start_new_session=True)
+    assert done.returncode == -signal.SIGKILL and wait_gone([int(done.stdout)]) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

@@ -26,11 +26,11 @@ def _processes(
     communication: Communication | None = None,
     byzantine: tuple[int, ...] = (),
     children: int = 64,
+    preload: tuple[str, ...] = (),
 ) -> Cluster:
-    """Processes on this machine (default); byzantine: Byzantine workers, as 3/7; children: processes each may start."""
-    return Processes(
-        workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication, children=children
-    )
+    """Processes on this machine (default); byzantine: 3/7; children: processes each may start; preload: modules."""
+    return Processes(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication,
+                     children=children, preload=preload)  # fmt: skip
 
 
 @register("mpi")

@@ -287,10 +287,14 @@ def check_two_models(make: MakeCluster) -> None:
 
 
 def check_equal_bits(make: MakeCluster) -> None:
-    """Equal sets of replies give equal bits, whatever the order in which they come."""
-    one = _run(build("frc:stragglers=1", workers=_N), make(_N, _Staggered(value=0.01)), 3)
-    two = _run(build("frc:stragglers=1", workers=_N), make(_N, None), 3)
-    assert np.array_equal(one.models["model"], two.models["model"]), "the same sums differ in their bits"
+    """Equal sets of replies give equal bits, whatever their order, and also where a cluster is used a second time."""
+    late, plain = make(_N, _Staggered(value=0.01)), make(_N, None)
+    models = []
+    for cluster in (late, plain, late):
+        driver = _run(build("frc:stragglers=1", workers=_N), cluster, 3)
+        models.append(driver.models["model"].copy())
+    assert np.array_equal(models[0], models[1]), "the same sums differ in their bits"
+    assert np.array_equal(models[0], models[2]), "a cluster that is used a second time gives another model"
 
 
 def check_the_newest_task_wins(make: MakeCluster) -> None:

@@ -42,8 +42,9 @@ def check_rows(problem: Problem, strategy: Strategy) -> None:
 
 
 def check_address(cluster: str, of: str, *, trust: bool) -> None:
-    """Raise where a folder names a cluster elsewhere and is not trusted."""
-    if not trust and parse(cluster)[1].get("address", "auto") != "auto":
+    """Raise where a folder that is not trusted names a cluster elsewhere, or modules for its workers to import."""
+    settings = parse(cluster)[1]
+    if not trust and (settings.get("address", "auto") != "auto" or "preload" in settings):
         raise BadInput(
             f"{of} names the cluster '{cluster}', which may belong to somebody else; if it is yours, trust the "
             "folder with "

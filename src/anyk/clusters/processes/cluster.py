@@ -45,10 +45,12 @@ _BUFFERS = 4  # reply buffers a worker; when all but one hold messages not yet u
 _BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
 _HELPERS, _WITHIN = 5, 60.0  # so many helper programs may end within so many seconds
 _START = 120.0  # seconds a worker may take to load its partitions before the start is given up
+_SILENCE = 120.0  # seconds without a sign of life after which the helper program is replaced
+_ENDING = 10.0  # seconds that the helper program may take to end its workers and itself
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _SHARED = ("scipy.sparse", "torch")  # what workers need of it is imported once for all; JAX must not be forked
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import forkserver; "
-_BOOT += "forkserver.main(int(sys.argv[1]))"
+_BOOT += "forkserver.main(int(sys.argv[1]), json.loads(sys.argv[3]))"
 
 
 class _ProcessHandle(WorkerHandle):
@@ -70,6 +72,8 @@ class Processes(Remote[_ProcessHandle]):
     Data, models and messages exist once, in shared memory without a name; when the driver ends, however it ends, so
     does everything else.
 
+    ``preload``: modules that take long to import, such as ``transformers``: the helper program imports them once, and
+    all workers share them. Not those that start threads or use JAX, which workers must import afresh.
     ``children``: the most processes of its own that a worker may have at once, such as those of a ``DataLoader``; a
     worker with more is ended with all of them. A process that begins a session of its own (``setsid``), as a server
     does, is neither counted nor ended.
@@ -93,10 +97,11 @@ class Processes(Remote[_ProcessHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
         children: int = 64,
+        preload: Sequence[str] = (),
     ) -> None:
         if children < 0:
             raise BadInput(f"children (processes that a worker may start) must be at least 0, got {children}")
-        self.children = children
+        self.children, self.preload = children, tuple(preload)
         super().__init__(
             workers,
             _ProcessHandle,
@@ -114,15 +119,15 @@ class Processes(Remote[_ProcessHandle]):
         self._pipe = self._into_pipe = -1
         self._briefing = b""  # what a helper program is told at the start
         self._helper_gone = False  # whether the helper program has been found to have ended
+        self._helper_heard = 0.0  # when it last gave a sign of life
         self._helpers_ended: list[float] = []
         self._unread = b""
 
     @property
     def spec(self) -> str:
         """The short form, without workers, delays and seed."""
-        return show(
-            self.name, {"byzantine": self.byzantine, "children": self.children}, {"byzantine": (), "children": 64}
-        )
+        values = {"byzantine": self.byzantine, "children": self.children, "preload": self.preload}
+        return show(self.name, values, {"byzantine": (), "children": 64, "preload": ()})
 
     @property
     def helper(self) -> int | None:
@@ -139,14 +144,14 @@ class Processes(Remote[_ProcessHandle]):
         environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
         path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
         self._forkserver = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(theirs.fileno()), path],
+            [sys.executable, "-c", _BOOT, str(theirs.fileno()), path, json.dumps(self.preload)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the driver alone
+            process_group=0,  # Ctrl-C in the terminal reaches the driver alone; one that is stopped ends with it
         )
         theirs.close()
-        self._link = ours
+        self._link, self._unread = ours, b""
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """See :meth:`Cluster.open`."""
@@ -219,10 +224,12 @@ class Processes(Remote[_ProcessHandle]):
         self.prepare()
         assert self._link is not None
         fds = [*[segment.fd for segment in self._segments], self._into_pipe]
+        self._link.settimeout(_START)
         with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
             socket.send_fds(self._link, [len(self._briefing).to_bytes(8, "little")], fds)
             self._link.sendall(self._briefing)
         self._link.setblocking(False)
+        self._helper_heard = time.monotonic()  # from now on it gives signs of life
 
     def _write_data(self, buffers: list[memoryview]) -> tuple[list[tuple[int, int]], Segment]:
         """The partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
@@ -253,7 +260,7 @@ class Processes(Remote[_ProcessHandle]):
         theirs, handle.doorbell = os.pipe()
         os.set_blocking(handle.doorbell, False)
         assert self._link is not None
-        self._link.setblocking(True)
+        self._link.settimeout(_START)
         with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
             # one request a message: the helper reads a request and its descriptor together
             socket.send_fds(self._link, [json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"], [theirs])
@@ -281,7 +288,6 @@ class Processes(Remote[_ProcessHandle]):
         while select.select([self._pipe], [], [], 0)[0]:
             self._read_records()  # what they said before still counts
         self._forkserver = self._link = None
-        self._unread = b""
         self._brief_helper()
         for worker, handle in enumerate(self._handles):
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
@@ -299,16 +305,19 @@ class Processes(Remote[_ProcessHandle]):
             self._link = None
         if self._forkserver is not None:
             try:
-                self._forkserver.wait(10)
+                self._forkserver.wait(_ENDING)
             except subprocess.TimeoutExpired:
                 self._forkserver.kill()  # the kernel ends its workers with it
                 self._forkserver.wait()
+            self._forkserver = None
         for fd in (self._pipe, self._into_pipe):
             if fd >= 0:
                 os.close(fd)
         self._pipe = self._into_pipe = -1
         for segment in self._segments:
             segment.close()
+        self._segments = []
+        self._opened = False
 
     # ------------------------------------------------------------------------------------------- commands and events
 
@@ -337,6 +346,8 @@ class Processes(Remote[_ProcessHandle]):
             if self._helper_gone:
                 self._helper_gone = False
                 self._replace_helper()
+        elif time.monotonic() - self._helper_heard > _SILENCE and self._forkserver is not None:
+            self._forkserver.kill()  # it is frozen, and would tell of no death
 
     def _read_records(self) -> None:
         data = os.read(self._pipe, RECORD.size * 512)
@@ -359,9 +370,12 @@ class Processes(Remote[_ProcessHandle]):
         if not data:
             self._helper_gone = True
             return True
+        self._helper_heard = time.monotonic()
         *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
+        for line in filter(None, lines):  # empty ones are signs of life
             news = json.loads(line)
+            if "refused" in news:
+                raise BadInput(news["refused"])
             if "forked" in news:
                 if news["incarnation"] == self._handles[news["forked"]].incarnation:
                     self.pids[news["forked"]] = news["pid"]

@@ -20,7 +20,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from anyk.clusters.processes import worker as worker_module
@@ -28,6 +29,7 @@ from anyk.clusters.processes import worker as worker_module
 _PR_SET_PDEATHSIG = 1
 _FROM_OUTSIDE, OWN_DOING = 1, 4  # how much a death speaks against its worker
 _EVERY = 0.25  # seconds between two counts of the workers' processes
+_BEATS = 40  # so many of them between two signs of life
 
 
 class ForkServer:
@@ -53,6 +55,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         gc.collect()
         gc.freeze()  # a collection in a worker would copy every page it looks at
+        counts = 0
         try:
             while True:
                 link = self._link.fileno()
@@ -60,6 +63,9 @@ class ForkServer:
                 if time.monotonic() >= due:
                     self._count()
                     due = time.monotonic() + _EVERY
+                    counts += 1
+                    if counts % _BEATS == 0:
+                        self._link.sendall(b"\n")
                 if waker_read in ready:
                     os.read(waker_read, 4096)
                     self._reap()
@@ -198,11 +204,40 @@ def _sessions() -> Iterator[tuple[int, int]]:
             yield pid, os.getsid(pid)
 
 
-def main(fd: int) -> None:
-    """Entry point: ``fd`` is the socket to the driver."""
+def _threads() -> int:
+    """Return the number of threads that a fork would lose; jemalloc starts its own again in the child."""
+    if sys.platform == "linux":
+        names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
+        return sum("jemalloc" not in name for name in names)
+    import psutil
+
+    return int(psutil.Process().num_threads())
+
+
+def _preload(modules: Sequence[str]) -> str | None:
+    """Import modules that workers are to share; returns why that cannot be, None if it can."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            return f"preload={name}: the module cannot be imported ({type(error).__name__}: {error})"
+        started = _threads() - 1
+        why = f"starts {started} threads" if started else "imports JAX" if "jax" in sys.modules else None
+        if why is not None:
+            return f"preload={name}: importing it {why}, which must not be shared with workers; leave it out"
+    return None
+
+
+def main(fd: int, preload: Sequence[str]) -> None:
+    """Entry point: ``fd`` is the socket to the driver, ``preload`` names the modules that workers are to share."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    link = socket.socket(fileno=fd)
     try:
-        ForkServer(socket.socket(fileno=fd)).serve()
+        refused = _preload(preload)
+        if refused is not None:
+            link.sendall(json.dumps({"refused": refused}).encode() + b"\n")
+            return
+        ForkServer(link).serve()
     except (BrokenPipeError, ConnectionResetError):
         return  # the driver went away in mid-sentence; the workers have been ended

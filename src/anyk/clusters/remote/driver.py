@@ -74,6 +74,7 @@ class Remote(Cluster, Generic[H]):
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
         super().__init__(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
+        self._handle = handle
         self._handles = [handle() for _ in range(workers)]
         self._news: deque[Notice | Died | ProjectMessage] = deque()  # acted on when the driver comes to it
         self._alarms: dict[str, float] = {}
@@ -111,7 +112,10 @@ class Remote(Cluster, Generic[H]):
         if partitions is None:
             raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
         if self._opened:
-            raise BadInput("this cluster is in use already; make one for each run")
+            raise BadInput("this cluster is in use by another run that has not ended; make a cluster for each of them")
+        self._handles = [self._handle() for _ in range(self.workers)]
+        for known in (self._news, self._alarms, self._newest):
+            known.clear()
         messages = Messages(partitions, layout.blocks, self.seed, together=layout.together)
         self.injection.start(layout, messages)
         self._payload = payload(messages)
