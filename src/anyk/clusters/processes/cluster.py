@@ -73,7 +73,7 @@ class Processes(Remote[_ProcessHandle]):
     does everything else.
 
     ``preload``: modules that take long to import, such as ``transformers``: the helper program imports them once, and
-    all workers share them. Not those that start threads or use JAX, which workers must import afresh.
+    all workers share them. Modules that start threads are refused, as a fork would lose these.
     ``children``: the most processes of its own that a worker may have at once, such as those of a ``DataLoader``; a
     worker with more is ended with all of them. A process that begins a session of its own (``setsid``), as a server
     does, is neither counted nor ended.

@@ -221,10 +221,8 @@ def _preload(modules: Sequence[str]) -> str | None:
             importlib.import_module(name)
         except Exception as error:
             return f"preload={name}: the module cannot be imported ({type(error).__name__}: {error})"
-        started = _threads() - 1
-        why = f"starts {started} threads" if started else "imports JAX" if "jax" in sys.modules else None
-        if why is not None:
-            return f"preload={name}: importing it {why}, which must not be shared with workers; leave it out"
+        if started := _threads() - 1:
+            return f"preload={name}: importing it starts {started} threads, which workers cannot share; leave it out"
     return None
 
 
