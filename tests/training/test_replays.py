@@ -69,6 +69,27 @@ def test_a_run_that_was_resumed_replays(tmp_path):
         assert run.model.tobytes() == whole.model.tobytes() and run.steps == 3
 
 
+@pytest.mark.parametrize(
+    ("spec", "kept"),
+    [
+        ("diloco:tau=3,inner=adamw", "optimiser states"),
+        ("pasgd:tau=3,inner=momentum,keep=true", "optimiser states"),
+        ("compressed:of=sync,by=(top-k:share=0.5)", "error feedback"),
+    ],
+)
+def test_what_workers_forget_on_resume_is_told_and_replayed(spec, kept, tmp_path):
+    optimizer = anyk.optimizers.GD(lr=0.05)
+    cluster = anyk.clusters.Processes(3)
+    anyk.train(Squares(3), spec, cluster, optimizer=optimizer, steps=5, out=tmp_path / "run").close()
+    told = []
+    for steps in (9, 12):
+        with anyk.resume(tmp_path / "run", problem=Squares(3), steps=steps, tell=told.append) as run:
+            replay, notes = anyk.replay(run, problem=Squares(3)), run.notes
+    assert told == [f"the workers start with fresh {kept}: what they had is not saved"] * 2
+    assert [note["text"] for note in notes if note["kind"] == "workers reset"] == told
+    assert str(replay).endswith("reset 2 times by resume: the same decisions and the same bits of model"), replay
+
+
 @pytest.mark.parametrize("spec", ["diloco:tau=3", "compressed:of=sync,by=(top-k:share=0.5)"])
 def test_what_a_worker_lost_when_it_died_is_lost_in_the_replay(spec):
     outages = [anyk.clusters.Outage(3.0, worker, 3.2) for worker in range(6)]

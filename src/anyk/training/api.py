@@ -43,7 +43,7 @@ from anyk.training.digests import (
 from anyk.training.environment import environment, new_major
 from anyk.training.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate, spec_of
 from anyk.training.folder import empty, empty_if_it_fails, locked, new_folder
-from anyk.training.launch import Beside, Launch
+from anyk.training.launch import Beside, Launch, lost_on_resume
 from anyk.training.limits import (
     LIMIT,
     STEPS,
@@ -307,6 +307,8 @@ def _resume(
         with locked(folder):
             with RunLog.reading(folder / "log.sqlite", prefix=True) as whole:  # before anything is changed
                 saved = checkpoints.newest(folder, whole, or_older=True)
+                if saved is not None and (lost := lost_on_resume(cluster, whole)):
+                    _tell(beside, lost)
             if saved and planned and config.get("steps") != planned:
                 state = from_plain(strategy.State, saved.state["strategy"], strategy)
                 strategy.check_further(state, planned, begun)

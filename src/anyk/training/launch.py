@@ -20,7 +20,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import each_of, problem_of
 from anyk.protocol import Lost, Strategy
-from anyk.training import checkpoints, hookstates
+from anyk.training import checkpoints, hookstates, rows
 from anyk.training.asking import Asking, by_workers
 from anyk.training.beginning import Beginning
 from anyk.training.callbacks import Callbacks, EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
@@ -34,7 +34,7 @@ from anyk.training.limits import LIMIT, first_metrics
 from anyk.training.predictors import predictor_of
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
-from anyk.training.schema import Evaluation
+from anyk.training.schema import RESET, Evaluation
 from anyk.training.session import session
 
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
@@ -222,6 +222,8 @@ class Launch:
             if saved.instead is not None and self._folder is not None:
                 checkpoints.set_aside(self._folder)
                 log.note(saved.state["time"], "older checkpoint", saved.instead)
+            if lost := lost_on_resume(self._cluster, log):
+                log.note(saved.state["time"], RESET, lost)
             if changed := changes(self._config):
                 log.note(saved.state["time"], "resumed", f"with {', '.join(changed)}")
         for evaluation in log.evaluations():
@@ -421,6 +423,12 @@ class Launch:
                 **({"models": models} if models else {}),
             }
         )
+
+
+def lost_on_resume(cluster: Cluster, log: RunLog) -> str | None:
+    """Return which states of workers a resumed run begins without; only simulated clusters save them."""
+    states = [] if cluster.virtual else sorted(rows.continued_states(log))
+    return f"the workers start with fresh {' and '.join(states)}: what they had is not saved" if states else None
 
 
 @contextlib.contextmanager

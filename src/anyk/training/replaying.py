@@ -35,7 +35,7 @@ class Replay:
 
     ``events`` were fed and ``updates`` compared. ``decisions``: whether each update used the same messages with the
     same weights. ``model``: whether each version has the same bits; None if it was not computed. ``differs`` says where
-    the first difference is.
+    the first difference is. ``resets``: how often a resume made the workers' own states start anew, as the replay does.
     """
 
     events: int
@@ -43,9 +43,11 @@ class Replay:
     decisions: bool
     model: bool | None
     differs: str | None
+    resets: int = 0
 
     def __str__(self) -> str:
-        head = f"{self.events} events, {self.updates} updates: "
+        head = f"{self.events} events, {self.updates} updates"
+        head += f", workers' states reset {self.resets} times by resume: " if self.resets else ": "
         if not self.decisions:
             return head + f"the decisions differ: {self.differs}"
         if self.model is None:
@@ -81,8 +83,13 @@ class _Recorded(Simulated):
         return ()
 
     def events(self) -> Iterator[Event | Cut | None]:
-        for event in self._log.events():
+        resets = rows.resets(self._log)
+        for number, event in zip(rows.event_numbers(self._log), self._log.events(), strict=True):
             self._schedule.now = event.time
+            if resets and number > resets[0] and self._payload is not None:
+                resets = [reset for reset in resets if reset >= number]
+                for worker in range(self.workers):
+                    self._payload.forget(worker)
             if isinstance(event, Lost):
                 self.give_up(event.worker)  # and with it the optimiser's state that it had
             if isinstance(event, Reply) and self._payload is not None:
@@ -157,17 +164,17 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     with session(driver):
         driver.run()
     events = sum(1 for _ in new.events())
-    updates = len(rows.bits(new))
+    updates, resets = len(rows.bits(new)), len(rows.resets(run.log))
     for logged, replayed in zip_longest(rows.decisions(run.log), rows.decisions(new)):
         if logged != replayed:
             step = (logged or replayed).step
-            return Replay(events, updates, False, None, f"step {step}: logged {logged}, replayed {replayed}")
+            return Replay(events, updates, False, None, f"step {step}: logged {logged}, replayed {replayed}", resets)
     if why is not None:
-        return Replay(events, updates, True, None, why)
+        return Replay(events, updates, True, None, why, resets)
     for old, now in zip_longest(rows.bits(run.log), rows.bits(new)):
         if old != now:
-            return Replay(events, updates, True, False, f"first at version {(old or now).version}")
-    return Replay(events, updates, True, True, None)
+            return Replay(events, updates, True, False, f"first at version {(old or now).version}", resets)
+    return Replay(events, updates, True, True, None, resets)
 
 
 def _byzantine(config: dict[str, Any]) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.training.runlog import RunLog
+from anyk.training.schema import RESET, START, Totals
 from anyk.training.schema import TABLES as SCHEMA_TABLES
-from anyk.training.schema import Totals
 
 
 class Decision(NamedTuple):
@@ -239,6 +239,22 @@ def works(log: RunLog) -> dict[int, Work]:
     """The work of chunks, by number."""
     rows = log.rows("SELECT id, partitions, coefficients, batch FROM works")
     return {number: Work(json.loads(p), json.loads(c), batch) for number, p, c, batch in rows}
+
+
+def continued_states(log: RunLog) -> set[str]:
+    """Return what workers continued from one task to the next: ``optimiser states``, ``error feedback`` of messages."""
+    rows = log.rows("SELECT DISTINCT compress != '' FROM works WHERE state >= 0")
+    return {"error feedback" if compressed else "optimiser states" for (compressed,) in rows}
+
+
+def resets(log: RunLog) -> list[int]:
+    """Return the numbers of the events after which workers forgot such states, as the run was resumed."""
+    return [seq for (seq,) in log.rows("SELECT DISTINCT seq FROM notes WHERE kind = ? ORDER BY seq", (RESET,))]
+
+
+def event_numbers(log: RunLog) -> list[int]:
+    """Return the number of each of :meth:`RunLog.events`."""
+    return [seq for (seq,) in log.rows("SELECT seq FROM events WHERE kind != ? ORDER BY seq", (START,))]
 
 
 def sizes(log: RunLog) -> list[int]:
