@@ -138,7 +138,12 @@ def through_ray() -> None:
     from ray.cluster_utils import Cluster as Nodes
 
     tell("loopback", loopback)
-    head = {"num_cpus": 4, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
+    head = {
+        "num_cpus": 4,
+        "resources": {"slot": 2},
+        "include_dashboard": False,
+        "_system_config": {"worker_niceness": 0},
+    }
     nodes = Nodes(initialize_head=True, head_node_args=head)
     try:
         second = nodes.add_node(num_cpus=4)
@@ -147,6 +152,35 @@ def through_ray() -> None:
     finally:
         ray.shutdown()
         nodes.shutdown()
+
+
+class Here(Squares):
+    """A problem whose workers have what Ray was asked for."""
+
+    def split(self, partitions: int, shares: Any = None) -> Any:
+        made = super().split(partitions, shares)
+        made.load = has_slot
+        return made
+
+
+def has_slot(partitions: Any) -> None:
+    import ray
+
+    context = ray.get_runtime_context()
+    assert os.environ["ANYK_TRIED"] == "yes" and context.get_placement_group_id() is not None
+    assert context.get_assigned_resources()["slot"] == 1.0, context.get_assigned_resources()
+
+
+def options() -> None:
+    """Resources, environment and placement group reach the actors; the cluster can be used again."""
+    from ray.util import placement_group, remove_placement_group
+
+    group = placement_group([{"CPU": 0.5, "slot": 1}] * 2)
+    cluster = Ray(2, cpus=0.5, resources={"slot": 1}, runtime_env={"env_vars": {"ANYK_TRIED": "yes"}},
+                  placement_group=group)  # fmt: skip
+    models = [anyk.train(Here(2), "uncoded", cluster, steps=steps).model for steps in (2, 2)]
+    remove_placement_group(group)
+    assert np.array_equal(*models) and models[0].any()
 
 
 def on_two_machines(nodes: Any, second: Any) -> None:
@@ -181,6 +215,7 @@ def on_two_machines(nodes: Any, second: Any) -> None:
         kinds = [note["kind"] for note in run.notes]
         assert "lost" in kinds, kinds
 
+    tell("options", options)
     tell("nodes", come_and_go)
 
     def exits() -> None:

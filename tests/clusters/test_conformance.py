@@ -66,6 +66,7 @@ def test_ray_conforms() -> None:
             "loopback",
             *(check.__name__ for check in (*ON_RAY, check_a_lost_worker)),
             "by_value",
+            "options",
             "nodes",
             "exits",
             "leaks",

@@ -110,6 +110,21 @@ def test_an_address_that_does_not_answer_is_said_at_once(options: dict[str, Any]
         anyk.train(Squares(4), "uncoded", anyk.clusters.Ray(4, **options), steps=1)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"resources": {"CPU": 1}}, "resources of a worker must be numbers of at least 0 by name .*, got {'CPU': 1}"),
+        ({"resources": {"slot": -1}}, "resources of a worker must be numbers"),
+        ({"resources": "slot"}, "resources of a worker must be numbers of at least 0 by name .*, got 'slot'"),
+        ({"runtime_env": "pip"}, "runtime_env must be a dictionary as Ray takes it, got 'pip'"),
+        ({"placement_group": object(), "nodes": ["10.0.0.1"]}, "leave out nodes= or placement_group="),
+    ],
+)
+def test_options_of_ray_that_cannot_be_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(anyk.BadInput, match=sentence):
+        anyk.clusters.Ray(2, **options)
+
+
 def test_the_spec_of_a_ray_cluster_is_read_back() -> None:
     made = anyk.cluster("ray:address=auto,cpus=0.5,nodes=10.0.0.1/10.0.0.2,byzantine=1/3", workers=4)
     assert isinstance(made, anyk.clusters.Ray)

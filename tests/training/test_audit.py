@@ -10,7 +10,9 @@ import pytest
 import anyk
 from anyk.errors import RunFailed
 from anyk.protocol import Combine, Command, Dispatch, Event, Reply
+from anyk.reports.tables import race_notes
 from anyk.strategies import Rounds
+from anyk.training import rows
 
 SPECS = [
     "frc:load=2",
@@ -66,3 +68,17 @@ def test_what_is_not_stated_is_worked_out() -> None:
         "step 0: the coefficients that workers were given, with the weights of the replies, add up to a residual of "
         "0.707, and the strategy states 0.5; the model is left as it was"
     )
+
+
+@pytest.mark.parametrize(("spec", "pairs"), [("frc:load=3", [(0, 1), (1, 2)]), ("cyclic:stragglers=2", [])])
+def test_different_messages_of_the_same_work_are_noted(spec: str, pairs: list[tuple[int, int]]) -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    for byzantine in ((), (1,)):
+        cluster = anyk.clusters.Simulated(6, byzantine=byzantine)
+        with anyk.train(problem, anyk.strategy(f"{spec},wait=all", workers=6), cluster, steps=4) as run:
+            found = rows.different_messages(run.log)
+            texts = [note["text"] for note in run.notes if note["kind"] == "different messages"]
+            lines = race_notes([run])
+        assert found == ({pair: (4, 0) for pair in pairs} if byzantine else {})
+        assert len(texts) == bool(found) and lines == [f"{run.config['strategy']}: {text}" for text in texts]
+        assert all("work: 0 and 1 (4 times, first at step 0), 1 and 2 (4 times" in text for text in texts)

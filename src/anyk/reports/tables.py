@@ -12,6 +12,7 @@ from anyk.training.comparing import compare
 from anyk.training.floor import SHOWN_FROM
 from anyk.training.limits import LIMIT
 from anyk.training.run import Run
+from anyk.training.schema import DIFFERENT
 from anyk.training.seeds import SeedsComparison, Spread, compare_seeds, grouped
 
 FREE = 0.05  # of a task's delay: computing that takes less does not show
@@ -128,6 +129,9 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
                 f"{run.config['strategy']} did not reach {target:g} in {steps:,} steps"
                 + (", the limit where no other is given" if assumed else "")
             )
+    lines += [
+        f"{run.config['strategy']}: {note['text']}" for run in runs for note in run.notes if note["kind"] == DIFFERENT
+    ]
     if len({run.models_trained for run in runs}) > 1:
         most = max(run.models_trained for run in runs)
         lines.append(f"a job is a step of one model; --models {most} gives all strategies as many models")

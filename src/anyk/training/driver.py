@@ -42,7 +42,7 @@ from anyk.training.beginning import Beginning
 from anyk.training.faults import Faults
 from anyk.training.ledger import Ledger
 from anyk.training.memory import Need
-from anyk.training.opening import local_of, partitions_of
+from anyk.training.opening import local_of, partitions_of, replicated
 from anyk.training.pace import Pace
 from anyk.training.questions import Questions
 from anyk.training.runlog import RunLog
@@ -99,6 +99,7 @@ class Driver:
         self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, told, loss_of)
         self._faults = Faults(layout.workers)
         self._asked = asked
+        self.equal_bits = False  # whether several workers send messages that must not differ in a bit
         self.need: Need | None = None  # of memory
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()
@@ -140,6 +141,8 @@ class Driver:
         if self.problem is not None:
             partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
             self.ledger.sizes = partitions.sizes
+            exact = not getattr(partitions, "tolerance", 0.0) and not self.layout.voting
+            self.equal_bits = exact and replicated(self.layout)
             if self._asked:
                 check_partial_loss(partitions)
             if not self.cluster.recorded:

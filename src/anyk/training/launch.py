@@ -34,9 +34,10 @@ from anyk.training.limits import LIMIT, first_metrics
 from anyk.training.predictors import predictor_of
 from anyk.training.run import Run
 from anyk.training.runlog import RunLog
-from anyk.training.schema import RESET, Evaluation
+from anyk.training.schema import DIFFERENT, RESET, Evaluation
 from anyk.training.session import session
 
+_PAIRS = 5  # of workers, that a note names
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
 
 
@@ -399,6 +400,24 @@ class Launch:
         self._tell_news(driver)
         return evaluations
 
+    def _note_differences(self) -> None:
+        """Log the workers whose messages of the same work differ: one of them computes wrongly."""
+        log = self._log
+        log.flush()
+        pairs = rows.different_messages(log) if self.driver.equal_bits else {}
+        if pairs:
+            often = sorted(pairs.items(), key=lambda pair: (-pair[1][0], pair[0]))
+            said = [
+                f"{a} and {b} ({count:,} times, first at step {first})" for (a, b), (count, first) in often[:_PAIRS]
+            ]
+            more = f" and {len(pairs) - _PAIRS:,} more pairs" if len(pairs) > _PAIRS else ""
+            log.note(
+                self.driver.time,
+                DIFFERENT,
+                f"workers sent different messages of the same work: {', '.join(said)}{more}; one of each pair is wrong, "
+                "unless their machines round differently",
+            )
+
     def _conclude(self) -> None:
         """Evaluate what is left and write the summary."""
         driver, evaluator, log = self.driver, self._evaluator, self._log
@@ -406,6 +425,7 @@ class Launch:
         self._stop_asking()
         evaluations = self._evaluate_rest()
         models = self._write_models()
+        self._note_differences()
         versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
         steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
         reached = evaluator.reached

@@ -19,14 +19,14 @@ def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partit
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
     compare = getattr(partitions, "compare_replicas", None)
-    if compare is not None and compared and _replicated(layout):
+    if compare is not None and compared and replicated(layout):
         compare()
         if layout.voting:
             partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
     return partitions
 
 
-def _replicated(layout: Layout) -> bool:
+def replicated(layout: Layout) -> bool:
     """Whether several workers compute gradients of the same partition, which then have to agree."""
     if layout.replicated is not None or layout.inner is not None:
         return bool(layout.replicated) and layout.inner is None

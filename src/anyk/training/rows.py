@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -245,6 +246,27 @@ def continued_states(log: RunLog) -> set[str]:
     """Return what workers continued from one task to the next: ``optimiser states``, ``error feedback`` of messages."""
     rows = log.rows("SELECT DISTINCT compress != '' FROM works WHERE state >= 0")
     return {"error feedback" if compressed else "optimiser states" for (compressed,) in rows}
+
+
+def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the pairs of workers that sent messages with different digests of the same sum at the same model.
+
+    By pair: how often, and the first version of the model. Local steps and error feedback depend on what a worker did
+    before, and messages on request on what it had finished; they are not compared.
+    """
+    found = log.rows(
+        "SELECT c.version, group_concat(c.worker), group_concat(c.digest) FROM chunks c JOIN works w ON w.id = c.work "
+        "WHERE c.digest != 0 AND w.steps = 0 AND w.send = 'done' AND w.compress = '' "
+        "GROUP BY c.version, c.work HAVING min(c.digest) != max(c.digest) ORDER BY c.version"
+    )
+    pairs: dict[tuple[int, int], tuple[int, int]] = {}
+    for version, *texts in found:
+        digests = sorted({*zip(*(map(int, text.split(",")) for text in texts), strict=True)})
+        for (one, digest), (other, another) in combinations(digests, 2):
+            if one != other and digest != another:
+                count, first = pairs.get((one, other), (0, version))
+                pairs[one, other] = count + 1, first
+    return pairs
 
 
 def resets(log: RunLog) -> list[int]:

@@ -40,6 +40,7 @@ SCHEMA = {name: f"CREATE TABLE {name} ({columns})" for name, columns in {**TABLE
 INSERT = {
     name: f"INSERT INTO {name} VALUES ({','.join('?' * (columns.count(',') + 1))})" for name, columns in TABLES.items()
 }
+DIFFERENT = "different messages"  # the kind of the note that workers sent different messages of the same work
 RESET = "workers reset"  # the kind of the note that what workers kept was lost when the run was resumed
 START = "Start"  # the event with which a run begins: who is there
 KINDS: dict[str, type[Any]] = {

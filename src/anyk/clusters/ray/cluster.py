@@ -98,6 +98,9 @@ class Ray(Networked[_ActorHandle]):
     ``address``: of a running Ray cluster (``auto``: the one this machine belongs to); without one, and where
     ``ray.init`` has not been called, a local one is started, and stopped at the end. ``cpus``, ``gpus``: what Ray
     reserves for each worker. ``nodes``: addresses of machines to use in turn; left out, workers are spread over all.
+    ``resources``, ``runtime_env``, ``placement_group``: further options of Ray for each worker's actor, a dictionary of
+    custom resources, a dictionary, and a group of Ray's that stands instead of ``nodes``. A spec does not have these
+    three: a resumed run is without them.
 
     An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies twenty times in a
     row without a message, or cannot be made five times, is given up. Raises :class:`~anyk.errors.BadInput` where Ray is
@@ -119,12 +122,28 @@ class Ray(Networked[_ActorHandle]):
         cpus: float = 1.0,
         gpus: float = 0.0,
         nodes: Sequence[str] = (),
+        resources: dict[str, float] | None = None,
+        runtime_env: dict[str, Any] | None = None,
+        placement_group: Any = None,
     ) -> None:
         super().__init__(
             workers, _ActorHandle, delays=delays, seed=seed, byzantine=byzantine, communication=communication
         )
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
+        if placement_group is not None and nodes:
+            raise BadInput("a placement group says on which machines workers are; leave out nodes= or placement_group=")
+        if not isinstance(resources or {}, dict) or any(
+            name in ("CPU", "GPU") or not isinstance(each, (int, float)) or not 0 <= each < float("inf")
+            for name, each in (resources or {}).items()
+        ):
+            raise BadInput(
+                "resources of a worker must be numbers of at least 0 by name (CPU and GPU are cpus= and gpus=), got "
+                f"{resources!r}"
+            )
+        if not isinstance(runtime_env or {}, dict):
+            raise BadInput(f"runtime_env must be a dictionary as Ray takes it, got {runtime_env!r}")
+        self.resources, self._runtime_env, self._placement_group = resources or {}, runtime_env, placement_group
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
         self._connected = False  # by us, not by the program
         self._folder: str | None = None  # of the Ray cluster that is ours
@@ -172,6 +191,7 @@ class Ray(Networked[_ActorHandle]):
                 ray.init(
                     address="local",
                     num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
+                    resources={name: each * self.workers for name, each in self.resources.items()},
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",
@@ -204,7 +224,8 @@ class Ray(Networked[_ActorHandle]):
             self._check_resources(ray)
             # Ray itself keeps the actors' linear algebra to as many threads as they have processors
             groups = {"orders": 1, "news": 1}
-            self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, concurrency_groups=groups)(Actor)
+            options = {"resources": self.resources, "runtime_env": self._runtime_env, "concurrency_groups": groups}
+            self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **options)(Actor)
             there: dict[tuple[int, int], Any] = {}  # what several workers hold is in the store once
             self._shipped = [[_put(ray, part, there) for part in parcel] for parcel in made]
             for worker in range(self.workers):
@@ -216,11 +237,12 @@ class Ray(Networked[_ActorHandle]):
 
     def _check_resources(self, ray: Any) -> None:
         there = ray.cluster_resources()
-        for name, each in (("CPU", self.cpus), ("GPU", self.gpus)):
+        for name, each in (("CPU", self.cpus), ("GPU", self.gpus), *self.resources.items()):
+            option = "resources" if name in self.resources else f"{name.lower()}s"
             if each * self.workers > there.get(name, 0.0) + 1e-9:
                 raise BadInput(
                     f"{self.workers} workers of {each:g} {name} each need {each * self.workers:g}, the Ray cluster has "
-                    f"{there.get(name, 0.0):g}; use fewer workers or a smaller {name.lower()}s="
+                    f"{there.get(name, 0.0):g}; use fewer workers or a smaller {option}="
                 )
         known = self._machines(ray)
         for address in self.nodes:
@@ -244,6 +266,10 @@ class Ray(Networked[_ActorHandle]):
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             strategy = NodeAffinitySchedulingStrategy(known[there[worker % len(there)]], soft=False)
+        if self._placement_group is not None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            strategy = PlacementGroupSchedulingStrategy(self._placement_group)
         made = self._kind.options(scheduling_strategy=strategy)
         handle.actor = made.remote(worker, self._setup, list(self._assignment[worker]), *self._shipped[worker])
         handle.exchange = handle.actor.exchange.options(concurrency_group="news")
@@ -328,7 +354,7 @@ class Ray(Networked[_ActorHandle]):
         if incarnation != handle.incarnation:
             return
         try:
-            value = ray.get(reference)
+            value = ray.get(reference, timeout=_START)
         except ray.exceptions.RayError as error:  # it has died, or what it sent is lost, or there is no place for it
             blame = 4 if getattr(error, "actor_init_failed", False) else 1  # of others nobody can tell the cause
             self._news.append(Died(worker, incarnation, one_line(error), blame))
