@@ -28,8 +28,8 @@ class PartialStragglers(Code):
     partitions. Every worker's first message is needed, so no dead worker is tolerated.
 
     ``stragglers`` left out is 1; ``load`` left out is twice ``stragglers + 1`` (alpha = 2). ``inner`` is the code of
-    the second part, ``frc`` or ``cyclic``. Where ``s + 1`` does not divide ``workers``, ``frc`` has larger groups, whose
-    workers compute more than was asked for; the attribute ``load`` is the most that any worker computes.
+    the second part, ``frc`` or ``cyclic``. Where ``s + 1`` does not divide ``workers``, the groups of ``frc`` are
+    larger and their workers compute more than was asked for; the attribute ``load`` is the most that any computes.
 
     >>> code = PartialStragglers(4, stragglers=1, load=4)
     >>> code.partitions, code.messages, code.alpha

@@ -207,8 +207,7 @@ def _sessions() -> Iterator[tuple[int, int]]:
 def _threads() -> int:
     """Return the number of threads that a fork would lose; jemalloc starts its own again in the child."""
     if sys.platform == "linux":
-        names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
-        return sum("jemalloc" not in name for name in names)
+        return sum("jemalloc" not in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
     import psutil
 
     return int(psutil.Process().num_threads())
