@@ -81,13 +81,16 @@ def digest(array: NDArray[Any], first: int = 0) -> int:
     if array.size > PART:
         starts = range(0, array.size, PART)
         return sum(digest(array[start : start + PART], first + start) for start in starts) & POSITIVE
-    text = blake2b(first.to_bytes(8, "little"), digest_size=8)
-    plain = array.view(np.uint8)
-    if plain.size > _LONG:
+    if array.nbytes <= _LONG:
+        text = blake2b(array.data, digest_size=8)
+    else:
+        plain = array.view(np.uint8)
         rows = plain.size // (8 * _COLUMNS)
-        words = plain[: 8 * rows * _COLUMNS].view(np.uint64).reshape(rows, _COLUMNS)
+        end = 8 * rows * _COLUMNS
+        words = plain[:end].view(np.uint64).reshape(rows, _COLUMNS)
+        text = blake2b(plain[end:].data, digest_size=8)
         for axis in (0, 1):
-            text.update(np.add.reduce(words, axis=axis))
-        plain = plain[8 * rows * _COLUMNS :]
-    text.update(plain)
+            text.update(np.add.reduce(words, axis=axis).data)
+    if first:
+        text.update(first.to_bytes(8, "little"))
     return int.from_bytes(text.digest(), "little") & POSITIVE

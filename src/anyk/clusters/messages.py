@@ -29,11 +29,14 @@ def reverse_attack(message: Vector) -> None:
 
 def checked(message: Vector) -> tuple[str | None, int]:
     """Return why a message must not be used (None if it may), and its digest."""
-    bits, finite = 0, True
-    for first in range(0, message.size, keyed.PART):  # both while a part is in the cache
-        part = message[first : first + keyed.PART]
-        bits += keyed.digest(part, first)
-        finite = finite and bool(np.isfinite(part).all())
+    if message.size <= keyed.PART:
+        bits, finite = keyed.digest(message), bool(np.isfinite(message).all())
+    else:
+        bits, finite = 0, True
+        for first in range(0, message.size, keyed.PART):  # both while a part is in the cache
+            part = message[first : first + keyed.PART]
+            bits += keyed.digest(part, first)
+            finite = finite and bool(np.isfinite(part).all())
     why = None if finite else f"not finite ({'NaN' if np.isnan(message).any() else 'Inf'})"
     return why, bits & keyed.POSITIVE
 

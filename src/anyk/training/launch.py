@@ -407,16 +407,11 @@ class Launch:
         pairs = rows.different_messages(log) if self.driver.equal_bits else {}
         if pairs:
             often = sorted(pairs.items(), key=lambda pair: (-pair[1][0], pair[0]))
-            said = [
-                f"{a} and {b} ({count:,} times, first at step {first})" for (a, b), (count, first) in often[:_PAIRS]
-            ]
+            named = [f"{a} and {b} ({count:,} times, first at step {first})" for (a, b), (count, first) in often]
             more = f" and {len(pairs) - _PAIRS:,} more pairs" if len(pairs) > _PAIRS else ""
-            log.note(
-                self.driver.time,
-                DIFFERENT,
-                f"workers sent different messages of the same work: {', '.join(said)}{more}; one of each pair is wrong, "
-                "unless their machines round differently",
-            )
+            text = f"workers sent different messages of the same work: {', '.join(named[:_PAIRS])}{more}"
+            text += "; one of each pair is wrong, unless their machines round differently"
+            log.note(self.driver.time, DIFFERENT, text)
 
     def _conclude(self) -> None:
         """Evaluate what is left and write the summary."""
