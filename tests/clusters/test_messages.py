@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from anyk.clusters.messages import Messages
+from anyk.clusters.messages import Messages, checked
 from anyk.testing import Squares
 
 
@@ -15,3 +15,21 @@ def test_messages_of_partitions_that_have_travelled_have_numpys_own_type(dtype: 
     travelled = pickle.loads(pickle.dumps(Squares(3, dtype=dtype).split(3)))
     assert travelled.dtype is not np.dtype(dtype)
     assert Messages(travelled).dtype is np.dtype(dtype)
+
+
+@pytest.mark.parametrize("size", [3, 5000, 300_001])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_digests_of_messages_notice_signs_and_order_and_what_is_not_finite(size: int, dtype: str) -> None:
+    message = np.random.default_rng(size).standard_normal(size).astype(dtype)
+    whole = checked(message)
+    others = [-message, message[::-1].copy(), np.roll(message, 1), np.roll(message, 512)]
+    for place in (0, size // 2, size - 1):
+        others.append(message.copy())
+        others[-1][place] *= -1.0
+    assert whole == checked(message.copy()) and whole[0] is None
+    assert whole not in [checked(one) for one in others if not np.array_equal(one, message)]
+    for place, value, why in ((0, np.nan, "NaN"), (size - 1, np.inf, "Inf"), (size // 2, -np.inf, "Inf")):
+        wrong = message.copy()
+        wrong[place] = value
+        assert checked(wrong)[0] == f"not finite ({why})"
+    assert checked(np.full(size, np.finfo(dtype).max))[0] is None  # though its sums are not finite

@@ -60,4 +60,4 @@ class Timing(NamedTuple):
     computing: float  # the injected delay was over
     computed: float  # the last partial gradient of the message was done
     sent: float
-    digest: int = 0  # of the message or its compressed payload (:func:`anyk.keyed.digest`); 0 where there is none
+    digest: int = 0  # of the message, or of its payload if it is compressed; 0 where there is none
