@@ -171,6 +171,20 @@ def test_each_partition_is_asked_of_one_holder_and_of_others_when_it_is_late_or_
     assert asked_of_one == [True, False, True, True]  # left out of the next one
 
 
+@pytest.mark.parametrize(("interrupted", "seconds"), [(False, 600.0), (True, 5.0)])
+def test_workers_that_all_say_nothing_are_given_up(monkeypatch, interrupted, seconds):
+    now = [0.0]
+    monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
+    made = losses.Losses([Handle(), Handle()], Nowhere(), (1, 1), [(0,), (1,)], lambda worker: None)
+    question = made.ask("model", np.zeros(1), None)
+    made.go_on()
+    for now[0], over in ((0.9 * seconds, False), (1.1 * seconds, True)):
+        made.give_up_late(interrupted=interrupted)
+        assert question.over == over
+    with pytest.raises(anyk.RunFailed, match="nobody can tell the loss of partition 0: worker 0 did not answer"):
+        question.answer()
+
+
 def test_a_loss_that_fails_is_said_with_worker_and_partition():
     with pytest.raises(
         anyk.RunFailed, match=r"the loss of partition 1 fails on worker 1: ValueError: no such column \("

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time as clock
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from anyk.clusters.contract import Cluster
@@ -61,6 +61,7 @@ class Asking:
         self._driver = threading.current_thread()
         self._events: Iterator[Any] | None = None
         self._closed = False
+        self.interrupted: Callable[[], bool] = lambda: False  # whether the run is to end soon
         self.problem: Problem = _Asked(evaluated, self, "")
         if isinstance(problem, ManyProblems) and isinstance(evaluated, ManyProblems):
             self.problem = ManyProblems([_Asked(one, self, slot) for slot, one in evaluated.by_slot.items()])
@@ -86,7 +87,7 @@ class Asking:
             self._events = self._cluster.events()
             self._cluster.losses.forgive()
         next(self._events)
-        self._cluster.losses.give_up_late()
+        self._cluster.losses.give_up_late(interrupted=self.interrupted())
 
     def close(self) -> None:
         """The workers have ended: who waits for an answer gets none."""

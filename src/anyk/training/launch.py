@@ -80,6 +80,8 @@ class Launch:
         self._unknown = ""  # why the loss of a version was not known, as the log has it
         if self._evaluate is not None and self._evaluate.where == "workers":
             self._evaluated, self._asking = by_workers(self._evaluate, problem, cluster)
+        if self._asking is not None:
+            self._asking.interrupted = lambda: self.driver.interrupted
         for one in each_of(evaluated):
             if isinstance(one, EvaluatedAside):
                 one.aside.interrupted = lambda: self.driver.interrupted

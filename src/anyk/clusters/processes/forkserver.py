@@ -208,9 +208,10 @@ def _threads() -> int:
     """Return the number of threads that a fork would lose; jemalloc starts its own again in the child."""
     if sys.platform == "linux":
         return sum("jemalloc" not in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
-    import psutil
+    else:
+        import psutil
 
-    return int(psutil.Process().num_threads())
+        return int(psutil.Process().num_threads())
 
 
 def _preload(modules: Sequence[str]) -> str | None:

@@ -23,6 +23,8 @@ from anyk.problems.base import Vector, rows_within
 
 _SOON, _LATE = 0.1, 3.0  # seconds, and times as long as all should take by what has been told: others are asked, too
 _SILENCE, _NEVER = 60.0, 10.0  # seconds, and times as long as the others took, after which nobody waits any more
+_NOTHING = 600.0  # seconds after which nobody is waited for who has told nothing, where nobody has
+_INTERRUPTED = 5.0  # seconds, in place of all these, where the run is being interrupted
 _DEATHS = 2  # in the course of one question, after which a worker is left out of some
 _ENDED = "the workers have ended"
 
@@ -203,11 +205,16 @@ class Losses:
         self._left_out.clear()
         self._strikes.clear()
 
-    def give_up_late(self) -> None:
-        """Wait no longer for those who tell nothing though others have long since, nor ask them again."""
-        if self._open is None or not self._open.told:
+    def give_up_late(self, *, interrupted: bool = False) -> None:
+        """Wait no longer for those who tell nothing though others have long since, nor ask them again.
+
+        Where nobody has told anything the wait is longer, as for large partitions; of an interrupted run it is short.
+        """
+        if self._open is None:
             return
-        if time.monotonic() - self._told_at < max(_SILENCE, _NEVER * (self._told_at - self._put_at)):
+        told = bool(self._open.told)
+        patience = max(_SILENCE, _NEVER * (self._told_at - self._put_at)) if told else _NOTHING
+        if time.monotonic() - max(self._put_at, self._told_at) < (_INTERRUPTED if interrupted else patience):
             return
         for worker in [worker for worker, owed in self._owed.items() if owed]:
             self._leave_out(worker, "did not answer", 1 << 62)
