@@ -207,11 +207,12 @@ def _sessions() -> Iterator[tuple[int, int]]:
 def _threads() -> int:
     """Return the number of threads that a fork would lose; jemalloc starts its own again in the child."""
     if sys.platform == "linux":
-        return sum("jemalloc" not in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
+        count = sum("jemalloc" not in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
     else:
         import psutil
 
-        return int(psutil.Process().num_threads())
+        count = int(psutil.Process().num_threads())
+    return count
 
 
 def _preload(modules: Sequence[str]) -> str | None:
