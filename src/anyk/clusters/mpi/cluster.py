@@ -110,7 +110,6 @@ class Mpi(Networked[NetworkedHandle]):
 
     def close(self) -> None:
         """See :meth:`Cluster.close`; workers that do not listen leave the run when they do."""
-        self._opened = False
         if self._ranks.open is not self:
             return
         try:

@@ -317,7 +317,6 @@ class Processes(Remote[_ProcessHandle]):
         for segment in self._segments:
             segment.close()
         self._segments = []
-        self._opened = False
 
     # ------------------------------------------------------------------------------------------- commands and events
 

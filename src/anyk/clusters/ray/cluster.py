@@ -289,7 +289,6 @@ class Ray(Networked[_ActorHandle]):
         self._calls.clear()
         if self._opened:
             self._payload.clear()
-        self._opened = False
         self._news.clear()
         for handle in self._handles:
             handle.present = False

@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -124,6 +125,12 @@ class Remote(Cluster, Generic[H]):
         self.losses = Losses(self._handles, self._payload, partitions.sizes, layout.assignment, self._send_orders)
         self._opened = True
         return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._opened = False  # another run may use it
 
     def _await_workers(self, within: float) -> tuple[int, ...]:
         """Wait for those that have been spawned to report that they are ready; the run's clock starts then."""
