@@ -100,6 +100,7 @@ def test_the_objective_is_as_stated(kind: Any) -> None:
 
 
 @every
+@pytest.mark.filterwarnings("ignore:column .* holds numbers")
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_partial_gradients_add_up_however_the_data_is_cut(kind: Any, data: st.DataObject) -> None:

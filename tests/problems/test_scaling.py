@@ -16,10 +16,13 @@ import anyk
 from anyk.errors import BadInput
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.scaling import Scaling
+from anyk.problems.shards import linear as shard_rows
+from anyk.problems.shards import survey
 from anyk.testing import check_problem
 
 KINDS = [LogisticRegression, LeastSquares, SoftmaxRegression]
 every = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+uneven = pytest.mark.filterwarnings("ignore:column .* holds numbers")  # on purpose
 stored = pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
 
 
@@ -72,6 +75,7 @@ def test_the_objective_in_any_coordinates(kind: Any, store: Any, intercept: bool
 
 @every
 @stored
+@uneven
 def test_a_weight_is_a_number_of_rows(kind: Any, store: Any) -> None:
     X, y, weights = data(kind)
     one = kind(store(X), y, l2=0.1, weights=weights, intercept=True)
@@ -137,6 +141,7 @@ def test_local_steps_spare_the_intercept_too() -> None:
     assert local.model == pytest.approx(plain.model, rel=1e-12) and abs(plain.model[1]) > 0
 
 
+@uneven
 def test_what_is_refused() -> None:
     X, y, _ = data(LogisticRegression)
 
@@ -157,3 +162,87 @@ def test_what_is_refused() -> None:
         LogisticRegression(X, y, start=([1.0], [0.0])).initial()
     known = SoftmaxRegression(X, y, classes=range(5))  # rows need not have all
     assert known.outputs == 5 and known.dimension == 20
+
+
+# ------------------------------------------------------------------------------------------- tables of one's own
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes over shards in this process."""
+    for module in (shard_rows, survey):
+        monkeypatch.setattr(module, "in_processes", lambda work, pieces: [work(piece) for piece in pieces])
+
+
+def table(text: bool, unit: float = 1.0) -> str:
+    """A CSV file of a label that follows from two columns, the second in any unit, and perhaps from rare words."""
+    random = np.random.default_rng(3)
+    a, b = random.normal(50.0, 20.0, 240), random.normal(size=240)
+    words = np.array(["rome", "oslo", "rare"])[np.minimum(np.arange(240) % 7, 2) if text else np.zeros(240, int)]
+    labels = np.where(a - 50 + 10 * b > 0, "yes", "no")
+    rows = [
+        f"{x!r},{z * unit!r},{word},{y}" for x, z, word, y in zip(a.tolist(), b.tolist(), words, labels, strict=True)
+    ]
+    head = "a,b,word,y" if text else "a,b,y"
+    return "\n".join([head, *(rows if text else [row.replace("rome,", "") for row in rows])])
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["numbers", "text"])
+@pytest.mark.parametrize("stays", [False, True], ids=["file", "shards"])
+@pytest.mark.usefixtures("here")
+def test_units_of_columns_do_not_matter(tmp_path: Any, text: bool, stays: bool) -> None:
+    """The same table in other units gives the same predictions, and coefficients in its units."""
+    found = []
+    for unit in (1.0, 1e-6):
+        for name in ("train", "test"):
+            (tmp_path / f"{name}.csv").write_text(table(text, unit))
+        problem = (
+            anyk.problems.from_data(f"shards:files={tmp_path}/t*.csv", progress=None)
+            if stays
+            else anyk.problems.from_data("file", file=tmp_path / "train.csv", progress=None)
+        )
+        run = anyk.train(problem, "uncoded", "simulated", workers=2, steps=100)
+        found.append((run, problem.in_units(run.model)[0][:, 0]))
+        assert run.metrics["accuracy"] > 0.95 > 0.7 > run.metrics["majority"]
+    (one, weights), (other, small) = found
+    assert weights * [1, 1e6, 1, 1, 1][: len(weights)] == pytest.approx(small, rel=1e-3)
+    assert one.loss == pytest.approx(other.loss, rel=1e-6) if not stays else one.metric == other.metric
+
+
+def test_the_regulariser_acts_on_standardised_numbers_and_on_categories(tmp_path: Any) -> None:
+    (tmp_path / "t.csv").write_text(table(True))
+    problem = anyk.problems.from_data("file", file=tmp_path / "t.csv", l2=0.3, progress=None)
+    check_problem(problem)
+    raw = anyk.problems.from_data(
+        "file", file=tmp_path / "t.csv", l2=0.3, model="linear:standardize=false", progress=None
+    )
+    X, deviations = raw.X.toarray()[:, :-1], raw.X.toarray()[:, :2].std(axis=0)
+    w = np.random.default_rng(0).normal(size=problem.dimension)
+    W, b = problem.in_units(w)
+    V = W * np.array([*deviations, 1.0, 1.0, 1.0])[:, None]
+    assert problem.loss(w) == pytest.approx(stated(problem, X, raw.y > 0, None, V, W, b), rel=1e-9)
+    assert raw.scaling is None and problem.X.nnz == raw.X.nnz  # categories stay sparse
+
+
+@pytest.mark.usefixtures("here")
+def test_columns_that_differ_much_in_size_are_named(tmp_path: Any) -> None:
+    X = np.column_stack([np.arange(1e6, 1e6 + 8), np.arange(8.0) - 3.5])
+    with pytest.warns(RuntimeWarning, match="column 0 holds numbers 290,000 times as large as column 1, so that"):
+        LogisticRegression(X, np.arange(8) > 3)
+    LogisticRegression(X, np.arange(8) > 3, standardize=True)  # no warning
+    (tmp_path / "t.svm").write_text("\n".join(f"{i % 2} 1:{1e6 + i} 2:{i - 3.5}" for i in range(20)))
+    (tmp_path / "t.csv").write_text("id,f,y\n" + "\n".join(f"{1e6 + i},{i - 3.5},{i % 2}" for i in range(20)))
+    for data, file, model, names in (
+        ("file", "t.svm", "linear", ("column 0", "column 1")),
+        (f"shards:files={tmp_path}/t.svm", None, "linear", ("column 0", "column 1")),
+        ("file", "t.csv", "linear:standardize=false", ("column 'id'", "column 'f'")),
+        ("file:intercept=no", "t.csv", "linear", ("column 'id'", "column 'f'")),
+        ("file", "t.csv", "two-layer", ("column 'id'", "column 'f'")),
+        ("file", "t.csv", "linear", None),
+        ("file", "t.svm", "linear:standardize=true", None),
+    ):
+        said: list[str] = []
+        anyk.problems.from_data(data, file=file and tmp_path / file, model=model, progress=said.append)
+        warned = [line for line in said if "times as large" in line]
+        assert len(warned) == (names is not None), said
+        assert names is None or (warned[0].startswith(names[0]) and f"as large as {names[1]}" in warned[0])

@@ -24,6 +24,7 @@ from anyk.problems import (
     torch_modules,
 )
 from anyk.problems.digest import data_digest
+from anyk.problems.scaling import Scaling
 from anyk.problems.shards import blocks, formats, linear, survey
 
 ROWS = 120
@@ -129,12 +130,13 @@ def test_text_labels_and_gaps_are_those_of_the_whole_table(here, tmp_path, kind)
     assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-12)
     assert found.metrics(w) == expected.metrics(w)
     assert found.smoothness() == pytest.approx(expected.smoothness(tol=0), rel=1e-9)
-    standard = anyk.problems.SoftmaxRegression(Shards(files), standardize=True, fill="mean").scaling
+    standard = anyk.problems.SoftmaxRegression(Shards(files), standardize=True, fill="mean", l2=0.1).scaling
     from scipy import sparse
 
-    other = SoftmaxRegression(sparse.csr_array(table), codes, standardize=True).scaling
-    np.testing.assert_allclose(standard.center, other.center, atol=1e-12)
-    np.testing.assert_allclose(standard.scale, other.scale, rtol=1e-12)
+    categories = np.array([False, True, True, True, False, False])
+    other = Scaling.standard(sparse.csr_array(table), categories=categories, ridge=0.1 / SoftmaxRegression.curvature)
+    for part in ("center", "scale", "units"):
+        np.testing.assert_allclose(getattr(standard, part), getattr(other, part), rtol=1e-12, atol=1e-12)
 
 
 def test_rows_of_csv_may_hold_line_breaks_and_a_byte_order_mark(here, tmp_path):

@@ -18,9 +18,11 @@ from anyk.problems.jax_functions import JaxProblem
 from anyk.problems.jax_partitions import JaxPartitions
 from anyk.problems.linear import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear_partitions import LinearPartitions
+from anyk.problems.linear_rows import checked_l2
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.network import TwoLayerNetwork
 from anyk.problems.predicting import Coefficients, Predictor
+from anyk.problems.scaling import Scaling
 from anyk.problems.shards.named import ShardedData, as_shards
 from anyk.problems.splits import Dirichlet, splits
 from anyk.problems.torch_modules import TorchProblem
@@ -37,14 +39,24 @@ models: Registry[Callable[..., LinearProblem]] = Registry("model", given=("data"
 
 
 @models.register("linear")
-def _linear(data: Dataset | ShardedData, *, standardize: bool = False) -> Callable[..., LinearProblem]:
+def _linear(data: Dataset | ShardedData, *, standardize: bool | None = None) -> Callable[..., LinearProblem]:
     """The linear model that suits the data: logistic, softmax or least-squares regression.
 
-    ``standardize``: in columns of mean 0 and variance 1 (:class:`LinearProblem`).
+    ``standardize``: in columns of mean 0 and variance 1 (:class:`LinearProblem`); by default tables of your own with an
+    intercept are, and svmlight files and the data sets that come with anyk are not.
     """
+    kind = _LINEAR[data.task]
+    standardize = data.standardize if standardize is None else standardize
     if isinstance(data, ShardedData):
-        return partial(_LINEAR[data.task], intercept=data.intercept, standardize=standardize, fill=data.fill)
-    return partial(_LINEAR[data.task], intercept=data.intercept, standardize=standardize)
+        return partial(kind, intercept=data.intercept, standardize=standardize, fill=data.fill)
+    if not (standardize and data.encoding.categorical.any()):
+        return partial(kind, intercept=data.intercept, standardize=standardize)
+
+    def make(X: Any, y: Any, *, l2: float, **rest: Any) -> LinearProblem:
+        scaling = Scaling.standard(X, categories=data.encoding.categorical, ridge=checked_l2(l2) / kind.curvature)
+        return kind(X, y, l2=l2, intercept=data.intercept, scaling=scaling, **rest)
+
+    return make
 
 
 @models.register("two-layer")
@@ -78,7 +90,9 @@ def from_data(
 
     ``data`` is a source's spec (``anyk data`` lists them) or the pattern of files that stay where they lie
     (``train-*.parquet``, :class:`~anyk.data.Shards`), ``file`` a local file for it, ``l2`` the regulariser,
-    1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. ``split``: how training rows are
+    1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. Linear models of your own tables are
+    trained in standardised columns, on whose weights ``l2`` acts (on those of categories of text as they are), unless
+    ``model`` is ``linear:standardize=false``. ``split``: how training rows are
     spread over partitions, ``dirichlet:alpha=0.3`` unevenly by label (:class:`Dirichlet`), else as they come. How a
     file was understood is printed to standard error, or told to ``progress``; None says nothing. Raises
     :class:`~anyk.errors.BadInput` when the data is not usable.
@@ -109,6 +123,8 @@ def from_data(
         split=split,
     )
     problem.encoding, problem.labels = made.encoding, getattr(problem, "labels", ()) or made.labels
+    if progress is not None and (uneven := problem.uneven_columns()) is not None:
+        progress(uneven)
     return problem
 
 
@@ -126,9 +142,12 @@ def _from_shards(
     recipe = (
         {"data": spec} | ({} if l2 is None else {"l2": float(l2)}) | ({} if model == "linear" else {"model": model})
     )
-    return models.build(model, data=made)(
+    problem = models.build(model, data=made)(
         made.train, X_test=made.test, l2=1.0 / made.rows if l2 is None else l2, recipe=recipe
     )
+    if progress is not None and (uneven := problem.uneven_columns()) is not None:
+        progress(uneven)
+    return problem
 
 
 def from_recipe(recipe: dict[str, Any]) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
@@ -21,7 +22,7 @@ from anyk.problems.linear_partitions import LinearPartitions, losses_of
 from anyk.problems.linear_rows import checked_l2, design_of, row_weights
 from anyk.problems.linear_streams import LinearStreamPartitions, StreamRows, targets_of
 from anyk.problems.predicting import Predictor
-from anyk.problems.scaling import Scaling, in_units, with_intercept
+from anyk.problems.scaling import Scaling, extremes, in_units, uneven_columns, with_intercept
 from anyk.problems.shards.linear import LinearShardPartitions, ShardRows
 from anyk.problems.shards.source import Shards
 from anyk.problems.splits import Dirichlet, checked
@@ -38,8 +39,10 @@ class LinearProblem:
     over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec), if not as they come.
 
     ``standardize``: columns are brought to mean 0 and variance 1 of the training rows (sparse ones to variance 1;
-    constant ones stay), and the regulariser acts on the weights of those. ``scaling``: only the steps are taken in such
-    columns (:class:`~anyk.problems.scaling.Scaling`), the objective with its regulariser is that of the input.
+    constant ones stay), and the regulariser acts on the weights of those, of categories of text in shards on their
+    weights as they are. ``scaling``: steps are taken in columns that are scaled so, and the regulariser acts on the
+    weights in its ``units``, by default those of the input (:class:`~anyk.problems.scaling.Scaling`). Without either,
+    a ``RuntimeWarning`` names columns that differ in size by more than a factor of 1,000.
     ``weights``: of the rows, shape (rows,), at least 0: the objective's mean is weighted by them. ``classes``: the
     labels there are, where the rows need not have all. ``start``: weights (columns x outputs) and intercepts
     (outputs,) to begin with, in the units of the input; zeros if left out.
@@ -132,8 +135,9 @@ class LinearProblem:
     ) -> None:
         """Rows that stay in their files, in the place of ``X`` and ``y``."""
         X = ShardRows.learned(
-            shards, self.task, intercept=self.intercept, standardize=self.standardize, scaling=scaling, fill=fill
-        )
+            shards, self.task, intercept=self.intercept, standardize=self.standardize,
+            ridge=self.l2 / self.curvature, scaling=scaling, fill=fill,
+        )  # fmt: skip
         self.X, self.X_test, self.y_test = X, None, None
         self.samples, self.scaling = X.shape[0], X.design.scaling
         self.encoding, self.labels = X.design.encoding, X.design.labels
@@ -180,6 +184,16 @@ class LinearProblem:
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)
         self.penalty = self._penalty()
+        if self._recipe is None and (uneven := self.uneven_columns()) is not None:
+            warnings.warn(uneven, RuntimeWarning, stacklevel=4)
+
+    def uneven_columns(self) -> str | None:
+        """Return a sentence on columns whose sizes differ by more than a factor of 1,000, unless they are scaled."""
+        if self.scaling is not None or isinstance(self.X, StreamRows) or not self.samples:
+            return None
+        features = int(self.X.shape[1]) - self.intercept
+        low, high = self.X.extremes() if isinstance(self.X, ShardRows) else extremes(self.X)
+        return uneven_columns(low[:features], high[:features], self.encoding.names)
 
     def __repr__(self) -> str:
         return problem_text(self)
@@ -201,11 +215,15 @@ class LinearProblem:
 
     def _penalty(self) -> float | Vector:
         """The regulariser's factor of each coordinate: a number, or shape (dimension,)."""
-        if not self.l2 or not (self.intercept or (self.scaling is not None and not self.standardize)):
+        scaling = self.scaling
+        own = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
+        if not self.l2 or (own and not self.intercept):
             return self.l2
         factors = np.full((self.X.shape[1], self.outputs), self.l2)
-        if self.scaling is not None and not self.standardize:
-            factors[: len(self.scaling.scale)] /= (self.scaling.scale**2)[:, None]
+        if scaling is not None and not own:
+            if scaling.units is not None:
+                factors[: len(scaling.scale)] *= (scaling.units**2)[:, None]
+            factors[: len(scaling.scale)] /= (scaling.scale**2)[:, None]
         if self.intercept:
             factors[-1] = 0.0
         return factors.reshape(-1).astype(self.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
+from anyk.tables import shown
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+_UNEVEN = 1e3  # times that columns may differ in size before training on them as they are is advised against
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
     """Columns as a model sees them, ``z = (x - center) / scale``; both of shape (columns,).
 
-    Of sparse data only columns with entries in half of the rows or more have a center, so that they stay sparse. Models
+    ``units``, of the same shape: the regulariser acts on the weights of ``x / units``; left out, on those of ``x``. Of
+    sparse data only columns with entries in half of the rows or more have a center, so that they stay sparse. Models
     are exact in either units: ``z.v + b = x.(v / scale) + (b - center.(v / scale))``.
 
     >>> scaling = Scaling.standard(np.array([[1.0, 5.0], [3.0, 5.0]]))
@@ -27,25 +32,56 @@ class Scaling:
 
     center: Floats
     scale: Floats
+    units: Floats | None = None
 
     @classmethod
-    def standard(cls, X: Any, weights: Floats | None = None) -> Scaling:
+    def standard(
+        cls, X: Any, weights: Floats | None = None, *, categories: Mask | None = None, ridge: float = 0.0
+    ) -> Scaling:
         """To mean 0 and variance 1 (columns without a center: variance 1); a constant column stays as it is.
 
-        ``X``: rows x columns, dense or sparse; ``weights``: of the rows. Raises :class:`~anyk.errors.BadInput` where
-        the numbers are too large to be squared.
+        ``X``: rows x columns, dense or sparse; ``weights``: of the rows; ``categories``, ``ridge``: see
+        :meth:`from_moments`. Raises :class:`~anyk.errors.BadInput` where the numbers are too large to be squared.
         """
         from sklearn.preprocessing import StandardScaler
 
         dense = isinstance(X, np.ndarray)
         with np.errstate(over="ignore", invalid="ignore"):
             found = StandardScaler(with_mean=dense).fit(X.astype(np.float64, copy=False), sample_weight=weights)
-        low, high = (getattr(X, name)(axis=0) for name in ("min", "max"))
-        if not dense:
-            low, high = low.toarray().reshape(-1), high.toarray().reshape(-1)
-        constant = low == high
-        center = np.where(constant | ~_full(X), 0.0, found.mean_)
-        return cls(center, np.where(constant, 1.0, found.scale_)).checked()
+        low, high = extremes(X)
+        return cls.from_moments(
+            found.mean_, found.scale_, constant=low == high, full=_full(X), categories=categories, ridge=ridge
+        )
+
+    @classmethod
+    def from_moments(
+        cls,
+        mean: Floats,
+        deviation: Floats,
+        *,
+        constant: Mask,
+        full: Mask,
+        categories: Mask | None = None,
+        ridge: float = 0.0,
+    ) -> Scaling:
+        """Return the scaling of :meth:`standard` for columns with these means and standard deviations.
+
+        ``constant``, ``full``: columns of one value, and those with entries in half of the rows or more. The
+        regulariser acts on the weights of the scaled columns. ``categories``: columns of zeros and ones that encode
+        text. They have no unit, so the regulariser acts on their weights as they are (on those of standardised columns
+        it would let rare categories be learned by heart); only steps are taken in ``x / sqrt(mean of x^2 + ridge)``,
+        where ``ridge`` is the regulariser's factor over the largest curvature of a sample's loss.
+        """
+        center = np.where(constant | ~full, 0.0, mean)
+        scale = np.where(constant | (deviation == 0.0), 1.0, deviation)
+        if categories is None or not categories.any():
+            return cls(center, scale, scale).checked()
+        present = categories & (mean > 0.0)
+        return cls(
+            np.where(categories, 0.0, center),
+            np.where(categories, np.sqrt(np.where(present, mean + ridge, 1.0)), scale),
+            np.where(categories, 1.0, scale),
+        ).checked()
 
     @classmethod
     def curved(cls, X: Any, weights: Floats | None, *, curvature: float, l2: float, centered: bool) -> Scaling:
@@ -98,6 +134,36 @@ class Scaling:
         return W * self.scale[:, None], np.asarray(intercepts, dtype=np.float64) + self.center @ W
 
 
+def extremes(X: Any) -> tuple[Floats, Floats]:
+    """Return the least and the largest number of each column, both of shape (columns,)."""
+    low, high = X.min(axis=0), X.max(axis=0)
+    return (low, high) if isinstance(X, np.ndarray) else (low.toarray().reshape(-1), high.toarray().reshape(-1))
+
+
+def uneven_columns(low: Floats, high: Floats, names: Sequence[str]) -> str | None:
+    """Return a sentence if the largest absolute values of columns differ by more than a factor of 1,000, or None.
+
+    >>> low, high = np.array([-2e6, 0.0]), np.array([3.0, 1.0])
+    >>> print(uneven_columns(low, high, ()))  # doctest: +NORMALIZE_WHITESPACE
+    column 0 holds numbers 2,000,000 times as large as column 1, so that steps hardly learn from the smaller one; bring
+    columns to similar sizes, or give a linear model standardize=true
+    """
+    sizes = np.maximum(high, -low).astype(np.float64)
+    there = np.flatnonzero(sizes > 0.0)
+    if not there.size:
+        return None
+    small, large = there[sizes[there].argmin()], there[sizes[there].argmax()]
+    ratio = float(sizes[large] / sizes[small])
+    if not ratio > _UNEVEN:
+        return None
+    first, second = (f"column '{shown(names[i])}'" if len(names) else f"column {i}" for i in (large, small))
+    times = f"{float(f'{ratio:.2g}'):,.0f}" if ratio < 1e12 else f"{ratio:.1e}"
+    return (
+        f"{first} holds numbers {times} times as large as {second}, so that steps hardly learn from the smaller one; "
+        "bring columns to similar sizes, or give a linear model standardize=true"
+    )
+
+
 def with_intercept(X: Any) -> Any:
     """With a last column of ones."""
     ones = np.ones((X.shape[0], 1), dtype=X.dtype)
@@ -115,7 +181,7 @@ def in_units(w: Any, outputs: int, intercept: bool, scaling: Scaling | None) -> 
     return (weights, intercepts) if scaling is None else scaling.undone(weights, intercepts)
 
 
-def _full(X: Any) -> NDArray[np.bool_]:
+def _full(X: Any) -> Mask:
     """Which columns have entries in half of the rows or more."""
     rows, columns = X.shape
     if isinstance(X, np.ndarray):

@@ -33,7 +33,8 @@ class Dataset:
     ``multiclass``, any number for ``regression``. ``classes`` holds the original labels in that order, and is empty
     for regression. ``name`` is the spec the data set was made from.
 
-    ``intercept``: a model should add an intercept, as ``X`` has no constant column. Of a file: ``encoding`` says what
+    ``intercept``: a model should add an intercept, as ``X`` has no constant column. ``standardize``: a linear model
+    standardises the columns unless told otherwise, as they may be in any units. Of a file: ``encoding`` says what
     ``X`` was made from (``columns``, in order, and ``label``, the target's name), and ``summary`` says in a sentence
     how the file was understood.
     """
@@ -46,6 +47,7 @@ class Dataset:
     y_test: NDArray[np.float64]
     classes: tuple[str, ...] = ()
     intercept: bool = False
+    standardize: bool = False
     encoding: Encoding = field(default_factory=Encoding)
     summary: str = ""
 

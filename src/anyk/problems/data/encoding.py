@@ -81,6 +81,13 @@ class Encoding:
         return sum(len(column.categories) or 1 for column in self.columns)
 
     @property
+    def categorical(self) -> NDArray[np.bool_]:
+        """Which columns of ``X`` stand for categories of text, shape (width,)."""
+        return np.array(
+            [bool(column.categories) for column in self.columns for _ in column.categories or (None,)], bool
+        )
+
+    @property
     def names(self) -> tuple[str, ...]:
         """What to call the columns of ``X``: ``size``, ``colour=red``, …"""
         found: list[str] = []

@@ -150,7 +150,8 @@ def from_file(
     if progress is not None:
         progress(summary)
     encoding = replace(samples.encoding, words=samples.y.dtype.kind not in "fiub")
-    return replace(data, intercept=intercept, encoding=encoding, summary=summary)
+    table = intercept and _READERS[extension] is not _svmlight
+    return replace(data, intercept=intercept, standardize=table, encoding=encoding, summary=summary)
 
 
 def _svmlight(file: Path, asked: _Asked) -> _Samples:

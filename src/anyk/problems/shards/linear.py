@@ -16,7 +16,7 @@ from anyk.problems.base import Index, Vector
 from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding, check_categories
 from anyk.problems.linear_partitions import losses_of, slope_of
-from anyk.problems.scaling import Scaling, with_intercept
+from anyk.problems.scaling import Floats, Scaling, with_intercept
 from anyk.problems.shards.blocks import Blocks
 from anyk.problems.shards.processes import in_processes
 from anyk.problems.shards.source import Content, Shards
@@ -90,6 +90,7 @@ class ShardRows:
         *,
         intercept: bool = False,
         standardize: bool = False,
+        ridge: float = 0.0,
         scaling: Scaling | None = None,
         fill: Literal["mean"] | None = None,
     ) -> ShardRows:
@@ -103,7 +104,7 @@ class ShardRows:
         encoding, moments, features = _encoding(shards, found, fill, where)
         labels, found_task = _labels(found, task, where)
         if standardize:
-            scaling = standard(moments, found.rows, dense=_dense(shards, encoding))
+            scaling = standard(moments, found.rows, encoding, dense=_dense(shards, encoding), ridge=ridge)
         if scaling is not None and len(scaling.scale) != features:
             raise BadInput(f"scaling is of {len(scaling.scale)} columns, {where} have {features}")
         if labels and encoding.label:
@@ -131,7 +132,11 @@ class ShardRows:
         return f"{shards.digest()} {shards.target} {shards.columns} {self.design.encoding}"
 
     def curvature(self) -> float:
-        """The largest eigenvalue of ``X'X / N``, found in another pass; of many columns a bound of it, the trace."""
+        """The largest eigenvalue of ``X'X / N``, found in another pass; of many columns a bound of it.
+
+        The bound is the sum over the columns of the files; of a column's categories, of which each row has one, the
+        largest counts.
+        """
         rows, columns = self.shape
         if columns <= _SQUARE:
             ends = np.linspace(0, rows, min(rows, 64) + 1).astype(int).tolist()
@@ -141,7 +146,15 @@ class ShardRows:
         moments, scaling = self._moments, self.design.scaling
         center, scale = (0.0, 1.0) if scaling is None else (scaling.center, scaling.scale)
         squares = (moments.deviation / rows + (moments.mean - center) ** 2) / np.square(scale)
+        kinds = self.design.encoding.columns
+        if kinds and not np.any(center * self.design.encoding.categorical):  # no row has two categories of a column
+            starts = np.cumsum([0, *(len(column.categories) or 1 for column in kinds[:-1])])
+            squares = np.maximum.reduceat(squares, starts)
         return float(squares.sum()) + self.design.intercept
+
+    def extremes(self) -> tuple[Floats, Floats]:
+        """As :func:`~anyk.problems.scaling.extremes`, of the columns before they are scaled."""
+        return self._moments.low, self._moments.high
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,12 +251,16 @@ def _of_counts(counts: Sequence[float], rows: float) -> Moments:
     return Moments(np.full(len(ones), rows), ones, share, rows * share * (1.0 - share), low, high)
 
 
-def standard(moments: Moments, rows: int, *, dense: bool) -> Scaling:
+def standard(moments: Moments, rows: int, encoding: Encoding, *, dense: bool, ridge: float) -> Scaling:
     """As :meth:`Scaling.standard`, from what is known of the columns."""
-    constant = moments.low == moments.high
-    centered = ~constant & (dense | (2 * moments.nonzero >= rows))
-    scale = np.sqrt(moments.deviation / rows)
-    return Scaling(np.where(centered, moments.mean, 0.0), np.where(constant | (scale == 0), 1.0, scale)).checked()
+    return Scaling.from_moments(
+        moments.mean,
+        np.sqrt(moments.deviation / rows),
+        constant=moments.low == moments.high,
+        full=dense | (2 * moments.nonzero >= rows),
+        categories=encoding.categorical if encoding.columns else None,
+        ridge=ridge,
+    )
 
 
 class LinearShardPartitions:

@@ -24,6 +24,7 @@ class ShardedData:
     task: Task
     rows: int
     intercept: bool
+    standardize: bool
     fill: Literal["mean"] | None
 
 
@@ -68,7 +69,8 @@ def from_shards(
     rows = ShardRows.learned(train, task, intercept=intercept, fill=fill)
     if progress is not None:
         progress(_summary(files, rows, held))
-    return ShardedData(train, last, rows.design.task, rows.shape[0], intercept, fill)
+    table = intercept and train.kind != "svmlight"
+    return ShardedData(train, last, rows.design.task, rows.shape[0], intercept, table, fill)
 
 
 def _summary(files: str, rows: ShardRows, held: list[str]) -> str:
