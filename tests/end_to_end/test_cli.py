@@ -47,7 +47,7 @@ def test_a_race_ends_with_table_picture_and_json(tmp_path):
     assert report["workers"] == 6
     for line in report["runs"]:
         assert list(line) == ["strategy", "steps", "models", "jobs", "seconds", "floor_seconds", "loss", "metric",
-                              "best", "time_to_target", "replies_used", "run", "seed", "speed_up"]  # fmt: skip
+                              "metrics", "best", "time_to_target", "replies_used", "run", "seed", "speed_up"]  # fmt: skip
         assert line["steps"] == 15
         assert line["seconds"] == line["floor_seconds"]
         assert line["metric"]["name"] == "auc"
@@ -327,6 +327,34 @@ def test_runs_that_start_at_the_same_time_get_folders_of_their_own(tmp_path, mon
     (tmp_path / "below" / "runs").write_text("no folder")
     refused = run("train", *SMALL, "--steps", "2")
     assert refused.exit_code == 2 and "the folder 'runs/train-1' cannot be made (Not a directory)" in refused.output
+
+
+def test_a_table_has_what_to_compare_its_numbers_with(tmp_path):
+    random = np.random.default_rng(0)
+    a, b = random.normal(50.0, 20.0, 400), random.normal(size=400)
+    labels = np.where(a - 50 + 10 * b > 0, "yes", "no")
+    (tmp_path / "two.csv").write_text(
+        "a,b,y\n" + "\n".join(f"{x},{z},{y}" for x, z, y in zip(a, b, labels, strict=True))
+    )
+    (tmp_path / "line.csv").write_text("x,y\n" + "\n".join(f"{x},{100 + 2 * x + z}" for x, z in zip(a, b, strict=True)))
+
+    def trained(file, *arguments):
+        common = ["--cluster", "simulated", "--workers", "4", "--data-file", str(tmp_path / file)]
+        return run("train", "--quiet", *common, "--out", str(tmp_path / "run" / file), *arguments).stdout.splitlines()
+
+    titles, values, note, *_ = trained("two.csv", "--data", "file")[1:]
+    assert titles.split()[-2:] == ["auc", "accuracy"] and float(values.split()[-1]) > 0.95
+    assert re.fullmatch(r"for comparison, the most frequent class alone has accuracy 0\.5\d*", note)
+    titles, values, *rest = trained("line.csv", "--data", "file:target=y")[1:]
+    assert titles.split()[-2:] == ["mse", "R²"] and 0.99 < float(values.split()[-1]) < 1.0
+    assert len(rest) == 1  # the folder; the loss has settled
+    slow = trained("two.csv", "--data", "file", "--lr", "0.01", "--steps", "40", "--out", str(tmp_path / "slow"))
+    line = "the loss was still falling fast at the end; more steps or a larger learning rate (now 0.01) would probably"
+    assert any(text.startswith(line) for text in slow)
+    options = ("--cluster", "simulated", "--workers", "4", "--optimizer", "gd", "--lr", "3", "--steps", "2", "--quiet")
+    risen = run("train", "--data", "synthetic:task=regression", *options, "--out", str(tmp_path / "risen"))
+    assert risen.exit_code == 0 and "the loss ended above that of the first model; lower the" in risen.stdout
+    assert any(text.startswith(line) for text in run("show", str(tmp_path / "slow")).stdout.splitlines())
 
 
 def test_divergence_exits_with_1(tmp_path):

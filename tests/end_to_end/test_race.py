@@ -22,7 +22,8 @@ import anyk
 import anyk.cli
 from anyk import specs
 from anyk.cli import main
-from anyk.reports import Columns, race_notes, race_table
+from anyk.reports import Columns, race_table
+from anyk.reports.tables import load_notes
 from anyk.training import compare
 from anyk.training.callbacks import Watching
 from anyk.training.config import write_sealed
@@ -397,12 +398,12 @@ def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, mon
 
 def test_load_that_costs_nothing_is_reported_and_the_demo_charges_it(tmp_path):
     free = raced("uncoded", "frc:load=3").runs
-    assert "load costs nothing here (0.167 to 0.5 of the data per worker)" in "\n".join(race_notes(free))
+    assert "load costs nothing here (0.167 to 0.5 of the data per worker)" in "\n".join(load_notes(free))
     for rest in ({"delays": "exp:mean=1,per=load"}, {"cluster": "simulated:partition=0.5,cores=6"}):
-        assert race_notes(raced("uncoded", "frc:load=3", **rest).runs) == []
-    little = race_notes(raced("uncoded", "frc:load=3", cluster="simulated:partition=0.001,cores=6").runs)
+        assert load_notes(raced("uncoded", "frc:load=3", **rest).runs) == []
+    little = load_notes(raced("uncoded", "frc:load=3", cluster="simulated:partition=0.001,cores=6").runs)
     assert len(little) == 1 and "next to nothing here" in little[0] and "computing takes 3 ms" in little[0]
-    assert race_notes(raced("uncoded", "uncoded:wait=4").runs) == []  # they have the same load
+    assert load_notes(raced("uncoded", "uncoded:wait=4").runs) == []  # they have the same load
     name, values = specs.parse(charged("simulated", PROBLEM, workers=6))
     assert name == "simulated" and 0 < float(values["partition"]) < 1 and values["cores"] == "6"
     for own in ("simulated:task=1", "processes"):

@@ -12,6 +12,7 @@ from scipy import optimize, sparse
 from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression as SklearnLogistic
 from sklearn.linear_model import Ridge
+from sklearn.metrics import r2_score
 
 from anyk.clusters.remote.shipping import ship
 from anyk.errors import BadInput
@@ -99,8 +100,8 @@ def test_the_objective_is_as_stated(kind: Any) -> None:
     assert made.samples == 30 and made.initial().tolist() == [0.0] * made.dimension
 
 
-@every
 @pytest.mark.filterwarnings("ignore:column .* holds numbers")
+@every
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_partial_gradients_add_up_however_the_data_is_cut(kind: Any, data: st.DataObject) -> None:
@@ -176,14 +177,20 @@ def test_metrics_on_held_out_rows() -> None:
     made: LinearProblem = LogisticRegression(X, np.sign(X[:, 0]), X_test=T, y_test=held)
     positive, negative = (T @ w)[held > 0], (T @ w)[held < 0]
     auc = np.mean([(p > q) + 0.5 * (p == q) for p in positive for q in negative])
-    assert made.metrics(w) == {"auc": pytest.approx(auc)} and made.better == "higher"
+    right, majority = np.mean((T @ w > 0) == (held > 0)), max(np.mean(held > 0), np.mean(held < 0))
+    assert made.metrics(w) == {
+        "auc": pytest.approx(auc), "accuracy": pytest.approx(right), "majority": pytest.approx(majority)
+    }  # fmt: skip
+    assert made.better == "higher" and next(iter(made.metrics(w))) == made.metric
     made = LeastSquares(X, X[:, 0], X_test=sparse.csr_array(T), y_test=T[:, 1])
-    assert made.metrics(w) == {"mse": pytest.approx(np.mean((T @ w - T[:, 1]) ** 2))} and made.better == "lower"
+    mse, r2 = np.mean((T @ w - T[:, 1]) ** 2), r2_score(T[:, 1], T @ w)
+    assert made.metrics(w) == {"mse": pytest.approx(mse), "r2": pytest.approx(r2)} and made.better == "lower"
+    assert np.isnan(made.metrics(w * 1e308)["mse"])  # scores that are not finite
     y = np.arange(60) % 3
     made = SoftmaxRegression(X, y, X_test=T, y_test=np.arange(31) % 3)
     W = np.random.default_rng(2).standard_normal(12)
     accuracy = np.mean((T @ W.reshape(4, 3)).argmax(axis=1) == np.arange(31) % 3)
-    assert made.metrics(W) == {"accuracy": pytest.approx(accuracy)}
+    assert made.metrics(W) == {"accuracy": pytest.approx(accuracy), "majority": pytest.approx(11 / 31)}
     assert problem(LeastSquares, X).metrics(w) == {}
 
 

@@ -201,7 +201,7 @@ def resume(
     A folder of --strategy auto goes on as a whole: it is measured, planned and checked as before.
     """
     from anyk.problems import from_function
-    from anyk.reports import race_table
+    from anyk.reports import race_notes, race_table
     from anyk.training import is_race
     from anyk.training import resume as resume_training
     from anyk.training.config import read_config
@@ -235,7 +235,7 @@ def resume(
             )
     except KeyboardInterrupt:
         exit_interrupted(run)
-    say(console, race_table([done]))
+    say(console, race_table([done]), *race_notes([done]))
     write_json(done.report(), given["json_file"])
 
 

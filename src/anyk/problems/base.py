@@ -210,7 +210,10 @@ class Problem(Protocol):
         ...
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        """Quality on held-out data, by name; empty without held-out data."""
+        """Quality on held-out data, by name, ``metric`` first; empty without held-out data.
+
+        With ``majority``, the share of the most frequent class, or ``r2`` a table has what to compare a metric with.
+        """
         ...
 
     def recipe(self) -> dict[str, Any] | None:

@@ -310,10 +310,12 @@ class LinearProblem:
         """See :class:`~anyk.problems.base.Problem`."""
         if isinstance(self.X_test, ShardRows):  # scores and targets are all that is kept of them
             found = [(y, self._scores(X, w)) for X, y in self.X_test.all()]
-            return {self.metric: self._metric(*(np.concatenate(part) for part in zip(*found, strict=True)))}
-        if self.X_test is None or self.y_test is None:
+            y, scores = (np.concatenate(part) for part in zip(*found, strict=True))
+        elif self.X_test is None or self.y_test is None:
             return {}
-        return {self.metric: self._metric(self.y_test, self._scores(self.X_test, w))}
+        else:
+            y, scores = self.y_test, self._scores(self.X_test, w)
+        return self._metrics(y, scores) if np.isfinite(scores).all() else {self.metric: float("nan")}
 
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:
@@ -394,12 +396,14 @@ class LinearProblem:
     def _scores(self, X: Any, w: Vector) -> Floats:
         return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=np.float64)
 
-    def _metric(self, y: Floats, scores: Floats) -> float:
+    def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         raise NotImplementedError("a linear problem has a metric")
 
 
 class LogisticRegression(LinearProblem):
     """Logistic regression: loss ``log(1 + exp(-y x.w))``, labels -1 and +1 (or any two values); metric AUC.
+
+    Beside it: accuracy, and the share of the more frequent label of the held-out rows.
 
     ``X``: rows x columns, NumPy or scipy.sparse; ``l2`` as in the objective. Raises
     :class:`~anyk.errors.BadInput` for NaN in the data, labels of one class or of more than two.
@@ -437,28 +441,31 @@ class LogisticRegression(LinearProblem):
             raise BadInput(f"logistic regression needs labels of two classes, got {found}{other}")
         return classes
 
-    def _metric(self, y: Floats, scores: Floats) -> float:
+    def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         from sklearn.metrics import roc_auc_score
 
-        return float(roc_auc_score(y, scores)) if np.unique(y).size == 2 else float("nan")
+        auc = float(roc_auc_score(y, scores)) if np.unique(y).size == 2 else float("nan")
+        second = float(np.mean(y > 0))
+        return {"auc": auc, "accuracy": float(np.mean((scores > 0) == (y > 0))), "majority": max(second, 1.0 - second)}
 
 
 class LeastSquares(LinearProblem):
-    """Least squares: loss ``(x.w - y)^2 / 2``; metric MSE (mean squared error, without the half)."""
+    """Least squares: loss ``(x.w - y)^2 / 2``; metric MSE (mean squared error, without the half), and R²."""
 
     kind = "least-squares"
     labelled = False
     metric = "mse"
     better = "lower"
 
-    def _metric(self, y: Floats, scores: Floats) -> float:
+    def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         from sklearn.metrics import mean_squared_error
 
-        return float(mean_squared_error(y, scores))
+        mse, spread = float(mean_squared_error(y, scores)), float(np.var(y))
+        return {"mse": mse, "r2": 1.0 - mse / spread if spread else float("nan")}
 
 
 class SoftmaxRegression(LinearProblem):
-    """Softmax regression: cross-entropy over classes 0, …, C-1; metric accuracy.
+    """Softmax regression: cross-entropy over classes 0, …, C-1; metric accuracy, beside the most frequent one's share.
 
     The model is the (columns x classes) matrix, row by row, as one flat vector.
     """
@@ -494,7 +501,8 @@ class SoftmaxRegression(LinearProblem):
         assert self.classes is not None
         return int(self.classes.size)
 
-    def _metric(self, y: Floats, scores: Floats) -> float:
+    def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         from sklearn.metrics import accuracy_score
 
-        return float(accuracy_score(y, scores.argmax(axis=1)))
+        most = float(np.unique(y, return_counts=True)[1].max() / len(y))
+        return {"accuracy": float(accuracy_score(y, scores.argmax(axis=1))), "majority": most}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from anyk.reports.columns import Columns, shortened
 from anyk.training.checking import ClusterSpeed
@@ -13,7 +17,7 @@ from anyk.training.floor import SHOWN_FROM
 from anyk.training.limits import LIMIT
 from anyk.training.run import Run
 from anyk.training.schema import DIFFERENT
-from anyk.training.seeds import SeedsComparison, Spread, compare_seeds, grouped
+from anyk.training.seeds import SeedsComparison, Spread, compare_seeds, grouped, spread
 
 FREE = 0.05  # of a task's delay: computing that takes less does not show
 _WIDEST = 16  # characters of the reference's spec in a title
@@ -50,7 +54,8 @@ def race_table(runs: Sequence[Run]) -> Columns:
     several = any(run.models_trained > 1 for run in runs)
     below = any(_ended_below(run) for run in runs)
     titles = ["strategy", "steps", *["models", "jobs"] * several, "seconds", *["seconds\na job"] * several]
-    titles += ["floor\ns", "ratio", "loss", runs[0].metric_name, *["best"] * below]
+    further = _beside(runs)
+    titles += ["floor\ns", "ratio", "loss", runs[0].metric_name, *further.values(), *["best"] * below]
     titles += [] if target is None else [f"s to\n{target:g}"]
     if found is not None:
         titles += ["at\nloss"] * (found.by == "loss")
@@ -64,6 +69,7 @@ def race_table(runs: Sequence[Run]) -> Columns:
         row += [str(run.models_trained), str(run.jobs)] * several
         row += [seconds(run.seconds), *[seconds(run.seconds_a_job)] * several, seconds(run.floor_seconds)]
         row += ["–" if ratio is None else f"{ratio:.3f}", number(run.loss), number(metric.get("value"))]
+        row += [number(run.metrics.get(name)) for name in further]
         row += [number(run.best)] * below
         row += [] if target is None else [seconds(run.time_to_target)]
         if found is not None:
@@ -80,7 +86,9 @@ def _seeds_table(found: SeedsComparison) -> Columns:
     target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
     several = any(run.models_trained > 1 for run in runs)
     metric = next((run.metric_name for run in runs if run.metric), "metric")
+    further = _beside(runs)
     titles = ["strategy,\nmedian", "seeds", "steps", "seconds", *["seconds\na job"] * several, "loss", metric]
+    titles += further.values()
     titles += [] if target is None else [f"s to\n{target:g}", "reached"]
     titles += [f"speed-up\nvs {shortened(found.over, _WIDEST)}"] * (len(found.strategies) > 1)
     rows = []
@@ -89,6 +97,9 @@ def _seeds_table(found: SeedsComparison) -> Columns:
         columns += [_three(one.spread(lambda run: run.seconds), seconds)]
         columns += [_three(one.spread(lambda run: run.seconds_a_job), seconds)] * several
         columns += [_three(one.spread(lambda run: run.loss), number), _three(one.metric, number)]
+        columns += [
+            _three(spread((run.metrics.get(name) for run in one.runs), missing=-math.inf), number) for name in further
+        ]
         if target is not None:
             columns += [_three(one.spread(lambda run: run.time_to_target), seconds)]
             columns += [(f"{one.reached} of {len(one.runs)}", "", "")]
@@ -96,6 +107,15 @@ def _seeds_table(found: SeedsComparison) -> Columns:
             columns += [_three(one.speed_up or Spread(None, None, None), partial(_times, at_least=one.at_least))]
         rows += [list(row) for row in zip((one.strategy, "  least", "  largest"), *columns, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
+
+
+def _beside(runs: Sequence[Run]) -> dict[str, str]:
+    """Titles of the further columns that say how good a model is, by the metric's name."""
+    return {
+        name: title
+        for name, title in (("accuracy", "accuracy"), ("r2", "R²"))
+        if any(name in run.metrics and name != run.metric_name for run in runs)
+    }
 
 
 def _three(values: Spread, form: Callable[[float | None], str]) -> tuple[str, str, str]:
@@ -107,7 +127,7 @@ def _times(value: float | None, at_least: bool = False) -> str:
 
 
 def race_notes(runs: Sequence[Run]) -> list[str]:
-    """What a reader of the table should know: targets missed at a limit, jobs that differ, load that is free."""
+    """What a reader of the table should know: targets missed at a limit, a loss still falling, load that is free."""
     groups = grouped(runs)
     several = any(len(group) > 1 for group in groups)
     lines = ["medians over the seeds; below them the least and the largest value"] * several
@@ -135,7 +155,63 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
     if len({run.models_trained for run in runs}) > 1:
         most = max(run.models_trained for run in runs)
         lines.append(f"a job is a step of one model; --models {most} gives all strategies as many models")
-    return lines + load_notes(runs)
+    return lines + _loss_notes(runs) + load_notes(runs)
+
+
+def _loss_notes(runs: Sequence[Run]) -> list[str]:
+    """What a constant model comes to, and whether more steps or other steps would do better than those taken."""
+    lines = []
+    majority = next((run.metrics["majority"] for run in runs if "majority" in run.metrics), None)
+    if majority is not None:
+        lines.append(f"for comparison, the most frequent class alone has accuracy {number(majority)}")
+    falling, rising = ([run for run in runs if at_end(run)] for at_end in (falls_fast, _has_risen))
+    if falling:
+        lines.append(
+            f"{_whose(falling, runs)} was still falling fast at the end; more steps or a larger learning rate (now "
+            f"{falling[0].config.get('lr')}) would probably lower it further"
+        )
+    if rising:
+        lines.append(
+            f"{_whose(rising, runs)} ended above that of the first model; lower the learning rate (now "
+            f"{rising[0].config.get('lr')})"
+        )
+    return lines
+
+
+def _whose(some: Sequence[Run], runs: Sequence[Run]) -> str:
+    """Whose loss a line is about: the runs' strategies, unless it is about all."""
+    specs = dict.fromkeys(str(run.config.get("strategy")) for run in some)
+    return "the loss" if len(some) == len(runs) else f"the loss of {', '.join(specs)}"
+
+
+def falls_fast(run: Run) -> bool:
+    """Return whether the loss was still falling fast when a run ended that reached no target.
+
+    Between the medians of the third and the last quarter of the steps it fell by more than a twentieth of its whole
+    fall, or by more than a tenth of what is left (and a thousandth of its fall, or a perfect fit would never end).
+    """
+    steps, losses = _losses(run)
+    if run.time_to_target is not None or steps.size < 4:
+        return False
+    share = (steps - steps[0]) / (steps[-1] - steps[0])
+    third, last = losses[(share >= 0.5) & (share < 0.75)], losses[share >= 0.75]
+    if not third.size:
+        return False
+    fall, whole, left = np.median(third) - np.median(last), losses[0] - losses[-1], abs(losses[-1])
+    return bool(whole > 0.0 and (fall > whole / 20 or fall > max(left / 10, whole / 1000)))
+
+
+def _has_risen(run: Run) -> bool:
+    _, losses = _losses(run)
+    failed = any(note["kind"] == "failed" for note in run.notes[-1:])  # for a reason that is printed
+    return bool(not failed and losses.size > 1 and losses[-1] > losses[0])
+
+
+def _losses(run: Run) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The steps at which the loss was evaluated, and the losses; both of shape (evaluations,)."""
+    history = run.history
+    known = np.isfinite(history["loss"])
+    return history["step"][known], history["loss"][known]
 
 
 def load_notes(runs: Sequence[Run]) -> list[str]:

@@ -58,6 +58,7 @@ class Evaluator:
         self.latest: Evaluation | None = None  # the newest version evaluated so far
         self.reached: Evaluation | None = None
         self.unknown: Unheld | None = None  # why the loss of the last version is not known whose loss is not
+        self._metrics: dict[str, tuple[int, dict[str, float]]] = {}  # the newest of each slot, with its version
         self._fresh: list[tuple[Evaluation, Vector]] = []
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
@@ -177,9 +178,19 @@ class Evaluator:
         evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:
             self.done[slot, version] = evaluation
+            if version >= self._metrics.get(slot, (0,))[0]:
+                self._metrics[slot] = version, metrics
             self._note(evaluation)
             self._fresh.append((evaluation, w))
             self._kept.pop((slot, version), None)
+
+    def metrics(self, slot: str, version: int, w: Vector) -> dict[str, float]:
+        """Return all metrics of the newest version of a slot; computed if an earlier part of the run evaluated it."""
+        known, metrics = self._metrics.get(slot, (-1, {}))
+        if known == version or self._off:
+            return metrics
+        with np.errstate(over="ignore", invalid="ignore"):
+            return problem_of(self.problem, slot).metrics(w)
 
     def _look_now_and_then(self) -> None:
         rest = 0.0  # until when only to take copies

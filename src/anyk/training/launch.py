@@ -427,7 +427,10 @@ class Launch:
         steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
         reached = evaluator.reached
         last = evaluations[-1] if evaluations else None
-        metric = {"name": self._config["metric"], "value": last.metric} if last and last.metric is not None else None
+        metric, metrics = None, {}
+        if last and last.metric is not None:
+            metric = {"name": self._config["metric"], "value": last.metric}
+            metrics = evaluator.metrics(last.slot, last.version, driver.models[last.slot])
         log.flush()
         log.summarise(
             {
@@ -438,6 +441,7 @@ class Launch:
                 "ledger": driver.ledger.counts.plain(),
                 "stopped": driver.stopped.reason if driver.stopped else self._hooks.stop,
                 **({"models": models} if models else {}),
+                "metrics": metrics,
             }
         )
 

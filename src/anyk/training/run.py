@@ -202,6 +202,11 @@ class Run:
         return self.summary.get("metric")
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """All that the problem measures of the final model, by name: the metric, and what to compare it with."""
+        return dict(self.summary.get("metrics") or {})
+
+    @property
     def time_to_target(self) -> float | None:
         """When the first version that reached the target was made; None if none did."""
         return self.summary.get("time_to_target")
@@ -375,6 +380,7 @@ class Run:
             "floor_seconds": self.floor_seconds,
             "loss": self.loss,
             "metric": self.metric,
+            "metrics": self.metrics,
             "best": self.best,
             "time_to_target": self.time_to_target,
             "replies_used": rows.replies_used(self.log),
