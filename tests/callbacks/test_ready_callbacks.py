@@ -80,7 +80,7 @@ def scripted(*callbacks, losses=(0.0,), metrics=None, better="lower", steps=20, 
         (2, 0.0, [5, 4, 3, 3.5, 2, 2.5, 2.5, 1], 6),  # a better one begins anew
         (1, 0.5, [5, 4, 3.6, 3.4], 2),  # 0.4 is too little
         (3, 0.0, [5, float("nan"), float("nan"), 4, 3, 2, 1, 0], 20 + 0),  # NaN is not better; 1 and 2 only
-        (2, 0.0, [5, float("nan"), float("nan"), 4], 2),
+        (2, 0.0, [5, float("nan"), 6, 4], 2),
     ],
 )
 def test_early_stopping_waits_for_so_many_evaluations_that_are_not_better(patience, delta, losses, steps):

@@ -137,9 +137,8 @@ def test_strategies_hold_under_random_loss_and_return(spec, seed, outages):
 def test_a_payload_free_run_decides_as_one_with_payload():
     for spec in STRATEGIES:
         delays = anyk.delays.Exponential(0.5)
-        run = anyk.train(
-            Squares(anyk.strategy(spec, workers=6).layout.partitions), spec, Simulated(6, delays=delays), steps=12
-        )
+        problem = Squares(anyk.strategy(spec, workers=6).layout.partitions)
+        run = anyk.train(problem, spec, Simulated(6, delays=delays), steps=12, evaluate=None)
         driver = Driver(anyk.strategy(spec, workers=6), Simulated(6, delays=delays), steps=12)
         with session(driver):
             driver.run()

@@ -358,6 +358,10 @@ def test_a_table_has_what_to_compare_its_numbers_with(tmp_path):
 
 
 def test_divergence_exits_with_1(tmp_path):
+    result = run("train", "--cluster", "simulated", "--workers", "4", "--quiet", "--steps", "5", "--lr", "1e9",
+                 "--out", str(tmp_path / "finite"))  # fmt: skip
+    assert result.exit_code == 1
+    assert re.search(r"anyk: diverged: the loss was 2\.3 at step 0 and is \S+ at step 5; lower the", result.stderr)
     result = run("train", "--data", "synthetic:task=regression", "--cluster", "simulated", "--workers", "4",
                  "--lr", "1e9", "--optimizer", "gd", "--steps", "500", "--out", str(tmp_path / "run"))  # fmt: skip
     assert result.exit_code == 1

@@ -19,7 +19,9 @@ from anyk.clusters import Compute, Outage, Simulated
 from anyk.testing import Squares
 from anyk.training.callbacks import Watching
 from anyk.training.counts import ENDINGS
+from anyk.training.divergence import divergence
 from anyk.training.evaluation import Evaluator
+from anyk.training.schema import Evaluation
 from anyk.training.tracing import measured
 
 EXP = anyk.delays.Exponential(0.5)
@@ -518,6 +520,42 @@ def test_divergence_is_named():
     problem = anyk.problems.from_data("synthetic:rows=60,features=4,task=regression")
     with pytest.raises(anyk.RunFailed, match=r"diverged at step \d+: .*lower the learning rate"):
         anyk.train(problem, "uncoded", Simulated(6), optimizer=anyk.optimizers.GD(lr=1e6), steps=200)
+
+
+def test_a_loss_far_above_the_first_is_a_failure(tmp_path):
+    """Even though the model is finite; a loss that is large from the start is not."""
+    digits = anyk.problems.from_data("digits")
+    rate = {"optimizer": anyk.optimizers.GD(lr=1e9), "steps": 5, "out": tmp_path / "run"}
+    with pytest.raises(anyk.RunFailed, match=r"diverged: the loss was 2.3 at step 0 and is \S+ at step 5; lower the"):
+        anyk.train(digits, "uncoded", "simulated", workers=4, **rate)
+    with anyk.Run.open(tmp_path / "run") as run:
+        assert run.steps == 5 and run.loss > 1e9 and run.notes[-1]["kind"] == "failed"
+    X = np.arange(20.0)[:, None]
+    large = anyk.problems.LeastSquares(X, 1e30 * X[:, 0])
+    assert large.loss(large.initial()) > 1e60
+    assert anyk.train(large, "uncoded", "simulated", workers=4, steps=50).loss < 1e58
+    held_out = anyk.problems.LeastSquares(X, X[:, 0], X_test=X, y_test=X[:, 0])
+    with pytest.raises(anyk.RunFailed, match="diverged: the mse was"):
+        anyk.train(held_out, "uncoded", "simulated", workers=4, evaluate="on=held_out", **rate | {"out": None})
+
+
+@pytest.mark.parametrize(
+    ("losses", "diverged"),
+    [
+        ((0.7, 1e9, 0.1), False),  # on the way does not count
+        ((0.7, 999.0), False),
+        ((0.7, 1001.0), True),
+        ((5e6, 4.9e9), False),
+        ((0.0, 0.5), False),  # from a model that fits perfectly
+        ((0.7, float("inf")), True),
+        ((0.7, float("nan")), True),
+        ((float("nan"), float("nan")), False),
+        ((None, None), False),
+    ],
+)
+def test_what_has_diverged(losses, diverged):
+    evaluations = [Evaluation("model", step, step, loss, None) for step, loss in enumerate(losses)]
+    assert (divergence(evaluations, {"lr": "0.1", "better": "higher"}) is not None) == diverged
 
 
 def test_a_decode_that_would_amplify_float32_rounding_is_refused():

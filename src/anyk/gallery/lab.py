@@ -145,8 +145,8 @@ class Lab:
         communication: str = "none",
         targets: Sequence[float] = (),
         evaluate: str = "",
-        further: Callable[[Run], Mapping[str, float]] = lambda run: {},
         callbacks: Sequence[Callback] = (),
+        further: Callable[[Run], Mapping[str, float]] = lambda run: {},
     ) -> Found:
         """Train once: seconds a step, final loss and metric, seconds to each target, curves against seconds."""
         fleet = build_cluster(self.cluster, workers=workers, delays=delays, seed=seed, communication=communication)

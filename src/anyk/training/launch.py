@@ -25,6 +25,7 @@ from anyk.training.asking import Asking, by_workers
 from anyk.training.beginning import Beginning
 from anyk.training.callbacks import Callbacks, EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
 from anyk.training.digests import file_digest
+from anyk.training.divergence import divergence
 from anyk.training.driver import Driver
 from anyk.training.environment import changes
 from anyk.training.evaluate import Evaluate, check_watched, gives_loss, needs_loss, resolved
@@ -148,10 +149,13 @@ class Launch:
         elif self._hooks.stop is not None:
             log.note(driver.time, "stopped", self._hooks.stop)
         try:
-            self._conclude()
+            diverged = self._conclude()
         except RunFailed as error:
             log.close(write=False)
             raise (ended or error) from None
+        if ended is None and diverged is not None:
+            ended = RunFailed(diverged)
+            log.note(driver.time, "failed", diverged)
         if ended is not None:
             log.close()
             raise ended
@@ -415,8 +419,8 @@ class Launch:
             text += "; one of each pair is wrong, unless their machines round differently"
             log.note(self.driver.time, DIFFERENT, text)
 
-    def _conclude(self) -> None:
-        """Evaluate what is left and write the summary."""
+    def _conclude(self) -> str | None:
+        """Evaluate what is left and write the summary; return how the run has diverged, if it has."""
         driver, evaluator, log = self.driver, self._evaluator, self._log
         assert evaluator is not None
         self._stop_asking()
@@ -437,13 +441,14 @@ class Launch:
                 "floor_seconds": floor_seconds(self._strategy, self._cluster, steps, log, beginning=driver.beginning),
                 "loss": last.loss if last else None,
                 "metric": metric,
+                "metrics": metrics,
                 "time_to_target": reached.time if reached else None,
                 "ledger": driver.ledger.counts.plain(),
                 "stopped": driver.stopped.reason if driver.stopped else self._hooks.stop,
                 **({"models": models} if models else {}),
-                "metrics": metrics,
             }
         )
+        return divergence(evaluations, self._config)
 
 
 def lost_on_resume(cluster: Cluster, log: RunLog) -> str | None:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from anyk import keyed
+from anyk.errors import RunFailed
 from anyk.gallery.item import Criterion, Item
 from anyk.gallery.lab import Found, Lab
 from anyk.gallery.pictures import Curves
@@ -10,9 +11,21 @@ from anyk.gallery.table import Case, Table, cases
 from anyk.optimizers import GD
 from anyk.planning import stability_limit
 from anyk.problems import LeastSquares
+from anyk.training.callbacks import Callback, EvaluationInfo
 
 RULES = {"constant": "async", "min(C / distance, rate)": "async:stale=distance,bound=0.01"}
 SHOWN = 1e3  # losses above it are drawn there
+
+
+class Losses(Callback):
+    """The loss against seconds, also of a run that fails because it diverges."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []
+
+    def on_evaluation(self, info: EvaluationInfo) -> None:
+        """Note one evaluation."""
+        self.points.append((info.seconds, float("nan") if info.loss is None else info.loss))
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
@@ -21,12 +34,17 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     X = random.standard_normal((800, 10))
     problem = LeastSquares(X, X @ random.standard_normal(10) + 0.3 * random.standard_normal(800), l2=0.0)
     rate = case["rate"] * stability_limit(case["P"] - 1) / problem.smoothness()
-    found = lab.train(
-        problem, RULES[case["rule"]], workers=case["P"], delays="exp:mean=0.5", seed=seed, optimizer=GD(lr=rate),
-        steps=lab.size(3_000, 1_500), evaluate="every=25",
-    )  # fmt: skip
-    times, losses = found["curves"]["loss"]
-    return found | {"curves": {"loss": (times, np.minimum(losses, SHOWN))}}
+    seen = Losses()
+    try:
+        lab.train(
+            problem, RULES[case["rule"]], workers=case["P"], delays="exp:mean=0.5", seed=seed, optimizer=GD(lr=rate),
+            steps=lab.size(3_000, 1_500), evaluate="every=25", callbacks=[seen],
+        )  # fmt: skip
+    except RunFailed:  # it has diverged, which is a result here
+        if case["rate"] <= 1.0:
+            raise
+    times, losses = np.array(seen.points).T
+    return {"loss": float(losses[-1]), "curves": {"loss": (times, np.minimum(losses, SHOWN))}}
 
 
 def table(lab: Lab) -> Table:
