@@ -19,6 +19,7 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.register_profile("explore", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+os.environ.pop("COLUMNS", None)  # set by pytest-xdist; output into a pipe is as wide as it needs to be
 os.environ["ANYK_RACE_REPORT"] = "none"  # a page takes a second; the tests of pages ask for one
 
 # whether the kernel lists children, without a look at every process of the machine, which tests would wait for

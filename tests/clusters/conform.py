@@ -98,9 +98,10 @@ class Doubled:
 def partitions_by_value(make: Callable[[int, Any], Cluster]) -> None:
     """What a script itself defines reaches the workers, and they compute with it what the simulator does."""
     simulated = anyk.clusters.Simulated
-    found = anyk.train(Own(2), "uncoded", make(2, None), steps=5).model
-    assert np.array_equal(found, anyk.train(Own(2), "uncoded", simulated(2), steps=5).model)
-    assert not np.array_equal(found, anyk.train(Squares(2), "uncoded", simulated(2), steps=5).model)
+    setting = {"steps": 5, "optimizer": anyk.optimizers.GD(lr=0.1)}
+    found = anyk.train(Own(2), "uncoded", make(2, None), **setting).model
+    assert np.array_equal(found, anyk.train(Own(2), "uncoded", simulated(2), **setting).model)
+    assert not np.array_equal(found, anyk.train(Squares(2), "uncoded", simulated(2), **setting).model)
 
 
 def through_mpi() -> None:

@@ -421,9 +421,11 @@ def test_while_workers_start_one_interrupt_is_enough(monkeypatch):
     interrupt.join()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_a_frozen_helper_ends_with_its_driver():
     script = "import anyk, os, signal; cluster = anyk.clusters.Processes(2); cluster.prepare(); "
-    script += "os.kill(cluster.helper, signal.SIGSTOP); print(cluster.helper, flush=True); "
+    script += "os.kill(cluster.helper, signal.SIGSTOP); print(cluster.helper, flush=True)\n"
+    script += "while open(f'/proc/{cluster.helper}/stat').read().rpartition(')')[2].split()[0] != 'T': pass\n"
     script += "os.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, start_new_session=True)
     assert done.returncode == -signal.SIGKILL and wait_gone([int(done.stdout)]) == []

@@ -306,7 +306,12 @@ def test_liars_lie_alike() -> None:
     models = []
     for make in CLUSTERS.values():
         run = anyk.train(
-            Squares(12), "tree:children=2,stragglers=0", make(6, byzantine=(0, 3)), optimizer=GD(lr=0.01), steps=2
+            Squares(12),
+            "tree:children=2,stragglers=0",
+            make(6, byzantine=(0, 3)),
+            optimizer=GD(lr=0.01),
+            steps=2,
+            evaluate=None,
         )
         problem = Squares(int(run.config["partitions"]))
         parts = problem.split(problem.samples)

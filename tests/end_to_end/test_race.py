@@ -457,14 +457,13 @@ def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
 
 
 @pytest.mark.parametrize("of", ["metric", "loss"])
-def test_the_picture_names_each_strategy_where_it_ends_and_says_what_it_does(of, tmp_path):
+def test_the_picture_names_each_strategy_where_it_ends(of, tmp_path):
     runs = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", "dpsgd", "bgc:load=2", target=0.9).runs
     figure = anyk.reports.plot(runs, tmp_path / "a.png", of=of)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"  # the slowest takes several times as long as the fastest
     words = [text.get_text() for text in axes.texts]
-    for part in ("exact gradient; waits for all 6 workers", "exact gradient, whichever 2 of 6 workers are late",
-                 "injected delay, exp:mean=1", "waits for nobody", "speed compared with uncoded"):  # fmt: skip
+    for part in ("uncoded", "async:lr_scale=0.1", "injected delay, exp:mean=1", "speed compared with uncoded"):
         assert any(part in text for text in words), part
     frc = next(text for text in words if text.startswith("frc:load=3"))
     assert "times as fast" in frc and ("loss" in frc) == (of == "loss")

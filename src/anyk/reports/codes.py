@@ -127,7 +127,7 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
     figure, both = new_figure((11.0, 4.8), "the picture of codes", columns=2)
     for i, curve in enumerate(curves):
         colour = COLOURS[i % len(COLOURS)]
-        uncovered = curve.stragglers[0] == 0 and curve.random[0] > EXACT
+        uncovered = bool(curve.stragglers[0] == 0 and curve.random[0] > EXACT)
         name = curve.code.spec + " (some partitions on no worker)" * uncovered
         both[0].errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
         unknown = np.isnan(curve.expected).all()

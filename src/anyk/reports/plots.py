@@ -187,12 +187,12 @@ def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, 
 def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
     """Where the axis of a value that rises begins: where the slowest line is halfway through its evaluations.
 
-    What precedes is a steep rise, which would leave the lines a small part of the figure. None for a single line.
+    What precedes is a steep rise, which would leave the lines a small part of the figure. None for a single line, or where none rises after that.
     """
     medians = [float(np.median(values)) for _, values in lines if len(values)]
     lows = [float(np.min(values)) for _, values in lines if len(values)]
     tops = [float(np.max(values)) for _, values in lines if len(values)]
-    if len(medians) < 2:
+    if len(medians) < 2 or min(medians) >= max(tops):
         return None
     start = min(medians) - 0.5 * (max(tops) - min(medians))
     return start if start > min(lows) else None
