@@ -349,7 +349,7 @@ def test_a_table_has_what_to_compare_its_numbers_with(tmp_path):
     assert titles.split()[-2:] == ["mse", "R²"] and 0.99 < float(values.split()[-1]) < 1.0
     assert len(rest) == 1  # the folder; the loss has settled
     slow = trained("two.csv", "--data", "file", "--lr", "0.01", "--steps", "40", "--out", str(tmp_path / "slow"))
-    line = "the loss was still falling fast at the end; more steps or a larger learning rate (now 0.01) would probably"
+    line = "the loss was still falling fast at the end; more steps, or another learning rate than 0.01, would probably"
     assert any(text.startswith(line) for text in slow)
     options = ("--cluster", "simulated", "--workers", "4", "--optimizer", "gd", "--lr", "3", "--steps", "2", "--quiet")
     risen = run("train", "--data", "synthetic:task=regression", *options, "--out", str(tmp_path / "risen"))

@@ -131,7 +131,8 @@ class OptaxOptimizer(Optimizer):
         config: Any = jax.config
         if w.dtype == np.float64 and not config.jax_enable_x64:
             raise BadInput(
-                "optax would step float64 parameters in float32; first jax.config.update('jax_enable_x64', True)"
+                "optax would step float64 parameters in float32; set JAX_ENABLE_X64=1 in the environment, or call "
+                "jax.config.update('jax_enable_x64', True) first"
             )
         made = self._made
         unravel: Callable[[Any], Any] = ravel_pytree(w if self._tree is None else self._tree)[1]

@@ -185,9 +185,10 @@ def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, 
 
 
 def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
-    """Where the axis of a value that rises begins: where the slowest line is halfway through its evaluations.
+    """Where the axis of a value that rises begins: below the least median of the lines, by half of what remains above.
 
-    What precedes is a steep rise, which would leave the lines a small part of the figure. None for a single line, or where none rises after that.
+    What precedes is a steep rise, which would leave the lines a small part of the figure. None for a single line, or
+    where no line rises after that.
     """
     medians = [float(np.median(values)) for _, values in lines if len(values)]
     lows = [float(np.min(values)) for _, values in lines if len(values)]

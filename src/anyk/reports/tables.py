@@ -167,8 +167,8 @@ def _loss_notes(runs: Sequence[Run]) -> list[str]:
     falling, rising = ([run for run in runs if at_end(run)] for at_end in (falls_fast, _has_risen))
     if falling:
         lines.append(
-            f"{_whose(falling, runs)} was still falling fast at the end; more steps or a larger learning rate (now "
-            f"{falling[0].config.get('lr')}) would probably lower it further"
+            f"{_whose(falling, runs)} was still falling fast at the end; more steps, or another learning rate than "
+            f"{falling[0].config.get('lr')}, would probably lower it further"
         )
     if rising:
         lines.append(
