@@ -42,9 +42,25 @@ if TYPE_CHECKING:
 
 # names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
 _ROOMS = (
-    "callbacks", "clusters", "codes", "compression", "data", "decompile", "delays", "exporting", "graphs", "optimizers",
-    "planning", "problems", "recording", "reports", "strategies", "testing", "torch", "training",
-)  # fmt: skip
+    "callbacks",
+    "clusters",
+    "codes",
+    "compression",
+    "data",
+    "decompile",
+    "delays",
+    "exporting",
+    "graphs",
+    "optimizers",
+    "planning",
+    "problems",
+    "recording",
+    "reports",
+    "strategies",
+    "testing",
+    "torch",
+    "training",
+)
 _NAMES = {
     "Callback": "callbacks",
     "Checkpoint": "callbacks",

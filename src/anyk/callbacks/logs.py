@@ -41,8 +41,13 @@ class Logging(Callback):
         if info.step % self._every == 0:
             self.logger.info(
                 "step %d of %s at %.3f s: %d workers, residual %.3g, staleness %.3g",
-                info.step, info.slot, info.seconds, info.workers, info.residual, info.staleness,
-            )  # fmt: skip
+                info.step,
+                info.slot,
+                info.seconds,
+                info.workers,
+                info.residual,
+                info.staleness,
+            )
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
         """See :class:`Callback`."""

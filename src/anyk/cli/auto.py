@@ -58,10 +58,14 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
         with listening(console, callbacks, given) as heard:
             found = train_auto(
                 [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
-                optimizer=make_optimizer(problem, given), out=folder, callbacks=heard,
-                tell=lambda text: say(console, text), evaluate=given["evaluate"] or "", **asdict(settings),
+                optimizer=make_optimizer(problem, given),
+                out=folder,
+                callbacks=heard,
+                tell=lambda text: say(console, text),
+                evaluate=given["evaluate"] or "",
+                **asdict(settings),
                 **{name: given[name] for name in names},
-            )  # fmt: skip
+            )
     except KeyboardInterrupt:
         exit_interrupted(folder)
     _tell(console, found, given["json_file"])
@@ -80,9 +84,13 @@ def resume_the_parts(console: Console, folder: str, limits: Mapping[str, Any], g
     try:
         with listening(console, callbacks, given) as heard:
             found = resume_auto(
-                folder, problem=made, trust=given["trust"], callbacks=heard, tell=lambda text: say(console, text),
+                folder,
+                problem=made,
+                trust=given["trust"],
+                callbacks=heard,
+                tell=lambda text: say(console, text),
                 **limits,
-            )  # fmt: skip
+            )
     except KeyboardInterrupt:
         exit_interrupted(folder)
     _tell(console, found, given["json_file"])

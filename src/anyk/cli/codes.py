@@ -49,9 +49,11 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     from anyk.reports import codes_table
 
     with click.progressbar(
-        length=len(list(registry)), label=f"looking at codes for {workers} workers", file=sys.stderr,
+        length=len(list(registry)),
+        label=f"looking at codes for {workers} workers",
+        file=sys.stderr,
         item_show_func=lambda name: name or "",
-    ) as bar:  # fmt: skip
+    ) as bar:
         rows = survey(workers, stragglers=stragglers, tell=lambda name: bar.update(1, name))
     judged = next((row.stragglers for row in rows if not isinstance(row, Missing)), 0)
     head = f"{workers} workers, {judged} of them stragglers; what a spec leaves out is filled in"
@@ -126,20 +128,38 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
 @workers_option
 @click.option("--stragglers", type=int, help="Largest number of stragglers; default: half the workers.")
-@click.option("--decoder", default="own", show_default=True, metavar="NAME",
-              help="own, least-squares, one-step or algorithmic.")  # fmt: skip
-@click.option("--draws", type=int, default=1, show_default=True,
-              help="Average over so many draws of random codes, with their seed and those that follow.")  # fmt: skip
-@click.option("--sets", type=int, default=200, show_default=True,
-              help="Random straggler sets for each point, shared out among the draws.")  # fmt: skip
+@click.option(
+    "--decoder", default="own", show_default=True, metavar="NAME", help="own, least-squares, one-step or algorithmic."
+)
+@click.option(
+    "--draws",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Average over so many draws of random codes, with their seed and those that follow.",
+)
+@click.option(
+    "--sets",
+    type=int,
+    default=200,
+    show_default=True,
+    help="Random straggler sets for each point, shared out among the draws.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the straggler sets.")
 @picture_option("Draw residual against stragglers.")
 @json_option
 @plugin_option
 def compare(
-    specs: tuple[str, ...], workers: int, stragglers: int | None, decoder: str, draws: int, sets: int, seed: int,
-    picture: str | None, json_file: str | None,
-) -> None:  # fmt: skip
+    specs: tuple[str, ...],
+    workers: int,
+    stragglers: int | None,
+    decoder: str,
+    draws: int,
+    sets: int,
+    seed: int,
+    picture: str | None,
+    json_file: str | None,
+) -> None:
     """Compare the residuals of codes as the number of stragglers grows, for random and for chosen stragglers.
 
     One draw of a random code may be a lucky one: with --draws 100 its residual is the mean of 100 draws (root mean
@@ -155,9 +175,15 @@ def compare(
         length=length, label="comparing codes", file=sys.stderr, item_show_func=lambda spec: spec or ""
     ) as bar:
         curves = compare_codes(
-            specs, workers=workers, decoder=decoder, most=stragglers, draws=draws, sets=sets, seed=seed,
+            specs,
+            workers=workers,
+            decoder=decoder,
+            most=stragglers,
+            draws=draws,
+            sets=sets,
+            seed=seed,
             tell=lambda spec: bar.update(1, spec),
-        )  # fmt: skip
+        )
     _print(curves_table(curves), json_file=json_file)
     if picture is not None:
         plot_codes(curves, picture)
@@ -176,12 +202,24 @@ def compare(
 @codes.command()
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
 @workers_option
-@click.option("--error", type=float, default=0.1, show_default=True,
-              help="Error per partition (residual squared) that the stragglers are to cause, up to 1.")  # fmt: skip
-@click.option("--knows", type=click.Choice(KNOWLEDGE), multiple=True, default=KNOWLEDGE, show_default=True,
-              help="Knowledge of whoever chooses the stragglers; may be repeated.")  # fmt: skip
-@click.option("--decoder", default="own", show_default=True, metavar="NAME",
-              help="own, least-squares, one-step or algorithmic.")  # fmt: skip
+@click.option(
+    "--error",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="Error per partition (residual squared) that the stragglers are to cause, up to 1.",
+)
+@click.option(
+    "--knows",
+    type=click.Choice(KNOWLEDGE),
+    multiple=True,
+    default=KNOWLEDGE,
+    show_default=True,
+    help="Knowledge of whoever chooses the stragglers; may be repeated.",
+)
+@click.option(
+    "--decoder", default="own", show_default=True, metavar="NAME", help="own, least-squares, one-step or algorithmic."
+)
 @click.option(
     "--sets", type=int, default=101, show_default=True, help="Random orders for an adversary who knows nothing."
 )
@@ -189,9 +227,15 @@ def compare(
 @json_option
 @plugin_option
 def threshold(
-    specs: tuple[str, ...], workers: int, error: float, knows: tuple[Any, ...], decoder: str, sets: int, seed: int,
+    specs: tuple[str, ...],
+    workers: int,
+    error: float,
+    knows: tuple[Any, ...],
+    decoder: str,
+    sets: int,
+    seed: int,
     json_file: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Find the least number of stragglers that pushes the error of a code to a limit.
 
     The stragglers are chosen by an adversary who knows the code (its matrix), only its overlaps (the number of
@@ -219,9 +263,18 @@ def threshold(
     _print(head, thresholds_table(found), *notes, json_file=json_file)
     write_json(
         [
-            {"spec": spec, "workers": workers, "error": error, "knows": each, "stragglers": one.stragglers,
-             "found": one.found, "lost": list(one.lost), "error_reached": one.error}
-            for spec, row in found.items() for each, one in row.items()
+            {
+                "spec": spec,
+                "workers": workers,
+                "error": error,
+                "knows": each,
+                "stragglers": one.stragglers,
+                "found": one.found,
+                "lost": list(one.lost),
+                "error_reached": one.error,
+            }
+            for spec, row in found.items()
+            for each, one in row.items()
         ],
         json_file,
-    )  # fmt: skip
+    )

@@ -14,10 +14,22 @@ from anyk.errors import BadInput, MissingPackage
 from anyk.named import function_named
 
 _TYPES = {
-    "bool": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16",
-    "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
-    "c64": "complex64", "c128": "complex128",
-}  # fmt: skip
+    "bool": "bool",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "c64": "complex64",
+    "c128": "complex128",
+}
 _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
 
 
@@ -26,13 +38,23 @@ _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
 @click.option(
     "--args", "arguments", metavar="TYPES", default="", help="Types of the arguments, as in f32[64,10],f32[]."
 )
-@click.option("--target", type=click.Choice(["jax", "numpy"]), default="jax", show_default=True,
-              help="Library that the source uses.")  # fmt: skip
+@click.option(
+    "--target",
+    type=click.Choice(["jax", "numpy"]),
+    default="jax",
+    show_default=True,
+    help="Library that the source uses.",
+)
 @click.option(
     "--grad", is_flag=True, help="Write the gradient with respect to the first argument instead of the function."
 )
-@click.option("-o", "--out", metavar="FILE", callback=lambda _, __, file: check_file(file, "file"),
-              help="Write the source to a file.")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    metavar="FILE",
+    callback=lambda _, __, file: check_file(file, "file"),
+    help="Write the source to a file.",
+)
 @json_option
 def decompile(function: str, arguments: str, target: str, grad: bool, out: str | None, json_file: str | None) -> None:
     """Write a JAX function as Python source that can be read and edited.

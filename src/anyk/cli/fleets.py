@@ -22,8 +22,11 @@ from anyk.cli.options import (
 from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
 
-_unit = click.option("--unit", type=click.Choice(["s", "ms", "us"]),
-                     help="Unit of the times; default: as the columns' names say, else s.")  # fmt: skip
+_unit = click.option(
+    "--unit",
+    type=click.Choice(["s", "ms", "us"]),
+    help="Unit of the times; default: as the columns' names say, else s.",
+)
 
 
 def _with_problem(command: Command) -> Command:
@@ -39,11 +42,21 @@ _max_gb = click.option(
 
 @main.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("-o", "--out", metavar="FILE", required=True, callback=lambda _, __, file: check_file(file, "record"),
-              help="The record to write: .parquet, .csv or .npz.")  # fmt: skip
-@click.option("--load", type=float, metavar="SHARE",
-              help="The share of the data that each worker computes in a round, for sources that do not say it; "
-                   "default: left open, which `anyk plan` takes as 1 / workers.")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    metavar="FILE",
+    required=True,
+    callback=lambda _, __, file: check_file(file, "record"),
+    help="The record to write: .parquet, .csv or .npz.",
+)
+@click.option(
+    "--load",
+    type=float,
+    metavar="SHARE",
+    help="The share of the data that each worker computes in a round, for sources that do not say it; "
+    "default: left open, which `anyk plan` takes as 1 / workers.",
+)
 @_unit
 @_max_gb
 @plugin_option
@@ -73,9 +86,14 @@ def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, ma
 @json_option
 @plugin_option
 def explain(
-    sources: tuple[str, ...], today: str, seed: int, unit: Any, max_gb: float | None, picture: str | None,
+    sources: tuple[str, ...],
+    today: str,
+    seed: int,
+    unit: Any,
+    max_gb: float | None,
+    picture: str | None,
     json_file: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Find the slow workers of a measured fleet, the time that they cost, and the kind of their slowness.
 
     A SOURCE is whatever `anyk record` takes, or a record that it made. Costs are Shapley shares: they add up to the
@@ -101,31 +119,52 @@ def explain(
 
 @main.command()
 @click.argument("source", metavar="SOURCE")
-@click.option("--today", metavar="SPEC",
-              help="The strategy in use; default: that of the run, if SOURCE is one, else uncoded.")  # fmt: skip
+@click.option(
+    "--today", metavar="SPEC", help="The strategy in use; default: that of the run, if SOURCE is one, else uncoded."
+)
 @click.option("--slope", type=float, help="Seconds that a worker takes to compute on all of the data.")
 @click.option("--other", metavar="SOURCE", help="A second record at another load, to which the slope is fitted.")
 @click.option("--workers", type=int, help="Number of workers, where SOURCE is a delay law.")
 @click.option("--steps", type=int, help="Steps of the run to plan for; default: as many as the record has rounds.")
-@click.option("--max-load", type=float, default=1.0, show_default=True,
-              help="Largest share of the data that a worker may compute.")  # fmt: skip
-@click.option("--memory", type=float, default=1.0, show_default=True,
-              help="Largest share of the data that a worker may hold.")  # fmt: skip
-@click.option("--models", type=int, default=1, show_default=True,
-              help="Models trained at once, which codes over several rounds need.")  # fmt: skip
-@click.option("--all", "everything", is_flag=True,
-              help="Show every strategy, also those whose steps are not the exact sum.")  # fmt: skip
+@click.option(
+    "--max-load",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Largest share of the data that a worker may compute.",
+)
+@click.option(
+    "--memory", type=float, default=1.0, show_default=True, help="Largest share of the data that a worker may hold."
+)
+@click.option(
+    "--models",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Models trained at once, which codes over several rounds need.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Show every strategy, also those whose steps are not the exact sum."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the resamples.")
 @click.option(
     "--resamples", type=int, default=400, show_default=True, help="Number of resamples, which give the intervals."
 )
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @_with_problem
-@click.option("--target", type=float, metavar="VALUE",
-              help="Plan for the seconds to this value of the metric, with real gradients of the problem that --data "
-              "or --problem names, each strategy with its own learning rate.")  # fmt: skip
-@click.option("--batch", type=int, metavar="SAMPLES",
-              help="Samples of a step, all workers together; 0: all of the data; default: as --today.")  # fmt: skip
+@click.option(
+    "--target",
+    type=float,
+    metavar="VALUE",
+    help="Plan for the seconds to this value of the metric, with real gradients of the problem that --data "
+    "or --problem names, each strategy with its own learning rate.",
+)
+@click.option(
+    "--batch",
+    type=int,
+    metavar="SAMPLES",
+    help="Samples of a step, all workers together; 0: all of the data; default: as --today.",
+)
 @click.option("--exact", is_flag=True, help="Only strategies whose steps are the exact sum.")
 @click.option("--max-staleness", type=float, help="Only strategies whose messages are no staler, on average.")
 @optimizer_option
@@ -133,17 +172,44 @@ def explain(
 @evaluate_option
 @click.option("--runs", type=int, default=600, show_default=True, help="With --target: train at most so often.")
 @_unit
-@click.option("-o", "--out", metavar="FILE.toml", callback=lambda _, __, file: _checked_plan(file),
-              help="Write the plan, for 'anyk train --plan'.")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    metavar="FILE.toml",
+    callback=lambda _, __, file: _checked_plan(file),
+    help="Write the plan, for 'anyk train --plan'.",
+)
 @picture_option("Draw seconds a step against load, with intervals.")
 @json_option
 @plugin_option
 def plan(
-    source: str, today: str | None, slope: float | None, other: str | None, workers: int | None, steps: int | None,
-    max_load: float, memory: float, models: int, everything: bool, seed: int, resamples: int, quiet: bool, unit: Any,
-    out: str | None, picture: str | None, json_file: str | None, target: float | None, batch: int | None, exact: bool,
-    max_staleness: float | None, optimizer: str | None, lr: str | None, evaluate: str | None, runs: int, **given: Any,
-) -> None:  # fmt: skip
+    source: str,
+    today: str | None,
+    slope: float | None,
+    other: str | None,
+    workers: int | None,
+    steps: int | None,
+    max_load: float,
+    memory: float,
+    models: int,
+    everything: bool,
+    seed: int,
+    resamples: int,
+    quiet: bool,
+    unit: Any,
+    out: str | None,
+    picture: str | None,
+    json_file: str | None,
+    target: float | None,
+    batch: int | None,
+    exact: bool,
+    max_staleness: float | None,
+    optimizer: str | None,
+    lr: str | None,
+    evaluate: str | None,
+    runs: int,
+    **given: Any,
+) -> None:
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
 
     SOURCE is whatever `anyk record` takes, a record that it made, or a delay law (then with --workers). Strategies
@@ -166,11 +232,30 @@ def plan(
     tell = None if quiet else _tell
     problem = _problem(given, target, {"--optimizer": optimizer, "--lr": lr, "--evaluate": evaluate})
     found = make(
-        known, workers=workers, today=today, slope=slope, other=other, steps=steps, max_load=max_load,
-        memory=memory, models=models, everything=everything, seed=seed, resamples=resamples, unit=unit,
-        problem=problem, target=target, optimizer=optimizer, lr=lr, runs=runs, evaluate=evaluate or "", batch=batch,
-        exact=exact, max_staleness=max_staleness, tell=tell,
-    )  # fmt: skip
+        known,
+        workers=workers,
+        today=today,
+        slope=slope,
+        other=other,
+        steps=steps,
+        max_load=max_load,
+        memory=memory,
+        models=models,
+        everything=everything,
+        seed=seed,
+        resamples=resamples,
+        unit=unit,
+        problem=problem,
+        target=target,
+        optimizer=optimizer,
+        lr=lr,
+        runs=runs,
+        evaluate=evaluate or "",
+        batch=batch,
+        exact=exact,
+        max_staleness=max_staleness,
+        tell=tell,
+    )
     if json_file != "-":
         console = people(json_file)
         front = pareto(found.candidates)
@@ -203,8 +288,9 @@ def plan(
 
 @main.command()
 @click.argument("run", metavar="RUN")
-@click.option("--record", "source", metavar="SOURCE",
-              help="The record that the plan was made from, if it is not where it was.")  # fmt: skip
+@click.option(
+    "--record", "source", metavar="SOURCE", help="The record that the plan was made from, if it is not where it was."
+)
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
 @plugin_option

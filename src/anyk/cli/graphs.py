@@ -65,8 +65,16 @@ def show(spec: str, workers: int, delays: str, communication: str, picture: str 
         draw_graph(found, picture)
         click.echo(f"picture: {picture}", err=json_file == "-")
     rounds = {barrier: pace.seconds for barrier, pace in times.items()}
-    write_json({"spec": found.spec, "workers": workers, "zeta": found.zeta, "seconds": rounds,
-                "matrices": [matrix.tolist() for matrix in found.rounds]}, json_file)  # fmt: skip
+    write_json(
+        {
+            "spec": found.spec,
+            "workers": workers,
+            "zeta": found.zeta,
+            "seconds": rounds,
+            "matrices": [matrix.tolist() for matrix in found.rounds],
+        },
+        json_file,
+    )
 
 
 @main.command()
@@ -76,7 +84,11 @@ def compression(json_file: str | None) -> None:
     """List the compressors of messages and what they compose with."""
     from anyk.compression import registry
 
-    list_entries(registry, json_file, also=(
-        "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
-        "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own"
-    ))  # fmt: skip
+    list_entries(
+        registry,
+        json_file,
+        also=(
+            "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
+            "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own"
+        ),
+    )

@@ -37,16 +37,22 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
     from anyk.strategies import registry
 
     names = ", ".join(entry.name for entry in codes_registry)
-    list_entries(registry, json_file, also=(
-        f"CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0,snapshot=0,balance=…\n"
-        f"    Rounds of any code ({names}).\n"
-        "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s or "
-        "3mad, joined by | or &\nscaling: none, marginal or conditional      cancel: preempt or discard\n"
-        "decoder: own, exact, least-squares, one-step or algorithmic      batch: samples of each partition, 0 for all\n"
-        "snapshot: every so many rounds an exact one, whose messages correct the others (repetition codes; 0: never)\n"
-        "balance: auto cuts the data of uncoded and frc by the workers' measured speed; shares=3/1/1/… gives it\n"
-        "'anyk strategies show SPEC' explains one."
-    ))  # fmt: skip
+    list_entries(
+        registry,
+        json_file,
+        also=(
+            f"CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0,snapshot=0,balance=…\n"
+            f"    Rounds of any code ({names}).\n"
+            "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s "
+            "or 3mad, joined by | or &\nscaling: none, marginal or conditional      cancel: preempt or discard\n"
+            "decoder: own, exact, least-squares, one-step or algorithmic      batch: samples of each partition, 0 for "
+            "all\n"
+            "snapshot: every so many rounds an exact one, whose messages correct the others (repetition codes; 0: "
+            "never)\n"
+            "balance: auto cuts the data of uncoded and frc by the workers' measured speed; shares=3/1/1/… gives it\n"
+            "'anyk strategies show SPEC' explains one."
+        ),
+    )
 
 
 @strategies.command()

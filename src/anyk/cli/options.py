@@ -124,13 +124,22 @@ def join_cluster(spec: str) -> str:
 
 
 config_option = click.option(
-    "--config", metavar="FILE", callback=_read_config, is_eager=True, expose_value=False,
-    help="TOML file with defaults for these options (steps = 40, delays = \"exp:mean=0.5\", …).",
-)  # fmt: skip
+    "--config",
+    metavar="FILE",
+    callback=_read_config,
+    is_eager=True,
+    expose_value=False,
+    help='TOML file with defaults for these options (steps = 40, delays = "exp:mean=0.5", …).',
+)
 plugin_option = click.option(
-    "--plugin", metavar="FILE.py", multiple=True, callback=_load_plugins, is_eager=True, expose_value=False,
+    "--plugin",
+    metavar="FILE.py",
+    multiple=True,
+    callback=_load_plugins,
+    is_eager=True,
+    expose_value=False,
     help="Python file that registers codes, strategies, delay laws, clusters or data sets; may be repeated.",
-)  # fmt: skip
+)
 
 
 def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
@@ -142,11 +151,13 @@ def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -
 
 
 evaluate_option = click.option(
-    "--evaluate", metavar="SPEC", callback=_checked_evaluate,
+    "--evaluate",
+    metavar="SPEC",
+    callback=_checked_evaluate,
     help="none, or every=10 (steps), seconds=5 (between two), samples=1000, on=train or on=held_out (the metric "
     "only), where=aside (by a process of its own) or where=workers "
     "(the loss, by those who hold the data); default: some hundred versions.",
-)  # fmt: skip
+)
 _MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check themselves
 
 
@@ -163,9 +174,12 @@ def _checked_picture(ctx: click.Context, _: click.Parameter, file: str | None) -
 
 
 json_option = click.option(
-    "--json", "json_file", metavar="FILE", callback=_checked_json,
+    "--json",
+    "json_file",
+    metavar="FILE",
+    callback=_checked_json,
     help="Write the result as JSON ('-': to standard output).",
-)  # fmt: skip
+)
 
 
 def picture_option(text: str) -> Callable[[Command], Command]:
@@ -191,10 +205,13 @@ def listening(console: Console, callbacks: Callbacks, given: Mapping[str, Any]) 
 
 
 callback_option = click.option(
-    "--callback", "callbacks", multiple=True, metavar="SPEC",
+    "--callback",
+    "callbacks",
+    multiple=True,
+    metavar="SPEC",
     help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk callbacks'; or FILE.py:FUNCTION, "
     "which makes one of yours. May be repeated.",
-)  # fmt: skip
+)
 
 
 def make_callbacks(specs: Sequence[str], others: Sequence[Any]) -> Callbacks:
@@ -221,40 +238,60 @@ def callbacks_again(folder: str, config: Mapping[str, Any], given: Sequence[str]
         return make_callbacks(config.get("callbacks", ()), ())
 
 
-metrics_option = click.option("--metrics", metavar="PORT",
-                              help="Serve metrics for Prometheus on this port ([HOST:]PORT), for this machine only "
-                              "unless HOST says otherwise; 0 takes a free port.")  # fmt: skip
-mirror_option = click.option("--mirror", metavar="FOLDER",
-                             help="Copy the run's log into this folder every 5 seconds, for 'anyk watch' on other "
-                             "machines.")  # fmt: skip
+metrics_option = click.option(
+    "--metrics",
+    metavar="PORT",
+    help="Serve metrics for Prometheus on this port ([HOST:]PORT), for this machine only "
+    "unless HOST says otherwise; 0 takes a free port.",
+)
+mirror_option = click.option(
+    "--mirror",
+    metavar="FOLDER",
+    help="Copy the run's log into this folder every 5 seconds, for 'anyk watch' on other machines.",
+)
 
 
 optimizer_option = click.option(
-    "--optimizer", metavar="SPEC",
+    "--optimizer",
+    metavar="SPEC",
     help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or clip:of=adam,norm=1; default: "
     "nesterov (on the papers' data sets: accelerated).",
-)  # fmt: skip
+)
 rate_option = click.option(
-    "--lr", metavar="NUMBER|SPEC",
+    "--lr",
+    metavar="NUMBER|SPEC",
     help="Learning rate, or exponential:start=…,decay=… or inverse:…; default: 1 / smoothness (on the papers' data "
     "sets: theirs).",
-)  # fmt: skip
+)
 
 
 def problem_options(*, data: str | None) -> list[Callable[[Command], Command]]:
     """The options that say what is trained; ``data``: by default."""
     return [
-        click.option("--data", default=data, show_default=data is not None, metavar="SPEC",
-                     help="Data set; see 'anyk data'."),
+        click.option(
+            "--data", default=data, show_default=data is not None, metavar="SPEC", help="Data set; see 'anyk data'."
+        ),
         click.option("--data-file", metavar="PATH", help="Local file for the data set."),
-        click.option("--problem", metavar="FILE.py:FUNCTION", help="Your function that returns the problem (or "
-                     "module:function), in place of --data, --model, --split and --l2."),
-        click.option("--model", default="linear", show_default=True, metavar="SPEC",
-                     help="linear (logistic, softmax or least squares, as suits the data) or two-layer:hidden=32."),
-        click.option("--split", metavar="SPEC", help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly "
-                     "by label; default: as they come."),
+        click.option(
+            "--problem",
+            metavar="FILE.py:FUNCTION",
+            help="Your function that returns the problem (or "
+            "module:function), in place of --data, --model, --split and --l2.",
+        ),
+        click.option(
+            "--model",
+            default="linear",
+            show_default=True,
+            metavar="SPEC",
+            help="linear (logistic, softmax or least squares, as suits the data) or two-layer:hidden=32.",
+        ),
+        click.option(
+            "--split",
+            metavar="SPEC",
+            help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly by label; default: as they come.",
+        ),
         click.option("--l2", type=float, help="L2 regularisation; default: 1 / training rows."),
-    ]  # fmt: skip
+    ]
 
 
 def common(command: Command) -> Command:
@@ -264,14 +301,26 @@ def common(command: Command) -> Command:
         plugin_option,
         *problem_options(data="digits"),
         click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
-        click.option("--delays", metavar="SPEC", default="none", show_default=True,
-                     help="Injected delays; see 'anyk delays'."),
-        click.option("--communication", metavar="SPEC", default="none", show_default=True,
-                     help="Communication time: a distribution as for delays, or link:latency=…,bandwidth=…,"
-                     "links=parallel (or serial, shared)."),
-        click.option("--cluster", metavar="SPEC", default="processes", show_default=True, is_eager=True,
-                     callback=lambda _, __, spec: join_cluster(spec),
-                     help="processes, simulated, ray or mpi; see 'anyk cluster'."),
+        click.option(
+            "--delays", metavar="SPEC", default="none", show_default=True, help="Injected delays; see 'anyk delays'."
+        ),
+        click.option(
+            "--communication",
+            metavar="SPEC",
+            default="none",
+            show_default=True,
+            help="Communication time: a distribution as for delays, or link:latency=…,bandwidth=…,"
+            "links=parallel (or serial, shared).",
+        ),
+        click.option(
+            "--cluster",
+            metavar="SPEC",
+            default="processes",
+            show_default=True,
+            is_eager=True,
+            callback=lambda _, __, spec: join_cluster(spec),
+            help="processes, simulated, ray or mpi; see 'anyk cluster'.",
+        ),
         optimizer_option,
         rate_option,
         click.option("--steps", type=int, help="Stop after this many steps."),
@@ -286,7 +335,7 @@ def common(command: Command) -> Command:
         json_option,
         click.option("--quiet", is_flag=True, help="Show no progress."),
         click.option("--settings", is_flag=True, help="Show every setting and where it comes from, and exit."),
-    ]  # fmt: skip
+    ]
     for option in reversed(options):
         command = option(command)
     return command
@@ -301,9 +350,13 @@ def make_problem(given: dict[str, Any]) -> Problem:
     if given["problem"] is None:
         tell = partial(click.echo, err=True)
         return from_data(
-            given["data"], file=given["data_file"], l2=given["l2"], model=given["model"], split=given["split"],
+            given["data"],
+            file=given["data_file"],
+            l2=given["l2"],
+            model=given["model"],
+            split=given["split"],
             progress=tell,
-        )  # fmt: skip
+        )
     source = click.get_current_context().get_parameter_source
     for name in ("data", "data_file", "model", "split", "l2"):
         if source(name) != ParameterSource.DEFAULT:
@@ -399,8 +452,9 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
     from anyk.training import Run, usual_rule
     from anyk.training.limits import LIMIT, STEPS
 
-    fleet = cluster(given["cluster"], workers=given["workers"], delays=given["delays"],
-                    communication=given["communication"])  # fmt: skip
+    fleet = cluster(
+        given["cluster"], workers=given["workers"], delays=given["delays"], communication=given["communication"]
+    )
     used = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
     method, rate = usual_rule("" if given["problem"] else given["data"], given["optimizer"])
     rate = rate if given["lr"] is None else given["lr"]
@@ -431,10 +485,16 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
 
 
 curve_option = click.option(
-    "--curve", type=click.Choice(["metric", "loss"]), default="metric", show_default=True,
+    "--curve",
+    type=click.Choice(["metric", "loss"]),
+    default="metric",
+    show_default=True,
     help="What the picture shows against seconds.",
-)  # fmt: skip
+)
 models_option = click.option(
-    "--models", type=int, default=1, show_default=True,
+    "--models",
+    type=int,
+    default=1,
+    show_default=True,
     help="Number of models trained at once, in turn (two-layer networks start from different weights).",
-)  # fmt: skip
+)

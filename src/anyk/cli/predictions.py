@@ -13,13 +13,21 @@ from anyk.errors import BadInput
 @main.command()
 @click.argument("run")
 @click.argument("file")
-@click.option("-o", "--out", metavar="FILE", help="Write here (.csv, or .parquet for a Parquet file); "
-              "default: standard output.")  # fmt: skip
+@click.option(
+    "-o", "--out", metavar="FILE", help="Write here (.csv, or .parquet for a Parquet file); default: standard output."
+)
 @click.option("--probabilities", is_flag=True, help="Add the probability of each class.")
-@click.option("--header", type=click.Choice(["yes", "no"]), help="Whether the first row of a CSV file holds names; "
-              "default: as in the training data.")  # fmt: skip
-@click.option("--max-gb", type=float, metavar="NUMBER", help="Memory that the file may unpack to; default: 1 GB, or 8 "
-              "times its size.")  # fmt: skip
+@click.option(
+    "--header",
+    type=click.Choice(["yes", "no"]),
+    help="Whether the first row of a CSV file holds names; default: as in the training data.",
+)
+@click.option(
+    "--max-gb",
+    type=float,
+    metavar="NUMBER",
+    help="Memory that the file may unpack to; default: 1 GB, or 8 times its size.",
+)
 @plugin_option
 def predict(
     run: str, file: str, out: str | None, probabilities: bool, header: str | None, max_gb: float | None

@@ -52,28 +52,57 @@ def variant(problem: Any, number: int) -> Any:
     seed = problem.seed + number
     keys = ",".join(f"{key}={value}" for key, value in (values | {"seed": str(seed)}).items())
     return TwoLayerNetwork(
-        problem.X, problem.y, hidden=problem.hidden, seed=seed, l2=problem.l2, X_test=problem.X_test,
-        y_test=problem.y_test, split=problem.uneven, recipe=recipe | {"model": f"{name}:{keys}"},
-    )  # fmt: skip
+        problem.X,
+        problem.y,
+        hidden=problem.hidden,
+        seed=seed,
+        l2=problem.l2,
+        X_test=problem.X_test,
+        y_test=problem.y_test,
+        split=problem.uneven,
+        recipe=recipe | {"model": f"{name}:{keys}"},
+    )
 
 
 @main.command()
-@click.option("--strategy", "strategies", multiple=True, metavar="SPEC",
-              help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
-              "async:lr_scale=0.05]")  # fmt: skip
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="SPEC",
+    help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
+    "async:lr_scale=0.05]",
+)
 @models_option
-@click.option("--seeds", type=int, default=1, show_default=True,
-              help="How often each strategy trains: with --seed, --seed + 1, …, the same for all.")  # fmt: skip
+@click.option(
+    "--seeds",
+    type=int,
+    default=1,
+    show_default=True,
+    help="How often each strategy trains: with --seed, --seed + 1, …, the same for all.",
+)
 @picture_option("Picture of the race; race.png in the race's folder if left out.")
-@click.option("-o", "--report", "page", metavar="FILE.html|none",
-              help="Page about the race; report.html in the race's folder if left out; none: no page.")  # fmt: skip
+@click.option(
+    "-o",
+    "--report",
+    "page",
+    metavar="FILE.html|none",
+    help="Page about the race; report.html in the race's folder if left out; none: no page.",
+)
 @curve_option
 @common
 @click.pass_context
 def race(
-    ctx: click.Context, /, strategies: tuple[str, ...], models: int, seeds: int, picture: str | None, page: str | None,
-    curve: Any, **given: Any,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    /,
+    strategies: tuple[str, ...],
+    models: int,
+    seeds: int,
+    picture: str | None,
+    page: str | None,
+    curve: Any,
+    **given: Any,
+) -> None:
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
@@ -216,9 +245,13 @@ def _exit_if_failed(result: Race) -> None:
 
 
 def resume_the_race(
-    console: Console, folder: str, add: Sequence[str], seeds: int | None, limits: Mapping[str, Any],
+    console: Console,
+    folder: str,
+    add: Sequence[str],
+    seeds: int | None,
+    limits: Mapping[str, Any],
     given: Mapping[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Run what is left of a race, and tell of all of it; ``given``: the other options of ``resume``."""
     from anyk.problems import from_function
     from anyk.training import resume_race
@@ -232,9 +265,16 @@ def resume_the_race(
     try:
         with listening(console, callbacks, given) as heard:
             result = resume_race(
-                folder, problem=made, trust=given["trust"], add=add, seeds=seeds, callbacks=heard, before=before,
-                tell=warn, **limits,
-            )  # fmt: skip
+                folder,
+                problem=made,
+                trust=given["trust"],
+                add=add,
+                seeds=seeds,
+                callbacks=heard,
+                before=before,
+                tell=warn,
+                **limits,
+            )
     except KeyboardInterrupt:
         _race_interrupted(console, Path(folder))
     page = Path(folder) / PAGE

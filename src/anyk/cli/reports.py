@@ -15,8 +15,15 @@ from anyk.errors import BadInput
 
 @main.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|RACE...")
-@click.option("-o", "--out", default="report.html", show_default=True, metavar="FILE.html",
-              callback=lambda _, __, file: check_file(file, "report"), help="The page to write.")  # fmt: skip
+@click.option(
+    "-o",
+    "--out",
+    default="report.html",
+    show_default=True,
+    metavar="FILE.html",
+    callback=lambda _, __, file: check_file(file, "report"),
+    help="The page to write.",
+)
 @plugin_option
 def report(runs: tuple[str, ...], out: str) -> None:
     """Write one self-contained HTML page about runs and races, which opens without a network.
@@ -77,10 +84,20 @@ def watch(folders: tuple[str, ...], port: int) -> None:
 
 @main.command()
 @click.argument("run")
-@click.option("--to", "kind", type=click.Choice(["perfetto", "parquet", "csv"]), default="perfetto", show_default=True,
-              help="A trace for ui.perfetto.dev, or tables.")  # fmt: skip
-@click.option("-o", "--out", metavar="PATH", help="The file, or for tables the folder, to write; default: named after "
-              "the run, in the current folder.")  # fmt: skip
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(["perfetto", "parquet", "csv"]),
+    default="perfetto",
+    show_default=True,
+    help="A trace for ui.perfetto.dev, or tables.",
+)
+@click.option(
+    "-o",
+    "--out",
+    metavar="PATH",
+    help="The file, or for tables the folder, to write; default: named after the run, in the current folder.",
+)
 def export(run: str, kind: str, out: str | None) -> None:
     """Export a run to other programs: a trace for ui.perfetto.dev, or its tables as Parquet or CSV.
 

@@ -22,16 +22,24 @@ if TYPE_CHECKING:
 @click.option("--all", "everything", is_flag=True, help="Reproduce all items, and write a page of them (gallery.md).")
 @click.option("--quick", is_flag=True, help="Run at a smaller size.")
 @click.option("--seeds", type=int, help="Number of seeds to average over; default: the item's own.")
-@click.option("--cluster", type=click.Choice(["simulated", "processes"]),
-              help="Cluster to run on: a virtual or a real clock.")  # fmt: skip
+@click.option(
+    "--cluster", type=click.Choice(["simulated", "processes"]), help="Cluster to run on: a virtual or a real clock."
+)
 @click.option("--data-dir", metavar="FOLDER", envvar="ANYK_DATA", help="Folder with data sets (or ANYK_DATA).")
 @click.option("--out", metavar="FOLDER", default="runs/gallery", show_default=True, help="Folder for the results.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @json_option
 def reproduce(
-    name: str | None, everything: bool, quick: bool, seeds: int | None, cluster: str | None, data_dir: str | None,
-    out: str, quiet: bool, json_file: str | None,
-) -> None:  # fmt: skip
+    name: str | None,
+    everything: bool,
+    quick: bool,
+    seeds: int | None,
+    cluster: str | None,
+    data_dir: str | None,
+    out: str,
+    quiet: bool,
+    json_file: str | None,
+) -> None:
     """Reproduce a figure or table of a paper and check its claims. Without NAME: list all of them."""
     from anyk.gallery import items, reproduce_all
     from anyk.gallery import reproduce as run_item
@@ -52,10 +60,14 @@ def reproduce(
     try:
         if everything:
             made, missing = reproduce_all(
-                out=out, quick=quick, seeds=seeds, data_folder=data_dir, progress=progress,
+                out=out,
+                quick=quick,
+                seeds=seeds,
+                data_folder=data_dir,
+                progress=progress,
                 before=lambda item: None if quiet else say(console, f"· {item.name} (about {_minutes(item)})"),
                 after=lambda one: say(console, f"  {one.word} ({one.seconds:.0f} s)"),
-            )  # fmt: skip
+            )
             for left, why in missing.items():
                 say(console, f"{left}: not run: {why}")
             say(console, f"page: {Path(out) / 'gallery.md'}")
@@ -86,8 +98,19 @@ def _list(json_file: str | None) -> None:
     rows = [[item.name, item.title, _minutes(item)] for item in items().values()]
     say(console, Columns(["item", "what", "full size"], rows))
     say(console, "anyk reproduce NAME [--quick]")
-    write_json([{"name": i.name, "title": i.title, "source": i.source, "minutes": i.minutes,
-                 "claims": [claim.text for claim in i.claims]} for i in items().values()], json_file)  # fmt: skip
+    write_json(
+        [
+            {
+                "name": i.name,
+                "title": i.title,
+                "source": i.source,
+                "minutes": i.minutes,
+                "claims": [claim.text for claim in i.claims],
+            }
+            for i in items().values()
+        ],
+        json_file,
+    )
 
 
 def _tell(console: Any, one: Reproduction, out: Path) -> None:

@@ -54,15 +54,26 @@ _LIMITS = ("steps", "seconds", "target")
     "also record=, slope=, max_load=.",
 )
 @models_option
-@click.option("--from", "begin", metavar="FOLDER",
-              help="Start from this run: its models, optimiser states and step numbers.")  # fmt: skip
-@click.option("--plan", "plan_file", metavar="FILE.toml",
-              help="Instead of --strategy: run what 'anyk plan -o' advised, and check its promise.")  # fmt: skip
+@click.option(
+    "--from", "begin", metavar="FOLDER", help="Start from this run: its models, optimiser states and step numbers."
+)
+@click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE.toml",
+    help="Instead of --strategy: run what 'anyk plan -o' advised, and check its promise.",
+)
 @common
 @click.pass_context
 def train(
-    ctx: click.Context, /, strategy: str, models: int, begin: str | None, plan_file: str | None, **given: Any,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    /,
+    strategy: str,
+    models: int,
+    begin: str | None,
+    plan_file: str | None,
+    **given: Any,
+) -> None:
     """Train one model, or several at once, with one strategy."""
     promise = None if plan_file is None else _promise(ctx, plan_file, models)
     if promise is not None:
@@ -167,13 +178,15 @@ def _promise(ctx: click.Context, file: str, models: int) -> Promise:
 
 
 _problem_again = click.option(
-    "--problem", metavar="FILE.py:FUNCTION",
+    "--problem",
+    metavar="FILE.py:FUNCTION",
     help="The function that makes the run's problem; name it again, as code is not run just because a folder names it.",
-)  # fmt: skip
+)
 _trust = click.option(
-    "--trust", is_flag=True,
+    "--trust",
+    is_flag=True,
     help="Run the code that the folder names, if its SHA-256 is unchanged; only for your own folders.",
-)  # fmt: skip
+)
 
 
 @main.command()
@@ -193,9 +206,15 @@ _trust = click.option(
 @json_option
 @plugin_option
 def resume(
-    run: str, steps: int | None, seconds: float | None, target: float | None, evaluate: str | None,
-    add: tuple[str, ...], seeds: int | None, **given: Any,
-) -> None:  # fmt: skip
+    run: str,
+    steps: int | None,
+    seconds: float | None,
+    target: float | None,
+    evaluate: str | None,
+    add: tuple[str, ...],
+    seeds: int | None,
+    **given: Any,
+) -> None:
     """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race.
 
     A folder of --strategy auto goes on as a whole: it is measured, planned and checked as before.

@@ -12,10 +12,14 @@ from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import check_file, write_json
 from anyk.errors import BadInput
 
-_mu = click.option("--mu", type=float, default=1.0, show_default=True,
-                   help="A round's cut-off is at 1 + mu times its fastest worker.")  # fmt: skip
-_unit = click.option("--unit", type=click.Choice(["s", "ms", "us"]),
-                     help="Unit of the times; default: as the columns' names say, else s.")  # fmt: skip
+_mu = click.option(
+    "--mu", type=float, default=1.0, show_default=True, help="A round's cut-off is at 1 + mu times its fastest worker."
+)
+_unit = click.option(
+    "--unit",
+    type=click.Choice(["s", "ms", "us"]),
+    help="Unit of the times; default: as the columns' names say, else s.",
+)
 _max_gb = click.option(
     "--max-gb", type=float, help="Largest size of the unpacked file in GB; default: 1, or 8 times the file's size."
 )
@@ -33,9 +37,7 @@ def trace() -> None:
 @_mu
 @picture_option("Draw a heat map and the distribution.")
 @json_option
-def show(
-    file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None, json_file: str | None
-) -> None:  # fmt: skip
+def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None, json_file: str | None) -> None:
     """Show a trace: distribution and laws that fit it, who is slow, and how long bursts last."""
     from anyk.delays import Trace
     from anyk.reports.traces import draw_trace, facts, trace_text
@@ -64,8 +66,13 @@ def show(
 
 @trace.command()
 @click.argument("run")
-@click.option("--out", metavar="FILE.npz", required=True, callback=lambda _, __, file: check_file(file, "trace"),
-              help="The trace to write; read it with trace:FILE.npz.")  # fmt: skip
+@click.option(
+    "--out",
+    metavar="FILE.npz",
+    required=True,
+    callback=lambda _, __, file: check_file(file, "trace"),
+    help="The trace to write; read it with trace:FILE.npz.",
+)
 @plugin_option
 def record(run: str, out: str) -> None:
     """Make a trace of a run's log: seconds from a worker's task to its reply, a row for each version.

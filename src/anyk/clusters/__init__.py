@@ -29,8 +29,15 @@ def _processes(
     preload: tuple[str, ...] = (),
 ) -> Cluster:
     """Processes on this machine (default); byzantine: 3/7; children: processes each may start; preload: modules."""
-    return Processes(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication,
-                     children=children, preload=preload)  # fmt: skip
+    return Processes(
+        workers,
+        delays=delays,
+        seed=seed,
+        byzantine=byzantine,
+        communication=communication,
+        children=children,
+        preload=preload,
+    )
 
 
 @register("mpi")
@@ -60,8 +67,17 @@ def _ray(
     byzantine: tuple[int, ...] = (),
 ) -> Cluster:
     """Ray actors with cpus and gpus each, on the Ray cluster at an address (auto) or a local one; nodes: a/b."""
-    return Ray(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication, address=address,
-               cpus=cpus, gpus=gpus, nodes=nodes)  # fmt: skip
+    return Ray(
+        workers,
+        delays=delays,
+        seed=seed,
+        byzantine=byzantine,
+        communication=communication,
+        address=address,
+        cpus=cpus,
+        gpus=gpus,
+        nodes=nodes,
+    )
 
 
 @register("simulated")

@@ -41,8 +41,12 @@ def _of_groups() -> list[int | None]:
     except OSError:
         return []
     own = [line[3:].strip("/") for line in lines if line.startswith("0::")]
-    return [_of_group(group) for path in own for group in (_GROUPS / path, *(_GROUPS / path).parents)
-            if group.is_relative_to(_GROUPS)]  # fmt: skip
+    return [
+        _of_group(group)
+        for path in own
+        for group in (_GROUPS / path, *(_GROUPS / path).parents)
+        if group.is_relative_to(_GROUPS)
+    ]
 
 
 def _of_group(group: Path) -> int | None:

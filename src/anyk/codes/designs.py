@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 Family = Literal[
-    "projective", "affine", "paley", "paley-complement", "hadamard", "hadamard-complement",
-    "singer", "twin-prime", "twin-prime-complement", "biquadratic",
-]  # fmt: skip
+    "projective",
+    "affine",
+    "paley",
+    "paley-complement",
+    "hadamard",
+    "hadamard-complement",
+    "singer",
+    "twin-prime",
+    "twin-prime-complement",
+    "biquadratic",
+]
 Incidence = NDArray[np.bool_]
 
 _LARGEST = 64  # order of fields that designs are made over

@@ -12,9 +12,23 @@ WIDTH = 88  # ruff's own, where no project says otherwise
 # how tightly an expression holds together; an operand that holds less tightly than its place asks for gets brackets
 TUPLE, COMPARE, OR, XOR, AND, SHIFT, ADD, MULTIPLY, UNARY, POWER, CALL, ATOM = range(12)
 _LEVELS = {
-    "<": COMPARE, "<=": COMPARE, ">": COMPARE, ">=": COMPARE, "==": COMPARE, "!=": COMPARE, "|": OR, "^": XOR,
-    "&": AND, "<<": SHIFT, ">>": SHIFT, "+": ADD, "-": ADD, "*": MULTIPLY, "/": MULTIPLY, "@": MULTIPLY,
-}  # fmt: skip
+    "<": COMPARE,
+    "<=": COMPARE,
+    ">": COMPARE,
+    ">=": COMPARE,
+    "==": COMPARE,
+    "!=": COMPARE,
+    "|": OR,
+    "^": XOR,
+    "&": AND,
+    "<<": SHIFT,
+    ">>": SHIFT,
+    "+": ADD,
+    "-": ADD,
+    "*": MULTIPLY,
+    "/": MULTIPLY,
+    "@": MULTIPLY,
+}
 _ASSOCIATIVE = {"|", "^", "&", "+", "*"}
 _SIMPLE = re.compile(r"-?[\w.]+")  # an operand of ** around which ruff leaves no spaces
 

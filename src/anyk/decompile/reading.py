@@ -26,18 +26,57 @@ MEDIUM = 8  # a loop's body of more equations is written once, if several loops 
 
 # under which parameter a call's jaxpr is found
 _CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "remat2": "jaxpr", "remat": "jaxpr", "checkpoint": "jaxpr", "composite": "jaxpr", "custom_vmap_call": "call",
-    "remat_opt": "fwd_jaxpr", "eval_jaxpr": "jaxpr",
-}  # fmt: skip
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "remat2": "jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "composite": "jaxpr",
+    "custom_vmap_call": "call",
+    "remat_opt": "fwd_jaxpr",
+    "eval_jaxpr": "jaxpr",
+}
 _REMAT = {"remat2", "remat", "checkpoint"}
 _IDENTITIES = {
-    "copy", "copy_p", "stop_gradient", "name", "sharding_constraint", "layout_constraint", "reshard", "mesh_cast",
-    "pvary", "random_clone", "device_put", "xla_metadata_value", "shard_alike", "convert_element_type", "reshape",
-    "broadcast_in_dim", "transpose", "squeeze", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
-    "reduce_or", "reduce_xor", "slice", "pad", "optimization_barrier", "concatenate", "tile", "rev", "split",
-}  # fmt: skip
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "name",
+    "sharding_constraint",
+    "layout_constraint",
+    "reshard",
+    "mesh_cast",
+    "pvary",
+    "random_clone",
+    "device_put",
+    "xla_metadata_value",
+    "shard_alike",
+    "convert_element_type",
+    "reshape",
+    "broadcast_in_dim",
+    "transpose",
+    "squeeze",
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_and",
+    "reduce_or",
+    "reduce_xor",
+    "slice",
+    "pad",
+    "optimization_barrier",
+    "concatenate",
+    "tile",
+    "rev",
+    "split",
+}
 _SHARDINGS = {"sharding_constraint", "layout_constraint", "reshard", "device_put"}
 _DROPPED = {"debug_callback", "debug_print", "inspect_sharding", "dce_sink"}
 
@@ -262,9 +301,14 @@ class Reader:
         return outputs
 
     def _closed(
-        self, closed: Any, atoms: Sequence[Atom], out: list[Equation], name: str = "", decorator: str = "",
+        self,
+        closed: Any,
+        atoms: Sequence[Atom],
+        out: list[Equation],
+        name: str = "",
+        decorator: str = "",
         loop: bool = False,
-    ) -> Sequence[Atom]:  # fmt: skip
+    ) -> Sequence[Atom]:
         """Write out a jaxpr in place if it is small, or private and used once; else call it."""
         jaxpr, constants = _jaxpr(closed), getattr(closed, "consts", ())
         size, once = self._sizes.get(id(jaxpr), math.inf), self._references[id(jaxpr)] <= 1
@@ -332,9 +376,11 @@ class Reader:
         asks = self._body(read.params["cond_jaxpr"], given)
         does = self._body(read.params["body_jaxpr"], [*read.inputs[first : first + second], *fresh])
         if asks.outputs[0].shape:  # several loops side by side: those that have ended keep what they have
-            again = self._block(_jaxpr(read.params["cond_jaxpr"]), read.params["cond_jaxpr"].consts, [
-                *read.inputs[:first], *does.inputs
-            ])  # fmt: skip
+            again = self._block(
+                _jaxpr(read.params["cond_jaxpr"]),
+                read.params["cond_jaxpr"].consts,
+                [*read.inputs[:first], *does.inputs],
+            )
             (going,) = again.outputs
             kept = []
             for old, new in zip(does.inputs, does.outputs, strict=True):

@@ -13,12 +13,22 @@ from anyk.decompile.equations import Atom, Block, Constant, Equation, Value
 from anyk.errors import BadInput
 
 _FOLDED: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "max": np.maximum,
-    "min": np.minimum, "sqrt": np.sqrt,
-}  # fmt: skip
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "max": np.maximum,
+    "min": np.minimum,
+    "sqrt": np.sqrt,
+}
 _COMPARED: dict[str, Callable[..., Any]] = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-}  # fmt: skip
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 
 
 def prune(block: Block) -> None:
@@ -109,9 +119,21 @@ def unchanged(primitive: str, atoms: list[Atom], made: list[Value]) -> Atom | No
 
 
 PLAIN = {
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "complex64", "complex128",
-}  # fmt: skip
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+}
 
 
 def over_ones(read: Equation) -> bool:

@@ -91,9 +91,18 @@ def _write(closed: Any, arguments: Sequence[Any], result: Any, own: list[str], c
     title = f"{called}, as {_TARGETS[target]}: decompiled by anyk from JAX {jax.__version__}."
     sentences = [_sentence(note) for note in notes]
     return module_of(
-        reader, block, origins, target=target, name=called, parameters=own, inputs=inputs, result=give_back,
-        title=title, notes=sentences, types=types,
-    )  # fmt: skip
+        reader,
+        block,
+        origins,
+        target=target,
+        name=called,
+        parameters=own,
+        inputs=inputs,
+        result=give_back,
+        title=title,
+        notes=sentences,
+        types=types,
+    )
 
 
 def _sentence(note: str) -> str:

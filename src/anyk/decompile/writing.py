@@ -150,14 +150,23 @@ def _import_order(line: str) -> tuple[bool, str]:
 
 
 _IMPORTS = {
-    "base64": "import base64", "itertools": "import itertools", "jax": "import jax", "jnp": "import jax.numpy as jnp",
-    "lax": "from jax import lax", "linalg": "from scipy import linalg", "math": "import math",
-    "np": "import numpy as np", "special": "from scipy import special",
-}  # fmt: skip
+    "base64": "import base64",
+    "itertools": "import itertools",
+    "jax": "import jax",
+    "jnp": "import jax.numpy as jnp",
+    "lax": "from jax import lax",
+    "linalg": "from scipy import linalg",
+    "math": "import math",
+    "np": "import numpy as np",
+    "special": "from scipy import special",
+}
 _STANDARD = {
-    "import base64", "import math", "import itertools", "from functools import partial",
+    "import base64",
+    "import math",
+    "import itertools",
+    "from functools import partial",
     "from collections import namedtuple",
-}  # fmt: skip
+}
 
 
 def _stem(function: Function) -> str:
@@ -309,8 +318,11 @@ class Writer:
 
     def _bind(self, equation: Equation, expr: Expr) -> None:
         if len(equation.outputs) > 1:
-            self.assign([self.target_of(equation, place) for place in range(len(equation.outputs))], expr,
-                        comment=", ".join(short(v.dtype, v.shape) for v in equation.outputs if v.uses))  # fmt: skip
+            self.assign(
+                [self.target_of(equation, place) for place in range(len(equation.outputs))],
+                expr,
+                comment=", ".join(short(v.dtype, v.shape) for v in equation.outputs if v.uses),
+            )
             return
         (value,) = equation.outputs
         if expr.free and (not value.called or expr.weak):
@@ -387,10 +399,19 @@ class Writer:
 
 
 def module_of(
-    reader: Reader, block: Block, origins: Origins, *, target: str, name: str, parameters: Sequence[str],
-    inputs: Sequence[tuple[str, str]], result: Callable[[list[Expr]], Expr | list[Expr]], title: str,
-    notes: Sequence[str], types: dict[str, tuple[str, ...]],
-) -> str:  # fmt: skip
+    reader: Reader,
+    block: Block,
+    origins: Origins,
+    *,
+    target: str,
+    name: str,
+    parameters: Sequence[str],
+    inputs: Sequence[tuple[str, str]],
+    result: Callable[[list[Expr]], Expr | list[Expr]],
+    title: str,
+    notes: Sequence[str],
+    types: dict[str, tuple[str, ...]],
+) -> str:
     """The text of a module whose last function is the block.
 
     ``inputs`` are, for each of the block's inputs, what it is called and how it is had from the parameters; ``result``

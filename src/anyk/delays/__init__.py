@@ -24,8 +24,17 @@ from anyk.specs import parse as split
 
 registry: Registry[DelayModel] = Registry("delay model")
 for _model in (
-    NoDelay, Constant, Uniform, Exponential, ShiftedExponential, Pareto, Bimodal, Heterogeneous, ScipyLaw, Trace,
-):  # fmt: skip
+    NoDelay,
+    Constant,
+    Uniform,
+    Exponential,
+    ShiftedExponential,
+    Pareto,
+    Bimodal,
+    Heterogeneous,
+    ScipyLaw,
+    Trace,
+):
     registry.register(_model.name)(_model)
 
 register = registry.register

@@ -72,8 +72,16 @@ def _micro(seconds: float) -> float:
 
 def _slice(name: str, pid: int, tid: int, begin: float, end: float, **more: Any) -> dict[str, Any]:
     """A complete event; begin and end are in microseconds."""
-    return {"ph": "X", "name": name, "cat": "anyk", "pid": pid, "tid": tid, "ts": begin,
-            "dur": round(max(end - begin, 0.0), 3), **more}  # fmt: skip
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": "anyk",
+        "pid": pid,
+        "tid": tid,
+        "ts": begin,
+        "dur": round(max(end - begin, 0.0), 3),
+        **more,
+    }
 
 
 def _steps(run: Run) -> Iterator[dict[str, Any]]:
@@ -92,8 +100,14 @@ def _steps(run: Run) -> Iterator[dict[str, Any]]:
                 before = now
             for name, value in known.items():
                 shown = run.metric_name if name == "metric" else name
-                yield {"ph": "C", "name": f"{shown} of {slot}", "pid": _DRIVER, "tid": 0, "ts": now,
-                       "args": {shown: value}}  # fmt: skip
+                yield {
+                    "ph": "C",
+                    "name": f"{shown} of {slot}",
+                    "pid": _DRIVER,
+                    "tid": 0,
+                    "ts": now,
+                    "args": {shown: value},
+                }
 
 
 def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
@@ -119,8 +133,13 @@ def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
         for lane in range(max(len(ends.get(worker, ())), 1)):
             tid = worker + lane * workers
             yield _named("thread", _WORKERS, tid, f"worker {worker}" + f" ({lane + 1})" * bool(lane))
-            yield {"ph": "M", "name": "thread_sort_index", "pid": _WORKERS, "tid": tid,
-                   "args": {"sort_index": worker * widest + lane}}  # fmt: skip
+            yield {
+                "ph": "M",
+                "name": "thread_sort_index",
+                "pid": _WORKERS,
+                "tid": tid,
+                "args": {"sort_index": worker * widest + lane},
+            }
 
 
 def _told(tasks: Tasks, i: int) -> dict[str, Any]:

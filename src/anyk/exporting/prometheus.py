@@ -97,14 +97,16 @@ class Metrics(Callback):
         if info is None:
             return
         strategy = info.strategy
-        of_model = [("steps", CounterMetricFamily, "Steps taken since the run began or was resumed."),
-                    ("version", GaugeMetricFamily, "Newest version of the model."),
-                    ("seconds", GaugeMetricFamily, "Time of the newest step on the run's clock."),
-                    ("workers_used", GaugeMetricFamily, "Workers whose messages the newest step used."),
-                    ("residual", GaugeMetricFamily, "Residual of the newest step."),
-                    ("staleness", GaugeMetricFamily, "Mean staleness of its messages, in versions."),
-                    ("loss", GaugeMetricFamily, "Loss of the newest version that was evaluated."),
-                    ("metric", GaugeMetricFamily, f"Its metric, {info.metric}.")]  # fmt: skip
+        of_model = [
+            ("steps", CounterMetricFamily, "Steps taken since the run began or was resumed."),
+            ("version", GaugeMetricFamily, "Newest version of the model."),
+            ("seconds", GaugeMetricFamily, "Time of the newest step on the run's clock."),
+            ("workers_used", GaugeMetricFamily, "Workers whose messages the newest step used."),
+            ("residual", GaugeMetricFamily, "Residual of the newest step."),
+            ("staleness", GaugeMetricFamily, "Mean staleness of its messages, in versions."),
+            ("loss", GaugeMetricFamily, "Loss of the newest version that was evaluated."),
+            ("metric", GaugeMetricFamily, f"Its metric, {info.metric}."),
+        ]
         values = {slot: self._of(slot, step) for slot, step in list(self._steps.items())}
         for name, family, text in of_model:
             made = family(f"anyk_{name}", text, labels=("model", "strategy"))
@@ -132,9 +134,15 @@ class Metrics(Callback):
     def _of(self, slot: str, step: StepInfo) -> dict[str, float | None]:
         _, loss, metric = self._evaluated.get(slot, (0, step.loss, step.metric))
         return {
-            "steps": self._taken[slot], "version": step.step, "seconds": step.seconds, "workers_used": step.workers,
-            "residual": step.residual, "staleness": step.staleness, "loss": loss, "metric": metric,
-        }  # fmt: skip
+            "steps": self._taken[slot],
+            "version": step.step,
+            "seconds": step.seconds,
+            "workers_used": step.workers,
+            "residual": step.residual,
+            "staleness": step.staleness,
+            "loss": loss,
+            "metric": metric,
+        }
 
 
 def address(text: str) -> tuple[int, str]:

@@ -76,8 +76,15 @@ class Lab:
         return Table(tuple(rows))
 
     def _kept(self, how: Measure, case: Case, seed: int) -> Found:
-        settings = {"item": self.item, "how": how.__name__, "case": dict(case), "seed": seed, "quick": self.quick,
-                    "cluster": self.cluster, "code": _code()}  # fmt: skip
+        settings = {
+            "item": self.item,
+            "how": how.__name__,
+            "case": dict(case),
+            "seed": seed,
+            "quick": self.quick,
+            "cluster": self.cluster,
+            "code": _code(),
+        }
         file = None
         if self.keep is not None:
             text = json.dumps(settings, sort_keys=True, default=str)
@@ -151,9 +158,15 @@ class Lab:
         """Train once: seconds a step, final loss and metric, seconds to each target, curves against seconds."""
         fleet = build_cluster(self.cluster, workers=workers, delays=delays, seed=seed, communication=communication)
         run = train(
-            problem, strategy, fleet, optimizer=optimizer or GD(), steps=steps, seconds=seconds,
-            evaluate=evaluate, callbacks=callbacks,
-        )  # fmt: skip
+            problem,
+            strategy,
+            fleet,
+            optimizer=optimizer or GD(),
+            steps=steps,
+            seconds=seconds,
+            evaluate=evaluate,
+            callbacks=callbacks,
+        )
         try:
             history, metric = run.history, run.metric_name
             known = ~np.isnan(history["loss"])

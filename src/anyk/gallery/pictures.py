@@ -104,8 +104,9 @@ class Bars:
                 colour = COLOURS[(j if self.further else i) % len(COLOURS)]
                 self._bar(axes, row, number, at, 0.84 * step, colour, "" if i or not self.further else number)
             if self.mark is not None:
-                axes.plot([i - 0.4, i + 0.4], [row.mean(self.mark)] * 2, color="black", lw=1.6,
-                          label=None if i else self.mark)  # fmt: skip
+                axes.plot(
+                    [i - 0.4, i + 0.4], [row.mean(self.mark)] * 2, color="black", lw=1.6, label=None if i else self.mark
+                )
         axes.set_xticks(range(len(rows)), [self.label(row.case) for row in rows], rotation=30, ha="right", fontsize=8)
         axes.margins(y=0.12)
         _finish(axes, "", self.y, self.title, self.log, grid="y")
@@ -114,13 +115,26 @@ class Bars:
     def _bar(axes: Any, row: Row, number: str, at: float, width: float, colour: str, label: str) -> None:
         mean, (low, high) = row.mean(number), row.spread(number)
         if not np.isfinite(mean):
-            axes.annotate("never", (at, 0.02), xycoords=("data", "axes fraction"), ha="center", fontsize=8,
-                          rotation=90 if width < 0.5 else 0)  # fmt: skip
+            axes.annotate(
+                "never",
+                (at, 0.02),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                fontsize=8,
+                rotation=90 if width < 0.5 else 0,
+            )
             return
         error = None if high - low < 1e-12 else [[mean - low], [high - mean]]
         axes.bar(at, mean, color=colour, yerr=error, capsize=3, width=width, label=label or None)
-        axes.annotate(f"{mean:.3g}", (at, high), ha="center", va="bottom", fontsize=8 if width > 0.5 else 6,
-                      xytext=(0, 2), textcoords="offset points")  # fmt: skip
+        axes.annotate(
+            f"{mean:.3g}",
+            (at, high),
+            ha="center",
+            va="bottom",
+            fontsize=8 if width > 0.5 else 6,
+            xytext=(0, 2),
+            textcoords="offset points",
+        )
 
 
 @dataclass(frozen=True)
@@ -154,8 +168,11 @@ class Lines:
                 x = np.array([float(row.case[self.over]) for row in there])
                 y = np.array([[row.mean(number), *row.spread(number)] for row in there]).T  # mean, least, largest
                 which = i if len(groups) > 1 else j
-                label = ", ".join(part for part in ("" if group is None else str(group),
-                                                    number if len(self.numbers) > 1 else "") if part)  # fmt: skip
+                label = ", ".join(
+                    part
+                    for part in ("" if group is None else str(group), number if len(self.numbers) > 1 else "")
+                    if part
+                )
                 colour, style = COLOURS[which % len(COLOURS)], _STYLES[(j + which // len(COLOURS)) % len(_STYLES)]
                 lines.append((x, y, {"color": colour, "ls": style, "label": label or None}))
         zeros = "y" in self.log and _mark_zeros(axes, lines)
@@ -168,8 +185,16 @@ class Lines:
             axes.plot([], [], "v", color="0.4", ms=5, label="zero")
         for at, text in self.marks:
             axes.axvline(at, color="0.6", lw=0.8, ls="--")
-            axes.annotate(text, (at, 0.97), xycoords=("data", "axes fraction"), fontsize=8, rotation=90, va="top",
-                          ha="right", color="0.4")  # fmt: skip
+            axes.annotate(
+                text,
+                (at, 0.97),
+                xycoords=("data", "axes fraction"),
+                fontsize=8,
+                rotation=90,
+                va="top",
+                ha="right",
+                color="0.4",
+            )
         numbered = all(isinstance(group, (int, float)) for group in groups)
         _finish(axes, self.x, self.y, self.title, self.log, legend=self.by if numbered else None)
 
@@ -190,8 +215,15 @@ def _mark_zeros(axes: Any, lines: Sequence[tuple[Floats, Floats, dict[str, Any]]
     for i, (x, y, how) in enumerate(lines):
         zero = ~(y[0] > _ZERO * largest)
         if zero.any():
-            axes.plot(x[zero], np.full(zero.sum(), 0.015 + 0.02 * i), "v", color=how["color"], ms=5, clip_on=False,
-                      transform=axes.get_xaxis_transform())  # fmt: skip
+            axes.plot(
+                x[zero],
+                np.full(zero.sum(), 0.015 + 0.02 * i),
+                "v",
+                color=how["color"],
+                ms=5,
+                clip_on=False,
+                transform=axes.get_xaxis_transform(),
+            )
             y[:, zero], any_zero = np.nan, True
         y[1] = np.maximum(y[1], 0.3 * min(shown, default=1.0))
     return any_zero

@@ -124,9 +124,14 @@ def reproduce(
         _writable(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")
         keep = folder / ".results" if keep is None else keep
     lab = Lab(
-        item.name, count, quick, "simulated" if chosen == "none" else chosen, None if keep is None else Path(keep),
-        None if data_folder is None else Path(data_folder), progress,
-    )  # fmt: skip
+        item.name,
+        count,
+        quick,
+        "simulated" if chosen == "none" else chosen,
+        None if keep is None else Path(keep),
+        None if data_folder is None else Path(data_folder),
+        progress,
+    )
     began = clock.monotonic()
     table = item.table(lab)
     verdicts = tuple(item.verdicts(table))

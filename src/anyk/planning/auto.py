@@ -189,12 +189,27 @@ def train_auto(
         steps = STEPS if target is None else LIMIT
     optimizer, evaluate = usual_optimizer(trained, optimizer), read_evaluate(evaluate)
     config: dict[str, Any] = {
-        "format": FORMAT, "anyk": version("anyk"), "workers": workers, "models": models, "cluster": cluster,
-        "delays": settled_law(law.spec), "communication": settled_law(fleet.communication.spec), "seed": seed,
-        "optimizer": optimizer.spec, "lr": optimizer.rate.spec, "problem": trained.recipe(),
-        "evaluate": spec_of(evaluate), "measure": measure, "every": every, "slope": slope, "max_load": max_load,
-        "record": known is not None, "steps": steps, "seconds": seconds, "target": target,
-    }  # fmt: skip
+        "format": FORMAT,
+        "anyk": version("anyk"),
+        "workers": workers,
+        "models": models,
+        "cluster": cluster,
+        "delays": settled_law(law.spec),
+        "communication": settled_law(fleet.communication.spec),
+        "seed": seed,
+        "optimizer": optimizer.spec,
+        "lr": optimizer.rate.spec,
+        "problem": trained.recipe(),
+        "evaluate": spec_of(evaluate),
+        "measure": measure,
+        "every": every,
+        "slope": slope,
+        "max_load": max_load,
+        "record": known is not None,
+        "steps": steps,
+        "seconds": seconds,
+        "target": target,
+    }
     hearing = check_callbacks(callbacks)
     if hearing.specs:
         config["callbacks"] = list(hearing.specs)
@@ -205,8 +220,9 @@ def train_auto(
         known = known and keep_record(known, folder)
         write_sealed(folder / NAME, config)
 
-    shared = Shared(trained, optimizer, _alike(fleet, config), evaluate, checkpoint_every, hearing,
-                    tell or _silent, progress)  # fmt: skip
+    shared = Shared(
+        trained, optimizer, _alike(fleet, config), evaluate, checkpoint_every, hearing, tell or _silent, progress
+    )
     parts = Parts(shared, config, folder, known)
     parts.train()
     return Auto(tuple(parts.done), left_out(workers, models))
@@ -250,9 +266,16 @@ def resume_auto(
     write_sealed(folder / NAME, config)
 
     shared = Shared(
-        again.problem, again.optimizer, _alike(again.cluster, config), read_evaluate(config.get("evaluate", "")),
-        checkpoint_every, hearing, tell or _silent, progress, trust,
-    )  # fmt: skip
+        again.problem,
+        again.optimizer,
+        _alike(again.cluster, config),
+        read_evaluate(config.get("evaluate", "")),
+        checkpoint_every,
+        hearing,
+        tell or _silent,
+        progress,
+        trust,
+    )
     parts = Parts.of_folder(shared, config, folder)
     parts.train()
     return Auto(tuple(parts.done), left_out(config["workers"], config["models"]))
@@ -261,9 +284,12 @@ def resume_auto(
 def _alike(fleet: Cluster, config: dict[str, Any]) -> Callable[[], Cluster]:
     """Makes a cluster like this one, for each part another."""
     return lambda: build_cluster(
-        config["cluster"], workers=config["workers"], delays=fleet.delays, seed=config["seed"],
+        config["cluster"],
+        workers=config["workers"],
+        delays=fleet.delays,
+        seed=config["seed"],
         communication=fleet.communication,
-    )  # fmt: skip
+    )
 
 
 def _silent(text: str) -> None:

@@ -72,9 +72,16 @@ def _with_batch(strategy: Strategy, batch: int) -> Strategy:
 
 
 def candidates_for(
-    today: str, fleet: Fleet, *, max_load: float, memory: float, models: int, everything: bool,
-    batch: int | None = None, among: Callable[[Strategy], bool] | None = None,
-) -> dict[str, Strategy]:  # fmt: skip
+    today: str,
+    fleet: Fleet,
+    *,
+    max_load: float,
+    memory: float,
+    models: int,
+    everything: bool,
+    batch: int | None = None,
+    among: Callable[[Strategy], bool] | None = None,
+) -> dict[str, Strategy]:
     """Today's strategy first, then every other of the registries within the limits, by spec.
 
     ``batch``: the samples of a step; None: as many as today's has.

@@ -128,9 +128,15 @@ def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed:
     if promised:
         mean = 0.0
     return Facts(
-        code, f, max(0.0, mean) ** 0.5, promised or known is not None, worst, worst_known, float(np.median(gains)),
+        code,
+        f,
+        max(0.0, mean) ** 0.5,
+        promised or known is not None,
+        worst,
+        worst_known,
+        float(np.median(gains)),
         float(np.median(times)),
-    )  # fmt: skip
+    )
 
 
 def survey(
@@ -236,10 +242,12 @@ def _point(drawn: Sequence[Code], stragglers: int, *, decoder: str, sets: int, s
     how, m = method(decoder), drawn[0].partitions
     each = -(-sets // len(drawn))
     random = _random_sets(drawn[0], stragglers, each * len(drawn), seed)
-    squares = np.array([
-        [code.decode(replies, decoder=how).residual ** 2 for replies in random[at * each : (at + 1) * each]]
-        for at, code in enumerate(drawn)
-    ])  # fmt: skip
+    squares = np.array(
+        [
+            [code.decode(replies, decoder=how).residual ** 2 for replies in random[at * each : (at + 1) * each]]
+            for at, code in enumerate(drawn)
+        ]
+    )
     alike = squares.mean(axis=1) if len(drawn) > 1 else squares[0]
     mean, error = float(alike.mean()), float(alike.std()) / len(alike) ** 0.5
     attacked = drawn[:ATTACKED]

@@ -122,9 +122,15 @@ class Judgement:
         self.fleet, self._seed = fleet, asked.seed
         rounds = len(fleet.times)
         made = candidates_for(
-            asked.today, fleet, max_load=asked.max_load, memory=asked.memory, models=asked.models, batch=asked.batch,
-            everything=(asked.everything or asked.goal is not None) and not asked.exact, among=asked.among,
-        )  # fmt: skip
+            asked.today,
+            fleet,
+            max_load=asked.max_load,
+            memory=asked.memory,
+            models=asked.models,
+            batch=asked.batch,
+            everything=(asked.everything or asked.goal is not None) and not asked.exact,
+            among=asked.among,
+        )
         self._today, goal = next(iter(made)), asked.goal
         size, self._state = (USUAL, _MOMENTUM) if goal is None else (goal.size, goal.start.vectors)
         self._paces = self._within(paces_of(fleet, made, asked.seed, asked.tell, size), asked.max_staleness)
@@ -229,10 +235,11 @@ class Judgement:
         seen, arrivals = self._paces.seen, self._arrivals
         exact = self._made[self._today].exact  # else, without a target, nothing competes: steps are of other progress
         return [
-            i for i, spec in enumerate(self.specs)
-            if i == at or (seen[spec] >= _SEEN
-                           and (exact and self._made[spec].exact if arrivals is None else spec in arrivals))
-        ]  # fmt: skip
+            i
+            for i, spec in enumerate(self.specs)
+            if i == at
+            or (seen[spec] >= _SEEN and (exact and self._made[spec].exact if arrivals is None else spec in arrivals))
+        ]
 
     def _to_target(self, pace: _Spread, drawn: Resampled) -> _Spread:
         """Seconds to the target in place of those of a step; nan where a strategy does not come there.
@@ -264,12 +271,23 @@ class Judgement:
         quality = self._paces.quality[spec]
         gain = Estimate(1.0 - taken.median, 1.0 - taken.high, 1.0 - taken.low)
         return Choice(
-            spec, spec.partition(":")[0], strategy.exact, seconds,
-            gain if spec != self._today else Estimate(0.0, 0.0, 0.0), float(loads_of(settled).max()), best, shift,
-            self._paces.seen[spec], workers * seconds.median, strategy.share_held, quality.vectors,
+            spec,
+            spec.partition(":")[0],
+            strategy.exact,
+            seconds,
+            gain if spec != self._today else Estimate(0.0, 0.0, 0.0),
+            float(loads_of(settled).max()),
+            best,
+            shift,
+            self._paces.seen[spec],
+            workers * seconds.median,
+            strategy.share_held,
+            quality.vectors,
             vectors_held=vectors_held(strategy, self._state),
-            residual=quality.residual, staleness=quality.staleness, samples_per_step=quality.samples,
-        )  # fmt: skip
+            residual=quality.residual,
+            staleness=quality.staleness,
+            samples_per_step=quality.samples,
+        )
 
     def _unmeasured(self, spec: str, seconds: Estimate, taken: Estimate) -> tuple[Estimate, Estimate]:
         """From the least to the largest of what times that were cut off may have been, with the interval of either."""
@@ -286,9 +304,10 @@ class Judgement:
         low, high = drawn.widened(deviations)
         more = 1.645 * unsure
         return Estimate(
-            float(np.exp(center)), float(np.exp(center - math.hypot(low, more))),
+            float(np.exp(center)),
+            float(np.exp(center - math.hypot(low, more))),
             float(np.exp(center + math.hypot(high, more))),
-        )  # fmt: skip
+        )
 
     @property
     def best(self) -> Choice:

@@ -119,9 +119,14 @@ class Parts:
             else:
                 config = self._config
                 made = plan(
-                    known, today=_UNCODED, slope=config.get("slope"), max_load=config["max_load"],
-                    models=config["models"], steps=config["every"], among=continues,
-                )  # fmt: skip
+                    known,
+                    today=_UNCODED,
+                    slope=config.get("slope"),
+                    max_load=config["max_load"],
+                    models=config["models"],
+                    steps=config["every"],
+                    among=continues,
+                )
                 self._shared.tell(f"from step {self._step}: '{made.best.spec}' ({made.verdict}: {made.why})")
                 for assumption in made.assumptions:
                     self._shared.tell(f"assumed: {assumption}")
@@ -150,9 +155,14 @@ class Parts:
         self._add(Part(run), whole=not last or run.steps == upto)
 
     def _follow(
-        self, promise: Promise, record: Record, made: Plan | None = None, again: Path | None = None, *,
+        self,
+        promise: Promise,
+        record: Record,
+        made: Plan | None = None,
+        again: Path | None = None,
+        *,
         last: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Train as planned, until a limit is reached or the promise was missed."""
         watcher = _Watcher(promise, self._shared.tell)
         if again is None:
@@ -174,16 +184,25 @@ class Parts:
         callbacks = shared.callbacks if watcher is None else shared.callbacks.also(watcher)
         left = None if seconds is None else seconds - sum(part.run.seconds for part in self.done)
         return {
-            "optimizer": shared.optimizer, "steps": upto, "seconds": left, "target": target, "callbacks": callbacks,
-            "checkpoint_every": shared.checkpoint_every, "progress": shared.progress,
-        }  # fmt: skip
+            "optimizer": shared.optimizer,
+            "steps": upto,
+            "seconds": left,
+            "target": target,
+            "callbacks": callbacks,
+            "checkpoint_every": shared.checkpoint_every,
+            "progress": shared.progress,
+        }
 
     def _begun(self, what: str | Promise, name: str, upto: int | None, watcher: _Watcher | None = None) -> Run:
         return train(
-            self._shared.problem, what, self._shared.cluster(), begin=self.done[-1].run if self.done else None,
+            self._shared.problem,
+            what,
+            self._shared.cluster(),
+            begin=self.done[-1].run if self.done else None,
             out=None if self._folder is None else self._folder / f"{len(self.done) + 1}-{name}",
-            evaluate=self._shared.evaluate, **self._options(upto, watcher),
-        )  # fmt: skip
+            evaluate=self._shared.evaluate,
+            **self._options(upto, watcher),
+        )
 
     def _resumed(self, run: Run, upto: int | None, watcher: _Watcher | None = None) -> Run:
         shared = self._shared

@@ -67,12 +67,26 @@ class Plan:
         """The strategy to run and its promised time, for :func:`anyk.train` and :meth:`save`."""
         best, today = self.best, self.today
         return Promise(
-            strategy=best.spec, workers=self.fleet["workers"], learning_rate=best.learning_rate, horizon=self.horizon,
-            verdict=self.verdict, evidence=self.evidence, why=self.why, slopes=self.slopes, max_load=self.max_load,
-            memory=self.memory, assumptions=self.assumptions, seconds_per_step=best.seconds_per_step, gain=best.gain,
-            today=Today(today.spec, today.seconds_per_step, today.arrival), record=Source(**self.record),
-            target=self.target, optimizer=self.optimizer, arrival=best.arrival, steps_to_target=best.steps_to_target,
-        )  # fmt: skip
+            strategy=best.spec,
+            workers=self.fleet["workers"],
+            learning_rate=best.learning_rate,
+            horizon=self.horizon,
+            verdict=self.verdict,
+            evidence=self.evidence,
+            why=self.why,
+            slopes=self.slopes,
+            max_load=self.max_load,
+            memory=self.memory,
+            assumptions=self.assumptions,
+            seconds_per_step=best.seconds_per_step,
+            gain=best.gain,
+            today=Today(today.spec, today.seconds_per_step, today.arrival),
+            record=Source(**self.record),
+            target=self.target,
+            optimizer=self.optimizer,
+            arrival=best.arrival,
+            steps_to_target=best.steps_to_target,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the :attr:`promise` as TOML; :meth:`anyk.training.Promise.load` reads it back."""
@@ -85,8 +99,14 @@ class Plan:
             seconds, gain = one.arrival or one.seconds_per_step, one.gain
             better = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
             better = better if self.today.measured else "not known"
-            rows.append([one.spec, f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
-                         "today's" if one.spec == self.today.spec else better, f"{one.load:.3g}"])  # fmt: skip
+            rows.append(
+                [
+                    one.spec,
+                    f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
+                    "today's" if one.spec == self.today.spec else better,
+                    f"{one.load:.3g}",
+                ]
+            )
         advice = headline(self.verdict, self.today)
         text = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
         what = "seconds a step" if self.target is None else "seconds to the target"
@@ -108,15 +128,32 @@ def _plain(choice: Choice) -> dict[str, Any]:
 
 
 def plan(
-    source: str | Path | Run | Record | DelayModel, *, workers: int | None = None, today: str | None = None,
-    slope: float | None = None, other: str | Path | Run | Record | None = None, steps: int | None = None,
-    max_load: float = 1.0, memory: float = 1.0, models: int = 1, everything: bool = False, seed: int = 0,
-    resamples: int = 400, unit: str | None = None,
-    problem: Problem | None = None, target: float | None = None, optimizer: str | None = None,
-    lr: float | str | None = None, runs: int = 600, evaluate: Evaluate | str | None = USUAL,
-    batch: int | None = None, exact: bool = False, max_staleness: float | None = None,
-    tell: Callable[[str], None] | None = None, among: Callable[[Strategy], bool] | None = None,
-) -> Plan:  # fmt: skip
+    source: str | Path | Run | Record | DelayModel,
+    *,
+    workers: int | None = None,
+    today: str | None = None,
+    slope: float | None = None,
+    other: str | Path | Run | Record | None = None,
+    steps: int | None = None,
+    max_load: float = 1.0,
+    memory: float = 1.0,
+    models: int = 1,
+    everything: bool = False,
+    seed: int = 0,
+    resamples: int = 400,
+    unit: str | None = None,
+    problem: Problem | None = None,
+    target: float | None = None,
+    optimizer: str | None = None,
+    lr: float | str | None = None,
+    runs: int = 600,
+    evaluate: Evaluate | str | None = USUAL,
+    batch: int | None = None,
+    exact: bool = False,
+    max_staleness: float | None = None,
+    tell: Callable[[str], None] | None = None,
+    among: Callable[[Strategy], bool] | None = None,
+) -> Plan:
     """Which strategy to run on a fleet, and what that gains.
 
     Strategies compete whose steps are worth the same: those whose steps are the exact sum. With a ``problem`` and a
@@ -172,8 +209,10 @@ def plan(
             f"a plan takes 5 rounds or more in which all of 2 workers or more were measured; got {rounds} x {n}"
         )
     if np.asarray(record.censored)[record.known].all():
-        raise BadInput("every time of the record is cut off, so nothing is known of how long tasks take; record a run "
-                       "that waits for all: anyk train … --strategy uncoded")  # fmt: skip
+        raise BadInput(
+            "every time of the record is cut off, so nothing is known of how long tasks take; record a run "
+            "that waits for all: anyk train … --strategy uncoded"
+        )
     if steps is not None and steps < 1:
         raise BadInput(f"steps must be at least 1, got {steps}")
     fleet, assumptions, guessed = fleet_of(record, other, slope, unit)
@@ -182,8 +221,23 @@ def plan(
         change = f"the last quarter of its rounds takes {found.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
     burst = of.passing_burst(of.late(fleet.times))
-    asked = Asked(today, max_load, memory, models, steps, resamples, burst, seed, everything, tell, among, goal, batch,
-                  exact, max_staleness)  # fmt: skip
+    asked = Asked(
+        today,
+        max_load,
+        memory,
+        models,
+        steps,
+        resamples,
+        burst,
+        seed,
+        everything,
+        tell,
+        among,
+        goal,
+        batch,
+        exact,
+        max_staleness,
+    )
     judged = Judgement(fleet, asked)
     verdict, why, evidence = judged.verdict()
     assumptions += judged.left_out
@@ -195,22 +249,49 @@ def plan(
     named = [place for place in places if record.workers[place] in found.named]
     specs = judged.today.spec, judged.best.spec
     return Plan(
-        verdict, why, evidence, judged.horizon, tuple(assumptions), judged.today, judged.best, judged.candidates,
-        judged.others, advice(fleet, record.workers, places[0], named or places[:1], specs, seed),
+        verdict,
+        why,
+        evidence,
+        judged.horizon,
+        tuple(assumptions),
+        judged.today,
+        judged.best,
+        judged.candidates,
+        judged.others,
+        advice(fleet, record.workers, places[0], named or places[:1], specs, seed),
         probe(judged.today, judged.others),
-        {"digest": record.digest, "censored": record.cut, "block": judged.block, "load": fleet.load, "seed": seed,
-         **origin(source, unit)},
-        {"workers": n, "rounds": rounds, "slowest": [one.worker for one in found.workers[:5]],
-         "named": list(found.named), "mean_burst": found.mean_burst, "apart": found.apart},
-        tuple(fleet.slopes.tolist()), max_load, memory,
+        {
+            "digest": record.digest,
+            "censored": record.cut,
+            "block": judged.block,
+            "load": fleet.load,
+            "seed": seed,
+            **origin(source, unit),
+        },
+        {
+            "workers": n,
+            "rounds": rounds,
+            "slowest": [one.worker for one in found.workers[:5]],
+            "named": list(found.named),
+            "mean_burst": found.mean_burst,
+            "apart": found.apart,
+        },
+        tuple(fleet.slopes.tolist()),
+        max_load,
+        memory,
         *((None, None, None) if goal is None else (goal.problem.metric, goal.target, goal.optimizer)),
-    )  # fmt: skip
+    )
 
 
 def _goal(
-    problem: Problem | None, target: float | None, optimizer: str | None, lr: float | str | None, runs: int,
-    evaluate: Evaluate | str | None, models: int,
-) -> Goal | None:  # fmt: skip
+    problem: Problem | None,
+    target: float | None,
+    optimizer: str | None,
+    lr: float | str | None,
+    runs: int,
+    evaluate: Evaluate | str | None,
+    models: int,
+) -> Goal | None:
     """What to train to, if anything."""
     if (problem is None) != (target is None):
         missing = "target" if target is None else "problem"

@@ -75,9 +75,12 @@ class Checked:
 
 @typed
 def check(
-    run: Run | str | Path, *, record: str | Path | Record | None = None, again: bool = True,
+    run: Run | str | Path,
+    *,
+    record: str | Path | Record | None = None,
+    again: bool = True,
     tell: Callable[[str], None] | None = None,
-) -> Checked:  # fmt: skip
+) -> Checked:
     """Hold a run against the promise of the plan that it was begun with.
 
     Promised are the seconds to the plan's target or, where it has none or the run is not there, seconds a step, for as
@@ -286,9 +289,13 @@ def _another(promise: Promise, split: Split, broke: str, tell: Callable[[str], N
     record = split.again(broke)
     try:
         found = plan(
-            record, today=promise.strategy, max_load=promise.max_load, memory=promise.memory, steps=promise.horizon,
+            record,
+            today=promise.strategy,
+            max_load=promise.max_load,
+            memory=promise.memory,
+            steps=promise.horizon,
             tell=tell,
-        )  # fmt: skip
+        )
     except BadInput as error:
         return None, f"; whether the plan would be another one now cannot be told ({error})"
     if found.verdict == "change":

@@ -138,9 +138,17 @@ class TraceGrid:
         spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         groups, load = self._inner(s, end, inner)
         decided = selective(
-            self._known, self._needs(spec, B), B=B, W=W, most=lambda_, tolerated=s, end=end, groups=groups,
-            jobs=self.jobs, shift=self._shift(load),
-        )  # fmt: skip
+            self._known,
+            self._needs(spec, B),
+            B=B,
+            W=W,
+            most=lambda_,
+            tolerated=s,
+            end=end,
+            groups=groups,
+            jobs=self.jobs,
+            shift=self._shift(load),
+        )
         return self._added(spec, load, B, decided)
 
     def _added(self, spec: str, load: float, T: int, decided: Decided) -> Candidate:

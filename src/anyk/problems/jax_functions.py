@@ -129,9 +129,7 @@ class JaxProblem:
             raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
         self.l2 = float(l2)
         model = model_of(params, trainable)
-        self._network = Network(
-            loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None
-        )  # fmt: skip
+        self._network = Network(loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None)
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes

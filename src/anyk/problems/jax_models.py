@@ -196,9 +196,7 @@ class NnxModel(Model):
         self._graph, params, streams, state = nnx.split(given, nnx.Param, nnx.RngState, ...)
         super().__init__(params, trainable)
         # of keys only that they are some is kept, as booleans: they are made anew
-        self._streams = jax.tree.map(
-            lambda leaf: np.zeros(leaf.shape, bool if _is_key(leaf) else leaf.dtype), streams
-        )  # fmt: skip
+        self._streams = jax.tree.map(lambda leaf: np.zeros(leaf.shape, bool if _is_key(leaf) else leaf.dtype), streams)
         self.draws = bool(jax.tree.leaves(streams))
         self.state = jax.tree.map(np.asarray, state) if jax.tree.leaves(state) else None
         self._empty = state if self.state is None else None

@@ -135,9 +135,14 @@ class LinearProblem:
     ) -> None:
         """Rows that stay in their files, in the place of ``X`` and ``y``."""
         X = ShardRows.learned(
-            shards, self.task, intercept=self.intercept, standardize=self.standardize,
-            ridge=self.l2 / self.curvature, scaling=scaling, fill=fill,
-        )  # fmt: skip
+            shards,
+            self.task,
+            intercept=self.intercept,
+            standardize=self.standardize,
+            ridge=self.l2 / self.curvature,
+            scaling=scaling,
+            fill=fill,
+        )
         self.X, self.X_test, self.y_test = X, None, None
         self.samples, self.scaling = X.shape[0], X.design.scaling
         self.encoding, self.labels = X.design.encoding, X.design.labels

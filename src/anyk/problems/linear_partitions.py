@@ -84,9 +84,14 @@ class LinearPartitions:
                 parts[place] = sparse.csr_array(given, shape=(X.shape[0], self.features))
         y = np.concatenate(self._y[held])
         return LinearPartitions(
-            self.kind, self.outputs, stacked(parts), y, np.array([0, len(y)]), penalty=self.penalty,
+            self.kind,
+            self.outputs,
+            stacked(parts),
+            y,
+            np.array([0, len(y)]),
+            penalty=self.penalty,
             weights=None if self._weights is None else np.concatenate(self._weights[held]),
-        )  # fmt: skip
+        )
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""

@@ -52,10 +52,15 @@ class Readers:
         items: Any = _Keyed(cloudpickle.dumps(data))
         own = Generator()  # the loader draws a seed that nobody needs, which must not be from the global one
         self._loader: Any = DataLoader(
-            items, batch_sampler=_Portions(self._portions), num_workers=processes,
-            collate_fn=list, persistent_workers=True, prefetch_factor=_ROUNDS, generator=own,
+            items,
+            batch_sampler=_Portions(self._portions),
+            num_workers=processes,
+            collate_fn=list,
+            persistent_workers=True,
+            prefetch_factor=_ROUNDS,
+            generator=own,
             multiprocessing_context="spawn",
-        )  # fmt: skip
+        )
 
     def read(self, key: int, numbers: Sequence[int]) -> list[Any]:
         """See :func:`read`."""

@@ -403,8 +403,11 @@ class TorchProblem:
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
         """Which of the model's parameters these of the module given are, None for frozen ones; raises for others."""
-        frozen = {id(p) for p, own in zip(self._given, self._network.module.parameters(), strict=True)
-                  if not own.requires_grad}  # fmt: skip
+        frozen = {
+            id(p)
+            for p, own in zip(self._given, self._network.module.parameters(), strict=True)
+            if not own.requires_grad
+        }
         places: dict[int, int | None] = dict.fromkeys(frozen)
         places |= {id(p): place for place, p in enumerate(p for p in self._given if id(p) not in frozen)}
         for parameter in parameters:

@@ -152,10 +152,14 @@ class Record:
         """The record of some workers alone, by their columns."""
         at = list(places)
         return replace(
-            self, seconds=self.seconds[:, at], censored=np.asarray(self.censored)[:, at],
-            workers=tuple(self.workers[i] for i in at), parts={k: v[:, at] for k, v in self.parts.items()},
-            stages={k: v[:, at] for k, v in self.stages.items()}, strategy=None,  # which was for all of them
-        )  # fmt: skip
+            self,
+            seconds=self.seconds[:, at],
+            censored=np.asarray(self.censored)[:, at],
+            workers=tuple(self.workers[i] for i in at),
+            parts={k: v[:, at] for k, v in self.parts.items()},
+            stages={k: v[:, at] for k, v in self.stages.items()},
+            strategy=None,  # which was for all of them
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the record as .npz, or as a long table .csv or .parquet; :func:`anyk.recording.read` reads it back.
@@ -185,9 +189,11 @@ class Record:
         numbered = all(isinstance(name, int) for name in self.workers)
         workers = np.array(self.workers if numbered else [str(name) for name in self.workers])
         load = {} if self.load is None else {"load": np.array(self.load)}
-        return {
-            "seconds": self.seconds, "censored": self.censored, "workers": workers, "rounds": np.array(self.rounds)
-        } | load | named  # fmt: skip
+        return (
+            {"seconds": self.seconds, "censored": self.censored, "workers": workers, "rounds": np.array(self.rounds)}
+            | load
+            | named
+        )
 
     def long(self) -> dict[str, list[Any]]:
         """The known times as columns of a long table: round, worker, seconds, and what else is known."""
@@ -230,10 +236,13 @@ def joined(records: Sequence[Record]) -> Record:
         for name in parts:
             tables[name].append(_spread(record.parts[name], at, len(names)))
     return Record(
-        np.concatenate(seconds), np.concatenate(cut), tuple(names), load=records[0].load,
+        np.concatenate(seconds),
+        np.concatenate(cut),
+        tuple(names),
+        load=records[0].load,
         parts={name: np.concatenate(tables[name]) for name in sorted(parts)},
         remarks=tuple(dict.fromkeys(remark for record in records for remark in record.remarks)),
-    )  # fmt: skip
+    )
 
 
 def _spread(table: ArrayLike, at: Sequence[int], width: int) -> Floats:

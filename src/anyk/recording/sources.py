@@ -121,10 +121,14 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
         for kind in ("part ", "stage ")
     }
     return Record(
-        arrays["seconds"], arrays["censored"], tuple(arrays["workers"].tolist()),
-        tuple(int(t) for t in arrays["rounds"]), float(arrays["load"]) if "load" in arrays else None,
-        tables["part "], tables["stage "],
-    )  # fmt: skip
+        arrays["seconds"],
+        arrays["censored"],
+        tuple(arrays["workers"].tolist()),
+        tuple(int(t) for t in arrays["rounds"]),
+        float(arrays["load"]) if "load" in arrays else None,
+        tables["part "],
+        tables["stage "],
+    )
 
 
 def _of_long(path: Path, table: Table, names: list[str], places: tuple[int, int, int], unit: str | None) -> Record:
@@ -163,6 +167,10 @@ def _pivoted(path: Path, rounds: Floats, workers: Floats, values: dict[str, Floa
         int(w) if isinstance(w, float) and w.is_integer() else str(plain_name(w)) for w in all_workers.tolist()
     )
     return Record(
-        seconds, np.broadcast_to(cut, seconds.shape), names, tuple(int(t) for t in all_rounds),
-        float(loads[0]) if len(loads) else None, tables,
-    )  # fmt: skip
+        seconds,
+        np.broadcast_to(cut, seconds.shape),
+        names,
+        tuple(int(t) for t in all_rounds),
+        float(loads[0]) if len(loads) else None,
+        tables,
+    )

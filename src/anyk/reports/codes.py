@@ -132,16 +132,24 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
         both[0].errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
         unknown = np.isnan(curve.expected).all()
         both[0].plot(
-            curve.stragglers, curve.random if unknown else curve.expected, color=colour, lw=0.8 if unknown else 1.6,
-            alpha=0.5 if unknown else 1.0, ls=":" if unknown else "-",
-        )  # fmt: skip
+            curve.stragglers,
+            curve.random if unknown else curve.expected,
+            color=colour,
+            lw=0.8 if unknown else 1.6,
+            alpha=0.5 if unknown else 1.0,
+            ls=":" if unknown else "-",
+        )
         both[1].plot(curve.stragglers, curve.adversarial, ":", color=colour, lw=0.8, label=name)
         for exact in (True, False):
             marked = curve.exact == exact
             both[1].plot(
-                curve.stragglers[marked], curve.adversarial[marked], "o", color=colour, ms=4,
+                curve.stragglers[marked],
+                curve.adversarial[marked],
+                "o",
+                color=colour,
+                ms=4,
                 mfc=colour if exact else "none",
-            )  # fmt: skip
+            )
         both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
     known = any(not np.isnan(curve.expected).all() for curve in curves)
     bounded = any(not np.isnan(curve.bound).all() for curve in curves)

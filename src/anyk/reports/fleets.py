@@ -70,16 +70,18 @@ def draw_explanation(record: Record, found: Explanation, path: str | Path) -> No
     bar.set_ticks(ticks, labels=[f"{2.0**tick:.2g}" for tick in ticks])
     shown = found.workers[:_BARS]
     colours = [COLOURS[1] if one.worker in found.named else "0.6" for one in shown]
-    right.barh([str(one.worker) for one in shown], [100 * one.cost_seconds / found.seconds for one in shown],
-               color=colours)  # fmt: skip
+    right.barh(
+        [str(one.worker) for one in shown], [100 * one.cost_seconds / found.seconds for one in shown], color=colours
+    )
     right.invert_yaxis()
     right.set_ylabel("worker")
     right.set_xlabel("cost in % of the run (coloured: more than chance)")
     right.grid(axis="x", alpha=0.25)
     figure.suptitle(
         f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {found.slowdown:.3g}; "
-        f"{100 * found.apart:.0f} % of the time is waiting beyond the rounds' medians", fontsize=11,
-    )  # fmt: skip
+        f"{100 * found.apart:.0f} % of the time is waiting beyond the rounds' medians",
+        fontsize=11,
+    )
     save(figure, path)
 
 
@@ -96,12 +98,14 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
         if math.isnan(gain.median) or not today.measured:
             known = "not known"
         more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
-        rows.append([
-            f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
-            f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
-            "today's" if one.spec == today.spec else known,
-            f"{one.load:.3g}{more}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
+                f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
+                "today's" if one.spec == today.spec else known,
+                f"{one.load:.3g}{more}",
+            ]
+        )
         if to_target:
             rate, steps = one.learning_rate, one.steps_to_target
             rows[-1] += ["schedule" if rate is None else f"{rate:.3g}", "" if steps is None else f"{steps:.0f}"]
@@ -194,10 +198,15 @@ def parts_table(parts: Sequence[Part]) -> Columns:
     for part in parts:
         run, promised = part.run, part.promise and part.promise.seconds_per_step
         jobs = max(1, run.jobs)
-        rows.append([
-            run.config["strategy"], f"{run.begun} to {run.steps}", f"{run.seconds:.4g}", f"{run.seconds / jobs:.3g}",
-            f"{promised.low:.3g} to {promised.high:.3g}" if promised else "measures",
-        ])  # fmt: skip
+        rows.append(
+            [
+                run.config["strategy"],
+                f"{run.begun} to {run.steps}",
+                f"{run.seconds:.4g}",
+                f"{run.seconds / jobs:.3g}",
+                f"{promised.low:.3g} to {promised.high:.3g}" if promised else "measures",
+            ]
+        )
     return Columns(["strategy", "steps", "seconds", "a step", "promised"], rows)
 
 
@@ -230,9 +239,14 @@ def draw_plan(found: Plan, path: str | Path) -> None:
     taken: list[Any] = []
     for one in {choice.spec: choice for choice in (found.best, found.today, *front)}.values():
         label = axes.annotate(  # nothing is below and left of the front
-            one.spec, (one.load, of(one).median), xytext=(-7, -4), textcoords="offset points", fontsize=8, ha="right",
+            one.spec,
+            (one.load, of(one).median),
+            xytext=(-7, -4),
+            textcoords="offset points",
+            fontsize=8,
+            ha="right",
             va="top",
-        )  # fmt: skip
+        )
         place = label.get_window_extent()
         if place.x0 < axes.get_window_extent().x0:
             label.set_horizontalalignment("left")

@@ -33,8 +33,12 @@ class _Look(NamedTuple):
 
 
 _LIGHT = _Look("#ffffff", "#1d2733", "#55616f", COLOURS)
-_DARK = _Look("#14191f", "#e6ebf1", "#a5b1bf",
-              ("#7db0f5", "#f2926f", "#6fd0a0", "#c19ae6", "#e0bb5c", "#74cfe0", "#ec86b4", "#b4b4b4"))  # fmt: skip
+_DARK = _Look(
+    "#14191f",
+    "#e6ebf1",
+    "#a5b1bf",
+    ("#7db0f5", "#f2926f", "#6fd0a0", "#c19ae6", "#e0bb5c", "#74cfe0", "#ec86b4", "#b4b4b4"),
+)
 
 _Floats = NDArray[np.float64]
 _WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
@@ -121,9 +125,16 @@ def plot(
     if target is not None:
         axes.axhline(target, color=look.dim, lw=0.9, ls="--", zorder=0)
         axes.annotate(
-            f"target {target:g}", (0.0, target), xycoords=("axes fraction", "data"), xytext=(5, -4 if falls else 4),
-            textcoords="offset points", ha="left", va="top" if falls else "bottom", color=look.dim, fontsize=9,
-        )  # fmt: skip
+            f"target {target:g}",
+            (0.0, target),
+            xycoords=("axes fraction", "data"),
+            xytext=(5, -4 if falls else 4),
+            textcoords="offset points",
+            ha="left",
+            va="top" if falls else "bottom",
+            color=look.dim,
+            fontsize=9,
+        )
     texts = []
     if rows:
         texts = _label(axes, groups, curves, name, falls, target, _ROW / height, look)
@@ -219,9 +230,15 @@ def _dress(figure: Figure, axes: Any, look: _Look) -> None:
 
 
 def _label(
-    axes: Any, groups: Sequence[Sequence[Run]], curves: Sequence[_Curve], name: str, falls: bool, target: float | None,
-    each: float, look: _Look,
-) -> list[Any]:  # fmt: skip
+    axes: Any,
+    groups: Sequence[Sequence[Run]],
+    curves: Sequence[_Curve],
+    name: str,
+    falls: bool,
+    target: float | None,
+    each: float,
+    look: _Look,
+) -> list[Any]:
     """A line from where each curve ends to its name, in rows above the curves (below those that fall).
 
     ``each``: the part of the height that a row takes.
@@ -254,9 +271,12 @@ def _label(
         place = np.log(curve.end / left) / np.log(right / left) if wide else (curve.end - left) / (right - left)
         side = "left" if place < 0.5 else "right"
         axes.annotate(
-            "", (curve.end, curve.height), xytext=(curve.end, at), textcoords=both,
+            "",
+            (curve.end, curve.height),
+            xytext=(curve.end, at),
+            textcoords=both,
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
-        )  # fmt: skip
+        )
         axes.plot(curve.end, curve.height, "o", ms=8, mfc=look.paper, mec=colour, mew=2, zorder=4)
         head = f"{shortened(str(run.config['strategy']), _LONG // 2)}   {_result(groups[i], curve, name, target)}"
         head += faster[i]

@@ -63,8 +63,11 @@ class Watch:
                 raise BadInput(f"there is no folder '{folder}' to watch")
         self._pages: dict[Path, _Page] = {}
         self._lock = threading.Lock()
-        self._scripts = {"/bokeh.js": "\n".join(bokeh_scripts()), "/page.js": script("page.js"),
-                         "/live.js": script("live.js")}  # fmt: skip
+        self._scripts = {
+            "/bokeh.js": "\n".join(bokeh_scripts()),
+            "/page.js": script("page.js"),
+            "/live.js": script("live.js"),
+        }
         watch = self
 
         class Handler(_Handler):

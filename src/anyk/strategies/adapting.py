@@ -100,8 +100,10 @@ class AdaptingSteps:
     def check(self, work: LocalSteps) -> None:
         """Raise :class:`~anyk.errors.BadInput` where this cannot adapt such work."""
         if self.probe and work.outer is not None:
-            raise BadInput("probe of 'adacomm' starts again and again, which an outer optimiser's state would outlive; "
-                           "leave out one of them")  # fmt: skip
+            raise BadInput(
+                "probe of 'adacomm' starts again and again, which an outer optimiser's state would outlive; "
+                "leave out one of them"
+            )
         if not 1 <= self.least <= work.tau:
             raise BadInput(f"least of 'adacomm' must be 1 to tau = {work.tau} local steps, got {self.least}")
         if work.clients is not None or work.keep or work.speeds or work.weighted or work.inner:
@@ -146,9 +148,15 @@ class AdaptingSteps:
         rate = event.rate / own.origin[1]
         stalled = loss > self.guard * own.last_loss
         tau = adapted_tau(
-            self._first_tau(s), own.origin[0], loss, s.work.tau, rate=rate, stalled=stalled, gamma=self.gamma,
+            self._first_tau(s),
+            own.origin[0],
+            loss,
+            s.work.tau,
+            rate=rate,
+            stalled=stalled,
+            gamma=self.gamma,
             least=self.least,
-        )  # fmt: skip
+        )
         if loss == loss:
             own.last_loss = loss
         notes: list[Command] = [Note(f"tau = {tau} at an excess loss of {loss:.4g}")] if tau != s.work.tau else []

@@ -36,9 +36,15 @@ def usual_k(workers: int, k: int | None) -> int:
 
 # the keys that a code's spec gains as a strategy
 _KEYS = {
-    "wait": str, "scaling": Scaling, "cancel": CancelMode, "decoder": str, "batch": int, "models": int, "snapshot": int,
+    "wait": str,
+    "scaling": Scaling,
+    "cancel": CancelMode,
+    "decoder": str,
+    "batch": int,
+    "models": int,
+    "snapshot": int,
     "balance": Auto,
-}  # fmt: skip
+}
 
 
 def rounds(code: codes.Code, **keys: Any) -> Strategy:

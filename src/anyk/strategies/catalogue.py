@@ -89,9 +89,7 @@ def _approximate(
     """ErasureHead's approximate gradient coding: frc stopped early (one reply more than groups, by default)."""
     code = codes.FractionalRepetition(workers, load=load, partitions=partitions)
     early = wait or min(code.groups + 1, workers)
-    return Rounds(
-        code, wait=early, scaling=scaling, cancel=cancel, decoder=decoder, batch=batch, snapshot=snapshot
-    )  # fmt: skip
+    return Rounds(code, wait=early, scaling=scaling, cancel=cancel, decoder=decoder, batch=batch, snapshot=snapshot)
 
 
 # ------------------------------------------------------------------------------------------- the K family
@@ -119,9 +117,15 @@ def _async(
 ) -> Strategy:
     """Asynchronous SGD: each reply steps the model at once; its worker goes on from the newest version."""
     return KFamily(
-        workers, kind="async", lr_scale=lr_scale, batch=batch, stale=stale, cutoff=cutoff, bound=bound,
+        workers,
+        kind="async",
+        lr_scale=lr_scale,
+        batch=batch,
+        stale=stale,
+        cutoff=cutoff,
+        bound=bound,
         compensate=compensate,
-    )  # fmt: skip
+    )
 
 
 def _asynchronous(kind: Kind, summary: str) -> None:
@@ -139,9 +143,16 @@ def _asynchronous(kind: Kind, summary: str) -> None:
         compensate: float = 0.0,
     ) -> Strategy:
         return KFamily(
-            workers, kind=kind, k=usual_k(workers, k), lr_scale=lr_scale, batch=batch, stale=stale, cutoff=cutoff,
-            bound=bound, compensate=compensate,
-        )  # fmt: skip
+            workers,
+            kind=kind,
+            k=usual_k(workers, k),
+            lr_scale=lr_scale,
+            batch=batch,
+            stale=stale,
+            cutoff=cutoff,
+            bound=bound,
+            compensate=compensate,
+        )
 
     build.__doc__ = summary
     register(kind)(build)
@@ -260,9 +271,16 @@ def pasgd(
     ('pasgd:tau=10', 'pasgd:tau=5,outer=slowmo')
     """
     work = LocalSteps(
-        tau, clients=clients, weighted=weighted, outer=outer, rate=rate, inner=inner, keep=keep, speeds=speeds,
+        tau,
+        clients=clients,
+        weighted=weighted,
+        outer=outer,
+        rate=rate,
+        inner=inner,
+        keep=keep,
+        speeds=speeds,
         seed=seed,
-    )  # fmt: skip
+    )
     code = codes.Uncoded(workers, shares)
     return Rounds(code, wait=wait, cancel=cancel, batch=batch, work=work, balance=balance_of(balance))
 

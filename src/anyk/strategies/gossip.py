@@ -193,9 +193,13 @@ class Gossip(Strategy):
             mix, share = ((), 1.0) if anew else self.beginning(s, node, k)
             slot = "model" if anew else self.drawn_to(node)
             first_step = k * self.tau
-            tasks.append((
-                Chunk((node,), (1.0,), slot, batch=self.batch, repeat=first_step, steps=self.tau, mix=mix, share=share),
-            ))  # fmt: skip
+            tasks.append(
+                (
+                    Chunk(
+                        (node,), (1.0,), slot, batch=self.batch, repeat=first_step, steps=self.tau, mix=mix, share=share
+                    ),
+                )
+            )
         return Dispatch(first, tuple(nodes), tasks)
 
 

@@ -54,9 +54,14 @@ _WEIGHT: dict[str, Callable[[int], float]] = {
     "distance": lambda staleness: 1.0,
 }
 _DEFAULTS = {
-    "lr_scale": 1.0, "batch": 0, "stale": "constant", "cutoff": 0, "bound": None, "compensate": 0.0,
+    "lr_scale": 1.0,
+    "batch": 0,
+    "stale": "constant",
+    "cutoff": 0,
+    "bound": None,
+    "compensate": 0.0,
     "cancel": "preempt",
-}  # fmt: skip
+}
 _ONE = (1.0,)
 
 
@@ -157,13 +162,17 @@ class KFamily(Strategy):
         if not 0.0 <= self.compensate < float("inf"):
             raise BadInput(f"compensate (lambda of delay compensation) must be at least 0, got {self.compensate:g}")
         if self.growth is not None and (self.stale != "constant" or self.cutoff or self.compensate or self.work):
-            raise BadInput(f"'{self.growth.name}' has been tested with plain gradients only; leave out stale, cutoff, "
-                           "compensate and local steps")  # fmt: skip
+            raise BadInput(
+                f"'{self.growth.name}' has been tested with plain gradients only; leave out stale, cutoff, "
+                "compensate and local steps"
+            )
         if self.work is not None:
             tested = LocalSteps(self.work.tau, outer=self.work.outer, rate=self.work.rate)
             if kind != "k-batch-async" or self.work != tested or self.compensate or self.lr_scale != 1.0:
-                raise BadInput("without waiting, local steps are tested as k-batch-async with tau, outer and rate; "
-                               "leave out the rest")  # fmt: skip
+                raise BadInput(
+                    "without waiting, local steps are tested as k-batch-async with tau, outer and rate; "
+                    "leave out the rest"
+                )
 
     # ------------------------------------------------------------------------------------------- settings
 

@@ -196,11 +196,18 @@ class RoundSettings(Strategy):
         code, work = self.first_code, self.work
         anything = (tuple(range(code.partitions)),) * code.workers
         return Layout(
-            code.workers, code.partitions, code.assignment if self.balance is None else anything, self.slots,
-            self.slots[1:] if self.adapt else (), None if work is None else ((),) * code.workers, blocks=code.blocks,
-            voting=self._policy.projected, inner=None if work is None else work.inner, together=self._together,
+            code.workers,
+            code.partitions,
+            code.assignment if self.balance is None else anything,
+            self.slots,
+            self.slots[1:] if self.adapt else (),
+            None if work is None else ((),) * code.workers,
+            blocks=code.blocks,
+            voting=self._policy.projected,
+            inner=None if work is None else work.inner,
+            together=self._together,
             replicated=None if self.balance is None else not code.own_messages,
-        )  # fmt: skip
+        )
 
     @cached_property
     def spec(self) -> str:

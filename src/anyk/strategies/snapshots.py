@@ -56,10 +56,15 @@ def corrected(s: RoundState, code: Code, decoding: Selection, every: int) -> tup
     missing = fsum(n * (weight.get(u, 0.0) - 1.0) ** 2 for u, n in enumerate(sizes) if u not in rest)
     gain = fsum(sizes[u] * a * a for u, a in weight.items()) + fsum(sizes[u] * rest[u] ** 2 for u in again)
     step = Combine(
-        "model", [*fresh, *((s.held[group], 0) for group in again)],
+        "model",
+        [*fresh, *((s.held[group], 0) for group in again)],
         [*decoding.weights, *(rest[group] for group in again)],
-        "all", 1.0, sqrt(missing / code.partitions), sqrt(gain), keep=fresh if snapshot else (),
-    )  # fmt: skip
+        "all",
+        1.0,
+        sqrt(missing / code.partitions),
+        sqrt(gain),
+        keep=fresh if snapshot else (),
+    )
     if not snapshot:
         return step, tasks
     done = [s.held[group] for group in heard if group in s.held]

@@ -159,6 +159,10 @@ def check_steps(tau: int, batch: int = 0) -> None:
 
 
 LOCAL_DEFAULTS: dict[str, Any] = {
-    "wait": None, "cancel": "preempt", "batch": 0, "shares": (), "balance": None,
+    "wait": None,
+    "cancel": "preempt",
+    "batch": 0,
+    "shares": (),
+    "balance": None,
     **{f.name: f.default for f in fields(LocalSteps) if f.name != "tau"},
-}  # fmt: skip
+}

@@ -368,9 +368,14 @@ def check_losses(make: MakeCluster, cases: Sequence[tuple[str, int, int]] = _EVA
         problem, told = Squares(_N), _Told()
         given: Problem = ManyProblems([problem] * models) if models > 1 else problem
         train(
-            given, spec, make(_N, Constant(0.02)), optimizer=GD(lr=0.5), steps=5, callbacks=[told],
+            given,
+            spec,
+            make(_N, Constant(0.02)),
+            optimizer=GD(lr=0.5),
+            steps=5,
+            callbacks=[told],
             evaluate=Evaluate(every=2, samples=samples, where="workers"),
-        )  # fmt: skip
+        )
         assert {info.step for info in told.infos} >= {0, 2, 4, 5}, f"'{spec}' told {told.infos}"
         centres = problem.centres[some_rows(_N, samples, "train")]
         for info in told.infos:

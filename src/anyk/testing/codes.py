@@ -81,9 +81,13 @@ def _straggler_sets(code: Code, random: np.random.Generator) -> list[tuple[int, 
 
 
 def _check_set(
-    code: Code, matrix: np.ndarray[tuple[int, int], np.dtype[np.float64]], replied: list[int],
-    random: np.random.Generator, *, must: bool,
-) -> None:  # fmt: skip
+    code: Code,
+    matrix: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    replied: list[int],
+    random: np.random.Generator,
+    *,
+    must: bool,
+) -> None:
     decoding = code.decode(replied)
     outside = np.delete(decoding.weights, replied, axis=0)
     assert not outside.any(), f"weights on workers that did not reply: {replied}"

@@ -192,9 +192,17 @@ def _begun(
             log = RunLog(None if folder is None else folder / "log.sqlite")
             beside = replace(beside, callbacks=callbacks)
             launch = Launch(
-                strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning,
+                strategy,
+                cluster,
+                problem,
+                optimizer,
+                config,
+                log,
+                beside,
+                folder=folder,
+                beginning=beginning,
                 evaluated=evaluated,
-            )  # fmt: skip
+            )
             if "begin" in config:
                 earlier = config["begin"]
                 log.note(0.0, "begun", f"at step {earlier['step']} of {earlier['run']} ({earlier['strategy']})")
@@ -320,9 +328,18 @@ def _resume(
             log = RunLog(folder / "log.sqlite")
             write_config(folder, config)
             launch = Launch(
-                strategy, cluster, problem, optimizer, config, log, beside, folder=folder, beginning=beginning,
-                evaluated=evaluated, saved=saved,
-            )  # fmt: skip
+                strategy,
+                cluster,
+                problem,
+                optimizer,
+                config,
+                log,
+                beside,
+                folder=folder,
+                beginning=beginning,
+                evaluated=evaluated,
+                saved=saved,
+            )
             return launch.run()
 
 

@@ -22,9 +22,20 @@ if TYPE_CHECKING:
     from anyk.training.run import Run
 
 _SETTINGS = (
-    "strategy", "workers", "cluster", "delays", "communication", "seed", "optimizer", "lr", "steps", "seconds",
-    "target", "evaluate", "anyk",
-)  # fmt: skip
+    "strategy",
+    "workers",
+    "cluster",
+    "delays",
+    "communication",
+    "seed",
+    "optimizer",
+    "lr",
+    "steps",
+    "seconds",
+    "target",
+    "evaluate",
+    "anyk",
+)
 HOOKS = ("on_begin", "on_step", "on_evaluation", "on_worker_lost", "on_end")
 
 

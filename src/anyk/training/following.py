@@ -70,8 +70,9 @@ class Following:
                 return self._run
             self._leave()
             # read only: rows of the write-ahead file are not to be moved into the copy each time
-            db = sqlite3.connect(f"{self._copy.path.as_uri()}?mode=ro", uri=True, isolation_level=None,
-                                 check_same_thread=False)  # fmt: skip
+            db = sqlite3.connect(
+                f"{self._copy.path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            )
             db.execute("PRAGMA trusted_schema=OFF")
         except (OSError, sqlite3.Error) as error:
             raise BadInput(f"the log '{path}' cannot be read ({error})") from None

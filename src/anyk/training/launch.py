@@ -160,8 +160,9 @@ class Launch:
             log.close()
             raise ended
         standing = driver.versions.standing()
-        models = {slot: standing.models[slot] if slot in standing.models else w.copy()
-                  for slot, w in driver.models.items()}  # fmt: skip
+        models = {
+            slot: standing.models[slot] if slot in standing.models else w.copy() for slot, w in driver.models.items()
+        }
         return Run(
             log,
             self._config,
@@ -292,9 +293,20 @@ class Launch:
             assert last is not None
             loss, metric, evaluated = (None,) * 3 if newest is None else (newest.loss, newest.metric, newest.version)
             info = StepInfo(
-                slot, version, driver.time, driver.on_time, last.residual, last.gain, last.staleness, last.stalest,
-                loss, metric, evaluated, driver, evaluator,
-            )  # fmt: skip
+                slot,
+                version,
+                driver.time,
+                driver.on_time,
+                last.residual,
+                last.gain,
+                last.staleness,
+                last.stalest,
+                loss,
+                metric,
+                evaluated,
+                driver,
+                evaluator,
+            )
             self._news.append(("on_step", info))
 
     def _take_evaluations(self) -> None:

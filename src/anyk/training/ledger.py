@@ -353,11 +353,27 @@ class Ledger:
                 done = max(done or 0, reported)
             log.chunk(
                 Ended(
-                    batch.first + item, index, batch.workers[item], batch.versions[chunk.slot], log.work(chunk),
-                    batch.at, started, computing, computed, sent, received, batch.cancelled.get(batch.first + item),
-                    done, due, ending, slot or chunk.slot, step, weight, digest,
+                    batch.first + item,
+                    index,
+                    batch.workers[item],
+                    batch.versions[chunk.slot],
+                    log.work(chunk),
+                    batch.at,
+                    started,
+                    computing,
+                    computed,
+                    sent,
+                    received,
+                    batch.cancelled.get(batch.first + item),
+                    done,
+                    due,
+                    ending,
+                    slot or chunk.slot,
+                    step,
+                    weight,
+                    digest,
                 )
-            )  # fmt: skip
+            )
         if held and self._computes and not kept:
             self._cluster.free(batch.first + item, index)
         if not batch.left:

@@ -89,10 +89,16 @@ class Race:
         found = compare_seeds(self.runs) if len(self.runs) > 1 else None
         times = [one and one.times for one in found.speed_ups] if found else [None] * len(self.runs)
         rows = [
-            (self.title(run), run.steps, f"{run.seconds:.4g}", run.loss and f"{run.loss:.4g}",
-             run.metric and f"{run.metric['value']:.4g}", speed_up and f"{speed_up:.1f}x")
+            (
+                self.title(run),
+                run.steps,
+                f"{run.seconds:.4g}",
+                run.loss and f"{run.loss:.4g}",
+                run.metric and f"{run.metric['value']:.4g}",
+                speed_up and f"{speed_up:.1f}x",
+            )
             for run, speed_up in zip(self.runs, times, strict=True)
-        ]  # fmt: skip
+        ]
         lines = {self.title(run): (run.history["seconds"], run.history["loss"]) for run in self.runs}
         metric = self.runs[0].metric_name if self.runs else "metric"
         head = ["strategy", "steps", "seconds", "loss", metric, f"speed-up over {found.over}" if found else "speed-up"]
@@ -275,9 +281,15 @@ def resume_race(
         raise BadInput(f"{of} has {seeds_of(config)} seeds, which cannot become {seeds}; give a larger number")
     config["seeds"] = seeds or seeds_of(config)
     again = reopened(
-        folder, config, of, call="anyk.resume_race", strategies=config["runs"], problem=problem, optimizer=optimizer,
+        folder,
+        config,
+        of,
+        call="anyk.resume_race",
+        strategies=config["runs"],
+        problem=problem,
+        optimizer=optimizer,
         trust=trust,
-    )  # fmt: skip
+    )
     specs = [_with_models(spec, config["models"], config["workers"]) for spec in add]
     for spec in specs:
         if spec in config["runs"]:
@@ -289,9 +301,18 @@ def resume_race(
     config["digests"] = config["digests"] | {"files": files_of(config["runs"]) | config["digests"].get("files", {})}
     write_sealed(folder / NAME, config)
     return _run(
-        folder, config, again.problem, again.optimizer, again.cluster.delays, limits if new else {}, True,
-        hearing, before, trust, tell,
-    )  # fmt: skip
+        folder,
+        config,
+        again.problem,
+        again.optimizer,
+        again.cluster.delays,
+        limits if new else {},
+        True,
+        hearing,
+        before,
+        trust,
+        tell,
+    )
 
 
 def _run(

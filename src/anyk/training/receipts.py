@@ -173,9 +173,18 @@ def receipt_of_step(driver: Driver) -> Receipt:
     rest = set(range(driver.layout.workers)) - counted - late - spare
     residual, gain = (combine.residual or 0.0, combine.gain) if isinstance(combine, Combine) else (0.0, 1.0)
     return Receipt(
-        slot, version + 1, now, weights, residual, gain, tuple(used), tuple(sorted(cut, key=_place)),
-        tuple(sorted(spare)), tuple(sorted(rest)), tuple(samples for _, samples, _ in messages),
-    )  # fmt: skip
+        slot,
+        version + 1,
+        now,
+        weights,
+        residual,
+        gain,
+        tuple(used),
+        tuple(sorted(cut, key=_place)),
+        tuple(sorted(spare)),
+        tuple(sorted(rest)),
+        tuple(samples for _, samples, _ in messages),
+    )
 
 
 def _late(task: int, batch: Batch, until: float, status: int) -> Sequence[CutOff]:

@@ -29,9 +29,16 @@ class Reopened(NamedTuple):
 
 
 def reopened(
-    folder: Path, config: Mapping[str, Any], of: str, *, call: str, strategies: Iterable[str] = (),
-    problem: Problem | None = None, optimizer: Optimizer | None = None, trust: bool = False,
-) -> Reopened:  # fmt: skip
+    folder: Path,
+    config: Mapping[str, Any],
+    of: str,
+    *,
+    call: str,
+    strategies: Iterable[str] = (),
+    problem: Problem | None = None,
+    optimizer: Optimizer | None = None,
+    trust: bool = False,
+) -> Reopened:
     """The problem, optimiser and cluster that a folder's configuration names, unless they are given.
 
     ``of`` names the folder in messages, ``call`` the function to which a problem made in Python is given again.
@@ -55,8 +62,11 @@ def reopened(
         for spec in strategies:
             build_strategy(spec, workers=config["workers"])
         cluster = build_cluster(
-            config["cluster"], workers=config["workers"], delays=config["delays"], seed=config["seed"],
+            config["cluster"],
+            workers=config["workers"],
+            delays=config["delays"],
+            seed=config["seed"],
             communication=config["communication"],
-        )  # fmt: skip
+        )
     check_traces(config, cluster, of)
     return Reopened(problem, optimizer, cluster)

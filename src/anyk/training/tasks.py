@@ -116,11 +116,20 @@ def tasks_of(run: Run, *, behind: Mapping[str, int] | None = None) -> Tasks:
     phases["unknown"][~finished & (phases["unknown"] == 0.0)] = np.finfo(np.float32).tiny
     would = np.where(np.isfinite(log["due"]), log["due"], log["received"])
     return Tasks(
-        task=log["task"], chunk=log["chunk"], worker=log["worker"], slot=slot, version=log["version"],
-        step=_steps(log, steps, fate, slots, slot), start=start, **phases, fate=fate,
-        late=np.where(fate == CUT, would - log["cancelled"], np.nan), weight=log["weight"], work=log["work"],
+        task=log["task"],
+        chunk=log["chunk"],
+        worker=log["worker"],
+        slot=slot,
+        version=log["version"],
+        step=_steps(log, steps, fate, slots, slot),
+        start=start,
+        **phases,
+        fate=fate,
+        late=np.where(fate == CUT, would - log["cancelled"], np.nan),
+        weight=log["weight"],
+        work=log["work"],
         slots=slots,
-    )  # fmt: skip
+    )
 
 
 def _coded(words: Column) -> tuple[tuple[str, ...], Column]:

@@ -153,9 +153,12 @@ class Ray(Networked[_ActorHandle]):
     def spec(self) -> str:
         """The short form, without workers, delays and seed."""
         values = {
-            "address": self.address, "cpus": self.cpus, "gpus": self.gpus, "nodes": self.nodes,
+            "address": self.address,
+            "cpus": self.cpus,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
             "byzantine": self.byzantine,
-        }  # fmt: skip
+        }
         return show(self.name, values, {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "byzantine": ()})
 
     # ------------------------------------------------------------------------------------------- life

@@ -201,9 +201,18 @@ class Networked(Remote[N]):
         late = handle.clock
         times = wire.started - late, wire.computing - late, wire.computed - late, wire.sent - late
         return Notice(
-            time.monotonic(), wire.kind, worker, wire.task, wire.chunk, buffer, wire.done, incarnation, *times,
-            wire.bits, wire.text,
-        )  # fmt: skip
+            time.monotonic(),
+            wire.kind,
+            worker,
+            wire.task,
+            wire.chunk,
+            buffer,
+            wire.done,
+            incarnation,
+            *times,
+            wire.bits,
+            wire.text,
+        )
 
 
 class NetworkedWorker(Worker[None]):

@@ -36,9 +36,13 @@ def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
         if params[key] != 1:
             keywords[name] = str(params[key])
     made = ex.call(
-        w.copy("convolve"), _ordered(w, x, plain(numbers.lhs_spec)), _ordered(w, kernel, plain(numbers.rhs_spec)),
-        ex.literal(plain(params["window_strides"])), ex.literal(plain(params["padding"])), **keywords,
-    )  # fmt: skip
+        w.copy("convolve"),
+        _ordered(w, x, plain(numbers.lhs_spec)),
+        _ordered(w, kernel, plain(numbers.rhs_spec)),
+        ex.literal(plain(params["window_strides"])),
+        ex.literal(plain(params["padding"])),
+        **keywords,
+    )
     back = tuple(int(axis) for axis in np.argsort(numbers.out_spec))
     if back == tuple(range(len(back))):
         return replace(made, shape=eq.shape)
@@ -66,9 +70,13 @@ def _convolution_jax(w: Writer, eq: Equation) -> Expr:
     if wanted is not None and str(wanted) != eq.inputs[0].dtype:
         keywords["preferred_element_type"] = w.dtype(str(wanted))
     return ex.call(
-        "lax.conv_general_dilated", *(w.typed(a) for a in eq.inputs), ex.literal(plain(params["window_strides"])),
-        ex.literal(plain(params["padding"])), shape=eq.shape, **keywords,
-    )  # fmt: skip
+        "lax.conv_general_dilated",
+        *(w.typed(a) for a in eq.inputs),
+        ex.literal(plain(params["window_strides"])),
+        ex.literal(plain(params["padding"])),
+        shape=eq.shape,
+        **keywords,
+    )
 
 
 def _letters(spec: tuple[int, ...], lead: str, space: int) -> str:
@@ -88,10 +96,12 @@ def _window_parameters(eq: Equation) -> list[Expr]:
     rank = len(params["window_dimensions"])
     ones = (1,) * rank
     return [
-        ex.literal(plain(params["window_dimensions"])), ex.literal(plain(params["window_strides"])),
-        ex.literal(plain(params["padding"])), ex.literal(plain(params.get("base_dilation") or ones)),
+        ex.literal(plain(params["window_dimensions"])),
+        ex.literal(plain(params["window_strides"])),
+        ex.literal(plain(params["padding"])),
+        ex.literal(plain(params.get("base_dilation") or ones)),
         ex.literal(plain(params.get("window_dilation") or ones)),
-    ]  # fmt: skip
+    ]
 
 
 def _window_reduction(function: str) -> Rule:
@@ -116,9 +126,16 @@ def _window_reduction_jax(function: str) -> Rule:
         initial = f'np.asarray({start}, "{eq.dtype}")[()]' if eq.dtype == "bfloat16" else f"np.{eq.dtype}({start})"
         sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
         return ex.call(
-            "lax.reduce_window", w.typed(eq.inputs[0]), initial, f"lax.{word}", sizes, strides, padding,
-            **_dilations(dilation, window_dilation), shape=eq.shape,
-        )  # fmt: skip
+            "lax.reduce_window",
+            w.typed(eq.inputs[0]),
+            initial,
+            f"lax.{word}",
+            sizes,
+            strides,
+            padding,
+            **_dilations(dilation, window_dilation),
+            shape=eq.shape,
+        )
 
     return rule
 
@@ -183,9 +200,12 @@ def _window_arguments(eq: Equation) -> tuple[list[Expr], bool]:
     params = eq.params
     largest = str(params["select_prim"]) == "ge"
     return [
-        ex.raw(extreme(eq.inputs[1].dtype, largest, "np")), ex.literal(plain(params["window_dimensions"])),
-        ex.literal(plain(params["window_strides"])), ex.literal(plain(params["padding"])), ex.raw(str(largest)),
-    ], largest  # fmt: skip
+        ex.raw(extreme(eq.inputs[1].dtype, largest, "np")),
+        ex.literal(plain(params["window_dimensions"])),
+        ex.literal(plain(params["window_strides"])),
+        ex.literal(plain(params["padding"])),
+        ex.raw(str(largest)),
+    ], largest
 
 
 def _select_and_scatter_add_numpy(w: Writer, eq: Equation) -> Expr:
@@ -205,25 +225,31 @@ def _select_and_scatter_add_jax(w: Writer, eq: Equation) -> Expr:
     params = eq.params
     w.module.imports.add("from jax.extend.core import primitives")
     return ex.call(
-        "primitives.select_and_scatter_add_p.bind", source, operand,
+        "primitives.select_and_scatter_add_p.bind",
+        source,
+        operand,
         select_prim=f"primitives.{params['select_prim']}_p",
         window_dimensions=ex.literal(plain(params["window_dimensions"])),
-        window_strides=ex.literal(plain(params["window_strides"])), padding=ex.literal(plain(params["padding"])),
+        window_strides=ex.literal(plain(params["window_strides"])),
+        padding=ex.literal(plain(params["padding"])),
         shape=eq.shape,
-    )  # fmt: skip
+    )
 
 
 def _select_and_gather_add_jax(w: Writer, eq: Equation) -> Expr:
     w.module.imports.add("from jax.extend.core import primitives")
     params = eq.params
     return ex.call(
-        "primitives.select_and_gather_add_p.bind", *(w.typed(a) for a in eq.inputs),
+        "primitives.select_and_gather_add_p.bind",
+        *(w.typed(a) for a in eq.inputs),
         select_prim=f"primitives.{params['select_prim']}_p",
         window_dimensions=ex.literal(plain(params["window_dimensions"])),
-        window_strides=ex.literal(plain(params["window_strides"])), padding=ex.literal(plain(params["padding"])),
+        window_strides=ex.literal(plain(params["window_strides"])),
+        padding=ex.literal(plain(params["padding"])),
         base_dilation=ex.literal(plain(params["base_dilation"])),
-        window_dilation=ex.literal(plain(params["window_dilation"])), shape=eq.shape,
-    )  # fmt: skip
+        window_dilation=ex.literal(plain(params["window_dilation"])),
+        shape=eq.shape,
+    )
 
 
 row("select_and_scatter_add", jax=_select_and_scatter_add_jax, numpy=_select_and_scatter_add_numpy)

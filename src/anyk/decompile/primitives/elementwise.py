@@ -21,22 +21,61 @@ from anyk.decompile.primitives.table import (
 from anyk.decompile.writing import Writer
 
 for _name, _operator in {
-    "add": "+", "add_any": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
-    "ge": ">=", "and": "&", "or": "|", "xor": "^",
-}.items():  # fmt: skip
+    "add": "+",
+    "add_any": "+",
+    "sub": "-",
+    "mul": "*",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}.items():
     row(_name, jax=infix(_operator), numpy=infix(_operator))
 
 # jax.numpy and NumPy agree, in name and in deed
 for _name in (
-    "exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "sinh", "cosh", "tanh", "sqrt", "cbrt", "floor",
-    "ceil", "sign", "abs", "square", "nextafter", "conj",
-):  # fmt: skip
+    "exp",
+    "exp2",
+    "log",
+    "log1p",
+    "expm1",
+    "sin",
+    "cos",
+    "tan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "sqrt",
+    "cbrt",
+    "floor",
+    "ceil",
+    "sign",
+    "abs",
+    "square",
+    "nextafter",
+    "conj",
+):
     row(_name, jax=elementwise(f"jnp.{_name}"), numpy=elementwise(f"np.{_name}"))
 for _name, _called in {
-    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
-    "atan2": "arctan2", "max": "maximum", "min": "minimum", "is_finite": "isfinite", "rem": "fmod", "real": "real",
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "asinh": "arcsinh",
+    "acosh": "arccosh",
+    "atanh": "arctanh",
+    "atan2": "arctan2",
+    "max": "maximum",
+    "min": "minimum",
+    "is_finite": "isfinite",
+    "rem": "fmod",
+    "real": "real",
     "imag": "imag",
-}.items():  # fmt: skip
+}.items():
     row(_name, jax=elementwise(f"jnp.{_called}"), numpy=elementwise(f"np.{_called}"))
 
 
@@ -54,10 +93,19 @@ def _special(function: str) -> Rule:
 
 
 for _name, _called in {
-    "erf": "erf", "erfc": "erfc", "erf_inv": "erfinv", "lgamma": "gammaln", "digamma": "digamma", "igamma": "gammainc",
-    "igammac": "gammaincc", "polygamma": "polygamma", "zeta": "zeta", "bessel_i0e": "i0e", "bessel_i1e": "i1e",
+    "erf": "erf",
+    "erfc": "erfc",
+    "erf_inv": "erfinv",
+    "lgamma": "gammaln",
+    "digamma": "digamma",
+    "igamma": "gammainc",
+    "igammac": "gammaincc",
+    "polygamma": "polygamma",
+    "zeta": "zeta",
+    "bessel_i0e": "i0e",
+    "bessel_i1e": "i1e",
     "regularized_incomplete_beta": "betainc",
-}.items():  # fmt: skip
+}.items():
     _lax = {"regularized_incomplete_beta": "betainc"}.get(_name, _name)
     row(_name, jax=lax_elementwise(_lax), numpy=_special(_called))
 row("igamma_grad_a", jax=lax_elementwise("igamma_grad_a"))

@@ -95,9 +95,11 @@ def _gather_numpy(w: Writer, eq: Equation) -> Expr:
                 return ex.call(w.copy("take"), x, places, str(axis), _fill(eq), shape=eq.shape)
             return ex.call("np.take", x, places, str(axis), mode='"clip"', shape=eq.shape)
     keywords: dict[str, Expr | str] = {
-        "offset": ex.literal(plain(numbers.offset_dims)), "dropped": ex.literal(collapsed), "axes": ex.literal(axes),
+        "offset": ex.literal(plain(numbers.offset_dims)),
+        "dropped": ex.literal(collapsed),
+        "axes": ex.literal(axes),
         "sizes": ex.literal(sizes),
-    }  # fmt: skip
+    }
     if batch:
         keywords |= {"batch": ex.literal(batch), "lead": ex.literal(lead)}
     if fill:
@@ -122,9 +124,12 @@ def _keywords(w: Writer, eq: Equation) -> dict[str, Expr | str]:
 
 def _gather_jax(w: Writer, eq: Equation) -> Expr:
     fields = (
-        "offset_dims", "collapsed_slice_dims", "start_index_map", "operand_batching_dims",
+        "offset_dims",
+        "collapsed_slice_dims",
+        "start_index_map",
+        "operand_batching_dims",
         "start_indices_batching_dims",
-    )  # fmt: skip
+    )
     numbers = _numbers("GatherDimensionNumbers", eq.params["dimension_numbers"], fields)
     keywords = _keywords(w, eq)
     if eq.params.get("fill_value") is not None:
@@ -137,10 +142,18 @@ def _gather_jax(w: Writer, eq: Equation) -> Expr:
 row("gather", jax=_gather_jax, numpy=_gather_numpy)
 
 _COMBINE = {
-    "scatter": "", "scatter-add": "np.add", "scatter_add": "np.add", "scatter-sub": "np.subtract",
-    "scatter_sub": "np.subtract", "scatter-mul": "np.multiply", "scatter_mul": "np.multiply",
-    "scatter-min": "np.minimum", "scatter_min": "np.minimum", "scatter-max": "np.maximum", "scatter_max": "np.maximum",
-}  # fmt: skip
+    "scatter": "",
+    "scatter-add": "np.add",
+    "scatter_add": "np.add",
+    "scatter-sub": "np.subtract",
+    "scatter_sub": "np.subtract",
+    "scatter-mul": "np.multiply",
+    "scatter_mul": "np.multiply",
+    "scatter-min": "np.minimum",
+    "scatter_min": "np.minimum",
+    "scatter-max": "np.maximum",
+    "scatter_max": "np.maximum",
+}
 
 
 def _scatter_keywords(eq: Equation) -> dict[str, Expr | str]:
@@ -191,9 +204,12 @@ row("scatter_apply", jax=_scatter_apply, numpy=_scatter_apply)
 
 def _scatter_numbers(eq: Equation) -> Expr:
     fields = (
-        "update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims", "operand_batching_dims",
+        "update_window_dims",
+        "inserted_window_dims",
+        "scatter_dims_to_operand_dims",
+        "operand_batching_dims",
         "scatter_indices_batching_dims",
-    )  # fmt: skip
+    )
     return _numbers("ScatterDimensionNumbers", eq.params["dimension_numbers"], fields)
 
 

@@ -53,13 +53,22 @@ def _triangular_numpy(w: Writer, eq: Equation) -> Expr:
     if params["conjugate_a"] and not params["transpose_a"]:
         a = ex.call("np.conj", a, shape=a.shape)
     return ex.call(
-        w.copy("triangular_solve"), a, b, shape=eq.shape, left=str(bool(params["left_side"])),
-        lower=str(bool(params["lower"])), transpose=str(transpose), unit=str(bool(params["unit_diagonal"])),
-    )  # fmt: skip
+        w.copy("triangular_solve"),
+        a,
+        b,
+        shape=eq.shape,
+        left=str(bool(params["left_side"])),
+        lower=str(bool(params["lower"])),
+        transpose=str(transpose),
+        unit=str(bool(params["unit_diagonal"])),
+    )
 
 
-row("triangular_solve", jax=_jax("triangular_solve", "left_side", "lower", "transpose_a", "conjugate_a",
-    "unit_diagonal"), numpy=_triangular_numpy)  # fmt: skip
+row(
+    "triangular_solve",
+    jax=_jax("triangular_solve", "left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"),
+    numpy=_triangular_numpy,
+)
 
 
 def _eigh_jax(w: Writer, eq: Equation) -> Expr:

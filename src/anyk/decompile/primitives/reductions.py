@@ -50,9 +50,14 @@ def _precision(precision: object) -> str | Expr | None:
 
 
 def _matmul(
-    left: Expr, right: Expr, over_left: tuple[int, ...], over_right: tuple[int, ...], batch_left: tuple[int, ...],
-    batch_right: tuple[int, ...], shape: tuple[int, ...],
-) -> Expr | None:  # fmt: skip
+    left: Expr,
+    right: Expr,
+    over_left: tuple[int, ...],
+    over_right: tuple[int, ...],
+    batch_left: tuple[int, ...],
+    batch_right: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> Expr | None:
     """The product as ``@``, or None."""
     batch = len(batch_left)
     if batch_left != tuple(range(batch)) or batch_right != batch_left or len(over_left) != 1:
@@ -84,9 +89,14 @@ def _matmul(
 
 
 def _einsum(
-    w: Writer, eq: Equation, left: Expr, right: Expr, over: tuple[tuple[int, ...], ...],
-    batch: tuple[tuple[int, ...], ...], keywords: dict[str, Expr | str],
-) -> Expr:  # fmt: skip
+    w: Writer,
+    eq: Equation,
+    left: Expr,
+    right: Expr,
+    over: tuple[tuple[int, ...], ...],
+    batch: tuple[tuple[int, ...], ...],
+    keywords: dict[str, Expr | str],
+) -> Expr:
     letters = iter(_LETTERS)
     first: dict[int, str] = {axis: next(letters) for axis in range(len(left.shape))}
     second = {b: first[a] for a, b in zip(over[0] + batch[0], over[1] + batch[1], strict=True)}
@@ -165,8 +175,10 @@ row("argmin", jax=_place("argmin"), numpy=_place("argmin"))
 
 def _running(function: str) -> tuple[Rule, Rule]:
     ufunc = {
-        "cummax": "np.maximum.accumulate", "cummin": "np.minimum.accumulate", "cumlogsumexp": "np.logaddexp.accumulate",
-    }.get(function)  # fmt: skip
+        "cummax": "np.maximum.accumulate",
+        "cummin": "np.minimum.accumulate",
+        "cumlogsumexp": "np.logaddexp.accumulate",
+    }.get(function)
 
     def for_jax(w: Writer, eq: Equation) -> Expr:
         keywords = {"reverse": "True"} if eq.params["reverse"] else {}

@@ -102,9 +102,9 @@ def _slice(w: Writer, eq: Equation) -> Expr:
     operand = w.typed(eq.inputs[0])
     strides = eq.params["strides"] or (1,) * len(operand.shape)
     parts = [
-        _range(*one) for one in zip(operand.shape, eq.params["start_indices"], eq.params["limit_indices"], strides,
-                                    strict=True)
-    ]  # fmt: skip
+        _range(*one)
+        for one in zip(operand.shape, eq.params["start_indices"], eq.params["limit_indices"], strides, strict=True)
+    ]
     while parts and parts[-1] == ":":
         parts.pop()
     return ex.index(operand, ", ".join(parts), eq.shape) if parts else operand

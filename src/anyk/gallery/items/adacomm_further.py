@@ -18,9 +18,16 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     if case["tau"] == "adacomm":
         spec = f"adacomm:tau=20,interval={seconds / INTERVALS:g},batch=2"
     return lab.train(
-        lab.problem("digits", model="two-layer:hidden=16", **options), spec, workers=P, delays="exp:mean=0.1",
-        seed=seed, communication="constant:0.5", optimizer=optimizer, seconds=seconds, evaluate="every=1",
-    )  # fmt: skip
+        lab.problem("digits", model="two-layer:hidden=16", **options),
+        spec,
+        workers=P,
+        delays="exp:mean=0.1",
+        seed=seed,
+        communication="constant:0.5",
+        optimizer=optimizer,
+        seconds=seconds,
+        evaluate="every=1",
+    )
 
 
 def table(lab: Lab) -> Table:

@@ -36,9 +36,15 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     p = problem()
     best, first = p.loss(np.linalg.lstsq(p.X, p.y, rcond=None)[0]), p.loss(p.initial())
     found = lab.train(
-        p, STRATEGIES[case["strategy"]], workers=30, delays="exp:mean=0.5", seed=seed,
-        optimizer=GD(lr=1.0 / p.smoothness()), seconds=lab.size(150, 90), evaluate="every=2",
-    )  # fmt: skip
+        p,
+        STRATEGIES[case["strategy"]],
+        workers=30,
+        delays="exp:mean=0.5",
+        seed=seed,
+        optimizer=GD(lr=1.0 / p.smoothness()),
+        seconds=lab.size(150, 90),
+        evaluate="every=2",
+    )
     times, losses = found["curves"]["loss"]
     excess = (losses - best) / (first - best)
     reached = {f"to {target:g}": crossing(times, excess, target, better=np.less_equal) for target in TARGETS}

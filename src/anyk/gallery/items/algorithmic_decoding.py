@@ -26,8 +26,11 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
         lost = keyed.generator(seed, "gallery-algorithmic", draw).permutation(K)[:LOST]
         errors.append(decoded_error(drawn, lost, Algorithmic(iterations=case["iterations"])))
         optimal.append(decoded_error(drawn, lost, "least-squares"))
-    return {"error": float(np.mean(errors)), "optimal": float(np.mean(optimal)),
-            "below": float(np.max(np.subtract(optimal, errors)))}  # fmt: skip
+    return {
+        "error": float(np.mean(errors)),
+        "optimal": float(np.mean(optimal)),
+        "below": float(np.max(np.subtract(optimal, errors))),
+    }
 
 
 def table(lab: Lab) -> Table:
@@ -67,9 +70,16 @@ ITEM = Item(
         Criterion("it tends to that of optimal decoding", "limit", _tends),
     ),
     panels=(
-        Lines("iterations", ("error", "optimal"), "iterations", "error per partition", f"{LOST} of {K} lost at random",
-              by="code", log="x"),
+        Lines(
+            "iterations",
+            ("error", "optimal"),
+            "iterations",
+            "error per partition",
+            f"{LOST} of {K} lost at random",
+            by="code",
+            log="x",
+        ),
     ),
     columns=("code", "iterations", "error", "optimal"),
     differs="the paper's figures could not be read; the step is 1 / (|B|_1 |B|_inf), which needs no eigenvalue",
-)  # fmt: skip
+)

@@ -14,9 +14,14 @@ from anyk.planning import adversarial_threshold, threshold_bound
 
 N = 31
 CODES = {
-    "block design": "bibd", "biregular": "biregular:load=6", "FRC": "frc:stragglers=5", "BGC": "bgc:load=6",
-    "rBGC": "rbgc:load=6", "SBC": "sbc:load=6", "expander": "expander:load=6",
-}  # fmt: skip
+    "block design": "bibd",
+    "biregular": "biregular:load=6",
+    "FRC": "frc:stragglers=5",
+    "BGC": "bgc:load=6",
+    "rBGC": "rbgc:load=6",
+    "SBC": "sbc:load=6",
+    "expander": "expander:load=6",
+}
 FIXED = ("block design", "FRC")  # not random
 LEVELS = (0.02, 0.05, 0.1, 0.2, 0.4)
 

@@ -42,19 +42,27 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     problem = noisy(M, 50, first=1.0, noise=1.0, seed=seed)
     centre = Models(problem.initial())
     lab.train(
-        problem, spec, workers=M, delays="exp:mean=1", seed=seed, optimizer=GD(lr=RATE), steps=steps // tau,
+        problem,
+        spec,
+        workers=M,
+        delays="exp:mean=1",
+        seed=seed,
+        optimizer=GD(lr=RATE),
+        steps=steps // tau,
         callbacks=[centre],
-    )  # fmt: skip
+    )
     workers = np.array([problem.visited[i][:steps] for i in range(M)])
     auxiliary = int(case["scheme"] == "elastic")
     mean = np.concatenate([workers, [centre.all[:steps]] if auxiliary else workers[:0]]).mean(axis=0)
     constants = (1.0, RATE, 1.0, 1.0, M, steps)
     bound = cooperative_bound(*constants, tau=tau, zeta=mixing, auxiliary=auxiliary)
     return {
-        "measured": float((mean**2).sum(axis=1).mean()), "bound": bound, "zeta": mixing,
+        "measured": float((mean**2).sum(axis=1).mean()),
+        "bound": bound,
+        "zeta": mixing,
         "distance": round(float(((workers - mean) ** 2).sum(axis=2).mean()), 12),
         "bound on the distance": bound - cooperative_bound(*constants, auxiliary=auxiliary),
-    }  # fmt: skip
+    }
 
 
 def table(lab: Lab) -> Table:

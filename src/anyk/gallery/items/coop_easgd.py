@@ -23,8 +23,16 @@ def mixed_by(lab: Lab, alpha: float) -> Floats:
     random = np.random.default_rng(0)
     problem = Quadratic(random.standard_normal((M, 2 * M)), random.standard_normal(2 * M), curvature=0.0)
     models = Models(problem.initial())
-    lab.train(problem, f"easgd:alpha={alpha:g}", workers=M, delays="constant:1", seed=0, optimizer=GD(lr=1.0), steps=2,
-              callbacks=[models])  # fmt: skip
+    lab.train(
+        problem,
+        f"easgd:alpha={alpha:g}",
+        workers=M,
+        delays="constant:1",
+        seed=0,
+        optimizer=GD(lr=1.0),
+        steps=2,
+        callbacks=[models],
+    )
     before = np.column_stack([(problem.start + problem.z).T, problem.start])  # worker i takes a step by z_i
     after = np.column_stack([*(problem.visited[i][1] for i in range(M)), models.all[1]])
     return np.asarray(np.linalg.lstsq(before, after, rcond=None)[0])
@@ -37,9 +45,15 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
         found["zeta of a run"] = zeta(mixed_by(lab, alpha))
     if case["train"]:
         trained = lab.train(
-            lab.problem("digits"), f"easgd:alpha={alpha:g},batch=2", workers=M, delays="exp:mean=0.5", seed=seed,
-            optimizer=GD(lr=0.3), steps=lab.size(400, 60), evaluate="every=20",
-        )  # fmt: skip
+            lab.problem("digits"),
+            f"easgd:alpha={alpha:g},batch=2",
+            workers=M,
+            delays="exp:mean=0.5",
+            seed=seed,
+            optimizer=GD(lr=0.3),
+            steps=lab.size(400, 60),
+            evaluate="every=20",
+        )
         found |= {"loss": trained["loss"], "curves": trained["curves"]}
     return found
 

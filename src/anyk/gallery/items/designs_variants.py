@@ -18,7 +18,7 @@ CODES = {
     "design, n = 57": (57, "bibd"),
     "FRC, n = 30": (30, "frc:load=6"),
     "FRC, n = 100": (100, "frc:load=10"),
-}  # fmt: skip
+}
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:

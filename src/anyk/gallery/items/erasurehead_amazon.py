@@ -22,9 +22,16 @@ TARGETS = (0.80, 0.85, 0.86)
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     return lab.train(
-        lab.problem("amazon"), STRATEGIES[case["strategy"]], workers=30, delays="exp:mean=0.5", seed=seed,
-        optimizer=Accelerated(lr=10.0), steps=lab.size(100, 40), targets=TARGETS, evaluate="every=1",
-    )  # fmt: skip
+        lab.problem("amazon"),
+        STRATEGIES[case["strategy"]],
+        workers=30,
+        delays="exp:mean=0.5",
+        seed=seed,
+        optimizer=Accelerated(lr=10.0),
+        steps=lab.size(100, 40),
+        targets=TARGETS,
+        evaluate="every=1",
+    )
 
 
 def with_speedups(t: Table, targets: Sequence[float]) -> Table:

@@ -48,11 +48,21 @@ def runs(lab: Lab, case: Case, seed: int) -> Found:
     watch, totals, count = Watch(problem), np.zeros(STEPS[-1] + 1), lab.size(60, 3)
     for run in range(count):
         totals += lab.train(
-            problem, SPEC, workers=N, delays="exp:mean=1", seed=seed * count + run, optimizer=GD(lr=rate),
-            steps=STEPS[-1], evaluate="every=1", callbacks=[watch],
-        )["curves"]["loss"][1]  # fmt: skip
-    found: Found = {"weight": float(np.mean(watch.weights)), "missing": float(np.mean(np.array(watch.weights) == 0.0)),
-                    "groups": N // C * len(watch.weights)}  # fmt: skip
+            problem,
+            SPEC,
+            workers=N,
+            delays="exp:mean=1",
+            seed=seed * count + run,
+            optimizer=GD(lr=rate),
+            steps=STEPS[-1],
+            evaluate="every=1",
+            callbacks=[watch],
+        )["curves"]["loss"][1]
+    found: Found = {
+        "weight": float(np.mean(watch.weights)),
+        "missing": float(np.mean(np.array(watch.weights) == 0.0)),
+        "groups": N // C * len(watch.weights),
+    }
     for steps in STEPS:
         arguments = (steps, float(first), float(beta), float(mu), watch.largest, N, C, R)
         found[f"measured {steps}"] = float(totals[steps] / count - best)

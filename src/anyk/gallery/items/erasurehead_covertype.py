@@ -10,9 +10,15 @@ from anyk.optimizers import Accelerated
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     return lab.train(
-        lab.problem("covertype"), STRATEGIES[case["strategy"]], workers=30, delays="exp:mean=0.5", seed=seed,
-        optimizer=Accelerated(lr=0.1), steps=lab.size(100, 30), evaluate="every=2",
-    )  # fmt: skip
+        lab.problem("covertype"),
+        STRATEGIES[case["strategy"]],
+        workers=30,
+        delays="exp:mean=0.5",
+        seed=seed,
+        optimizer=Accelerated(lr=0.1),
+        steps=lab.size(100, 30),
+        evaluate="every=2",
+    )
 
 
 def table(lab: Lab) -> Table:

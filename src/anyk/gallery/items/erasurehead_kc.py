@@ -20,10 +20,16 @@ TARGETS = (0.10, 0.06, 0.05)
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     return lab.train(
-        lab.problem("kc-housing"), STRATEGIES[case["strategy"]], workers=30, delays="exp:mean=0.5", seed=seed,
-        optimizer=Accelerated(lr="exponential:start=0.1,decay=0.99"), steps=lab.size(100, 90), targets=TARGETS,
+        lab.problem("kc-housing"),
+        STRATEGIES[case["strategy"]],
+        workers=30,
+        delays="exp:mean=0.5",
+        seed=seed,
+        optimizer=Accelerated(lr="exponential:start=0.1,decay=0.99"),
+        steps=lab.size(100, 90),
+        targets=TARGETS,
         evaluate="every=1",
-    )  # fmt: skip
+    )
 
 
 def table(lab: Lab) -> Table:

@@ -12,9 +12,15 @@ RATES: dict[str, float | str] = {"amazon": 10.0, "kc-housing": "exponential:star
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     return lab.train(
-        lab.problem(case["data"]), STRATEGIES[case["strategy"]], workers=30, delays="none", seed=seed,
-        optimizer=Accelerated(lr=RATES[case["data"]]), steps=lab.size(40, 15), evaluate="every=2",
-    )  # fmt: skip
+        lab.problem(case["data"]),
+        STRATEGIES[case["strategy"]],
+        workers=30,
+        delays="none",
+        seed=seed,
+        optimizer=Accelerated(lr=RATES[case["data"]]),
+        steps=lab.size(40, 15),
+        evaluate="every=2",
+    )
 
 
 def table(lab: Lab) -> Table:

@@ -15,9 +15,10 @@ from anyk.problems import LeastSquares
 N, RATE = 30, 1.0 / 3.0
 LOAD, REPLIES = 5, 20  # of whole runs, at a rate of 1 / LOAD as Theorem 3 has it
 STRATEGIES = {
-    "uncoded": "uncoded", "exact": f"frc:load={LOAD}",
+    "uncoded": "uncoded",
+    "exact": f"frc:load={LOAD}",
     "approximate": f"agc:load={LOAD},wait={REPLIES},scaling=marginal",
-}  # fmt: skip
+}
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
@@ -62,9 +63,15 @@ def run(lab: Lab, case: Case, seed: int) -> Found:
     scale = 1.0 - missing(N, LOAD, REPLIES).one if case["total"] == "approximate" else 1.0
     law = ShiftedExponential(shift=1.0 / N, mean=LOAD / N, per="load")
     found = lab.train(
-        problem, STRATEGIES[case["total"]], workers=N, delays=law, seed=seed, optimizer=GD(lr=scale / beta), steps=60,
+        problem,
+        STRATEGIES[case["total"]],
+        workers=N,
+        delays=law,
+        seed=seed,
+        optimizer=GD(lr=scale / beta),
+        steps=60,
         evaluate="every=1",
-    )  # fmt: skip
+    )
     times, losses = found["curves"]["loss"]
     reached = crossing(times, losses - best, excess, better=np.less_equal)
     bound = seconds_bound(case["total"], excess, first, beta, mu, N, LOAD, share=share)
@@ -74,9 +81,11 @@ def run(lab: Lab, case: Case, seed: int) -> Found:
 def table(lab: Lab) -> Table:
     exact = cases(scheme=["exact"], partitions=[N], load=[1, 2, 3, 5, 6, 10], replies=[0])
     agc = cases(scheme=["AGC"], partitions=[N], load=[1, 2, 3, 5], replies=[11])
-    other = [{"scheme": scheme, "partitions": n, "load": c, "replies": replies}
-             for n, c in ((60, 4), (60, 10), (120, 12), (10, 1), (10, 2))
-             for scheme, replies in (("exact", 0), ("AGC", 11))]  # fmt: skip
+    other = [
+        {"scheme": scheme, "partitions": n, "load": c, "replies": replies}
+        for n, c in ((60, 4), (60, 10), (120, 12), (10, 1), (10, 2))
+        for scheme, replies in (("exact", 0), ("AGC", 11))
+    ]
     rows = lab.measure(measure, [*exact, *agc, *other]).rows
     sets = [{"partitions": n, "load": c, "set of": REPLIES} for n, c in ((60, 4), (60, 6), (120, 8), (10, 1))]
     totals = [{"total": scheme, "load": LOAD} for scheme in STRATEGIES]
@@ -172,8 +181,22 @@ ITEM = Item(
         ),
         Bars("seconds", "virtual seconds", "total time and Theorem 3's bound", mark="bound"),
     ),
-    columns=("scheme", "partitions", "load", "simulated", "corrected", "printed", "set of", "lacking", "p", "either",
-             "q", "total", "seconds", "bound"),
+    columns=(
+        "scheme",
+        "partitions",
+        "load",
+        "simulated",
+        "corrected",
+        "printed",
+        "set of",
+        "lacking",
+        "p",
+        "either",
+        "q",
+        "total",
+        "seconds",
+        "bound",
+    ),
     differs="formulas are compared with draws of the paper's own time model; for n tasks on k workers the times of "
     "exact codes are derived here; total times are of least squares whose constants are known",
-)  # fmt: skip
+)

@@ -24,9 +24,15 @@ def losses(lab: Lab, case: Case, seed: int) -> Found:
     for run in range(runs):
         problem = noisy(P, 20, first=FIRST, noise=NOISE, seed=seed * runs + run)
         steps, values = lab.train(
-            problem, f"k-sync:k={case['K']},batch=1", workers=P, delays=LAW, seed=seed * runs + run,
-            optimizer=GD(lr=RATE), seconds=TIMES[-1], evaluate="every=1",
-        )["curves"]["loss"]  # fmt: skip
+            problem,
+            f"k-sync:k={case['K']},batch=1",
+            workers=P,
+            delays=LAW,
+            seed=seed * runs + run,
+            optimizer=GD(lr=RATE),
+            seconds=TIMES[-1],
+            evaluate="every=1",
+        )["curves"]["loss"]
         totals += values[np.searchsorted(steps, TIMES, side="right") - 1]  # of the newest model at that time
     return {f"{at:g}": total / runs for at, total in zip(TIMES, totals, strict=True)}
 
@@ -54,8 +60,10 @@ def _grows(t: Table) -> tuple[bool, str]:
 def _agrees(t: Table) -> tuple[bool, str]:
     measured = _best(t, "measured")
     planned = [best_k(at, PACE, FIRST, RATE, CURVATURE, CURVATURE, NOISE) for at in TIMES]
-    losses = [t.mean("measured", seconds=at, K=k) / t.mean("measured", seconds=at, K=b)
-              for at, k, b in zip(TIMES, planned, measured, strict=True)]  # fmt: skip
+    losses = [
+        t.mean("measured", seconds=at, K=k) / t.mean("measured", seconds=at, K=b)
+        for at, k, b in zip(TIMES, planned, measured, strict=True)
+    ]
     return max(
         losses
     ) < 1.25, f"planned {planned}, best {measured}; {100 * (max(losses) - 1):.0f} % worse at most (test: 25 %)"

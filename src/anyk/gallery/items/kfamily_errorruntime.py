@@ -48,9 +48,16 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     best = least(problem)
     spec, every = VARIANTS[case["variant"]]
     found = lab.train(
-        problem, spec.format(interval=seconds / 40, floor=best), workers=P, delays="exp:mean=0.5", seed=seed,
-        optimizer=GD(lr=RATE), seconds=seconds, evaluate=f"every={every}", further=stale,
-    )  # fmt: skip
+        problem,
+        spec.format(interval=seconds / 40, floor=best),
+        workers=P,
+        delays="exp:mean=0.5",
+        seed=seed,
+        optimizer=GD(lr=RATE),
+        seconds=seconds,
+        evaluate=f"every={every}",
+        further=stale,
+    )
     times, losses = found["curves"]["loss"]
     excess = losses - best
     found["floor"] = float(excess[times >= 0.8 * seconds].mean())

@@ -18,9 +18,14 @@ LAWS = {
     "shifted exponential": "shifted-exp:shift=0.5,mean=0.5,per=load",
 }
 CODES = {
-    "s = 0": "uncoded", "s = 1": "frc:stragglers=1", "s = 3": "frc:stragglers=3", "s = 7": "frc:stragglers=7",
-    "nested, binary": "nested", "nested, cyclic": "nested:kind=cyclic", "progress": "progress",
-}  # fmt: skip
+    "s = 0": "uncoded",
+    "s = 1": "frc:stragglers=1",
+    "s = 3": "frc:stragglers=3",
+    "s = 7": "frc:stragglers=7",
+    "nested, binary": "nested",
+    "nested, cyclic": "nested:kind=cyclic",
+    "progress": "progress",
+}
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:

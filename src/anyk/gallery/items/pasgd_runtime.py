@@ -24,8 +24,11 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
 
 
 def table(lab: Lab) -> Table:
-    taus = [{"what": "tau", "tau": tau, "averaging": averaging, "spec": f"pasgd:tau={tau}"}
-            for averaging in (FREE, SLOW) for tau in (1, 2, 5, 10, 20, 50, 100)]  # fmt: skip
+    taus = [
+        {"what": "tau", "tau": tau, "averaging": averaging, "spec": f"pasgd:tau={tau}"}
+        for averaging in (FREE, SLOW)
+        for tau in (1, 2, 5, 10, 20, 50, 100)
+    ]
     others = (
         "pasgd:tau=1",
         "dpsgd:graph=ring",

@@ -14,9 +14,12 @@ from anyk.planning.adversaries import Knowledge
 
 K = 100
 CODES = {
-    "FRC": "frc:load={load}", "BGC": "bgc:load={load},seed={seed}", "rBGC": "rbgc:load={load},seed={seed}",
-    "SBC": "sbc:load={load},block=10,inside={inside},seed={seed}", "expander": "expander:load={load},seed={seed}",
-}  # fmt: skip
+    "FRC": "frc:load={load}",
+    "BGC": "bgc:load={load},seed={seed}",
+    "rBGC": "rbgc:load={load},seed={seed}",
+    "SBC": "sbc:load={load},block=10,inside={inside},seed={seed}",
+    "expander": "expander:load={load},seed={seed}",
+}
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
@@ -57,8 +60,11 @@ def table(lab: Lab) -> Table:
 
 def _formula(t: Table) -> tuple[bool, str]:
     """BGC, one-step: (m - load) / (replies load) per partition."""
-    pairs = [(row.mean("one-step"), (K - row.case["load"]) / (K * (1 - row.case["share"]) * row.case["load"]))
-             for row in t.where(code="BGC") if "one-step" in row.numbers]  # fmt: skip
+    pairs = [
+        (row.mean("one-step"), (K - row.case["load"]) / (K * (1 - row.case["share"]) * row.case["load"]))
+        for row in t.where(code="BGC")
+        if "one-step" in row.numbers
+    ]
     worst = max(abs(found / known - 1.0) for found, known in pairs)
     known = (K - 10) / (70 * 10)
     return (
@@ -69,8 +75,10 @@ def _formula(t: Table) -> tuple[bool, str]:
 
 def _knowing(t: Table) -> tuple[bool, str]:
     """Of the adversaries that cannot decode, one that sees communities against one that sees nothing."""
-    pairs = {name: [t.mean("attacked", code=name, knows=knows) for knows in ("code", "overlaps", "nothing")]
-             for name in ("FRC", "SBC")}  # fmt: skip
+    pairs = {
+        name: [t.mean("attacked", code=name, knows=knows) for knows in ("code", "overlaps", "nothing")]
+        for name in ("FRC", "SBC")
+    }
     shown = "; ".join(f"{name} {' / '.join(f'{value:.3f}' for value in values)}" for name, values in pairs.items())
     return pairs["SBC"][1] < pairs["FRC"][1], f"code / overlaps / nothing: {shown}"
 

@@ -71,12 +71,24 @@ ITEM = Item(
         Criterion("the harder blocks are to detect, the less overlaps help", "as hard as detection", _harder),
     ),
     panels=(
-        Lines("inside", ("error",), "chance of a partition of the own block", "error per partition",
-              "the adversary knows (code: at least)", by="knows"),
-        Lines("inside", ("in one block",), "chance of a partition of the own block", "share of those chosen",
-              "chosen from one block", by="knows"),
+        Lines(
+            "inside",
+            ("error",),
+            "chance of a partition of the own block",
+            "error per partition",
+            "the adversary knows (code: at least)",
+            by="knows",
+        ),
+        Lines(
+            "inside",
+            ("in one block",),
+            "chance of a partition of the own block",
+            "share of those chosen",
+            "chosen from one block",
+            by="knows",
+        ),
     ),
     columns=("inside", "knows", "error", "in one block"),
     differs="the paper proves this for large graphs; here one greedy rule looks for communities, better ones may find "
     "more; who knows the code searches, a lower bound",
-)  # fmt: skip
+)

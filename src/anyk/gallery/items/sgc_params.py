@@ -14,8 +14,12 @@ from anyk.strategies import strategy
 
 PROBES = (10, 20)
 KINDS = {
-    "uncoded": "no coding", "gc": "GC", "sr-sgc": "SR-SGC", "m-sgc": "M-SGC", "frc": "FRC until decodable",
-}  # fmt: skip
+    "uncoded": "no coding",
+    "gc": "GC",
+    "sr-sgc": "SR-SGC",
+    "m-sgc": "M-SGC",
+    "frc": "FRC until decodable",
+}
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:

@@ -45,8 +45,13 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     table = np.maximum(1e-6, measured[0].times[rows] + (load - (measured[0].load_measured or 0.0)) * slope)
     durations, waits = simulate(made, table, jobs=jobs)
     ends = np.cumsum(durations)
-    return {"seconds": float(ends[-1]), "waits": float(waits), "load": load, "T": float(getattr(made, "T", 0)),
-            "curves": {"jobs": (ends, np.arange(1, len(ends) + 1))}}  # fmt: skip
+    return {
+        "seconds": float(ends[-1]),
+        "waits": float(waits),
+        "load": load,
+        "T": float(getattr(made, "T", 0)),
+        "curves": {"jobs": (ends, np.arange(1, len(ends) + 1))},
+    }
 
 
 def table(lab: Lab) -> Table:

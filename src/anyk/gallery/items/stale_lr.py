@@ -37,9 +37,16 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     seen = Losses()
     try:
         lab.train(
-            problem, RULES[case["rule"]], workers=case["P"], delays="exp:mean=0.5", seed=seed, optimizer=GD(lr=rate),
-            steps=lab.size(3_000, 1_500), evaluate="every=25", callbacks=[seen],
-        )  # fmt: skip
+            problem,
+            RULES[case["rule"]],
+            workers=case["P"],
+            delays="exp:mean=0.5",
+            seed=seed,
+            optimizer=GD(lr=rate),
+            steps=lab.size(3_000, 1_500),
+            evaluate="every=25",
+            callbacks=[seen],
+        )
     except RunFailed:  # it has diverged, which is a result here
         if case["rate"] <= 1.0:
             raise

@@ -18,13 +18,17 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     shares = np.arange(1, times.shape[1] + 1) / times.shape[1]
     everything = np.sort(times.ravel())
     return {
-        "workers": times.shape[1], "rounds": times.shape[0], "median": float(np.median(times)),
+        "workers": times.shape[1],
+        "rounds": times.shape[0],
+        "median": float(np.median(times)),
         "slowest over median": float(mean.max() / np.median(mean)),
         "longest over median": float(times.max() / np.median(times)),
         "beyond twice the fastest": float((times > 2.0 * times.min(axis=1, keepdims=True)).mean()),
-        "curves": {"workers": (np.sort(mean) / np.median(mean), shares),
-                   "tasks": (everything / np.median(times), np.arange(1, everything.size + 1) / everything.size)},
-    }  # fmt: skip
+        "curves": {
+            "workers": (np.sort(mean) / np.median(mean), shares),
+            "tasks": (everything / np.median(times), np.arange(1, everything.size + 1) / everything.size),
+        },
+    }
 
 
 def table(lab: Lab) -> Table:

@@ -34,10 +34,17 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     seconds[0, np.argsort(rare)[-SLOW_WORKERS:]] = SLOWNESS[case["stragglers"]]
     law = Measured(seconds * N / strategy(spec, workers=N).layout.partitions, per="load")
     return lab.train(
-        problem, spec, workers=N, delays=law, seed=seed, optimizer=Accelerated(lr=10.0), steps=lab.size(60, 30),
-        targets=(TARGET,), evaluate="every=1",
+        problem,
+        spec,
+        workers=N,
+        delays=law,
+        seed=seed,
+        optimizer=Accelerated(lr=10.0),
+        steps=lab.size(60, 30),
+        targets=(TARGET,),
+        evaluate="every=1",
         further=lambda run: {"worker-seconds a step": N * run.seconds / max(run.steps, 1)},
-    )  # fmt: skip
+    )
 
 
 def table(lab: Lab) -> Table:

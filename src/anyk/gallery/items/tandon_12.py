@@ -20,9 +20,16 @@ STRATEGIES = {
 
 def measure(lab: Lab, case: Case, seed: int) -> Found:
     return lab.train(
-        lab.problem("digits"), STRATEGIES[case["strategy"]], workers=12, delays="exp:mean=0.5", seed=seed,
-        optimizer=Nesterov(lr=0.15), steps=lab.size(60, 30), targets=(0.93,), evaluate="every=1",
-    )  # fmt: skip
+        lab.problem("digits"),
+        STRATEGIES[case["strategy"]],
+        workers=12,
+        delays="exp:mean=0.5",
+        seed=seed,
+        optimizer=Nesterov(lr=0.15),
+        steps=lab.size(60, 30),
+        targets=(0.93,),
+        evaluate="every=1",
+    )
 
 
 def table(lab: Lab) -> Table:

@@ -13,9 +13,11 @@ from anyk.gallery.table import Case, Table, cases
 
 N = 12
 CODES = {
-    "FRC": "frc:stragglers={s}", "cyclic": "cyclic:stragglers={s}", "MDS": "mds:stragglers={s}",
+    "FRC": "frc:stragglers={s}",
+    "cyclic": "cyclic:stragglers={s}",
+    "MDS": "mds:stragglers={s}",
     "binary": "binary:stragglers={s}",
-}  # fmt: skip
+}
 
 
 def exact(built: Code, stragglers: int) -> bool:

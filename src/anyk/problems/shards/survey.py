@@ -28,7 +28,7 @@ _WORDS = 100_000  # different values of a column of text
 class Moments(NamedTuple):
     """Of each column, shape (columns,): how many values there are, how many are not 0, mean, sum of squared deviations
     from it, least and largest value. Merged as Chan, Golub and LeVeque (1979) do, so that nothing cancels.
-    """  # fmt: skip
+    """
 
     present: Floats
     nonzero: Floats

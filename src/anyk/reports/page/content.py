@@ -320,8 +320,10 @@ def _residual(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
         return {"residual": f"{largest:.3g} in every step: how far its sum was from the sum over all partitions."}
     drawn[f"{name} residual"] = figures.residuals(run, name)
     over = float((residual > EXACT).mean())
-    return {"residual": f"Above 0 in {facts.percent(over)} of the steps, {residual.mean():.3g} on average: "
-                        "how far a step's sum was from the sum over all partitions."}  # fmt: skip
+    return {
+        "residual": f"Above 0 in {facts.percent(over)} of the steps, {residual.mean():.3g} on average: "
+        "how far a step's sum was from the sum over all partitions."
+    }
 
 
 def _staleness(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:

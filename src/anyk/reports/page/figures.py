@@ -62,10 +62,16 @@ class Line(NamedTuple):
 
 def _base(height: int, **given: Any) -> Any:
     made = figure(
-        height=height, sizing_mode="stretch_width", toolbar_location="above",
-        background_fill_alpha=0.0, border_fill_alpha=0.0, outline_line_alpha=0.0, min_border_left=56,
-        min_border_right=12, **given,
-    )  # fmt: skip
+        height=height,
+        sizing_mode="stretch_width",
+        toolbar_location="above",
+        background_fill_alpha=0.0,
+        border_fill_alpha=0.0,
+        outline_line_alpha=0.0,
+        min_border_left=56,
+        min_border_right=12,
+        **given,
+    )
     made.toolbar.logo = None
     made.toolbar.autohide = True
     for axis in made.axis:
@@ -168,10 +174,13 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
     end = float(max(tasks.end.max(initial=0.0), run.seconds, 1e-9))
     shown = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
     made = _base(
-        int(np.clip(15 * workers + 90, 180, 620)), name=f"{name} timeline", tools=[],
+        int(np.clip(15 * workers + 90, 180, 620)),
+        name=f"{name} timeline",
+        tools=[],
         x_range=Range1d(0.0, max(shown, end / 1e6), bounds=(0.0, end), reset_start=0.0, reset_end=end),
-        y_range=Range1d(workers - 0.4, -0.6), lod_threshold=20_000,
-    )  # fmt: skip
+        y_range=Range1d(workers - 0.4, -0.6),
+        lod_threshold=20_000,
+    )
     tools = _tools("width")
     made.add_tools(*tools)
     made.toolbar.active_drag = tools[0]
@@ -186,9 +195,14 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
         view = CDSView(filter=IndexFilter(indices=[0]), name=f"{name} {kind} view")  # the page sets what is in sight
         if kind == "cut":
             bar = HBar(
-                y="worker", left="start", right=expr(Stack(fields=["start", "unknown"])), height=height,
-                fill_color=None, line_color="#c2410c", line_width=1.0,
-            )  # fmt: skip
+                y="worker",
+                left="start",
+                right=expr(Stack(fields=["start", "unknown"])),
+                height=height,
+                fill_color=None,
+                line_color="#c2410c",
+                line_width=1.0,
+            )
             bars = [_draw(made, bar, source, view=view, name="cut")]
         else:
             bars, fields = [], ["start"]
@@ -202,10 +216,18 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
         tap += bars
     lost = tasks.fate == LOST
     if lost.any():
-        made.scatter(tasks.end[lost], tasks.worker[lost], marker="x", size=8, line_color="#b91c1c", line_width=2,
-                     name="lost")  # fmt: skip
-    made.vspan("seconds", source=ColumnDataSource(dict(steps), name=f"{name} steps"), line_color="#1d2733",
-               line_alpha=0.35, line_width=0.7, name="steps", visible=False)  # fmt: skip
+        made.scatter(
+            tasks.end[lost], tasks.worker[lost], marker="x", size=8, line_color="#b91c1c", line_width=2, name="lost"
+        )
+    made.vspan(
+        "seconds",
+        source=ColumnDataSource(dict(steps), name=f"{name} steps"),
+        line_color="#1d2733",
+        line_alpha=0.35,
+        line_width=0.7,
+        name="steps",
+        visible=False,
+    )
     made.add_tools(TapTool(renderers=tap, mode="replace"))
     return made
 
@@ -270,9 +292,12 @@ def heat_map(heat: Heat, name: str) -> Any:
     workers, columns = heat.seconds.shape
     start, end = heat.first - 0.5, heat.first - 0.5 + columns * heat.each
     made = _base(
-        int(np.clip(11 * workers + 80, 160, 460)), name=f"{name} heat", tools=[], x_range=Range1d(start, end),
+        int(np.clip(11 * workers + 80, 160, 460)),
+        name=f"{name} heat",
+        tools=[],
+        x_range=Range1d(start, end),
         y_range=Range1d(workers - 0.5, -0.5),
-    )  # fmt: skip
+    )
     tools = _tools()
     made.add_tools(*tools)
     made.toolbar.active_drag = tools[0]
@@ -280,16 +305,28 @@ def heat_map(heat: Heat, name: str) -> Any:
     low, high = (float(np.quantile(known, q)) for q in (0.0, 0.99)) if known.size else (0.0, 1.0)
     colours = LinearColorMapper(Cividis256, low=low, high=max(high, low + 1e-9), nan_color="rgba(0,0,0,0)")
     source = ColumnDataSource(
-        {"image": [heat.seconds], "cut": [heat.cut], "x": [start], "y": [-0.5], "dw": [end - start], "dh": [workers],
-         "first": [heat.first], "each": [heat.each]}
-    )  # fmt: skip
+        {
+            "image": [heat.seconds],
+            "cut": [heat.cut],
+            "x": [start],
+            "y": [-0.5],
+            "dw": [end - start],
+            "dh": [workers],
+            "first": [heat.first],
+            "each": [heat.each],
+        }
+    )
     drawn = made.image("image", "x", "y", "dw", "dh", source=source, color_mapper=colours)
     column = """
         const first = source.data.first[0], each = source.data.each[0];
         const column = Math.floor((value - first + 0.5) / each) * each + first;
         return each > 1 ? `${column} to ${column + each - 1}` : column"""
-    tips = [("worker", "$y{custom}"), ("step" if heat.by_step else "task", "$x{custom}"),
-            ("seconds", "@image{0.0000}"), ("cut off", "@cut{0 %}")]  # fmt: skip
+    tips = [
+        ("worker", "$y{custom}"),
+        ("step" if heat.by_step else "task", "$x{custom}"),
+        ("seconds", "@image{0.0000}"),
+        ("cut off", "@cut{0 %}"),
+    ]
     form = {
         "$y": CustomJSHover(code="return Math.round(value)"),
         "$x": CustomJSHover(args={"source": source}, code=column),
@@ -322,10 +359,18 @@ def worker_bars(found: Sequence[Share], name: str) -> Any:
     for i, fate in enumerate(FATES):
         if f"n{i}" in data:
             shape = VBar(
-                x="worker", bottom=f"b{i}", top=f"t{i}", width=0.84, fill_color=FATE_COLOURS[i],
-                line_color="#555555", line_width=0.4, hatch_pattern=FATE_HATCHES[i], hatch_color="#ffffff",
-                hatch_alpha=0.9, hatch_scale=7,
-            )  # fmt: skip
+                x="worker",
+                bottom=f"b{i}",
+                top=f"t{i}",
+                width=0.84,
+                fill_color=FATE_COLOURS[i],
+                line_color="#555555",
+                line_width=0.4,
+                hatch_pattern=FATE_HATCHES[i],
+                hatch_color="#ffffff",
+                hatch_alpha=0.9,
+                hatch_scale=7,
+            )
             bar = _draw(made, shape, source, name=f"fate {i}")
             tips = [("worker", "@worker"), (fate, f"@n{i} of @total tasks")]
             made.add_tools(HoverTool(renderers=[bar], tooltips=tips))

@@ -45,9 +45,15 @@ class KnownRounds:
 
 
 def gradient_coding(
-    known: KnownRounds, count: int, *, stragglers: int, end: Literal["cutoff", "decodable"], groups: list[int],
-    strict: bool = False, shift: float = 0.0,
-) -> Decided:  # fmt: skip
+    known: KnownRounds,
+    count: int,
+    *,
+    stragglers: int,
+    end: Literal["cutoff", "decodable"],
+    groups: list[int],
+    strict: bool = False,
+    shift: float = 0.0,
+) -> Decided:
     """``gc``; ``groups``: those of the code within a job as bits, none where they do not count."""
     model = Model(stragglers - 1, []) if strict else Model(stragglers, groups)
     for t in range(count):
@@ -56,9 +62,16 @@ def gradient_coding(
 
 
 def multiplexed(
-    known: KnownRounds, count: int, *, B: int, W: int, most: int, end: Literal["cutoff", "decodable"],
-    groups: list[int], shift: float = 0.0,
-) -> Decided:  # fmt: skip
+    known: KnownRounds,
+    count: int,
+    *,
+    B: int,
+    W: int,
+    most: int,
+    end: Literal["cutoff", "decodable"],
+    groups: list[int],
+    shift: float = 0.0,
+) -> Decided:
     """``m-sgc``; ``most`` is lambda."""
     past: list[int] = []
     model = Model(most, groups, past, B, W)
@@ -69,9 +82,18 @@ def multiplexed(
 
 
 def selective(
-    known: KnownRounds, count: int, *, B: int, W: int, most: int, tolerated: int, end: Literal["cutoff", "decodable"],
-    groups: list[int], jobs: int | None = None, shift: float = 0.0,
-) -> Decided:  # fmt: skip
+    known: KnownRounds,
+    count: int,
+    *,
+    B: int,
+    W: int,
+    most: int,
+    tolerated: int,
+    end: Literal["cutoff", "decodable"],
+    groups: list[int],
+    jobs: int | None = None,
+    shift: float = 0.0,
+) -> Decided:
     """``sr-sgc``; of the rounds from ``jobs`` on those that nobody needs are skipped (None: there are none)."""
     past: list[int] = []  # stragglers, and 0 for rounds that count for nothing
     lates: list[int] = []

@@ -23,8 +23,15 @@ End = Literal["cutoff", "decodable"]
 Waiting = Literal["all", "minimal", "feasible"]
 Late = Literal["drop", "keep"]
 DEFAULTS: dict[str, Any] = {
-    "end": "cutoff", "mu": 1.0, "models": None, "jobs": 0, "batch": 0, "inner": "auto", "strict": False, "late": "drop",
-}  # fmt: skip
+    "end": "cutoff",
+    "mu": 1.0,
+    "models": None,
+    "jobs": 0,
+    "batch": 0,
+    "inner": "auto",
+    "strict": False,
+    "late": "drop",
+}
 
 
 @dataclass(frozen=True, repr=False)

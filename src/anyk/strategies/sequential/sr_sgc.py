@@ -58,9 +58,15 @@ class SelectiveRepetition(ForBursts, OneCode):
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
         return selective(
-            known, known.count, B=self.B, W=self.W, most=self.lambda_, tolerated=self.tolerated, end=self.end,
+            known,
+            known.count,
+            B=self.B,
+            W=self.W,
+            most=self.lambda_,
+            tolerated=self.tolerated,
+            end=self.end,
             groups=groups,
-        )  # fmt: skip
+        )
 
     def _repeating(self, s: RepetitionState, t: int) -> list[int]:
         """Of the workers that have not returned job t - B those beyond s; a job that is done needs nobody."""
