@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from anyk.errors import BadInput
 from anyk.matrices import read_npz
 from anyk.recording.operations import is_trace, read_operations
 from anyk.recording.record import PARTS, Floats, Record, joined
+from anyk.recording.recorder import HEADER
 from anyk.recording.spark import is_event_log, read_event_log
 from anyk.tables import Table, absent, existing_file, limit, read_csv, read_parquet, shown
 from anyk.training import Run
@@ -92,16 +95,16 @@ def _of_folder(path: Path) -> Record:
     files = sorted(path.glob(_FILES))
     if not files:
         raise BadInput(f"the folder '{shown(path)}' is neither a run nor written by a recorder ({_FILES})")
-    columns = [_long_arrays(file, read_csv(file, limit(file))) for file in files]
+    columns = [read_csv(one, limit(one), header=True, text=partial(_check_names, one)).columns[:3] for one in files]
     rounds, workers, seconds = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    record = _pivoted(path, rounds, workers, {"seconds": seconds})
-    return Record(record.seconds, workers=record.workers, rounds=record.rounds, remarks=("written by recorders",))
+    return replace(_pivoted(path, rounds, workers, {"seconds": seconds}), remarks=("written by recorders",))
 
 
-def _long_arrays(file: Path, table: Table) -> tuple[Floats, Floats, Floats]:
-    if table.names[:3] != ("round", "worker", "seconds"):
+def _check_names(file: Path, names: Sequence[str]) -> tuple[()]:
+    """Raise BadInput if these are not the columns of a recorder's file; none of them is text."""
+    if ",".join(names[:3]) != HEADER:
         raise BadInput(f"'{shown(file)}' was not written by a recorder: its columns are not round, worker, seconds")
-    return table.columns[0], table.columns[1], table.columns[2]
+    return ()
 
 
 def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
