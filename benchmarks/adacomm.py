@@ -65,7 +65,7 @@ show("synchronous loss reached sooner by adacomm", [T / reached], "times", f"at 
 best = np.min([losses for name, losses in curves.items() if name != "adacomm"], axis=0)
 show("adacomm over the best fixed tau of each time", [100 * float(np.mean(curves["adacomm"] / best - 1))], "%", "10")
 if arguments.picture:
-    from anyk.reports.plots import COLOURS, new_figure, save
+    from anyk.views.plots import COLOURS, new_figure, save
 
     figure, axes = new_figure((8, 5), "the picture")
     for colour, (name, losses) in zip(COLOURS, curves.items(), strict=False):

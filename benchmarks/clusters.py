@@ -18,7 +18,7 @@ import numpy as np
 from common import WORKERS, BareWorkers, show
 
 import anyk
-from anyk.training.checking import cluster_speed
+from anyk.runs.cluster_speed import cluster_speed
 
 BYTES = 2_000_000
 STEPS = 20

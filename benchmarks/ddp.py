@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import anyk
 from anyk.clusters import Messages
 from anyk.protocol import Chunk
-from anyk.training.callbacks import Watching
+from anyk.runs.callbacks import Watching
 
 WORKERS, BATCH, RATE = 8, 64, 4e-3
 STRATEGIES = ("k-sync:k=4", "agc:load=2,wait=3")

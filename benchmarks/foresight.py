@@ -34,12 +34,12 @@ from fleets import CLEAN, CULPRITS, FLEETS, NOISE, REPORTED, base, few, make, ra
 
 import anyk
 from anyk import keyed
-from anyk.planning.attribution import shares, stands_out
-from anyk.planning.candidates import candidates_for, paces_of
-from anyk.planning.fleets import Fleet, fleet_of
-from anyk.planning.simulation import driven
-from anyk.recording import Record
-from anyk.training.promise import Estimate
+from anyk.fleet.explanation.attribution import shares, stands_out
+from anyk.fleet.plans.candidates import candidates_for, paces_of
+from anyk.fleet.plans.measured import Fleet, fleet_of
+from anyk.fleet.records import Record
+from anyk.fleet.simulation import driven
+from anyk.runs.folder.promise import Estimate
 
 WORKERS = 12
 EIGHT = (

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anyk
-from anyk.training.callbacks import Callback
+from anyk.runs.callbacks import Callback
 
 WORKERS, BATCH, INPUTS, WARM_UP = 4, 8, 1000, 3
 STRATEGIES = (

@@ -18,7 +18,7 @@ import numpy as np
 from common import accelerated, amazon, processes, show
 
 import anyk
-from anyk.training.callbacks import Watching
+from anyk.runs.callbacks import Watching
 
 STEPS, STOP = 400, 2.0
 problem = amazon()

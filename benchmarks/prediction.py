@@ -13,7 +13,7 @@ import numpy as np
 from common import WORKERS, accelerated, amazon, processes, show
 
 import anyk
-from anyk.training import Driver, session
+from anyk.runs import Driver, session
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=200)

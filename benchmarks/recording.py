@@ -26,7 +26,7 @@ def models_of(inputs, hidden, folder):
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from anyk.recording import ddp
+    from anyk.fleet.records import ddp
 
     models = []
     for recorded in (False, True):

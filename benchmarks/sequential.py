@@ -16,7 +16,7 @@ import numpy as np
 from common import DATA, show
 
 import anyk
-from anyk.planning import TraceGrid, sequential_candidates
+from anyk.fleet import TraceGrid, sequential_candidates
 from anyk.strategies import GilbertElliott
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -111,7 +111,7 @@ elif arguments.map:
     if arguments.picture:
         from matplotlib.patches import Rectangle
 
-        from anyk.reports.plots import COLOURS, new_figure, save
+        from anyk.views.plots import COLOURS, new_figure, save
 
         figure, axes = new_figure((5.4 * len(arguments.workers), 3.6), "the map", columns=len(arguments.workers))
         for ax, workers in zip(np.atleast_1d(axes), arguments.workers, strict=True):
@@ -161,7 +161,7 @@ elif arguments.clock:
         planned = 100 * (1 - kinds["m-sgc"].seconds / kinds["gc"].seconds)
         show(f"M-SGC sooner than GC (planned {planned:.0f} %)", [100 * (1 - seconds["m-sgc"] / seconds["gc"])], "%")
     if arguments.picture:
-        from anyk.reports.plots import COLOURS, new_figure, save
+        from anyk.views.plots import COLOURS, new_figure, save
 
         figure, axes = new_figure((8, 5), "the picture")
         for colour, (name, ends) in zip(COLOURS, curves.items(), strict=False):

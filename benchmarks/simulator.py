@@ -9,7 +9,7 @@ from pathlib import Path
 from common import WORKERS, show
 
 import anyk
-from anyk.training import Driver, RunLog, session
+from anyk.runs import Driver, RunLog, session
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--runs", type=int, default=5)

@@ -61,7 +61,7 @@ show(
     "adasync over the best fixed K of each time", [100 * float(np.mean(curves["adasync"] / best - 1))], "%", "about 10"
 )
 if arguments.picture:
-    from anyk.reports.plots import COLOURS, new_figure, save
+    from anyk.views.plots import COLOURS, new_figure, save
 
     figure, axes = new_figure((8, 5), "the picture")
     for colour, (name, losses) in zip(COLOURS, curves.items(), strict=False):

@@ -28,8 +28,8 @@ from anyk.delays import parse
 from anyk.errors import RunFailed
 from anyk.problems.many import ManyProblems
 from anyk.protocol import Combine, Failed, Lost, Mix, Note, Reply, Running, Stop
-from anyk.training.driver import Driver
-from anyk.training.session import session
+from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.session import session
 
 STEPS, EVERY, SEEDS = 60, 10, (0, 1, 2)
 FORMER = {  # specs that decide as another did when a log was written

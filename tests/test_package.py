@@ -145,7 +145,7 @@ def test_plug_ins_work_without_touching_the_package(tmp_path):
 
 
 def test_the_readme_is_short_and_counts_right():
-    from anyk.gallery import items
+    from anyk.papers import items
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 130

@@ -15,7 +15,7 @@ from anyk import clusters, codes, compression, delays, graphs, optimizers, strat
 from anyk.errors import BadInput
 from anyk.optimizers import schedules
 from anyk.specs import Entry, Registry, _show
-from anyk.strategies import patterns
+from anyk.strategies.sequential import patterns
 
 N = 12
 REGISTRIES: list[tuple[Registry[Any], dict[str, Any]]] = [

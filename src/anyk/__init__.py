@@ -19,29 +19,27 @@ if TYPE_CHECKING:
         data,
         decompile,
         delays,
-        exporting,
+        fleet,
         graphs,
         optimizers,
-        planning,
         problems,
-        recording,
-        reports,
+        runs,
         strategies,
         testing,
         torch,
-        training,
+        views,
     )
     from anyk.callbacks import Callback, Checkpoint, EarlyStopping, StopRun
     from anyk.clusters import cluster
     from anyk.codes import code
     from anyk.errors import BadInput, NotDecodable, RunFailed
-    from anyk.planning import check, explain, plan, resume_auto, train_auto
-    from anyk.reports import report
+    from anyk.fleet import check, explain, plan, resume_auto, train_auto
+    from anyk.runs import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
     from anyk.strategies import strategy
-    from anyk.training import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
+    from anyk.views import report
 
-# names and the room each comes from; a room is opened when first asked for, so that importing anyk costs little
-_ROOMS = (
+# packages are imported when they are first used, so that importing anyk costs little
+_PACKAGES = (
     "callbacks",
     "clusters",
     "codes",
@@ -49,17 +47,15 @@ _ROOMS = (
     "data",
     "decompile",
     "delays",
-    "exporting",
+    "fleet",
     "graphs",
     "optimizers",
-    "planning",
     "problems",
-    "recording",
-    "reports",
+    "runs",
     "strategies",
     "testing",
     "torch",
-    "training",
+    "views",
 )
 _NAMES = {
     "Callback": "callbacks",
@@ -67,33 +63,33 @@ _NAMES = {
     "EarlyStopping": "callbacks",
     "StopRun": "callbacks",
     "cluster": "clusters",
-    "check": "planning",
-    "explain": "planning",
-    "plan": "planning",
+    "check": "fleet",
+    "explain": "fleet",
+    "plan": "fleet",
     "code": "codes",
     "BadInput": "errors",
-    "Evaluate": "training",
+    "Evaluate": "runs",
     "NotDecodable": "errors",
     "RunFailed": "errors",
-    "report": "reports",
+    "report": "views",
     "strategy": "strategies",
-    "Race": "training",
-    "Run": "training",
-    "race": "training",
-    "replay": "training",
-    "resume": "training",
-    "resume_auto": "planning",
-    "resume_race": "training",
-    "rounds": "training",
-    "train": "training",
-    "train_many": "training",
-    "train_auto": "planning",
-    "verify": "training",
+    "Race": "runs",
+    "Run": "runs",
+    "race": "runs",
+    "replay": "runs",
+    "resume": "runs",
+    "resume_auto": "fleet",
+    "resume_race": "runs",
+    "rounds": "runs",
+    "train": "runs",
+    "train_many": "runs",
+    "train_auto": "fleet",
+    "verify": "runs",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"anyk.{name}")
     if name in _NAMES:
         return getattr(import_module(f"anyk.{_NAMES[name]}"), name)
@@ -126,21 +122,19 @@ __all__ = [
     "decompile",
     "delays",
     "explain",
-    "exporting",
+    "fleet",
     "graphs",
     "optimizers",
     "plan",
-    "planning",
     "problems",
     "race",
-    "recording",
     "replay",
     "report",
-    "reports",
     "resume",
     "resume_auto",
     "resume_race",
     "rounds",
+    "runs",
     "strategies",
     "strategy",
     "testing",
@@ -148,6 +142,6 @@ __all__ = [
     "train",
     "train_auto",
     "train_many",
-    "training",
     "verify",
+    "views",
 ]

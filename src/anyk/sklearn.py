@@ -28,13 +28,13 @@ from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.base import Vector
-from anyk.problems.linear import LinearProblem
-from anyk.problems.linear_rows import checked_l2, row_weights
-from anyk.problems.scaling import Floats, Scaling
-from anyk.training.api import train
-from anyk.training.callbacks import Callback, StepInfo, StopRun, check_callbacks
-from anyk.training.evaluate import USUAL, Evaluate
-from anyk.training.run import Run
+from anyk.problems.linear.inputs import checked_l2, row_weights
+from anyk.problems.linear.models import LinearProblem
+from anyk.problems.linear.scaling import Floats, Scaling
+from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
+from anyk.runs.evaluation.settings import USUAL, Evaluate
+from anyk.runs.run import Run
+from anyk.runs.training import train
 
 Numbers = NDArray[np.floating[Any]]
 _CALM = 3  # steps in a row that must change little: a method with momentum stands still where it turns, too
@@ -59,7 +59,7 @@ class _Settled(Callback):
         self._before: Vector | None = None
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`~anyk.training.callbacks.Callback`."""
+        """See :class:`~anyk.runs.callbacks.Callback`."""
         w = info.model
         if self._before is None:
             self._before = w.copy()  # the cluster's own is written over
@@ -257,7 +257,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
     optimiser's state of the call before; see there.
 
     Fitted: ``coef_`` (1 x features for two classes, else classes x features), ``intercept_``, ``classes_``,
-    ``n_iter_``, ``n_features_in_``, and ``run_``, the :class:`~anyk.training.Run`, which pickling leaves out.
+    ``n_iter_``, ``n_features_in_``, and ``run_``, the :class:`~anyk.runs.Run`, which pickling leaves out.
 
     Raises :class:`~anyk.errors.BadInput` (a ValueError) for what cannot work, and
     :class:`~anyk.errors.RunFailed` where training does not go on.

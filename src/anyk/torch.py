@@ -10,12 +10,12 @@ from anyk.codes import Code
 from anyk.errors import BadInput, RunFailed, told
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
-from anyk.training import Run, rounds
+from anyk.runs import Run, rounds
 
 if TYPE_CHECKING:
     import torch
 
-    from anyk.training.stepping import Step
+    from anyk.runs.stepping import Step
 
 _ENDLESS = 10**9  # steps: the loop says when it is over
 

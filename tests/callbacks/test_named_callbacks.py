@@ -9,7 +9,7 @@ import anyk
 from anyk import named
 from anyk.callbacks import callback
 from anyk.cli import main
-from anyk.training.config import read_config
+from anyk.runs.folder.config import read_config
 
 MINE = """
 import pathlib

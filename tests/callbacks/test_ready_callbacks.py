@@ -8,7 +8,7 @@ import pytest
 
 import anyk
 from anyk.callbacks import Callback, Checkpoint, EarlyStopping, Logging, TensorBoard
-from anyk.training.callbacks import Watching
+from anyk.runs.callbacks import Watching
 
 GD = anyk.optimizers.GD
 
@@ -279,7 +279,7 @@ def test_a_mirror_is_whole_at_any_time_and_outlives_the_run(tmp_path):
         assert copy.steps == 100 and copy.summary == run.summary and copy.receipt(7).used == run.receipt(7).used
         assert {file.name for file in mirror.folder.iterdir()} == {"run.toml", "log.sqlite"}
         assert len(seen) == 5 and sorted(seen) == seen
-    with anyk.training.Following(mirror.folder) as followed:
+    with anyk.runs.Following(mirror.folder) as followed:
         assert followed.run().steps == 100 and followed.ended
     for folder, why in ((tmp_path / "run", "is the run's"), (tmp_path, "holds other files")):
         with pytest.raises(anyk.errors.BadInput, match=why):

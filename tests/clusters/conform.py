@@ -20,6 +20,7 @@ import psutil
 
 import anyk
 from anyk.clusters import Cluster, Mpi, Ray
+from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 from anyk.testing.clusters import (
     CHECKS,
@@ -31,7 +32,6 @@ from anyk.testing.clusters import (
     check_messages_between_workers,
     check_same_models,
 )
-from anyk.training.callbacks import Watching
 
 WHOLE = "whole" in sys.argv
 # An actor takes a second of a processor to start, and the whole suite starts seventy. Here are the checks of what is

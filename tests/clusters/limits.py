@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import anyk
+from anyk.runs.callbacks import Watching
+from anyk.runs.engine.counts import ENDINGS
 from anyk.testing.clusters import check_bounds
-from anyk.training.callbacks import Watching
-from anyk.training.counts import ENDINGS
 
 SIZES = (6, 8, 30)
 FAULTS = ("frozen", "another frozen", "killed", "all killed", "helper killed")

@@ -11,8 +11,8 @@ import pytest
 import anyk
 from anyk.codes import registry as codes
 from anyk.delays import Exponential
+from anyk.runs.callbacks import Watching
 from anyk.strategies import registry as strategies
-from anyk.training.callbacks import Watching
 
 sys.path.insert(0, str(Path(__file__).parent))
 from limits import FAULTS, SIZES, STRATEGIES, fitting, make_problem, settled, survive

@@ -14,8 +14,8 @@ from anyk.clusters.remote.networked import Envelope, Key, NetworkedWorker, WireM
 from anyk.clusters.remote.orders import pack_orders, pack_work
 from anyk.clusters.remote.worker import RunSetup
 from anyk.protocol import Chunk
+from anyk.runs.cluster_speed import cluster_speed
 from anyk.testing import Squares
-from anyk.training.checking import cluster_speed
 
 
 class Deaf(NetworkedWorker):

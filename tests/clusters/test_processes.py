@@ -16,8 +16,8 @@ import scipy.sparse
 
 import anyk
 from anyk.clusters.processes import cluster as processes
+from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
-from anyk.training.callbacks import Watching
 
 
 def plain_descent(problem, steps, lr=0.5):
@@ -220,7 +220,7 @@ def test_a_stopped_worker_is_left_behind():
     by_step = dict(run.log.rows("SELECT step, sum(worker = 0) FROM chunks WHERE step IS NOT NULL GROUP BY step"))
     assert sum(by_step[step] for step in range(8, 25)) == 0
     assert by_step[run.steps] == 1
-    assert run.ledger["dispatched"] == sum(run.ledger[k] for k in anyk.training.counts.ENDINGS)
+    assert run.ledger["dispatched"] == sum(run.ledger[k] for k in anyk.runs.engine.counts.ENDINGS)
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("nan", "NaN"), ("inf", "Inf")])
@@ -306,7 +306,7 @@ cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.05))
 def watch(driver, evaluator):
     print("step", driver.step, *cluster.pids.values(), cluster._forkserver.pid, flush=True)
 optimizer = anyk.optimizers.GD(lr=1.0)
-run = anyk.train(Mine(), "uncoded", cluster, optimizer=optimizer, steps=int(sys.argv[1]), callbacks=[anyk.training.callbacks.Watching(watch)], out=sys.argv[2])
+run = anyk.train(Mine(), "uncoded", cluster, optimizer=optimizer, steps=int(sys.argv[1]), callbacks=[anyk.runs.callbacks.Watching(watch)], out=sys.argv[2])
 print("done", run.model.tolist(), flush=True)
 """
 

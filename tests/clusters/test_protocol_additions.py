@@ -29,10 +29,10 @@ from anyk.protocol import (
     RequestMessage,
     Running,
 )
+from anyk.runs import Driver, session
+from anyk.runs.log.runlog import RunLog
 from anyk.testing import Squares
 from anyk.testing.toy import Toy
-from anyk.training import Driver, session
-from anyk.training.runlog import RunLog
 
 CLUSTERS: dict[str, Callable[..., Cluster]] = {"simulated": Simulated, "processes": Processes}
 both = pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk.clusters import Compute, Outage, Simulated
+from anyk.runs import Driver, session
+from anyk.runs.floor import floor_seconds
 from anyk.testing import Squares, check_strategy
-from anyk.training import Driver, session
-from anyk.training.floor import floor_seconds
 
 
 def seconds_per_step(spec, n, delays, steps=4000, seed=1):
@@ -184,7 +184,7 @@ def test_nothing_is_remembered_of_tasks_that_have_ended(spec, logged):
             seen[name] += len(tasks)
 
     driver = Driver(strategy, cluster, problem=problem, optimizer=anyk.optimizers.GD(lr=0.1) if logged else None,
-                    log=anyk.training.RunLog() if logged else None, steps=30, on_event=look)  # fmt: skip
+                    log=anyk.runs.RunLog() if logged else None, steps=30, on_event=look)  # fmt: skip
     with session(driver):
         driver.run()
     assert seen[{"m": "delivered", "f": "unwanted", "t": "requests"}[spec[0]]] or (spec[0] == "t" and not logged)

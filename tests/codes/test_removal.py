@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 from anyk.codes.removal import Removal
-from anyk.planning import facts
+from anyk.fleet import facts
 
 MATRICES = {
     "square": lambda random: random.standard_normal((12, 12)),

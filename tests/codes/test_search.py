@@ -11,7 +11,7 @@ import anyk
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.decoders import METHODS
 from anyk.codes.search import _Errors, is_exhaustive
-from anyk.planning import compare_codes, facts
+from anyk.fleet import compare_codes, facts
 
 OWN = METHODS["own"]
 

@@ -9,7 +9,7 @@ import pytest
 import anyk
 from anyk.delays import communication, parse
 from anyk.errors import BadInput
-from anyk.planning import simulated_pace
+from anyk.fleet import simulated_pace
 from anyk.testing import Squares
 
 N = 6

@@ -22,12 +22,12 @@ import anyk
 import anyk.cli
 from anyk import specs
 from anyk.cli import main
-from anyk.reports import Columns, race_table
-from anyk.reports.tables import load_notes
-from anyk.training import compare
-from anyk.training.callbacks import Watching
-from anyk.training.config import write_sealed
-from anyk.training.racing import charged, racers
+from anyk.runs import compare
+from anyk.runs.callbacks import Watching
+from anyk.runs.folder.config import write_sealed
+from anyk.runs.races.race import charged, racers
+from anyk.views import Columns, race_table
+from anyk.views.result_tables import load_notes
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=200,features=5")
 
@@ -224,7 +224,7 @@ def test_an_interrupted_race_goes_on_to_the_same_models(tmp_path):
 
 
 def test_ctrl_c_in_a_race_prints_what_there_is_and_a_command_that_works(tmp_path, monkeypatch):
-    from anyk.reports import Progress
+    from anyk.views import Progress
 
     folder = tmp_path / "race"
 
@@ -386,8 +386,8 @@ def test_a_limit_of_a_clock_that_stands_still_is_refused(tmp_path):
 
 
 def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("anyk.training.api.LIMIT", 30)
-    monkeypatch.setattr("anyk.reports.tables.LIMIT", 30)
+    monkeypatch.setattr("anyk.runs.training.LIMIT", 30)
+    monkeypatch.setattr("anyk.views.result_tables.LIMIT", 30)
     data = ("--data", "synthetic:rows=120,features=5,task=regression", *SMALL[2:])
     result = run("train", *data, "--target", "1e-30", "--out", str(tmp_path / "r"), "--quiet")
     assert result.exit_code == 0, result.output
@@ -459,7 +459,7 @@ def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
 @pytest.mark.parametrize("of", ["metric", "loss"])
 def test_the_picture_names_each_strategy_where_it_ends(of, tmp_path):
     runs = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", "dpsgd", "bgc:load=2", target=0.9).runs
-    figure = anyk.reports.plot(runs, tmp_path / "a.png", of=of)
+    figure = anyk.views.plot(runs, tmp_path / "a.png", of=of)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"  # the slowest takes several times as long as the fastest
     words = [text.get_text() for text in axes.texts]
@@ -476,7 +476,7 @@ def test_the_picture_names_each_strategy_where_it_ends(of, tmp_path):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_all_of_the_picture_can_be_read_on_its_ground(dark):
-    figure = anyk.reports.plot(raced("uncoded", "frc:load=3", "dpsgd", "bgc:load=2", target=0.9).runs, dark=dark)
+    figure = anyk.views.plot(raced("uncoded", "frc:load=3", "dpsgd", "bgc:load=2", target=0.9).runs, dark=dark)
     (axes,) = figure.axes
     ground = luminance(figure.get_facecolor())
     assert (ground < 0.05) == dark and luminance(axes.get_facecolor()) == ground
@@ -496,6 +496,6 @@ def luminance(colour):
 
 def test_many_runs_get_a_legend_and_alike_ones_a_linear_axis(tmp_path):
     runs = raced("uncoded", delays="constant:1").runs
-    assert anyk.reports.plot(runs).axes[0].get_xscale() == "linear"
-    (axes,) = anyk.reports.plot(list(runs) * 7, tmp_path / "a.png").axes
+    assert anyk.views.plot(runs).axes[0].get_xscale() == "linear"
+    (axes,) = anyk.views.plot(list(runs) * 7, tmp_path / "a.png").axes
     assert len(axes.get_legend().get_texts()) == 7

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from anyk.delays import parse
 from anyk.errors import BadInput
+from anyk.fleet import best_tau, cooperative_bound, simulated_pace
 from anyk.graphs import best_constant, edges_of, elastic, graph, laplacian, matcha, matchings, metropolis, zeta
-from anyk.planning import best_tau, cooperative_bound, simulated_pace
 from anyk.strategies import strategy
 
 NAMES = ["ring", "torus", "complete", "star", "exp", "one-peer", "regular:degree=4", "ring:weights=best", "none"]
@@ -177,7 +177,7 @@ def test_local_barriers_are_the_max_plus_recursion() -> None:
             ends = begins + draws[:, k]
             versions.append(ends.max())
         from anyk.clusters import Simulated
-        from anyk.training import Driver, session
+        from anyk.runs import Driver, session
 
         times: list[float] = []
         driver = Driver(

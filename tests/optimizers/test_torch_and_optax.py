@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler
 import anyk
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import GD, Adam, Clip, ExponentialRate, OptaxOptimizer, TorchOptimizer, optimizer
-from anyk.training import checkpoints
+from anyk.runs.folder import checkpoints
 
 SHAPES = [(3, 2), (4,), ()]
 SIZE = 11

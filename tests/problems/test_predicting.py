@@ -24,9 +24,9 @@ from anyk.cli import main
 from anyk.errors import BadInput
 from anyk.problems import Coefficients, from_data
 from anyk.problems.data import load
-from anyk.reports import coefficients_report, coefficients_table
+from anyk.runs import Run, predict_file
 from anyk.testing.problems import Squares
-from anyk.training import Run, predict_file
+from anyk.views import coefficients_report, coefficients_table
 
 CITIES = ["Rome", "Oslo", "Paris"]
 
@@ -367,7 +367,7 @@ def test_filling_is_of_training_rows_and_said(tmp_path: Path) -> None:
 
 def test_of_several_models_the_first_predicts() -> None:
     problem = from_data("digits")
-    run = anyk.training.train_many([problem, problem], "uncoded", "simulated", workers=2, steps=2)
+    run = anyk.runs.train_many([problem, problem], "uncoded", "simulated", workers=2, steps=2)
     assert run.predict(load("digits").X_test).shape == problem.y_test.shape
     fails("a two-layer network has no coefficients", lambda: anyk.train(
         from_data("digits", model="two-layer:hidden=2"), "uncoded", "simulated", workers=2, steps=1

@@ -15,9 +15,9 @@ from sklearn.preprocessing import StandardScaler
 import anyk
 from anyk.errors import BadInput
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
-from anyk.problems.scaling import Scaling
-from anyk.problems.shards import linear as shard_rows
-from anyk.problems.shards import survey
+from anyk.problems.data.shards import survey
+from anyk.problems.linear import sharded
+from anyk.problems.linear.scaling import Scaling
 from anyk.testing import check_problem
 
 KINDS = [LogisticRegression, LeastSquares, SoftmaxRegression]
@@ -170,7 +170,7 @@ def test_what_is_refused() -> None:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes over shards in this process."""
-    for module in (shard_rows, survey):
+    for module in (sharded, survey):
         monkeypatch.setattr(module, "in_processes", lambda work, pieces: [work(piece) for piece in pieces])
 
 

@@ -14,18 +14,14 @@ import anyk
 from anyk import BadInput
 from anyk.cli import main
 from anyk.data import Shards
-from anyk.problems import (
-    LeastSquares,
-    LogisticRegression,
-    SoftmaxRegression,
-    jax_data,
-    jax_functions,
-    jax_partitions,
-    torch_modules,
-)
+from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
+from anyk.problems.data.shards import blocks, formats, survey
 from anyk.problems.digest import data_digest
-from anyk.problems.scaling import Scaling
-from anyk.problems.shards import blocks, formats, linear, survey
+from anyk.problems.jax import batches, functions
+from anyk.problems.jax import partitions as jax_partitions
+from anyk.problems.linear import sharded
+from anyk.problems.linear.scaling import Scaling
+from anyk.problems.torch import modules
 
 ROWS = 120
 
@@ -38,7 +34,7 @@ def inline(work, pieces):
 @pytest.fixture
 def here(monkeypatch):
     """Passes in this process, and blocks of some rows only."""
-    for module in (survey, linear, torch_modules):
+    for module in (survey, sharded, modules):
         monkeypatch.setattr(module, "in_processes", inline)
     monkeypatch.setattr(formats, "_BYTES", 600)
     monkeypatch.setattr(formats, "_TEXT", 600)
@@ -281,7 +277,7 @@ class TestJax:
 
         X, y = numbers()
         shards = Shards(write(tmp_path, "parquet", X, y), cache_mb=0.001)
-        for module in (jax_data, jax_partitions, jax_functions):
+        for module in (batches, jax_partitions, functions):
             monkeypatch.setattr(module, "TOGETHER", ROWS)
         options = {"state": np.zeros(3, np.float32), "has_aux": True, "reduction": "mean"}
         found, expected = (

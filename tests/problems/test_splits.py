@@ -20,7 +20,7 @@ from anyk.cli import main
 from anyk.errors import BadInput
 from anyk.problems import Dirichlet, LeastSquares, LogisticRegression, SoftmaxRegression, TwoLayerNetwork
 from anyk.problems.base import cut
-from anyk.training.config import read_config
+from anyk.runs.folder.config import read_config
 
 
 def counted(split: Dirichlet, labels: np.ndarray, partitions: int) -> np.ndarray:

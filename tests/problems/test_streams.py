@@ -12,9 +12,10 @@ import anyk
 from anyk import BadInput, RunFailed
 from anyk.clusters.messages import Messages
 from anyk.data import Stream
-from anyk.problems import JaxProblem, LeastSquares, LogisticRegression, TorchProblem, TwoLayerNetwork, streams
+from anyk.problems import JaxProblem, LeastSquares, LogisticRegression, TorchProblem, TwoLayerNetwork
+from anyk.problems.data import streams
 from anyk.problems.digest import data_digest
-from anyk.problems.scaling import Scaling
+from anyk.problems.linear.scaling import Scaling
 from anyk.protocol import Chunk
 
 TRUE = np.array([1.0, -2.0, 0.5], dtype=np.float32)

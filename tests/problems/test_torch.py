@@ -596,7 +596,7 @@ def test_a_script_without_a_guard_trains_on_processes_to_the_simulators_bits(tmp
                         killed.append(os.kill(cluster.pids[0], signal.SIGKILL))
 
                 run = anyk.train(problem, "frc:stragglers=1", cluster, optimizer=anyk.optimizers.Adam(lr=0.01), steps=8,
-                                 callbacks=[anyk.training.callbacks.Watching(kill)], evaluate="every=8")
+                                 callbacks=[anyk.runs.callbacks.Watching(kill)], evaluate="every=8")
                 models.append(run.model.tobytes())
             assert models[0] == models[1]
             """

@@ -18,7 +18,7 @@ from anyk.delays import Table
 from anyk.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk
-from anyk.strategies.balance import Balance, _growing, batch_of, better
+from anyk.strategies.rounds.balance import Balance, _growing, batch_of, better
 from anyk.testing import check_strategy
 
 GD = anyk.optimizers.GD(lr=0.3)
@@ -304,7 +304,7 @@ def test_what_balance_cannot_do_is_refused(spec: str, says: str) -> None:
 
 
 def planned(times: NDArray[np.float64], **options: Any) -> Any:
-    return anyk.plan(anyk.recording.Record(times, load=1 / times.shape[1]), **options)
+    return anyk.plan(anyk.fleet.Record(times, load=1 / times.shape[1]), **options)
 
 
 def test_plans_tell_lasting_slowness_from_stragglers_that_wander() -> None:

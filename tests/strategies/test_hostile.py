@@ -30,11 +30,11 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
 )
+from anyk.runs import Driver, session
 from anyk.testing import check_strategy
 from anyk.testing.hostile import hostile
 from anyk.testing.soak import STRATEGIES
 from anyk.testing.world import Broken
-from anyk.training import Driver, session
 
 SEEDS = {"few": range(2), "more": range(2, 24)}
 EVENTS = 120

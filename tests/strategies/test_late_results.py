@@ -15,7 +15,7 @@ import anyk
 from anyk.clusters import Simulated
 from anyk.delays import Table
 from anyk.errors import BadInput
-from anyk.planning import simulate
+from anyk.fleet import simulate
 from anyk.protocol import Cancel, Command, Dispatch, Event, Reply
 from anyk.strategies import Bursty, strategy
 from anyk.testing import check_strategy
@@ -60,9 +60,9 @@ def told(spec: str, table: Any, jobs: int) -> list[Command]:
             return note(self.inside(event))
 
     cluster = Simulated(made.layout.workers, delays=Table(np.asarray(table, dtype=float), by="round"))
-    driver = anyk.training.Driver(made, cluster)
+    driver = anyk.runs.Driver(made, cluster)
     driver.running = Noted(made)
-    with anyk.training.session(driver):
+    with anyk.runs.engine.session(driver):
         driver.run()
     assert driver.running.state.combined == jobs
     return commands

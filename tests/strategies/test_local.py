@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import anyk
 from anyk.clusters import Messages
 from anyk.errors import BadInput
+from anyk.fleet.simulation import simulated_pace
 from anyk.graphs import elastic, graph, matcha
-from anyk.planning.simulation import simulated_pace
 from anyk.protocol import Chunk
 from anyk.strategies import DecentralisedSGD, adapted_tau, strategy
 from anyk.testing import check_strategy

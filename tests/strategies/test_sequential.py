@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk.errors import BadInput
-from anyk.planning import simulate
+from anyk.fleet import simulate
 from anyk.strategies import (
     Arbitrary,
     Bursty,
@@ -173,8 +173,8 @@ def test_without_stragglers_nothing_is_done_twice() -> None:
         object.__setattr__(made, "_deliver", seen)
         object.__setattr__(made, "_job_sum", summed)
         cluster = anyk.clusters.Simulated(5, delays=anyk.delays.Constant(1.0))
-        driver = anyk.training.Driver(made, cluster)
-        with anyk.training.session(driver):
+        driver = anyk.runs.Driver(made, cluster)
+        with anyk.runs.engine.session(driver):
             driver.run()
         assert len(pieces) == len(set(pieces))
         if spec.startswith("m-sgc"):

@@ -15,7 +15,7 @@ import anyk
 from anyk.clusters import Simulated
 from anyk.codes import FractionalRepetition
 from anyk.delays import Table
-from anyk.planning import simulate
+from anyk.fleet import simulate
 from anyk.protocol import Combine, Command, Dispatch, Event
 from anyk.strategies import Bursty, strategy
 from anyk.testing import check_strategy
@@ -67,9 +67,9 @@ def rounds_of_jobs(spec: str, table: Any, jobs: int) -> list[int]:
         def hear(self, event: Event) -> Sequence[Command]:
             return note(self.inside(event))
 
-    driver = anyk.training.Driver(made, Simulated(made.layout.workers, delays=Table(np.asarray(table), by="round")))
+    driver = anyk.runs.Driver(made, Simulated(made.layout.workers, delays=Table(np.asarray(table), by="round")))
     driver.running = Noted(made)
-    with anyk.training.session(driver):
+    with anyk.runs.engine.session(driver):
         driver.run()
     return at
 

@@ -13,9 +13,10 @@ from anyk.errors import BadInput
 from anyk.optimizers import GD
 from anyk.problems import LeastSquares
 from anyk.protocol import Combine, Fleet, Lost, Reply
+from anyk.runs import Driver, session
+from anyk.runs.log import queries
 from anyk.testing import check_strategy
 from anyk.testing.world import Broken, World
-from anyk.training import Driver, rows, session
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((120, 3))
@@ -107,8 +108,8 @@ def test_a_run_is_what_its_formula_says() -> None:
     n, every, steps, lr = 6, 4, 14, 0.2
     cluster = anyk.clusters.Simulated(n, delays="exp:mean=1", seed=5)
     run = anyk.train(PROBLEM, f"agc:load=2,wait=2,snapshot={every}", cluster, optimizer=GD(lr=lr), steps=steps)
-    used: dict[int, list[rows.Decision]] = {}
-    for decision in rows.decisions(run.log):
+    used: dict[int, list[queries.Decision]] = {}
+    for decision in queries.decisions(run.log):
         used.setdefault(decision.step, []).append(decision)
     blocks = np.array_split(np.arange(120), 3)  # of each group
 
@@ -129,7 +130,7 @@ def test_a_run_is_what_its_formula_says() -> None:
     assert np.allclose(run.model, w, rtol=1e-12)
     staleness = run.history["staleness"]
     assert (staleness[1::every] == 0.0).all() and np.nanmax(staleness) < every
-    assert run.ledger["dispatched"] == sum(run.ledger[e] for e in anyk.training.counts.ENDINGS)
+    assert run.ledger["dispatched"] == sum(run.ledger[e] for e in anyk.runs.engine.counts.ENDINGS)
 
 
 def test_no_noise_floor() -> None:

@@ -12,7 +12,7 @@ from anyk.callbacks.mirror import Mirror
 from anyk.callbacks.mlflow_tracking import MLflow
 from anyk.callbacks.named import callback, registry
 from anyk.callbacks.tensorboard_events import TensorBoard
-from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo, StopRun
+from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo, StopRun
 
 __all__ = [
     "Callback",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from anyk.errors import BadInput
-from anyk.training.callbacks import EvaluationInfo, RunInfo
+from anyk.runs.callbacks import EvaluationInfo, RunInfo
 
 Quantity = Literal["loss", "metric"]
 

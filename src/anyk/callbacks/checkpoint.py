@@ -13,8 +13,8 @@ from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed
 from anyk.files import replacing
 from anyk.problems.base import Vector
+from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StepInfo
 from anyk.specs import Folder
-from anyk.training.callbacks import Callback, EvaluationInfo, RunInfo, StepInfo
 
 
 @registry.register("checkpoint")

@@ -8,7 +8,7 @@ from anyk.callbacks.best import Best, Quantity
 from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.training.callbacks import Callback, EvaluationInfo, RunInfo, StopRun
+from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StopRun
 
 
 @registry.register("early-stopping")

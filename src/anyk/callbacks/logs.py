@@ -7,7 +7,7 @@ import logging
 from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
+from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 
 @registry.register("log")

@@ -12,11 +12,11 @@ from pathlib import Path
 from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed
 from anyk.files import replacing
-from anyk.training.callbacks import Callback, EndInfo, RunInfo
-from anyk.training.config import NAME, read_config, write_config
-from anyk.training.folder import check_plain
-from anyk.training.following import LOG
-from anyk.training.logcopy import CopyFolder
+from anyk.runs.callbacks import Callback, EndInfo, RunInfo
+from anyk.runs.folder.config import NAME, read_config, write_config
+from anyk.runs.folder.folders import check_plain
+from anyk.runs.log.copies import CopyFolder
+from anyk.runs.log.following import LOG
 
 _FAILURES = (OSError, sqlite3.Error, BadInput)
 _SHARE = 0.02  # share of the time that copying may take

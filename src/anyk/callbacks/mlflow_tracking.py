@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
-from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, RunInfo, StepInfo
+from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, RunInfo, StepInfo
 
 Address = Annotated[str | None, "where it sends to"]
 

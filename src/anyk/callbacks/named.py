@@ -10,8 +10,8 @@ from typing import Any
 
 from anyk.errors import BadInput, told
 from anyk.named import admit_place, function_named
+from anyk.runs.callbacks import HOOKS, Callbacks, check_callbacks
 from anyk.specs import Registry, absolute, parse, show, with_files
-from anyk.training.callbacks import HOOKS, Callbacks, check_callbacks
 
 registry: Registry[Any] = Registry("callback")
 

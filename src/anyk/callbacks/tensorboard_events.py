@@ -9,8 +9,8 @@ from typing import Any
 from anyk.callbacks.named import registry
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
+from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 from anyk.specs import Folder
-from anyk.training.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 
 @registry.register("tensorboard")

@@ -24,7 +24,7 @@ from anyk.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anyk.planning import Auto
+    from anyk.fleet import Auto
 
 MODE = "auto"
 
@@ -41,8 +41,8 @@ def is_auto_folder(folder: str) -> bool:
 
 def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, Any]) -> None:
     """Train, and tell what was measured, planned, missed and reached."""
-    from anyk.planning import train_auto
-    from anyk.planning.auto import modes
+    from anyk.fleet import train_auto
+    from anyk.fleet.auto.training import modes
 
     settings = modes.build(spec)
     if begin is not None:
@@ -73,8 +73,8 @@ def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, A
 
 def resume_the_parts(console: Console, folder: str, limits: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Go on with such a training, and tell of all of it; ``given``: the other options of ``resume``."""
-    from anyk.planning import resume_auto
-    from anyk.planning.parts import read_auto
+    from anyk.fleet import resume_auto
+    from anyk.fleet.auto.parts import read_auto
     from anyk.problems import from_function
 
     config = read_auto(Path(folder))
@@ -98,8 +98,8 @@ def resume_the_parts(console: Console, folder: str, limits: Mapping[str, Any], g
 
 def _tell(console: Console, found: Auto, json_file: str | None) -> None:
     """The parts, whether they kept their promises, and what came of it."""
-    from anyk.reports.fleets import parts_table
-    from anyk.training.run import setup
+    from anyk.runs.run import setup
+    from anyk.views.fleet_tables import parts_table
 
     say(console, parts_table(found.parts))
     for part in found.parts:

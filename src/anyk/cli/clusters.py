@@ -31,8 +31,8 @@ def cluster(ctx: click.Context, /, json_file: str | None) -> None:
 def check(spec: str, workers: int, steps: int, json_file: str | None) -> None:
     """Start a cluster and measure it: latency, bandwidth, and a step at 0.1, 2 and 50 MB beside its floor."""
     from anyk.clusters import cluster as build
-    from anyk.reports import speed_table
-    from anyk.training.checking import cluster_speed
+    from anyk.runs.cluster_speed import cluster_speed
+    from anyk.views import speed_table
 
     speed = cluster_speed(
         lambda: build(spec, workers=workers),

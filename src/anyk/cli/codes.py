@@ -44,9 +44,9 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     if ctx.invoked_subcommand is not None:
         return
     from anyk.codes import registry
-    from anyk.planning import survey
-    from anyk.planning.codes import Missing
-    from anyk.reports import codes_table
+    from anyk.fleet import survey
+    from anyk.fleet.theory.code_curves import Missing
+    from anyk.views import codes_table
 
     with click.progressbar(
         length=len(list(registry)),
@@ -102,8 +102,8 @@ def _plain(row: Any) -> dict[str, Any]:
 def show(spec: str, workers: int, picture: str | None, json_file: str | None) -> None:
     """Show one code: its matrix, who holds what, and how it works."""
     from anyk.codes import code as build
-    from anyk.planning import facts
-    from anyk.reports import code_facts, holders_text, matrix_text, plot_code, residual_text, theory_text
+    from anyk.fleet import facts
+    from anyk.views import code_facts, holders_text, matrix_text, plot_code, residual_text, theory_text
 
     code = build(spec, workers=workers)
     found = facts(code, stragglers=code.tolerates or None)
@@ -166,9 +166,9 @@ def compare(
     square), with a standard error. The most harmful stragglers are looked for in each of the first 10 draws; a residual
     with ≥ was found by a search, and there may be a larger one.
     """
-    from anyk.planning import compare_codes
-    from anyk.planning.codes import straggler_counts
-    from anyk.reports import curves_table, plot_codes
+    from anyk.fleet import compare_codes
+    from anyk.fleet.theory.code_curves import straggler_counts
+    from anyk.views import curves_table, plot_codes
 
     length = len(specs) * len(straggler_counts(workers, stragglers))
     with click.progressbar(
@@ -243,8 +243,8 @@ def threshold(
     bound, found by a search; one without is exact.
     """
     from anyk.codes import code as build
-    from anyk.planning import adversarial_threshold
-    from anyk.reports import thresholds_table
+    from anyk.fleet import adversarial_threshold
+    from anyk.views import thresholds_table
 
     asked = [(code.spec, code, each) for code in (build(spec, workers=workers) for spec in specs) for each in knows]
     found: dict[str, dict[str, Any]] = {}

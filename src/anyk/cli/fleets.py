@@ -63,11 +63,11 @@ _max_gb = click.option(
 def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, max_gb: float | None) -> None:
     """Make one fleet record of measured times: seconds of each worker in each round.
 
-    A SOURCE is a run folder, a folder that a recorder wrote (anyk.recording), a table of rounds x workers or with the
+    A SOURCE is a run folder, a folder that a recorder wrote (anyk.fleet), a table of rounds x workers or with the
     columns round, worker and seconds (.npz, .csv, .parquet), an operation trace in the layout of StragglerAnalysis, or
     a Spark event log. Several are taken as measured one after another; workers are matched by their names.
     """
-    from anyk.recording import read_all
+    from anyk.fleet.records import read_all
 
     found = read_all(list(sources), unit=unit, max_gb=max_gb, load=load)
     found.save(out)
@@ -99,9 +99,9 @@ def explain(
     A SOURCE is whatever `anyk record` takes, or a record that it made. Costs are Shapley shares: they add up to the
     time that is waited beyond each round's median. A worker is named only if it costs more than chance explains.
     """
-    from anyk.planning import explain as explained
-    from anyk.recording import read_all
-    from anyk.reports.fleets import draw_explanation, explained_note, explained_table
+    from anyk.fleet import explain as explained
+    from anyk.fleet.records import read_all
+    from anyk.views.fleet_tables import draw_explanation, explained_note, explained_table
 
     if seed < 0:
         raise BadInput(f"seed must be at least 0, got {seed}")
@@ -222,9 +222,9 @@ def plan(
     anyk plan exp:mean=0.5 --workers 30 --slope 0
     anyk plan fleet.parquet --today k-sync:k=20 --data digits --target 0.9
     """
-    from anyk.planning import pareto
-    from anyk.planning import plan as make
-    from anyk.reports.fleets import draw_plan, inexact_table, plan_lines, plan_note, plan_table
+    from anyk.fleet import pareto
+    from anyk.fleet import plan as make
+    from anyk.views.fleet_tables import draw_plan, inexact_table, plan_lines, plan_note, plan_table
 
     if seed < 0:
         raise BadInput(f"seed must be at least 0, got {seed}")
@@ -300,8 +300,8 @@ def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> N
     RUN is the folder of a run that was begun with `anyk train --plan`. Outside of the promised interval, the difference
     is split into luck, delays, load, steps, and what anyk itself adds.
     """
-    from anyk.planning import check as checked
-    from anyk.reports.fleets import checked_lines
+    from anyk.fleet import check as checked
+    from anyk.views.fleet_tables import checked_lines
 
     found = checked(run, record=source, tell=None if quiet else _tell)
     if json_file != "-":

@@ -40,11 +40,11 @@ def show(spec: str, workers: int, delays: str, communication: str, picture: str 
     """Show a graph: its neighbours, its mixing matrix, zeta, and the time of a round with local and global barriers."""
     from anyk.delays import communication as lines
     from anyk.delays import parse
+    from anyk.fleet import simulated_pace
     from anyk.graphs import graph
-    from anyk.planning import simulated_pace
-    from anyk.reports.graphs import draw_graph, graph_text
     from anyk.specs import bracketed
     from anyk.strategies import strategy
+    from anyk.views.graph_pictures import draw_graph, graph_text
 
     found, law, link = graph(spec, workers=workers), parse(delays), lines(communication)
     times = {

@@ -64,9 +64,9 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
 def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
     """Explain a strategy: its full form, how it works, how long an update takes and how stale it is."""
     from anyk.delays import parse
-    from anyk.planning import pace, simulated_pace, stability_limit
-    from anyk.reports import theory_text
+    from anyk.fleet import pace, simulated_pace, stability_limit
     from anyk.strategies import strategy
+    from anyk.views import theory_text
 
     found = strategy(spec, workers=workers)
     law = parse(delays)

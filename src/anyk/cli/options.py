@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
-    from anyk.training.callbacks import Callbacks
+    from anyk.runs.callbacks import Callbacks
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -144,7 +144,7 @@ plugin_option = click.option(
 
 def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     if text is not None:
-        from anyk.training.evaluate import read_evaluate
+        from anyk.runs.evaluation.settings import read_evaluate
 
         read_evaluate(text)  # complain before anything is loaded
     return text
@@ -191,8 +191,8 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 def listening(console: Console, callbacks: Callbacks, given: Mapping[str, Any]) -> Iterator[Callbacks]:
     """A run's callbacks with those that the options ask for: progress on the terminal, metrics, a copy of the log."""
     from anyk.callbacks import Mirror
-    from anyk.exporting.prometheus import Metrics, address
-    from anyk.reports import Progress
+    from anyk.views import Progress
+    from anyk.views.exports.prometheus import Metrics, address
 
     with contextlib.ExitStack() as opened:
         asked: list[Any] = [] if given["mirror"] is None else [Mirror(given["mirror"])]
@@ -366,7 +366,7 @@ def make_problem(given: dict[str, Any]) -> Problem:
 
 def make_optimizer(problem: Problem, given: dict[str, Any]) -> Optimizer:
     """The optimiser that the options ask for, with the defaults that suit the data."""
-    from anyk.training import usual_optimizer
+    from anyk.runs import usual_optimizer
 
     return usual_optimizer(problem, given["optimizer"], given["lr"])
 
@@ -449,8 +449,8 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
     """Values in full where an option is left out or given in short: as ``run.toml`` stores them."""
     from anyk.clusters import cluster
     from anyk.optimizers import optimizer as build
-    from anyk.training import Run, usual_rule
-    from anyk.training.limits import LIMIT, STEPS
+    from anyk.runs import Run, usual_rule
+    from anyk.runs.limits import LIMIT, STEPS
 
     fleet = cluster(
         given["cluster"], workers=given["workers"], delays=given["delays"], communication=given["communication"]

@@ -95,7 +95,7 @@ def check_file(file: str | None, what: str, *, folder: Path | None = None) -> st
         return file
     path = Path(file)
     if path.is_symlink() and any((path.parent / name).exists() for name in ("run.toml", "race.toml")):
-        from anyk.training.folder import check_plain
+        from anyk.runs.folder.folders import check_plain
 
         check_plain(path)
     if path.is_dir():
@@ -113,7 +113,7 @@ def check_picture(file: str | None, *, folder: Path | None = None) -> None:
     """Raise now where a picture that was asked for could not be drawn, or not written, after the work."""
     if file is None:
         return
-    from anyk.reports.plots import new_figure
+    from anyk.views.plots import new_figure
 
     check_file(file, "picture", folder=folder)
     figure, _ = new_figure((1.0, 1.0), "a picture")
@@ -126,7 +126,7 @@ def check_page(file: str | None, *, folder: Path) -> None:
     """Raise now where a report that was asked for could not be made, or not written, after the work."""
     if file is None or file == "none":
         return
-    from anyk.reports.page import needed
+    from anyk.views.page import needed
 
     if Path(file).suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"a report is written as .html, got '{file}'")

@@ -39,7 +39,7 @@ def predict(
     Missing values are filled as in training (--data file:fill=median), or else refused; a category that was not in the
     training data counts as none, which is reported.
     """
-    from anyk.training import predict_file
+    from anyk.runs import predict_file
 
     out = None if out == "-" else out
     check_file(out, "file")
@@ -58,8 +58,8 @@ def coefficients(run: str, json_file: str | None) -> None:
     They are those of the columns as the data set has them, also where the model was trained on standardised ones; a
     column of text has one for each of its values.
     """
-    from anyk.reports import coefficients_report, coefficients_table
-    from anyk.training import Run, is_race
+    from anyk.runs import Run, is_race
+    from anyk.views import coefficients_report, coefficients_table
 
     if is_race(run):
         raise BadInput(f"'{run}' is the folder of a race; name one of the runs in it")

@@ -32,7 +32,7 @@ from anyk.problems.base import rows_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anyk.training import Race
+    from anyk.runs import Race
 
 # what `anyk race` does when told nothing: long enough to see, short enough to wait for
 _RACE = {"delays": "exp:mean=0.2", "target": 0.93, "seconds": 40.0}
@@ -118,7 +118,7 @@ def race(
     """
     from click.core import ParameterSource
 
-    from anyk.training.racing import charged, racers
+    from anyk.runs.races.race import charged, racers
 
     chosen = strategies or racers(given["workers"], models)
     told = {"steps", "seconds", "target", "delays", "data", "problem"} & {
@@ -131,7 +131,7 @@ def race(
         ctx.params["strategies"] = chosen
         show_settings(ctx)
         return
-    from anyk.training import race as run_race
+    from anyk.runs import race as run_race
 
     if models < 1:
         raise BadInput(f"models must be at least 1, got {models}")
@@ -199,8 +199,8 @@ def _saying(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable
 
 def _race_interrupted(console: Console, folder: Path) -> None:
     """What there is so far, and how to go on."""
-    from anyk.reports import race_table
-    from anyk.training import Race, is_race
+    from anyk.runs import Race, is_race
+    from anyk.views import race_table
 
     if is_race(folder):
         so_far = Race.open(folder)
@@ -215,7 +215,7 @@ def tell_race(
 ) -> None:
     """Table, remarks, picture and page; without the packages that these need, how to get them."""
     from anyk.errors import MissingPackage
-    from anyk.reports import NothingToDraw, plot, race_notes, race_table, report
+    from anyk.views import NothingToDraw, plot, race_notes, race_table, report
 
     if not result.runs:
         say(console, "nothing has begun")
@@ -254,8 +254,8 @@ def resume_the_race(
 ) -> None:
     """Run what is left of a race, and tell of all of it; ``given``: the other options of ``resume``."""
     from anyk.problems import from_function
-    from anyk.training import resume_race
-    from anyk.training.racefolder import read_race
+    from anyk.runs import resume_race
+    from anyk.runs.races.race_folder import read_race
 
     config = read_race(Path(folder))
     join_cluster(config["cluster"])

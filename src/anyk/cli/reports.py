@@ -36,8 +36,8 @@ def report(runs: tuple[str, ...], out: str) -> None:
     anyk report runs/race-1
     anyk report runs/train-1 runs/train-2
     """
-    from anyk.reports import report as write
-    from anyk.training import Race, Run, is_race
+    from anyk.runs import Race, Run, is_race
+    from anyk.views import report as write
 
     opened: list[Run | Race] = []
     try:
@@ -70,7 +70,7 @@ def watch(folders: tuple[str, ...], port: int) -> None:
     import os
     import signal
 
-    from anyk.reports import Watch
+    from anyk.views import Watch
 
     with contextlib.suppress(KeyboardInterrupt), Watch(folders or ["runs"], port=port) as served:
         os.nice(5)  # whoever trains on this machine comes first
@@ -107,8 +107,8 @@ def export(run: str, kind: str, out: str | None) -> None:
     anyk export runs/train-1                      train-1.perfetto.json.gz
     anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
-    from anyk.exporting import save_perfetto, save_tables
-    from anyk.training import Run, is_race
+    from anyk.runs import Run, is_race
+    from anyk.views.exports import save_perfetto, save_tables
 
     if is_race(run):
         raise BadInput(f"'{run}' is the folder of a race; export one of the runs in it")

@@ -14,7 +14,7 @@ from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
-    from anyk.gallery import Item, Reproduction
+    from anyk.papers import Item, Reproduction
 
 
 @main.command()
@@ -41,8 +41,8 @@ def reproduce(
     json_file: str | None,
 ) -> None:
     """Reproduce a figure or table of a paper and check its claims. Without NAME: list all of them."""
-    from anyk.gallery import items, reproduce_all
-    from anyk.gallery import reproduce as run_item
+    from anyk.papers import items, reproduce_all
+    from anyk.papers import reproduce as run_item
 
     if name is None and not everything:
         _list(json_file)
@@ -91,8 +91,8 @@ def _minutes(item: Item) -> str:
 
 
 def _list(json_file: str | None) -> None:
-    from anyk.gallery import items
-    from anyk.reports.columns import Columns
+    from anyk.papers import items
+    from anyk.views.columns import Columns
 
     console = people(json_file)
     rows = [[item.name, item.title, _minutes(item)] for item in items().values()]
@@ -114,7 +114,7 @@ def _list(json_file: str | None) -> None:
 
 
 def _tell(console: Any, one: Reproduction, out: Path) -> None:
-    from anyk.reports.columns import Columns
+    from anyk.views.columns import Columns
 
     columns = list(one.item.columns)
     say(console, Columns(columns, one.table.cells(columns)))

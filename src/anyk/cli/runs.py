@@ -39,7 +39,7 @@ from anyk.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anyk.training import Promise, Run
+    from anyk.runs import Promise, Run
 
 _LIMITS = ("steps", "seconds", "target")
 
@@ -84,11 +84,11 @@ def train(
         return
     from anyk.clusters import cluster
     from anyk.delays import parse
-    from anyk.reports import race_notes, race_table
+    from anyk.runs import train as run_training
+    from anyk.runs import train_many
     from anyk.specs import with_keys
     from anyk.strategies import strategy as build
-    from anyk.training import train as run_training
-    from anyk.training import train_many
+    from anyk.views import race_notes, race_table
 
     if models < 1:
         raise BadInput(f"models must be at least 1, got {models}")
@@ -146,8 +146,8 @@ def train(
 
 def _tell_check(console: Console, run: Run) -> dict[str, Any]:
     """Say whether a run has kept its promise; returned for JSON."""
-    from anyk.planning import check
-    from anyk.reports.fleets import checked_lines
+    from anyk.fleet import check
+    from anyk.views.fleet_tables import checked_lines
 
     found = check(run)
     say(console, *checked_lines(found))
@@ -159,7 +159,7 @@ def _promise(ctx: click.Context, file: str, models: int) -> Promise:
     from click.core import ParameterSource
     from msgspec.structs import replace
 
-    from anyk.training import Promise
+    from anyk.runs import Promise
 
     promise = Promise.load(file, trust=True)
     named = promise if ctx.params["optimizer"] is None else replace(promise, optimizer=None)
@@ -220,10 +220,10 @@ def resume(
     A folder of --strategy auto goes on as a whole: it is measured, planned and checked as before.
     """
     from anyk.problems import from_function
-    from anyk.reports import race_notes, race_table
-    from anyk.training import is_race
-    from anyk.training import resume as resume_training
-    from anyk.training.config import read_config
+    from anyk.runs import is_race
+    from anyk.runs import resume as resume_training
+    from anyk.runs.folder.config import read_config
+    from anyk.views import race_notes, race_table
 
     console = people(given["json_file"])
     limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
@@ -273,8 +273,8 @@ def show(
     run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, curve: Any, json_file: str | None
 ) -> None:
     """Show a run (settings, result, how its chunks ended, the receipt of a step, staleness) or a race."""
-    from anyk.reports import plot, plot_staleness, race_notes, race_table
-    from anyk.training import Race, Run, is_race
+    from anyk.runs import Race, Run, is_race
+    from anyk.views import plot, plot_staleness, race_notes, race_table
 
     console = people(json_file)
     if is_race(run):
@@ -360,7 +360,7 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
 
 def _show_staleness(console: Console, run: Run) -> dict[str, Any]:
     """Table and mean; returned for JSON."""
-    from anyk.reports import mean_staleness, staleness_table
+    from anyk.views import mean_staleness, staleness_table
 
     counts = run.staleness()
     mean = mean_staleness(counts)
@@ -385,7 +385,7 @@ def _listed(workers: Sequence[int]) -> str:
 def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> None:
     """Replay a run from its log, and check that decisions and model are the same, bit for bit."""
     from anyk.problems import from_function
-    from anyk.training import replay as replay_run
+    from anyk.runs import replay as replay_run
 
     made = None if problem is None else from_function(problem)
     result = replay_run(run, problem=made, compute=not decisions_only, trust=trust)
@@ -403,7 +403,7 @@ def verify(run: str, json_file: str | None) -> None:
     No code that the folder names is run, and nothing is written to it. Exit codes: 0 intact, 1 damaged, 2 not a run
     folder.
     """
-    from anyk.training import verify as verify_run
+    from anyk.runs import verify as verify_run
 
     found = verify_run(run)
     if json_file != "-":

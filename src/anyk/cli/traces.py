@@ -40,7 +40,7 @@ def trace() -> None:
 def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None, json_file: str | None) -> None:
     """Show a trace: distribution and laws that fit it, who is slow, and how long bursts last."""
     from anyk.delays import Trace
-    from anyk.reports.traces import draw_trace, facts, trace_text
+    from anyk.views.trace_pictures import draw_trace, facts, trace_text
 
     if not 0.0 <= mu < float("inf"):
         raise BadInput(f"mu must be a finite number of at least 0, got {mu:g}")
@@ -79,7 +79,7 @@ def record(run: str, out: str) -> None:
 
     For a task that was cut off only a lower bound is known; the array 'censored' marks these.
     """
-    from anyk.training import Run, save_trace
+    from anyk.runs import Run, save_trace
 
     found = Run.open(run)
     rounds, workers, cut = save_trace(found, out)

@@ -12,21 +12,21 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem
 from anyk.problems.data import Dataset, load, sources, tell
+from anyk.problems.data.shards.naming import ShardedData, as_shards
+from anyk.problems.data.splits import Dirichlet, splits
 from anyk.problems.digest import data_digest
-from anyk.problems.functions import from_function
-from anyk.problems.jax_functions import JaxProblem
-from anyk.problems.jax_partitions import JaxPartitions
-from anyk.problems.linear import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
-from anyk.problems.linear_partitions import LinearPartitions
-from anyk.problems.linear_rows import checked_l2
+from anyk.problems.jax.functions import JaxProblem
+from anyk.problems.jax.partitions import JaxPartitions
+from anyk.problems.linear.inputs import checked_l2
+from anyk.problems.linear.models import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
+from anyk.problems.linear.partitions import LinearPartitions
+from anyk.problems.linear.scaling import Scaling
+from anyk.problems.linear.two_layer import TwoLayerNetwork
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
-from anyk.problems.network import TwoLayerNetwork
 from anyk.problems.predicting import Coefficients, Predictor
-from anyk.problems.scaling import Scaling
-from anyk.problems.shards.named import ShardedData, as_shards
-from anyk.problems.splits import Dirichlet, splits
-from anyk.problems.torch_modules import TorchProblem
-from anyk.problems.torch_partitions import TorchPartitions
+from anyk.problems.torch.modules import TorchProblem
+from anyk.problems.torch.partitions import TorchPartitions
+from anyk.problems.user_functions import from_function
 from anyk.specs import Registry, absolute
 
 _LINEAR: dict[str, type[LinearProblem]] = {

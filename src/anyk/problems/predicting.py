@@ -14,7 +14,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
 from anyk.problems.data.encoding import Encoding, Matrix
-from anyk.problems.scaling import Floats, Scaling, in_units
+from anyk.problems.linear.scaling import Floats, Scaling, in_units
 from anyk.tables import Table
 
 Tell = Callable[[str], None]
@@ -41,7 +41,7 @@ class Predictor:
 
     ``kind``: ``logistic``, ``softmax``, ``least-squares`` or ``two-layer`` (with ``hidden`` units); ``features``:
     columns of X, ``outputs``: scores of a row; ``classes``: the labels; ``center``, ``scale``: see
-    :class:`~anyk.problems.scaling.Scaling`, empty without one.
+    :class:`~anyk.problems.linear.scaling.Scaling`, empty without one.
 
     >>> import anyk
     >>> problem = anyk.problems.LeastSquares([[0.0], [2.0]], [1.0, 5.0], intercept=True)
@@ -89,7 +89,7 @@ class Predictor:
     def scores(self, w: Vector, X: Matrix) -> Floats:
         """Shape (rows, outputs)."""
         if self.kind == "two-layer":
-            from anyk.problems.network import scores_of
+            from anyk.problems.linear.two_layer import scores_of
 
             return scores_of(X, w, self.features, self.hidden, self.outputs)
         weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)

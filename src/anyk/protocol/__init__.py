@@ -2,7 +2,7 @@
 
 A *strategy* is told what happened (events) and answers with what to do (commands). It holds no array, reads no clock
 and draws no number of its own, so the same object runs on a virtual clock, on real machines and from a log.
-A *cluster* carries commands out and reports events. The driver in :mod:`anyk.training` stands between them.
+A *cluster* carries commands out and reports events. The driver in :mod:`anyk.runs` stands between them.
 
 Events and commands are made by the million: they are named tuples of plain data, and a command speaks of many
 workers at once. Tasks are numbered by the strategy, upwards from 0, and never reused.

@@ -1,19 +1,24 @@
 """Strategies: when to wait, when to step."""
 
-from anyk.strategies.adapting import AdaptingSteps, adapted_tau
-from anyk.strategies.anytime import Anytime
+from anyk.strategies.averaging.adapting import AdaptingSteps, adapted_tau
+from anyk.strategies.averaging.cooperative import CooperativeSGD
+from anyk.strategies.averaging.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD
+from anyk.strategies.averaging.local_steps import LocalSteps
+from anyk.strategies.averaging.pairwise import PairwiseGossip
 from anyk.strategies.building import completed, register, registry, rounds, settled, strategy
 from anyk.strategies.catalogue import adacomm, adasync, fedbuff, gradual, hierarchical, pasgd
+from anyk.strategies.closed_forms import discard_seconds
 from anyk.strategies.compressed import Compressed
-from anyk.strategies.cooperative import CooperativeSGD
 from anyk.strategies.crew import Crew
-from anyk.strategies.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD
-from anyk.strategies.growth import AdaSync, Gradual, Growth, adapted_k, k_for_delays, k_for_noise
-from anyk.strategies.kfamily import KFamily
-from anyk.strategies.observed import Durations, order_means
-from anyk.strategies.pace import discard_seconds
-from anyk.strategies.pairwise import PairwiseGossip
-from anyk.strategies.patterns import (
+from anyk.strategies.kfamily.growth import AdaSync, Gradual, Growth, adapted_k, k_for_delays, k_for_noise
+from anyk.strategies.kfamily.kfamily import KFamily
+from anyk.strategies.kfamily.observed import Durations, order_means
+from anyk.strategies.rounds.anytime import Anytime
+from anyk.strategies.rounds.on_demand import ProgressRounds
+from anyk.strategies.rounds.rounds import Rounds
+from anyk.strategies.rounds.tree import TreeRounds
+from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
+from anyk.strategies.sequential.patterns import (
     Arbitrary,
     Bursty,
     GilbertElliott,
@@ -23,10 +28,6 @@ from anyk.strategies.patterns import (
     smallest_bursty,
     stragglers,
 )
-from anyk.strategies.progress import ProgressRounds
-from anyk.strategies.rounds import Rounds
-from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
-from anyk.strategies.tree import TreeRounds
 from anyk.strategies.wait import (
     Adaptive,
     AllOf,
@@ -39,7 +40,6 @@ from anyk.strategies.wait import (
     Wait,
     Waiting,
 )
-from anyk.strategies.work import LocalSteps
 
 __all__ = [
     "AdaSync",

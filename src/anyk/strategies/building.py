@@ -10,12 +10,12 @@ from anyk import codes, specs
 from anyk.checks import check
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
-from anyk.strategies.balance import Balance
-from anyk.strategies.parts import PartRounds
-from anyk.strategies.progress import ProgressRounds
-from anyk.strategies.rounds import Rounds
-from anyk.strategies.scaling import Scaling
-from anyk.strategies.tree import TreeRounds
+from anyk.strategies.rounds.balance import Balance
+from anyk.strategies.rounds.corrections import Scaling
+from anyk.strategies.rounds.on_demand import ProgressRounds
+from anyk.strategies.rounds.parts import PartRounds
+from anyk.strategies.rounds.rounds import Rounds
+from anyk.strategies.rounds.tree import TreeRounds
 
 registry: specs.Registry[Strategy] = specs.Registry("strategy", given=("workers",))
 register = registry.register

@@ -9,20 +9,20 @@ from anyk.checks import typed
 from anyk.codes.made import LEFT_OUT
 from anyk.codes.spread import rising
 from anyk.protocol import CancelMode, Strategy
-from anyk.strategies.adapting import AdaptingSteps
-from anyk.strategies.anytime import Anytime
+from anyk.strategies.averaging.adapting import AdaptingSteps
+from anyk.strategies.averaging.cooperative import CooperativeSGD
+from anyk.strategies.averaging.gossip import Barrier, DecentralisedSGD, ElasticSGD, MatchaSGD
+from anyk.strategies.averaging.local_steps import LocalSteps
+from anyk.strategies.averaging.pairwise import PairwiseGossip
 from anyk.strategies.building import Auto, StrategySpec, balance_of, from_spec, register, usual_k
 from anyk.strategies.compressed import Compressed
-from anyk.strategies.cooperative import CooperativeSGD
-from anyk.strategies.gossip import Barrier, DecentralisedSGD, ElasticSGD, MatchaSGD
-from anyk.strategies.growth import AdaSync, Gradual, Rule
-from anyk.strategies.kfamily import Base, KFamily, Kind, Stale
-from anyk.strategies.pairwise import PairwiseGossip
-from anyk.strategies.rounds import Rounds
-from anyk.strategies.scaling import Scaling
+from anyk.strategies.kfamily.growth import AdaSync, Gradual, Rule
+from anyk.strategies.kfamily.kfamily import Base, KFamily, Kind, Stale
+from anyk.strategies.rounds.anytime import Anytime
+from anyk.strategies.rounds.corrections import Scaling
+from anyk.strategies.rounds.rounds import Rounds
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition
 from anyk.strategies.wait import WaitLike
-from anyk.strategies.work import LocalSteps
 
 
 def _shares(workers: int) -> list[int]:
@@ -178,7 +178,7 @@ def adasync(
 ) -> KFamily:
     """AdaSync: one of the K family whose K grows as the loss falls, or as noise drowns the gradient.
 
-    See :class:`~anyk.strategies.growth.AdaSync`.
+    See :class:`~anyk.strategies.kfamily.growth.AdaSync`.
 
     >>> adasync(8, base="k-async", k=2, interval=5.0).spec
     'adasync:base=k-async,k=2,interval=5'
@@ -264,8 +264,8 @@ def pasgd(
 ) -> Rounds:
     """Periodic averaging: each worker takes ``tau`` steps of its own from the newest version, then models are averaged.
 
-    The settings are those of :class:`~anyk.strategies.work.LocalSteps` and, ``wait`` and ``cancel``, of
-    :class:`~anyk.strategies.rounds.Rounds`: a step is taken with whoever is in, the others are cut off.
+    The settings are those of :class:`~anyk.strategies.averaging.local_steps.LocalSteps` and, ``wait`` and ``cancel``,
+    of :class:`~anyk.strategies.rounds.rounds.Rounds`: a step is taken with whoever is in, the others are cut off.
 
     >>> pasgd(8, tau=10).spec, pasgd(8, tau=5, outer="slowmo", rate=1.0).spec
     ('pasgd:tau=10', 'pasgd:tau=5,outer=slowmo')
@@ -305,8 +305,8 @@ def adacomm(
 ) -> Rounds:
     """AdaComm: periodic averaging whose number of local steps falls with the loss.
 
-    See :class:`~anyk.strategies.adapting.AdaptingSteps`. All else as for ``pasgd``; ``outer=(slowmo:momentum=0.3)`` is
-    the paper's block momentum.
+    See :class:`~anyk.strategies.averaging.adapting.AdaptingSteps`. All else as for ``pasgd``;
+    ``outer=(slowmo:momentum=0.3)`` is the paper's block momentum.
 
     >>> adacomm(8, tau=20, interval=5.0).spec
     'adacomm:tau=20,interval=5'

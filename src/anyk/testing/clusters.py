@@ -32,15 +32,15 @@ from anyk.protocol import (
     RequestMessage,
     Task,
 )
+from anyk.runs import Evaluate, train
+from anyk.runs.callbacks import EvaluationInfo
+from anyk.runs.engine.dispatches import ARRIVED, KEPT
+from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.session import session
+from anyk.runs.log.runlog import RunLog
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
 from anyk.testing.toy import Toy
-from anyk.training import Evaluate, train
-from anyk.training.batches import ARRIVED, KEPT
-from anyk.training.callbacks import EvaluationInfo
-from anyk.training.driver import Driver
-from anyk.training.runlog import RunLog
-from anyk.training.session import session
 
 MakeCluster = Callable[[int, DelayModel | None], Cluster]
 Kill = Callable[[Cluster, int], None]

@@ -9,10 +9,10 @@ from anyk import keyed
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
 from anyk.protocol import Strategy
+from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.session import session
+from anyk.runs.log.runlog import RunLog
 from anyk.testing.hostile import explained, hostile
-from anyk.training.driver import Driver
-from anyk.training.runlog import RunLog
-from anyk.training.session import session
 
 _EVENTS = 8  # of a hostile schedule, for each step asked for
 

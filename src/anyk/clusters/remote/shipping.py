@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem
-from anyk.problems.decompiled import DecompiledPartitions
+from anyk.problems.jax.decompiled import DecompiledPartitions
 
 _PLAIN = b"{"  # what JSON of an object begins with, and no pickle
 

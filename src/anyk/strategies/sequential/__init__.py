@@ -6,9 +6,9 @@ straggler, if the code can do with that.
 (Krishnan, Ebrahimi and Khisti, *Sequential gradient coding for straggler mitigation*, ICLR 2023.)
 """
 
-from anyk.strategies.sequential.base import SequentialRounds
 from anyk.strategies.sequential.gc import GradientCodingRounds
 from anyk.strategies.sequential.m_sgc import Multiplexed
+from anyk.strategies.sequential.rounds import SequentialRounds
 from anyk.strategies.sequential.settings import End
 from anyk.strategies.sequential.sr_sgc import SelectiveRepetition
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from anyk.errors import BadInput
 from anyk.specs import show
-from anyk.strategies.sequential.base import SequentialRounds
+from anyk.strategies.sequential.rounds import SequentialRounds
 from anyk.strategies.sequential.settings import DEFAULTS, Late
 
 

@@ -12,11 +12,11 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.protocol import Layout
 from anyk.specs import show
-from anyk.strategies.sequential.base import SequentialRounds
 from anyk.strategies.sequential.inner import Flags
+from anyk.strategies.sequential.jobs import Place, SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, gradient_coding
+from anyk.strategies.sequential.rounds import SequentialRounds
 from anyk.strategies.sequential.settings import DEFAULTS, End
-from anyk.strategies.sequential.state import Place, SequentialState
 
 
 @dataclass(slots=True)

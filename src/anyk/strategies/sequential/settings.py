@@ -16,8 +16,8 @@ from anyk.codes import Code
 from anyk.errors import BadInput
 from anyk.protocol import DelayLaw, Pace, Strategy, slot_names
 from anyk.strategies.sequential.inner import Inner
+from anyk.strategies.sequential.jobs import SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, bits_of
-from anyk.strategies.sequential.state import SequentialState
 
 End = Literal["cutoff", "decodable"]
 Waiting = Literal["all", "minimal", "feasible"]

@@ -1,0 +1,83 @@
+"""Fleets: what was measured of one, what its slow workers cost, and which strategy to run on it."""
+
+from anyk.fleet.auto.training import Auto, Part, resume_auto, train_auto
+from anyk.fleet.explanation.explaining import Explanation, WorkerCost, explain
+from anyk.fleet.plans.advice import Advice
+from anyk.fleet.plans.check import Checked, Figures, check
+from anyk.fleet.plans.plan import Choice, Estimate, Plan, pareto, plan
+from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
+from anyk.fleet.records import PARTS, Record, Recorder, ddp, joined, read, read_all
+from anyk.fleet.simulation import Measured, computed_load, simulate, simulated_pace
+from anyk.fleet.theory import erasurehead
+from anyk.fleet.theory.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
+from anyk.fleet.theory.bounds import (
+    async_factor,
+    best_k,
+    best_tau,
+    cooperative_bound,
+    error_after,
+    error_floor,
+    fresh_share,
+    stability_limit,
+    stationary_error,
+)
+from anyk.fleet.theory.code_curves import Curve, Facts, compare_codes, facts, survey
+from anyk.fleet.theory.times import pace
+from anyk.protocol import Pace
+from anyk.strategies import discard_seconds
+
+__all__ = [
+    "PARTS",
+    "Record",
+    "Recorder",
+    "ddp",
+    "joined",
+    "read",
+    "read_all",
+    "Advice",
+    "Auto",
+    "Part",
+    "resume_auto",
+    "train_auto",
+    "Candidate",
+    "TraceGrid",
+    "fit_slope",
+    "sequential_candidates",
+    "Checked",
+    "Choice",
+    "Curve",
+    "Estimate",
+    "Plan",
+    "Explanation",
+    "WorkerCost",
+    "explain",
+    "Facts",
+    "Figures",
+    "Measured",
+    "Pace",
+    "Threshold",
+    "adversarial_threshold",
+    "async_factor",
+    "best_k",
+    "best_tau",
+    "check",
+    "chosen_stragglers",
+    "computed_load",
+    "compare_codes",
+    "erasurehead",
+    "error_after",
+    "cooperative_bound",
+    "discard_seconds",
+    "error_floor",
+    "facts",
+    "fresh_share",
+    "pace",
+    "pareto",
+    "plan",
+    "simulate",
+    "simulated_pace",
+    "stability_limit",
+    "stationary_error",
+    "survey",
+    "threshold_bound",
+]

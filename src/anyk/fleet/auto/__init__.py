@@ -1,0 +1,1 @@
+"""Training that measures, plans, trains and replans by itself."""

@@ -1,0 +1,1 @@
+"""Explanations: what slow workers cost a fleet, and why."""

@@ -1,0 +1,89 @@
+"""The gain from changes of the fleet itself: a worker left out or repaired, spares, and an uncut probe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from anyk import keyed
+from anyk.errors import BadInput, RunFailed
+from anyk.fleet.explanation import attribution
+from anyk.fleet.plans.judging import Choice
+from anyk.fleet.plans.measured import Fleet, Floats, slowness
+
+_PROBED = 30  # rounds
+_REPAIRED = 3  # workers at most
+_FAR = 1000.0  # times its lower end, from which on the upper end of an interval is not printed
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change of the fleet, and its gain over today (1 - its seconds over today's).
+
+    Under ``today``'s strategy and under the ``best`` one; None where that does not exist for so many workers.
+    """
+
+    what: str
+    today: float | None
+    best: float | None
+
+
+def advice(
+    fleet: Fleet, names: Sequence[int | str], costliest: int, named: Iterable[int], specs: tuple[str, str], seed: int
+) -> tuple[Advice, ...]:
+    """Changes of the fleet under today's strategy and the best one, ``specs``; workers by their columns."""
+    level = fleet.alone(specs[0])
+
+    def gain(changed: Fleet, spec: str) -> float | None:
+        try:
+            return 1.0 - changed.alone(spec) / level
+        except (BadInput, RunFailed):
+            return None
+
+    changes = [(f"worker {names[costliest]} left out", fleet.without([costliest]))] if len(names) > 2 else []
+    changes += [(f"worker {names[i]} repaired", repaired(fleet, i)) for i in list(named)[:_REPAIRED]]
+    changes += [(f"{count} spare worker{'s' * (count > 1)}", with_spares(fleet, count, seed)) for count in (1, 2)]
+    return tuple(Advice(what, gain(changed, specs[0]), gain(changed, specs[1])) for what, changed in changes)
+
+
+def repaired(fleet: Fleet, place: int) -> Fleet:
+    """The fleet with one worker as fast as the median of the others, where it is slower."""
+    others = np.delete(fleet.times, place, axis=1)
+    times, slopes = fleet.times.copy(), fleet.slopes.copy()
+    times[:, place] = np.minimum(times[:, place], attribution.lower_median(others))
+    slopes[place] = min(slopes[place], _typical(np.delete(slopes, place)))
+    return replace(fleet, times=times, slope=slopes)
+
+
+def with_spares(fleet: Fleet, count: int, seed: int) -> Fleet:
+    """The fleet with some workers more: of typical speed, in each round held up as one of the others, drawn by key."""
+    rounds, workers = fleet.times.shape
+    drawn = keyed.generator(seed, "spares").integers(0, workers, (rounds, count))
+    relative = fleet.times / slowness(fleet.times)
+    times = np.hstack([fleet.times, np.take_along_axis(relative, drawn, axis=1)])
+    censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, drawn, axis=1)])
+    return Fleet(times, censored, fleet.load, np.append(fleet.slopes, [_typical(fleet.slopes)] * count))
+
+
+def _typical(slopes: Floats) -> float:
+    return float(np.sort(slopes)[(len(slopes) - 1) // 2])
+
+
+def probe(today: Choice, choices: Iterable[Choice]) -> str | None:
+    """Where too many times were cut off to judge some strategies: the run that would tell, and what it takes."""
+    unknown = [one for one in choices if one.exact and not one.measured]
+    waiting = next((one for one in (today, *unknown) if one.spec == "uncoded"), None)
+    if not unknown and today.measured:
+        return None
+    cost = ""
+    if waiting is not None:
+        low, high = (_PROBED * seconds for seconds in (waiting.seconds_per_step.low, waiting.seconds_per_step.high))
+        longest = f"to {high:.3g} s" if high < _FAR * low else "s or far longer"
+        cost = f" in {low:.3g} {longest}, where today's strategy takes"
+        cost += f" {_PROBED * today.seconds_per_step.median:.3g} s" if today.measured else " as long"
+    return (
+        f"too many times were cut off to judge {len(unknown) + (not today.measured)} strategies; a run that waits for "
+        f"all would tell: anyk train … --strategy uncoded --steps {_PROBED} --out probe{cost}, then anyk plan probe"
+    )

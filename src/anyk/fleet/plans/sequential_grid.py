@@ -1,0 +1,249 @@
+"""Which sequential code, with which parameters: every one of a grid replayed on a measured trace, quickly.
+
+The strategies themselves decide in :func:`anyk.fleet.simulate`; here the same decisions for thousands of candidates
+are taken on sets of workers as bits of whole numbers. A task that covers another share of the data than the trace was
+measured at takes ``(share - load) * slope`` seconds more, for all workers alike, so who is slow in a round stays the
+same and only the cut-off moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anyk.codes import FractionalRepetition
+from anyk.errors import BadInput
+from anyk.strategies.sequential import End
+from anyk.strategies.sequential.replay import (
+    LEAST,
+    Decided,
+    KnownRounds,
+    bits_of,
+    gradient_coding,
+    multiplexed,
+    selective,
+)
+
+_WINDOW = 20  # rounds that SR-SGC's straggler model looks back on at most
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A scheme on a trace.
+
+    Its ``spec``, ``load`` (share of the data that a worker computes a round), rounds of delay ``T``, ``seconds`` of all
+    rounds that ``jobs`` jobs take, and ``waits``, the rounds in which the master had to wait.
+    """
+
+    spec: str
+    load: float
+    T: int
+    seconds: float
+    waits: int
+    jobs: int
+
+
+class TraceGrid:
+    """A trace prepared for replaying schemes.
+
+    ``delays`` (rounds x workers, seconds) were measured at ``load``; ``slope`` in seconds for the whole data; ``mu``:
+    the cut-off of a round is at 1 + mu times its fastest; ``jobs`` to be done. ``end`` and ``inner`` are as in the
+    strategies: with ``cutoff`` rounds wait for all where stragglers do not fit, with ``decodable`` until the rest fits.
+
+    >>> grid = TraceGrid([[1, 1, 4], [1, 3, 1], [1, 1, 1]], load=0.0, slope=0.0, jobs=2)
+    >>> grid.multiplexed(1, 2, 1).seconds, grid.uncoded().seconds, grid.repetition(2).seconds
+    (6.0, 7.0, 2.0)
+    """
+
+    def __init__(self, delays: ArrayLike, *, load: float, slope: float, jobs: int, mu: float = 1.0) -> None:
+        table = np.asarray(delays, dtype=np.float64)
+        if table.ndim != 2 or not table.size or not np.isfinite(table).all():
+            raise BadInput(f"delays must be a table of rounds x workers in finite seconds, got shape {table.shape}")
+        for what, value in (("load", load), ("slope", slope), ("mu", mu)):
+            if not np.isfinite(value) or (value < 0 and what != "slope"):
+                raise BadInput(f"{what} must be a finite number of at least 0, got {value:g}")
+        if not 1 <= jobs <= len(table):
+            raise BadInput(f"jobs must be 1 to the trace's {len(table)} rounds, got {jobs}")
+        self.rounds, self.workers = table.shape
+        self.load, self.slope, self.jobs, self.mu = load, slope, jobs, mu
+        self._known = KnownRounds(table, mu)
+
+    # ------------------------------------------------------------------------------------------- rounds
+
+    def _shift(self, load: float) -> float:
+        return (load - self.load) * self.slope
+
+    def _needs(self, spec: str, delay: int) -> int:
+        if self.jobs + delay > self.rounds:
+            raise BadInput(f"{self.jobs} jobs of '{spec}' take {self.jobs + delay} rounds, the trace has {self.rounds}")
+        return self.jobs + delay
+
+    def _inner(self, stragglers: int, end: End, inner: str) -> tuple[list[int], float]:
+        """The groups of the code within a job as bits, none where they do not count, and its load."""
+        if inner == "frc" or (end == "decodable" and self.workers % (stragglers + 1) == 0):
+            code = FractionalRepetition(self.workers, stragglers=stragglers)
+            return bits_of(code.group_of), code.load / self.workers
+        return [], (stragglers + 1) / self.workers
+
+    def _keys(self, end: End, usual: End, inner: str) -> str:
+        mu = f",mu={self.mu:g}" if self.mu != 1.0 else ""
+        return f",end={end}" * (end != usual) + mu + f",inner={inner}" * (inner != "auto")
+
+    # ------------------------------------------------------------------------------------------- schemes
+
+    def uncoded(self) -> Candidate:
+        """No coding: every round waits for all."""
+        shift = self._shift(1.0 / self.workers)
+        seconds = sum(max(LEAST, self._known.rows[t][0][-1] + shift) for t in range(self.jobs))
+        return Candidate("uncoded", 1.0 / self.workers, 0, seconds, self.jobs, self.jobs)
+
+    def repetition(self, s: int) -> Candidate:
+        """``frc``: rounds that end when each group of at least s + 1 workers has one reply."""
+        found = self.gradient_coding(s, inner="frc")
+        return replace(found, spec=f"frc:stragglers={s}", waits=self.jobs)
+
+    def gradient_coding(
+        self, s: int, *, strict: bool = False, end: End = "decodable", inner: str = "auto"
+    ) -> Candidate:
+        """``gc`` with any s stragglers."""
+        groups, load = self._inner(s, end, inner)
+        decided = gradient_coding(
+            self._known, self.jobs, stragglers=s, end=end, groups=groups, strict=strict, shift=self._shift(load)
+        )
+        spec = f"gc:stragglers={s}{',strict=true' * strict}{self._keys(end, 'decodable', inner)}"
+        return self._added(spec, load, 0, decided)
+
+    def multiplexed(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
+        """``m-sgc``."""
+        n = self.workers
+        spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
+        if lambda_ < n:
+            groups, coded = self._inner(lambda_, end, inner)
+            own, parts = lambda_ + 1, n * (B + (W - 1) * (lambda_ + 1))
+            load = ((W - 1) * own + B * max(own, round(coded * n))) / parts
+        else:
+            groups, load = [], (W - 1 + B) / (n * (W - 1))
+        T = W - 2 + B
+        decided = multiplexed(
+            self._known, self._needs(spec, T), B=B, W=W, most=lambda_, end=end, groups=groups, shift=self._shift(load)
+        )
+        return self._added(spec, load, T, decided)
+
+    def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
+        """``sr-sgc``."""
+        s = -(-B * lambda_ // (W - 1 + B))
+        spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
+        groups, load = self._inner(s, end, inner)
+        decided = selective(
+            self._known,
+            self._needs(spec, B),
+            B=B,
+            W=W,
+            most=lambda_,
+            tolerated=s,
+            end=end,
+            groups=groups,
+            jobs=self.jobs,
+            shift=self._shift(load),
+        )
+        return self._added(spec, load, B, decided)
+
+    def _added(self, spec: str, load: float, T: int, decided: Decided) -> Candidate:
+        seconds, waits = 0.0, 0
+        for one, waited in decided:
+            seconds += one
+            waits += waited
+        return Candidate(spec, load, T, seconds, waits, self.jobs)
+
+    # ------------------------------------------------------------------------------------------- all of them
+
+    def grid(self, most_delay: int, *, published: bool = False) -> Iterator[Candidate]:
+        """Every scheme whose jobs take at most ``most_delay`` further rounds, with all parameters (W up to 20).
+
+        ``published``: only as the authors have them, ``end=cutoff`` and stragglers counted by their number, besides
+        ``frc``. Otherwise both rules, and groups that count as such, once for each number of groups.
+        """
+        yield self.uncoded()
+        n, most = self.workers, min(most_delay, self.rounds - self.jobs)
+        ends: tuple[End, ...] = ("cutoff",) if published else ("cutoff", "decodable")
+        sizes = sorted({n // groups for groups in range(1, n // 2 + 1)})  # of the smallest group
+        for size in sizes:
+            yield self.repetition(size - 1)
+        if published:
+            sizes = []
+        for s in range(n):
+            yield self.gradient_coding(s, end=ends[-1])
+        for B in range(1, most + 1):
+            for W in range(B + 1, min(self.jobs, _WINDOW) + 1, B):
+                for lambda_ in range(1, n + 1):
+                    s = -(-B * lambda_ // (W - 1 + B))
+                    for end in ends if s < n else ():
+                        if end == "cutoff" or n % (s + 1):  # else groups count: below, once
+                            yield self.selective(B, W, lambda_, end=end)
+            for size in sizes:
+                for end in ends if 2 * (size - 1) <= n else ():
+                    yield self.selective(B, B + 1, 2 * (size - 1), end=end, inner="frc")
+        for W in range(2, most + 2):
+            for B in range(1, min(W - 1, most + 2 - W) + 1):
+                for lambda_ in range(1, n + 1):
+                    for end in ends:
+                        if end == "cutoff" or n % (lambda_ + 1):
+                            yield self.multiplexed(B, W, lambda_, end=end)
+                for size in sizes:
+                    for end in ends:
+                        yield self.multiplexed(B, W, size - 1, end=end, inner="frc")
+
+
+def sequential_candidates(
+    delays: ArrayLike,
+    *,
+    models: int,
+    load: float,
+    slope: float,
+    jobs: int | None = None,
+    mu: float = 1.0,
+    published: bool = False,
+) -> list[Candidate]:
+    """The best of no coding, FRC, GC, SR-SGC and M-SGC on a trace, soonest first.
+
+    ``delays`` (rounds x workers, seconds) at ``load`` (share of the data a worker computed), ``slope`` in seconds for
+    the whole data (:func:`fit_slope`). ``models`` trained at once allow jobs models - 1 further rounds. ``jobs``: as
+    many as the trace's rounds leave if left out. Equal seconds: the smaller load first. ``published``: see
+    :meth:`TraceGrid.grid`.
+
+    >>> times = [[1, 1, 4], [1, 3, 1], [1, 1, 5], [1, 1, 1]]
+    >>> best = sequential_candidates(times, models=2, load=0.3, slope=0.1)
+    >>> best[0].spec
+    'gc:stragglers=1'
+    """
+    table = np.asarray(delays, dtype=np.float64)
+    if models < 1:
+        raise BadInput(f"models must be at least 1, got {models}")
+    if jobs is None:
+        jobs = max(1, len(table) - (models - 1))
+    grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)
+    best: dict[str, Candidate] = {}
+    for candidate in grid.grid(models - 1, published=published):
+        family = candidate.spec.partition(":")[0]
+        known = best.get(family)
+        if known is None or (candidate.seconds, candidate.load) < (known.seconds, known.load):
+            best[family] = candidate
+    return sorted(best.values(), key=lambda candidate: (candidate.seconds, candidate.load))
+
+
+def fit_slope(tables: list[tuple[float, NDArray[np.float64]]]) -> float:
+    """Seconds that the whole data takes beyond none: least squares of mean times against loads, two loads at least.
+
+    >>> round(fit_slope([(0.0, np.array([[1.0, 1.0]])), (0.5, np.array([[1.5, 1.5]]))]), 9)
+    1.0
+    """
+    loads = np.array([load for load, _ in tables])
+    if np.unique(loads).size < 2:
+        raise BadInput(
+            "the slope of time against load needs traces at two loads or more; give several, or the slope (--slope)"
+        )
+    means = np.array([float(table.mean()) for _, table in tables])
+    return float(np.polyfit(loads, means, 1)[0])

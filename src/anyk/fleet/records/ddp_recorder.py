@@ -1,0 +1,136 @@
+"""A recorder for DistributedDataParallel: when each rank's gradient is ready, before it waits for the others."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.fleet.records.recorder import Recorder
+
+if TYPE_CHECKING:
+    import torch
+
+_DROPPED = 2  # first steps: DDP rebuilds its buckets, and much is done for the first time
+M = TypeVar("M")  # a moment: seconds, or an event of a GPU
+
+
+def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) -> Recorder:
+    """Record the steps of a ``DistributedDataParallel`` model; every rank calls this once, before its first step.
+
+    DDP computes what it would compute anyway: its gradients and its communication hook, if it has one, are left alone.
+    A hook of each parameter notes when its gradient is ready. A step lasts from the end of the previous backward pass,
+    when the gradients have been averaged, to the readiness of the last gradient on this rank: loading data, forward
+    and backward pass and the optimiser's step, without the waiting. Passes under ``no_sync`` belong to the next step
+    that is not; the first two steps are dropped. A step is written down when the next one begins and when the recorder
+    is closed, as it is at the end of the process. On a GPU, times are those of events on its streams, read when they
+    are over, without synchronising.
+
+    Raises :class:`~anyk.errors.BadInput` for a model that is not DistributedDataParallel.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage("PyTorch", "torch", "recording DistributedDataParallel") from None
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise BadInput(f"ddp records a DistributedDataParallel model, got {type(model).__name__}")
+    worker = torch.distributed.get_rank(model.process_group)
+    kind: type[_Passes[Any]] = _OnGpu if next(model.parameters()).is_cuda else _OnHost
+    recorder = kind(folder, worker, model)
+    atexit.register(recorder.close)
+    return recorder
+
+
+class _Passes(Recorder, ABC, Generic[M]):
+    """Takes the moments of backward passes, and makes steps of them."""
+
+    def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        super().__init__(folder, worker)
+        import torch
+
+        engine: Any = torch.autograd.Variable
+        self._queue = engine._execution_engine.queue_callback  # of what is called at the end of a backward pass
+        self._model, self._under_way, self._seen = model, False, 0
+        self._from: M | None = None
+        self._ready: M | None = None
+        self._averaged: M | None = None
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._note)
+        model.register_forward_pre_hook(self._begin)
+
+    @abstractmethod
+    def _now(self, last: M | None) -> M:
+        """This moment; ``last`` is not needed any more."""
+
+    @abstractmethod
+    def _took(self, begin: M, end: M) -> None:
+        """A step lasted from one moment to the other."""
+
+    def _note(self, _: Any) -> None:
+        """A parameter's gradient is ready."""
+        self._ready = self._now(self._ready)
+        if not self._under_way:
+            self._under_way = True
+            self._queue(self._end)
+
+    def _end(self) -> None:
+        """DDP has queued the end of its own work by now: come after it."""
+        self._queue(self._over)
+
+    def _over(self) -> None:
+        """A backward pass is over, or part of one: checkpointed modules begin passes of their own within it."""
+        self._under_way = False
+        if self._model.require_forward_param_sync:  # what DDP's forward pass says of the backward pass: no no_sync
+            self._averaged = self._now(self._averaged)
+
+    def _begin(self, *_: Any) -> None:
+        """A forward pass begins: the step before, if it has averaged its gradients, is known by now."""
+        self._under_way = False  # a pass that raised did not end
+        if self._averaged is None:
+            return
+        if self._seen >= _DROPPED and self._from is not None and self._ready is not None:
+            self._took(self._from, self._ready)
+        self._seen += 1
+        self._from, self._ready, self._averaged = self._averaged, None, None
+
+    def close(self) -> None:
+        """See :meth:`Recorder.close`; with the last step."""
+        self._begin()
+        super().close()
+
+
+class _OnHost(_Passes[float]):
+    """By the host's monotonic clock."""
+
+    def _now(self, last: float | None) -> float:
+        del last
+        return time.perf_counter()
+
+    def _took(self, begin: float, end: float) -> None:
+        self.add(end - begin)
+
+
+class _OnGpu(_Passes[Any]):
+    """By events on a GPU's streams, read a step or more later."""
+
+    def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        super().__init__(folder, worker, model)
+        self._waiting: deque[tuple[Any, Any]] = deque()
+
+    def _now(self, last: Any) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True) if last is None else last
+        event.record()
+        return event
+
+    def _took(self, begin: Any, end: Any) -> None:
+        self._waiting.append((begin, end))
+        while self._waiting and all(event.query() for event in self._waiting[0]):
+            first, last = self._waiting.popleft()
+            self.add(first.elapsed_time(last) / 1e3)

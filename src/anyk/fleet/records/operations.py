@@ -1,0 +1,48 @@
+"""Operation traces of pipelined training, in the layout of StragglerAnalysis, as fleet records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+
+from anyk.errors import BadInput
+from anyk.fleet.records.record import Floats, Record
+from anyk.tables import Table, shown
+
+COLUMNS = ("dp_rank", "stage", "step", "optype", "duration")
+
+
+def is_trace(names: Collection[str]) -> bool:
+    """Whether a table's columns are those of an operation trace."""
+    return all(name in names for name in COLUMNS)
+
+
+def read_operations(file: Path, table: Table) -> Record:
+    """A data-parallel replica is a worker; its seconds in a step are the computation of its busiest pipeline stage.
+
+    The layout is that published with Lin et al. (2025), Understanding Stragglers in Large Model Training Using What-if
+    Analysis: one row an operation, ``duration`` in seconds. Only forward and backward computation counts: what a
+    replica waits for is not its own doing. Seconds of each stage are kept beside.
+    """
+    columns = dict(zip(table.names, table.columns, strict=True))
+    kinds = np.char.endswith(columns["optype"].astype(str), "-compute")
+    if not kinds.any():
+        raise BadInput(f"'{shown(file)}' has no forward-compute or backward-compute operations")
+    numbers = {name: columns[name][kinds] for name in COLUMNS if name != "optype"}
+    for name, values in numbers.items():
+        if values.dtype.kind != "f" or not np.isfinite(values).all():
+            raise BadInput(f"column '{name}' of '{shown(file)}' must hold finite numbers")
+    found = {name: np.unique(numbers[name], return_inverse=True) for name in ("step", "dp_rank", "stage")}
+    size = tuple(len(names) for names, _ in found.values())
+    totals = np.zeros(size)
+    at = tuple(place for _, place in found.values())
+    np.add.at(totals, at, numbers["duration"])
+    totals[np.bincount(np.ravel_multi_index(at, size), minlength=totals.size).reshape(size) == 0] = np.nan
+    steps, ranks, stages = (tuple(int(name) for name in names) for names, _ in found.values())
+    by_stage: dict[str, Floats] = {str(stage): totals[:, :, i] for i, stage in enumerate(stages)}
+    partial = np.isnan(totals).any(axis=2)  # a replica without one of its stages is not known
+    seconds = np.where(partial, np.nan, np.nan_to_num(totals).max(axis=2))
+    said = f"computation of each replica's busiest of {len(stages)} pipeline stages"
+    return Record(seconds, workers=ranks, rounds=steps, stages=by_stage, remarks=(said,))

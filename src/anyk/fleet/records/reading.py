@@ -1,0 +1,179 @@
+"""Reading fleet records from what there is: run folders, tables, operation traces, Spark's event logs, recorders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from anyk.delays.measured import in_seconds, long_columns, pivoted, plain_name, read_measured, unit_in
+from anyk.errors import BadInput
+from anyk.fleet.records.operations import is_trace, read_operations
+from anyk.fleet.records.record import PARTS, Floats, Record, joined
+from anyk.fleet.records.recorder import HEADER
+from anyk.fleet.records.spark import is_event_log, read_event_log
+from anyk.matrices import read_npz
+from anyk.runs import Run
+from anyk.runs.log.delay_trace import computed, measured
+from anyk.tables import Table, absent, existing_file, limit, read_csv, read_parquet, shown
+
+_FILES = "worker-*.csv"  # what recorders write into their folder
+
+
+def read(source: str | Path | Run | Record, *, unit: str | None = None, max_gb: float | None = None) -> Record:
+    """The fleet record that a source holds.
+
+    A source is a run folder (or a :class:`~anyk.Run`), a folder written by :mod:`anyk.fleet`'s recorders, a table
+    of rounds x workers or a long table with columns for round (step, iteration), worker (rank, client, executor) and
+    seconds (duration, ms), as .npz, .csv or .parquet; an operation trace in the layout of StragglerAnalysis; or a Spark
+    event log. ``unit`` is s, ms or us where the source does not say; ``max_gb`` limits the memory that a file may take.
+
+    Raises :class:`~anyk.errors.BadInput` for a source that is none of these or could mean something else.
+    """
+    if isinstance(source, Record):
+        return source
+    if isinstance(source, Run):
+        return _of_run(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _of_folder(path)
+    existing_file(path, "fleet record")
+    name = path.name.lower()
+    if name.endswith(".npz"):
+        return _of_npz(path, unit, max_gb)
+    if name.endswith((".csv", ".csv.gz", ".parquet")):
+        table = (read_parquet if name.endswith(".parquet") else read_csv)(path, limit(path, max_gb))
+        names = [column.strip().lower() for column in table.names] if table.header else []
+        if is_trace(names):
+            return read_operations(path, table)
+        if (places := long_columns(names)) is not None:
+            return _of_long(path, table, names, places, unit)
+        found = read_measured(path, unit=unit, max_gb=max_gb)
+        return Record(found.times, found.censored, load=found.load, remarks=found.remarks)
+    if is_event_log(path):
+        return read_event_log(path, max_gb=max_gb)
+    raise BadInput(
+        f"'{shown(path)}' is not a fleet record; give a run folder, a .npz, .csv or .parquet table or a Spark event log"
+    )
+
+
+def read_all(
+    sources: list[str], *, unit: str | None = None, max_gb: float | None = None, load: float | None = None
+) -> Record:
+    """The records of several sources, measured one after another, as one; ``load`` where they do not say it.
+
+    Raises :class:`~anyk.errors.BadInput` for sources that cannot be read or joined, or that say another load.
+    """
+    found = joined([read(source, unit=unit, max_gb=max_gb) for source in sources])
+    if load is None:
+        return found
+    if found.load not in (None, load):
+        raise BadInput(f"the record itself says a load of {found.load:g}, not {load:g}; leave the load out")
+    return replace(found, load=load)
+
+
+def _of_run(run: Run) -> Record:
+    seconds, censored, load = measured(run, due=False)
+    computing = computed(run)
+    parts = {} if computing is None else {"compute": computing}
+    spec = run.config["strategy"]
+    return Record(seconds, censored, load=load, parts=parts, remarks=(f"a run of '{spec}'",), strategy=spec)
+
+
+def _of_folder(path: Path) -> Record:
+    if (path / "run.toml").is_file():
+        run = Run.open(path)
+        try:
+            return _of_run(run)
+        finally:
+            run.close()
+    if (path / "race.toml").is_file():
+        raise BadInput(f"'{shown(path)}' is the folder of a race; give the folder of one of its runs")
+    files = sorted(path.glob(_FILES))
+    if not files:
+        raise BadInput(f"the folder '{shown(path)}' is neither a run nor written by a recorder ({_FILES})")
+    columns = [read_csv(one, limit(one), header=True, text=partial(_check_names, one)).columns[:3] for one in files]
+    rounds, workers, seconds = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    return replace(_pivoted(path, rounds, workers, {"seconds": seconds}), remarks=("written by recorders",))
+
+
+def _check_names(file: Path, names: Sequence[str]) -> tuple[()]:
+    """Raise BadInput if these are not the columns of a recorder's file; none of them is text."""
+    if ",".join(names[:3]) != HEADER:
+        raise BadInput(f"'{shown(file)}' was not written by a recorder: its columns are not round, worker, seconds")
+    return ()
+
+
+def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
+    allowed = limit(path, max_gb)
+    _, names = read_npz(path, allowed, ())
+    if "workers" not in names or "rounds" not in names:
+        found = read_measured(path, unit=unit, max_gb=max_gb)
+        return Record(found.times, found.censored, load=found.load, remarks=found.remarks)
+    arrays, _ = read_npz(path, allowed, names)
+    missing = [name for name in ("seconds", "censored") if name not in arrays]
+    if missing:
+        raise BadInput(
+            f"'{shown(path)}' has no array '{missing[0]}'; a fleet record has seconds, censored, workers, rounds"
+        )
+    tables = {
+        kind: {name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)}
+        for kind in ("part ", "stage ")
+    }
+    return Record(
+        arrays["seconds"],
+        arrays["censored"],
+        tuple(arrays["workers"].tolist()),
+        tuple(int(t) for t in arrays["rounds"]),
+        float(arrays["load"]) if "load" in arrays else None,
+        tables["part "],
+        tables["stage "],
+    )
+
+
+def _of_long(path: Path, table: Table, names: list[str], places: tuple[int, int, int], unit: str | None) -> Record:
+    rounds, workers, seconds = (table.columns[i] for i in places)
+    for i, values in zip(places, (rounds, workers, seconds), strict=True):
+        if values.dtype.kind != "f" and i != places[1]:
+            raise BadInput(f"column '{shown(table.names[i])}' of '{shown(path)}' holds text; it must hold numbers")
+        if absent(values).any():
+            raise BadInput(f"column '{shown(table.names[i])}' of '{shown(path)}' has rows without a finite value")
+    if (rounds != np.floor(rounds)).any():
+        raise BadInput(f"column '{shown(table.names[places[0]])}' of '{shown(path)}' must hold whole numbers of rounds")
+    seconds, said = in_seconds(seconds, unit, unit_in(names[places[2]])[1] or 1.0)
+    more = {name: table.columns[names.index(name)] for name in ("censored", "load", *PARTS) if name in names}
+    wrong = [name for name, values in more.items() if values.dtype.kind != "f"]
+    if wrong:
+        raise BadInput(f"column '{wrong[0]}' of '{shown(path)}' holds text; it must hold numbers")
+    record = _pivoted(path, rounds, workers, {"seconds": seconds} | more)
+    used = [table.names[i] for i in places] + list(more)
+    rest = [name for name in table.names if name not in used]
+    remarks = (f"from the columns {', '.join(map(shown, used))}", *([f"{len(rest)} others not used"] if rest else []))
+    return Record(
+        record.seconds, record.censored, record.workers, record.rounds, record.load, record.parts, {}, (*remarks, *said)
+    )
+
+
+def _pivoted(path: Path, rounds: Floats, workers: Floats, values: dict[str, Floats]) -> Record:
+    """A long table as rounds x workers; what is not there is missing, and what is there twice is refused."""
+    all_rounds, all_workers, tables = pivoted(path, rounds, workers, values)
+    cut = np.nan_to_num(tables.pop("censored", np.zeros(1))) > 0
+    loads = np.unique(values["load"][np.isfinite(values["load"])]) if "load" in values else np.empty(0)
+    tables.pop("load", None)
+    if len(loads) > 1:
+        raise BadInput(f"'{shown(path)}' was measured at {len(loads)} different loads; give a record for each of them")
+    seconds = tables.pop("seconds")
+    names = tuple(
+        int(w) if isinstance(w, float) and w.is_integer() else str(plain_name(w)) for w in all_workers.tolist()
+    )
+    return Record(
+        seconds,
+        np.broadcast_to(cut, seconds.shape),
+        names,
+        tuple(int(t) for t in all_rounds),
+        float(loads[0]) if len(loads) else None,
+        tables,
+    )

@@ -1,0 +1,94 @@
+"""Recorders: the seconds of each step of a training loop, written by every worker into one folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from anyk.errors import BadInput
+
+HEADER = "round,worker,seconds"
+_EVERY = 1.0  # seconds between writes
+
+
+class Recorder:
+    """Writes how long each step of one worker takes; a folder of such files is read by :func:`anyk.fleet.read`.
+
+    ``folder`` is shared by all workers, each of which writes ``worker-<number>.csv``. A step must end before anything
+    that waits for the other workers: behind an all-reduce all look alike. Where the file exists, as when a job was
+    started again, rounds go on counting. Times are taken from the worker's own monotonic clock and written at least
+    once a second, and when the recorder is closed; steps of the last second before a crash are lost.
+
+    Raises :class:`~anyk.errors.BadInput` for a negative ``worker`` and where the file cannot be written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Recorder(folder, worker=0) as recorder:
+    ...         for _ in range(3):
+    ...             with recorder.step():
+    ...                 total = sum(range(1000))
+    ...     len(Path(folder, "worker-0.csv").read_text().split())
+    4
+    """
+
+    def __init__(self, folder: str | Path, worker: int) -> None:
+        if worker < 0:
+            raise BadInput(f"worker must be a number of at least 0, got {worker}")
+        self.worker, self.path = worker, Path(folder) / f"worker-{worker}.csv"
+        self._rows: list[str] = []
+        self._written = time.monotonic()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.rounds = self._begun()
+            self._file = self.path.open("a", encoding="utf-8")
+            if not self.rounds and not self.path.stat().st_size:
+                self._file.write(HEADER + "\n")
+                self._file.flush()
+        except OSError as error:
+            raise BadInput(f"the record '{self.path}' cannot be written ({error.strerror})") from None
+
+    def _begun(self) -> int:
+        """The number of the next round of a file that may be there already."""
+        if not self.path.is_file() or not self.path.stat().st_size:
+            return 0
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        if lines[0] != HEADER:
+            raise BadInput(f"'{self.path}' was not written by a recorder; choose another folder")
+        return int(lines[-1].partition(",")[0]) + 1 if len(lines) > 1 else 0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Measure what is done inside as one step; one that raises is not recorded."""
+        begin = time.perf_counter()
+        yield
+        self.add(time.perf_counter() - begin)
+
+    def add(self, seconds: float) -> None:
+        """Record a step that was measured otherwise."""
+        self._rows.append(f"{self.rounds},{self.worker},{seconds!r}\n")
+        self.rounds += 1
+        if time.monotonic() - self._written > _EVERY:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has been recorded."""
+        if not self._file.closed:
+            self._file.write("".join(self._rows))
+            self._file.flush()
+        self._rows.clear()
+        self._written = time.monotonic()
+
+    def close(self) -> None:
+        """Write what has been recorded and close the file; may be called twice."""
+        self.flush()
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Theory: closed forms and bounds for the time and error of strategies and codes."""

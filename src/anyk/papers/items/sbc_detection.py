@@ -1,0 +1,94 @@
+"""Stochastic block codes: the harm of an adversary that sees overlaps only, from hidden blocks to plain ones."""
+
+import numpy as np
+
+from anyk import code
+from anyk.codes import StochasticBlockCode
+from anyk.fleet import chosen_stragglers
+from anyk.papers.item import Criterion, Item
+from anyk.papers.items.random_codes import attack
+from anyk.papers.lab import Found, Lab
+from anyk.papers.pictures import Lines
+from anyk.papers.table import Case, Table, cases
+
+N, BLOCK, LOAD = 60, 10, 5
+KNOWLEDGE = ("code", "overlaps", "nothing")
+FLAT = 0.084  # the chance at which blocks are hardly denser than the rest (LOAD / N)
+
+
+def measure(lab: Lab, case: Case, seed: int) -> Found:
+    """As many workers are lost as a block has. ``in one block``: the largest share of them from one block."""
+    drawn = code(f"sbc:load={LOAD},block={BLOCK},inside={case['inside']},seed={seed}", workers=N)
+    assert isinstance(drawn, StochasticBlockCode)
+    lost = set(chosen_stragglers(drawn, BLOCK, knows=case["knows"], seed=seed)[0])
+    together = max(len(lost.intersection(workers)) for workers, _ in drawn.communities)
+    return {"error": attack(drawn, BLOCK, case["knows"]), "in one block": together / BLOCK}
+
+
+def table(lab: Lab) -> Table:
+    chances = (FLAT, 0.25, 0.5) if lab.quick else (FLAT, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+    return lab.measure(measure, cases(inside=chances, knows=KNOWLEDGE))
+
+
+def _ends(t: Table) -> tuple[float, float]:
+    chances = [row.case["inside"] for row in t]
+    return min(chances), max(chances)
+
+
+def _hidden(t: Table) -> tuple[bool, str]:
+    flat, _ = _ends(t)
+    share = t.mean("in one block", inside=flat, knows="overlaps")
+    return share < 0.6, f"{100 * share:.0f} % of those chosen are of one block (test: below 60 %)"
+
+
+def _seen(t: Table) -> tuple[bool, str]:
+    _, plain = _ends(t)
+    share, error = (t.mean(name, inside=plain, knows="overlaps") for name in ("in one block", "error"))
+    known = t.mean("error", inside=plain, knows="code")
+    return (
+        share > 0.9 and error > 0.9 * known,
+        f"{100 * share:.0f} % of one block, error {error:.3f} of {known:.3f} with the code (test: above 90 % each)",
+    )
+
+
+def _harder(t: Table) -> tuple[bool, str]:
+    rows = list(t.where(knows="overlaps"))
+    ratios = [row.mean("error") / t.mean("error", inside=row.case["inside"], knows="nothing") for row in rows]
+    slope = float(np.corrcoef([row.case["inside"] for row in rows], ratios)[0, 1])
+    shown = f"{ratios[0]:.1f} to {ratios[-1]:.1f} times the error of random stragglers"
+    return slope > 0.7 and ratios[-1] > 1.5 * ratios[0], f"{shown}, correlation {slope:.2f} (test: 1.5 times, 0.7)"
+
+
+ITEM = Item(
+    name="sbc-detection",
+    title=f"Error per partition when {BLOCK} of {N} workers are chosen, against how dense the blocks of an SBC are",
+    source="Charles and Papailiopoulos 2018, abstract: adversaries must detect communities",
+    minutes=0.5,
+    table=table,
+    claims=(
+        Criterion("blocks no denser than the rest are not found", "hard to detect", _hidden),
+        Criterion("dense blocks are found, and then knowing more of the code adds little", "easy to detect", _seen),
+        Criterion("the harder blocks are to detect, the less overlaps help", "as hard as detection", _harder),
+    ),
+    panels=(
+        Lines(
+            "inside",
+            ("error",),
+            "chance of a partition of the own block",
+            "error per partition",
+            "the adversary knows (code: at least)",
+            by="knows",
+        ),
+        Lines(
+            "inside",
+            ("in one block",),
+            "chance of a partition of the own block",
+            "share of those chosen",
+            "chosen from one block",
+            by="knows",
+        ),
+    ),
+    columns=("inside", "knows", "error", "in one block"),
+    differs="the paper proves this for large graphs; here one greedy rule looks for communities, better ones may find "
+    "more; who knows the code searches, a lower bound",
+)

@@ -1,0 +1,233 @@
+"""Run an item of the gallery and write what it came to: table, picture, verdicts, and a page of all."""
+
+from __future__ import annotations
+
+import json
+import time as clock
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.papers.item import Item, Verdict, Word, overall
+from anyk.papers.lab import Lab, Progress
+from anyk.papers.pictures import draw
+from anyk.papers.table import Table
+from anyk.runs.folder.folders import check_plain
+
+_HEADER = ("claim", "paper", "here", "verdict")
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What an item came to. ``picture``: None where matplotlib is not installed."""
+
+    item: Item
+    table: Table
+    verdicts: tuple[Verdict, ...]
+    seeds: int
+    quick: bool
+    cluster: str
+    seconds: float
+    picture: Path | None
+
+    @property
+    def word(self) -> Word:
+        """The verdict on the whole."""
+        return overall(self.verdicts)
+
+    @property
+    def setting(self) -> str:
+        """Clock, seeds and size in words."""
+        seeds = (
+            "no random draws" if self.item.clock == "none" else f"seeds 0 to {self.seeds - 1}, mean (least to largest)"
+        )
+        on = {"none": "closed forms", "simulated": "virtual clock"}.get(self.cluster, f"real clock, {self.cluster}")
+        return f"{on}; {seeds}{'; quick: smaller than the paper' if self.quick else ''}"
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.item.name,
+            "title": self.item.title,
+            "source": self.item.source,
+            "verdict": self.word,
+            "claims": [dict(zip(_HEADER, verdict, strict=True)) for verdict in self.verdicts],
+            "clock": self.cluster,
+            "seeds": self.seeds,
+            "quick": self.quick,
+            "differs": self.item.differs,
+            "seconds": self.seconds,
+            "table": self.table.plain(),
+        }
+
+    def markdown(self, picture: str | None = None) -> str:
+        """A section of the gallery page."""
+        columns = list(self.item.columns)
+        lines = [f"## {self.item.name}: {self.word}", "", f"{self.item.title}. *{self.item.source}*", ""]
+        if picture is not None:
+            lines += [f"![{self.item.title}]({picture})", ""]
+        lines += _markdown(_HEADER, [list(verdict) for verdict in self.verdicts])
+        lines += ["", *_markdown(columns, self.table.cells(columns))]
+        lines += ["", f"{self.setting[0].upper()}{self.setting[1:]}. Differs from the paper: {self.item.differs}", ""]
+        return "\n".join(lines)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return [f"| {' | '.join(header)} |", "|" + " --- |" * len(header), *(f"| {' | '.join(row)} |" for row in escaped)]
+
+
+def reproduce(
+    item: Item | str,
+    *,
+    out: str | Path | None = None,
+    quick: bool = False,
+    seeds: int | None = None,
+    cluster: str | None = None,
+    data_folder: str | Path | None = None,
+    keep: str | Path | None = None,
+    progress: Progress = lambda text, done, of: None,
+) -> Reproduction:
+    """Run one item; into ``out``, where given, go its table (CSV, JSON), its page (Markdown) and its picture.
+
+    ``cluster``: ``processes`` for items of the virtual clock that can run on the real one. ``keep``: a folder in which
+    results of single cases are kept by their settings (``.results`` in ``out``, if left out), so that a run that was
+    interrupted goes on. Raises :class:`~anyk.errors.BadInput` where the item does not exist, or its data is missing.
+
+    >>> found = reproduce("erasurehead-theory", quick=True, seeds=1)
+    >>> found.word
+    'holds in part'
+    """
+    from anyk.papers import items
+
+    if isinstance(item, str):
+        known = items()
+        if item not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(item, known, n=1, cutoff=0.4)
+            hint = f"did you mean '{near[0]}'?" if near else "'anyk reproduce' lists them"
+            raise BadInput(f"the gallery has no item '{item}'; {hint}")
+        item = known[item]
+    chosen = item.clock if cluster is None else cluster
+    if item.clock != "simulated" and chosen != item.clock:
+        raise BadInput(f"'{item.name}' runs on its own clock ({item.clock}) only; leave out cluster={chosen}")
+    if chosen not in ("simulated", "processes", "none"):
+        raise BadInput(f"cluster must be simulated or processes, got '{chosen}'")
+    count = 1 if item.clock == "none" else item.seeds if seeds is None else seeds
+    if count < 1:
+        raise BadInput(f"seeds must be at least 1, got {count}")
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        _writable(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")
+        keep = folder / ".results" if keep is None else keep
+    lab = Lab(
+        item.name,
+        count,
+        quick,
+        "simulated" if chosen == "none" else chosen,
+        None if keep is None else Path(keep),
+        None if data_folder is None else Path(data_folder),
+        progress,
+    )
+    began = clock.monotonic()
+    table = item.table(lab)
+    verdicts = tuple(item.verdicts(table))
+    picture = None
+    if folder is not None:
+        picture = _drawn(item, table, folder)
+    made = Reproduction(item, table, verdicts, count, quick, chosen, clock.monotonic() - began, picture)
+    if folder is not None:
+        (folder / f"{item.name}.json").write_text(json.dumps(made.plain(), indent=1) + "\n", encoding="utf-8")
+        (folder / f"{item.name}.csv").write_text(table.csv(), encoding="utf-8")
+        page = made.markdown(None if picture is None else picture.name)
+        (folder / f"{item.name}.md").write_text(page, encoding="utf-8")
+    return made
+
+
+def _writable(folder: Path, *names: str) -> None:
+    """Make a folder, if need be, in which files (or folders) of these names will be written."""
+    check_plain(*(folder / name for name in names))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"the folder '{folder}' cannot be made ({error.strerror})") from None
+
+
+def _drawn(item: Item, table: Table, folder: Path) -> Path | None:
+    file = folder / f"{item.name}.png"
+    try:
+        draw(item.title, item.panels, table, file)
+    except MissingPackage:
+        return None
+    return file
+
+
+def reproduce_all(
+    *,
+    out: str | Path,
+    names: Sequence[str] = (),
+    quick: bool = False,
+    seeds: int | None = None,
+    data_folder: str | Path | None = None,
+    progress: Progress = lambda text, done, of: None,
+    before: Callable[[Item], None] = lambda item: None,
+    after: Callable[[Reproduction], None] = lambda made: None,
+) -> tuple[list[Reproduction], dict[str, str]]:
+    """Run all items (or those named) and write the gallery page, ``gallery.md``; items without data are listed there.
+
+    Returns what was made, and why the others were not.
+    """
+    from anyk.papers import items
+
+    folder = Path(out)
+    _writable(folder, "gallery.md")
+    made: list[Reproduction] = []
+    missing: dict[str, str] = {}
+    for item in items().values():
+        if names and item.name not in names:
+            continue
+        before(item)
+        try:
+            one = reproduce(item, out=folder, quick=quick, seeds=seeds, data_folder=data_folder, progress=progress)
+        except BadInput as error:
+            missing[item.name] = str(error)
+            continue
+        made.append(one)
+        after(one)
+        (folder / "gallery.md").write_text(page(made, missing), encoding="utf-8")
+    (folder / "gallery.md").write_text(page(made, missing), encoding="utf-8")
+    return made, missing
+
+
+def _link(made: Reproduction) -> str:
+    return f"[{made.item.name}](#{made.item.name}-{made.word.replace(' ', '-')})"
+
+
+def page(made: Sequence[Reproduction], missing: dict[str, str]) -> str:
+    """The gallery page: a table of verdicts, then each item."""
+    counts = {word: sum(one.word == word for one in made) for word in ("holds", "holds in part", "does not hold")}
+    lines = [
+        "# Gallery",
+        "",
+        "Figures and tables of papers, made again by `anyk reproduce --all`. A claim *holds* where its number is met "
+        "within the tolerance beside it, every printed order is kept and the test of a claim in words is passed; a "
+        "number that is missed in the right direction *holds in part*. Verdicts are computed from the numbers.",
+        "",
+        f"{counts['holds']} hold, {counts['holds in part']} hold in part, {counts['does not hold']} do not hold; "
+        f"{len(missing)} could not be run.",
+        "",
+        *_markdown(
+            ["item", "what", "verdict"],
+            [
+                [f"[{one.item.name}](#{one.item.name}-{one.word.replace(' ', '-')})", one.item.title, one.word]
+                for one in made
+            ]
+            + [[name, why.partition(";")[0], "not run"] for name, why in missing.items()],
+        ),
+        "",
+        *(one.markdown(None if one.picture is None else one.picture.name) for one in made),
+    ]
+    return "\n".join(lines)

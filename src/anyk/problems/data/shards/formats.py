@@ -1,0 +1,366 @@
+"""The formats of shards: how a file falls into blocks, and how one of them is read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput, MissingPackage, told
+from anyk.problems.data.shards.sources import Content, Shards, opened
+from anyk.tables import (
+    Limit,
+    Table,
+    check_separator,
+    column_names,
+    converted,
+    has_header,
+    lines,
+    listed,
+    read_parquet,
+    reading,
+    shown,
+)
+
+_BYTES = 8 << 20  # of a block, about
+_TEXT = 4 << 20  # of CSV: cells take ten times as much while they are read
+_ENDLESS = 1 << 62
+HEAD = 32  # rows at the beginning of a file that every pass reads: on these a module and its loss are tried
+
+
+class Piece(NamedTuple):
+    """A block as a pass comes by it: where it begins and how long it is (in the format's terms), rows and contents."""
+
+    at: int
+    size: int
+    rows: int
+    content: Content | None  # None: not read
+
+
+class Format(Protocol):
+    """A file of one format; ``whole``: whether its target is whole numbers, None: look at them."""
+
+    whole: bool | None
+
+    def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
+        """Its blocks in order; only where ``deep`` all of them with their contents. ``text``: see :meth:`read`."""
+        ...
+
+    def read(self, at: int, size: int, text: set[int]) -> Content:
+        """One block; ``text``: columns that are text whatever they hold."""
+        ...
+
+
+def format_of(shards: Shards, address: str, *, header: bool | None = None) -> Format:
+    """The file with its format; ``header`` as a pass has found it."""
+    if shards.read is not None:
+        return _Read(address, shards.read)
+    if shards.kind == "parquet":
+        return _Parquet(address, shards)
+    if shards.kind == "csv":
+        return _Csv(address, shards.header if header is None else header)
+    return _Npz(address) if shards.kind == "npz" else _Svmlight(address)
+
+
+class _Read:
+    """A file that a function of the user's reads."""
+
+    whole: bool | None = None
+
+    def __init__(self, address: str, read: Callable[[str], Any]) -> None:
+        self._address, self._read = address, read
+
+    def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
+        del deep
+        content = self.read(0, 0, text)
+        yield Piece(0, 0, _length(content), content)
+
+    def read(self, at: int, size: int, text: set[int]) -> Content:
+        del at, size, text
+        where = shown(self._address)
+        try:
+            content = self._read(self._address)
+        except Exception as error:
+            raise BadInput(f"read fails on {where}: {told(error)}") from error
+        if isinstance(content, Mapping):
+            made: Any = {str(key): _own(value) for key, value in content.items()}
+        elif isinstance(content, (tuple, list)):
+            made = tuple(_own(value) for value in content)
+        else:
+            made = ()
+        parts = list(made.values()) if isinstance(made, dict) else list(made)
+        if len(parts) < 2 - isinstance(made, dict) or any(getattr(part, "ndim", 0) < 1 for part in parts):
+            raise BadInput(
+                f"read must give a tuple of arrays, the inputs and then the target, or a dictionary of arrays; of "
+                f"{where} it gave {type(content).__name__}"
+            )
+        if len({part.shape[0] for part in parts}) > 1:
+            raise BadInput(f"the arrays that read gives of {where} have {[part.shape[0] for part in parts]} entries")
+        return made
+
+
+def _own(value: Any) -> Any:
+    """As NumPy or SciPy has it."""
+    return value if hasattr(value, "indptr") else np.asarray(value)
+
+
+def _length(content: Content) -> int:
+    if isinstance(content, Table):
+        return content.rows
+    first = next(iter(content.values())) if isinstance(content, dict) else content[0]
+    return int(first.shape[0])
+
+
+class _Parquet:
+    """Blocks are row groups."""
+
+    whole: bool | None = None
+
+    def __init__(self, address: str, shards: Shards) -> None:
+        self._address, self._shards = address, shards
+        self._allowed = Limit(address, _ENDLESS, "")
+
+    def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
+        try:
+            from pyarrow import parquet, types
+        except ImportError:
+            raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
+        from anyk.problems.data.files import target_column
+
+        with opened(self._address) as file:
+            with reading(self._address, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as found:
+                facts, schema = found.metadata, found.schema_arrow
+                rows = [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
+            names = list(map(str, schema.names))
+            self.whole = bool(
+                types.is_integer(schema.field(target_column(names, self._address, self._shards.target)[0]).type)
+            )
+            for group, count in enumerate(rows):
+                if count:
+                    wanted = deep or sum(rows[:group]) < HEAD
+                    yield Piece(group, 1, count, self._group(file, group) if wanted else None)
+
+    def read(self, at: int, size: int, text: set[int]) -> Content:
+        del size, text
+        with opened(self._address) as file:
+            return self._group(file, at)
+
+    def _group(self, file: IO[bytes], group: int) -> Table:
+        columns, target = self._shards.columns, self._shards.target
+        needed = None if columns is None or target is None else [*columns, target]
+        return read_parquet(self._address, self._allowed, needed=needed, opened=file, group=group)
+
+
+class _Csv:
+    """Blocks are runs of whole rows, by their bytes."""
+
+    whole: bool | None = None
+
+    def __init__(self, address: str, header: bool | None) -> None:
+        self._address, self.header = address, header
+        self._names: tuple[str, ...] = ()
+
+    def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
+        del deep  # rows cannot be told apart without reading them
+        with reading(self._address, "CSV"), opened(self._address) as file:
+            position = _Position(file, self._address)
+            rows = _rows(position)
+            first = next(rows, None)
+            if first is None:
+                raise BadInput(f"{shown(self._address)} is empty")
+            begin, held, cells = position.at, [], 0
+            while True:
+                row = next(rows, None)
+                if row is not None:
+                    if not cells:
+                        check_separator([first, row], self._address)
+                    if len(row) != len(first):
+                        raise BadInput(
+                            f"{shown(self._address)} cannot be read as CSV: a row before byte {position.at:,} has "
+                            f"{len(row)} cell{'s' * (len(row) != 1)}, the first has {len(first)}"
+                        )
+                    held.append(row)
+                    cells += len(row)
+                if row is None or position.at - begin >= _TEXT:
+                    if not self._names:
+                        columns = [converted(column, i in text) for i, column in enumerate(zip(*held, strict=True))]
+                        if self.header is None:
+                            self.header = has_header(self._address, first, columns or [np.empty(0) for _ in first])
+                        self._names = column_names(first, self.header)
+                        if not self.header:
+                            begin, held = position.start, [first, *held]
+                    if held:
+                        yield Piece(begin, position.at - begin, len(held), self._table(held, text))
+                    begin, held = position.at, []
+                if row is None:
+                    return
+
+    def read(self, at: int, size: int, text: set[int]) -> Content:
+        with reading(self._address, "CSV"), opened(self._address) as file:
+            if not self._names:
+                self._names = column_names(next(_rows(_Position(file, self._address))), bool(self.header))
+            file.seek(at)
+            rows = list(_rows(_Position(io.BytesIO(file.read(size)), self._address)))
+            if any(len(row) != len(self._names) for row in rows):
+                raise BadInput(f"{shown(self._address)} has rows that do not have {len(self._names)} cells")
+            return self._table(rows, text)
+
+    def _table(self, rows: list[list[str]], text: set[int]) -> Table:
+        columns = tuple(converted(column, i in text) for i, column in enumerate(zip(*rows, strict=True)))
+        return Table(self._names, columns, bool(self.header))
+
+
+class _Position:
+    """The lines of a file as text, and the byte after the last one given."""
+
+    def __init__(self, file: IO[bytes], address: str) -> None:
+        self._file, self._address = file, address
+        mark = file.read(3)
+        self.start = 3 if mark == b"\xef\xbb\xbf" else 0  # a byte order mark
+        file.seek(self.start)
+        self.at = self.start
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._file:
+            self.at += len(line)
+            yield line.decode("utf-8")
+
+
+def _rows(position: _Position) -> Iterator[list[str]]:
+    """Of CSV; a row is given when just its lines have been taken."""
+    found = csv.reader(lines(position, position._address), strict=True, skipinitialspace=True)
+    return (row for row in found if row)
+
+
+class _Svmlight:
+    """Blocks are runs of whole lines, by their bytes; columns are counted from 0, as they stand."""
+
+    whole: bool | None = None
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
+        del deep, text
+        with reading(self._address, "svmlight"), opened(self._address) as file:
+            at = 0
+            while block := file.readlines(_BYTES):
+                content = self._parsed(b"".join(block))
+                size = sum(map(len, block))
+                if content[0].shape[0]:
+                    yield Piece(at, size, content[0].shape[0], content)
+                at += size
+
+    def read(self, at: int, size: int, text: set[int]) -> Content:
+        del text
+        with reading(self._address, "svmlight"), opened(self._address) as file:
+            file.seek(at)
+            return self._parsed(file.read(size))
+
+    def _parsed(self, block: bytes) -> tuple[Any, NDArray[np.float64]]:
+        from scipy import sparse
+        from sklearn.datasets import load_svmlight_file
+
+        X, y = load_svmlight_file(io.BytesIO(block), zero_based=True)
+        return sparse.csr_array(X), y
+
+
+class _Npz:
+    """Arrays ``X`` and ``y``; blocks are runs of rows, or the whole of a file that is compressed."""
+
+    whole: bool | None = None
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
+        del text
+        with opened(self._address) as file:
+            members = self._members(file)
+            rows = members[0].shape[0]
+            each = max(1, sum(member.row for member in members))
+            step = rows if members[0].packed or members[1].packed else max(1, _BYTES // each)
+            for a in range(0, rows, step):
+                count = min(step, rows - a)
+                yield Piece(a, count, count, self._rows(file, members, a, count) if deep or a < HEAD else None)
+
+    def read(self, at: int, size: int, text: set[int]) -> Content:
+        del text
+        with opened(self._address) as file:
+            return self._rows(file, self._members(file), at, size)
+
+    def _members(self, file: IO[bytes]) -> Sequence[_Member]:
+        with reading(self._address, "npz"), zipfile.ZipFile(file) as archive:
+            there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            found = [_member(file, archive, there[name]) for name in ("X", "y") if name in there]
+        if len(found) < 2:
+            raise BadInput(
+                f"{shown(self._address)} holds {listed(list(there)) or 'nothing'}, but needs the arrays X and y"
+            )
+        if found[0].shape[0] != found[1].shape[0]:
+            raise BadInput(
+                f"X of {shown(self._address)} has {found[0].shape[0]} rows but y has {found[1].shape[0]}; they must "
+                "agree"
+            )
+        return found
+
+    def _rows(self, file: IO[bytes], members: Sequence[_Member], a: int, count: int) -> tuple[NDArray[Any], ...]:
+        with reading(self._address, "npz"):
+            return tuple(member.rows(file, a, count) for member in members)
+
+
+class _Member(NamedTuple):
+    """An array in an npz file; ``begin``: the byte where its numbers begin, unless it is ``packed``."""
+
+    info: zipfile.ZipInfo
+    begin: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    packed: bool
+
+    @property
+    def row(self) -> int:
+        """Bytes of a row."""
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    def rows(self, file: IO[bytes], a: int, count: int) -> NDArray[Any]:
+        """Some rows."""
+        size = count * self.row
+        if self.packed:
+            with zipfile.ZipFile(file) as archive, archive.open(self.info) as member:
+                member.read(self.begin)
+                content = member.read(size)
+        else:
+            file.seek(self.begin + a * self.row)
+            content = file.read(size)
+        if len(content) != size:
+            raise BadInput("it is truncated or damaged")
+        return np.frombuffer(content, dtype=self.dtype).reshape(count, *self.shape[1:])
+
+
+def _member(file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
+    name = info.filename
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+        if read is None:
+            raise BadInput(f"array '{name}' is of npy format {version[0]}.{version[1]}; only 1.0 and 2.0 can be read")
+        shape, fortran, dtype = read(member)
+        header = member.tell()
+    if dtype.hasobject:
+        raise BadInput(
+            f"array '{name}' holds Python objects, which only unpickling could read; save it as numbers or text"
+        )
+    if not shape or (fortran and len(shape) > 1):
+        raise BadInput(f"array '{name}' does not lie row by row; save it with np.ascontiguousarray")
+    packed = info.compress_type != zipfile.ZIP_STORED
+    if packed:
+        return _Member(info, header, shape, dtype, packed)
+    file.seek(info.header_offset + 26)  # of the local header: the lengths of the name and of what comes after it
+    lengths = np.frombuffer(file.read(4), dtype="<u2")
+    return _Member(info, info.header_offset + 30 + int(lengths.sum()) + header, shape, dtype, packed)

@@ -1,0 +1,1 @@
+"""JAX problems: any loss of a pytree of parameters or of a module."""

@@ -1,0 +1,427 @@
+"""JAX functions: any loss of a pytree of parameters or of a module, and gradients on flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from anyk.checks import check
+from anyk.decompile import Source
+from anyk.errors import BadInput, MissingPackage, told
+from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends, problem_text
+from anyk.problems.data.streams import NO_LOSS
+from anyk.problems.digest import digest_of
+from anyk.problems.jax.batches import TOGETHER, Arrays, Data, Streamed, data_of
+from anyk.problems.jax.decompiled import DecompiledPartitions
+from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, names_of, seed_for, seed_of
+from anyk.problems.jax.partitions import JaxPartitions
+from anyk.problems.jax.pytrees import Trainable, Tree, distinct, is_array, kind_of, model_of
+from anyk.problems.jax.statistics import Averages
+from anyk.problems.model_files import write_model_file
+from anyk.problems.sums import BEYOND, NUDGES, is_no_sum, nudges, telling
+
+_ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
+_RENEWED = 1024  # rows of shards over which running statistics are computed to evaluate
+_TRIED = 4  # rows that tell how a state moves
+_LOSS = "held_out_loss"
+
+Loss = Callable[..., Any]
+
+
+class JaxProblem:
+    """A loss written in JAX; see :class:`~anyk.problems.base.Problem`.
+
+    The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over what is trained of ``params``: arrays of float32
+    or float64 (the latter with ``jax_enable_x64``, which workers then turn on, too). The model begins as ``params`` is,
+    flattened as by ``jax.flatten_util.ravel_pytree``; :meth:`params_at` gives it back with other values.
+
+    - ``loss(params, batch)`` gives the mean over the batch's rows, or their sum with ``reduction="sum"``. It must be
+      one that ``jax.jit`` and ``jax.grad`` take, and a function of its arguments alone. A mean that is not one over the
+      rows alike, as over the targets that are not padding, is refused, unless ``reduction="mean"`` says that it is
+      meant so, as of a loss that normalises by the batch.
+    - ``params``: a pytree of arrays (``variables["params"]`` of a linen module), a module of Equinox, or one of Flax's
+      nnx. Of a module the floating-point arrays, or the ``Param`` variables, are trained, and the loss is called with
+      the module: to evaluate, in inference mode.
+    - ``trainable``: which parameters move, a pytree of bools formed as ``params`` (or its upper part), or a function of
+      a parameter's path, ``lambda path: path.startswith("head/")``. Others go to workers once and stay as they are.
+    - ``rng=True``: the loss takes ``key``, a JAX key that depends on the model, the partition and the rows alone, so
+      that replicas agree and a run replays. Random streams of an nnx module are keyed without it.
+    - ``state``: what the loss takes as ``state`` and updates: running statistics of batch norm. Workers begin each
+      gradient with it and drop what becomes of it; for evaluation it is computed anew over the training data
+      (:meth:`state_at`). An nnx module has its own.
+    - ``has_aux=True``: the loss gives metrics, numbers by name, beside its value. Those of held-out data are averaged
+      over the rows and reported.
+    - What the loss gives is its value, ``(value, state)``, ``(value, metrics)`` or ``(value, (state, metrics))``. If it
+      takes ``train``, this is True for gradients and False for evaluation; with a ``state`` it must, unless the model
+      is a module.
+    - ``data``: a pytree of arrays with equal first axis; a batch is the same pytree with some rows. The arrays exist
+      once on a machine. ``held_out`` likewise. Or :class:`~anyk.data.Shards`, files that the driver never opens: a
+      batch is then ``(X, y)``, or a dictionary where ``read`` gives one. Or, but for ``held_out``,
+      :class:`~anyk.data.Stream`, whose samples are pytrees of one row each.
+    - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; or the names
+      of those that the loss gives. The first one is the run's, and ``better`` says whether high is good. Left out:
+      ``held_out_loss`` and what the loss gives.
+    - ``platform``: where workers compute, ``"cpu"``, on one thread, or ``"gpu"``, spread over those of a machine.
+    - ``workers``: what workers compute with: ``"jax"``, compiled once for each number of rows; or ``"numpy"``: workers
+      need no JAX. They run the gradient as :func:`anyk.decompile.to_python` writes it down (:meth:`source` shows it),
+      which is plain text, and nothing is unpickled. The source is for one number of rows: under a strategy with
+      mini-batches say theirs, ``batch``.
+
+    Raises :class:`~anyk.errors.BadInput` for what cannot work: the loss is traced on two rows first, and computed on up
+    to 32.
+
+    >>> import jax.numpy as jnp
+    >>> def loss(params, batch):
+    ...     return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+    >>> data = {"x": np.eye(6, 3), "y": np.ones(6)}
+    >>> problem = JaxProblem(loss, {"w": np.zeros(3), "b": 0.0}, data)
+    >>> problem.dimension, problem.loss(problem.initial())
+    (4, 1.0)
+    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=1, optimizer=anyk.optimizers.GD())
+    >>> float(problem.params_at(run.model)["b"])
+    2.0
+    >>> JaxProblem(loss, {"w": np.zeros(3), "b": 0.0}, data, trainable={"w": True, "b": False}).dimension
+    3
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        params: Any,
+        data: Tree,
+        *,
+        held_out: Tree = None,
+        l2: float = 0.0,
+        reduction: Literal["mean", "sum"] | None = None,
+        rng: bool = False,
+        has_aux: bool = False,
+        state: Tree = None,
+        trainable: Trainable = None,
+        metrics: Mapping[str, Loss] | Sequence[str] | None = None,
+        better: Literal["higher", "lower"] | None = None,
+        platform: Literal["cpu", "gpu"] = "cpu",
+        workers: Literal["jax", "numpy"] = "jax",
+        batch: int = 0,
+    ) -> None:
+        try:
+            import jax
+        except ImportError:
+            raise MissingPackage("JAX", "jax", "JaxProblem") from None
+        if workers not in ("jax", "numpy"):
+            raise BadInput(f"workers must be 'jax' or 'numpy', got '{workers}'")
+        if platform not in ("cpu", "gpu"):
+            raise BadInput(f"platform must be 'cpu' or 'gpu', got {platform!r}")
+        check(l2, float, "l2")
+        check(rng, bool, "rng")
+        check(has_aux, bool, "has_aux")
+        check(better, Literal["higher", "lower"] | None, "better")
+        if check(batch, int, "batch") < 0:
+            raise BadInput(f"batch must be at least 0 rows, got {batch}")
+        self._workers, self._batch, self._platform = workers, batch, platform
+        if reduction not in (None, "mean", "sum"):
+            raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
+        if not 0.0 <= l2 < float("inf"):
+            raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
+        self.l2 = float(l2)
+        model = model_of(params, trainable)
+        self._network = Network(loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None)
+        self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
+        self.dtype, self.dimension = self._initial.dtype, self._initial.size
+        self.shapes = self._network.shapes
+        self._held = Held(model.fixed, _state_of(state, self._network))
+        if workers == "numpy" and (self._network.random or platform != "cpu"):
+            raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
+        self._data = data_of(data, "the data", self.dtype)
+        self.samples, self.endless = len(self._data), isinstance(self._data, Streamed)
+        self._held_out = None if held_out is None else data_of(held_out, "held_out", self.dtype)
+        if workers == "numpy" and not isinstance(self._data, Arrays):
+            raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
+        self._last: tuple[Vector, Held] | None = None
+        told = self._try(self._data, "the data")
+        if self._held_out is not None and (has_aux or not isinstance(metrics, Mapping)):
+            told = self._try(self._held_out, "held_out", gradient=False)
+        self._set_metrics(metrics, told, has_aux)
+        self.better: Literal["higher", "lower"] = better or ("lower" if self.metric == _LOSS else "higher")
+        if reduction is None:
+            self._try_sum()
+        self._stepped = jax.jit(self._network.stepped)
+        self._averages = self._learn_averages() if self._network.keeps else None
+
+    def __repr__(self) -> str:
+        return problem_text(self)
+
+    def _try(self, data: Data, name: str, *, gradient: bool = True) -> list[str]:
+        """Trace the loss, and its gradient, on some rows: nothing is computed. Returns the names of its metrics."""
+        import jax
+
+        some = min(2, data.tried)
+        given = self._initial, self._held, data.rows(slice(0, some)), SEED
+        try:
+            if gradient:
+                jax.eval_shape(self._network.gradient, *given)
+            return list(jax.eval_shape(self._network.evaluated, *given)[1])
+        except BadInput as error:
+            raise BadInput(str(error)) from None  # without what JAX adds of its frames
+        except Exception as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise BadInput(f"the loss fails on the first {some} rows of {name}: {told(error, first)}") from None
+
+    def _try_sum(self) -> None:
+        """Refuse a loss of several rows that is not the mean of theirs, in value or gradient; where it can be told."""
+        import jax
+
+        network = self._network
+
+        def total(flat: Any, batch: Tree, seed: Any) -> Any:
+            if network.switches:  # without dropout, and with running statistics
+                return network.evaluated(flat, self._held, batch, seed)[0]
+            return network.total(flat, self._held, batch, seed)
+
+        both = jax.jit(jax.value_and_grad(total))
+
+        def at(rows: Index, seed: Any = SEED, w: Vector = self._initial) -> Vector:
+            value, gradient = both(w, self._data.rows(rows), seed)
+            return np.append(np.asarray(gradient, dtype=np.float64), float(value))
+
+        for rows in telling(self._data.leaves, self._data.tried):
+            try:
+                whole, alone = at(rows), [at(rows[i : i + 1]) for i in range(len(rows))]
+                if network.random and not np.array_equal(whole, at(rows, seed_of(1))):
+                    return  # draws are others for each row alone
+            except Exception:  # what fails in a run is said there
+                return
+            if not np.isfinite(whole).all():
+                continue
+            apart, largest = np.abs(np.sum(alone, axis=0) - whole).max(), np.abs(alone).sum(axis=0).max()
+            if not apart <= _ROUNDED * largest and not self._rounds_so(at, rows, whole, apart):
+                raise is_no_sum(
+                    f"rows {', '.join(map(str, rows))}",
+                    mean=True,
+                    way="to leave out targets or weigh them give a loss that is a sum over rows, with reduction='sum'; "
+                    "one that normalises by the batch is taken as it is with reduction='mean'; outputs of shape (rows, "
+                    "1) beside targets of shape (rows,) are not paired: give them the same shape",
+                )
+
+    def _rounds_so(self, at: Callable[..., Vector], rows: Index, whole: Vector, apart: float) -> bool:
+        """Whether rounding alone moves the loss or its gradient about as far: where the parameters fit the data."""
+        rounding = float(np.finfo(self.dtype).eps)
+        near = [self._initial * (1.0 + rounding * nudges(self.dimension, i)).astype(self.dtype) for i in range(NUDGES)]
+        return bool(apart <= BEYOND * max(np.abs(at(rows, w=w) - whole).max() for w in near))
+
+    def _learn_averages(self) -> Averages:
+        """How the state moves, from a few rows; raises where it cannot be computed anew."""
+        batch = self._data.rows(slice(0, min(_TRIED, self._data.tried)))
+        return Averages.of(
+            lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
+        )
+
+    def _set_metrics(self, metrics: Any, told: list[str], has_aux: bool) -> None:
+        """Whose values are reported: functions of the user's, the loss of held-out data, what the loss gives beside."""
+        for name in told:
+            if name == _LOSS or (isinstance(metrics, Mapping) and name in metrics):
+                raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
+        named = isinstance(metrics, Mapping) and all(map(callable, metrics.values()))
+        if not (named or metrics is None or isinstance(metrics, str | Sequence)):
+            raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
+        self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
+        if self._functions and not isinstance(self._held_out, Arrays | None):
+            raise BadInput(
+                "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
+                "held_out as arrays, or metrics that the loss gives (has_aux=True)"
+            )
+        names = [*(self._functions or [_LOSS]), *told]
+        if metrics is not None and not isinstance(metrics, Mapping):
+            names = [metrics] if isinstance(metrics, str) else list(metrics)
+            for name in names:
+                if name not in (_LOSS, *told):
+                    has = (
+                        f"gives {', '.join(told)}"
+                        if told
+                        else f"gives none{'' if has_aux else ' without has_aux=True'}"
+                    )
+                    raise BadInput(f"metrics names {name!r}, but the loss {has}; give functions by name for others")
+        if self._functions and self._held_out is None:
+            raise BadInput(NO_HELD_OUT)
+        if metrics is not None and not metrics:
+            raise BadInput("metrics must name at least one function, or be left out")
+        self._names, self.metric = names, names[0]
+
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
+        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        ends, data = cut(self.samples, partitions, shares), self._data
+        if self._workers == "jax" or not isinstance(data, Arrays):
+            return JaxPartitions(self._network, self._held, data, ends, self.dtype, platform=self._platform)
+        sizes = set(np.diff(ends).tolist())
+        wanted = sizes | {min(self._batch, size) for size in sizes if self._batch}
+        sources = {rows: self.source(rows) for rows in sorted(wanted)}
+        return DecompiledPartitions.of(sources, data.leaves, ends.tolist(), self._initial)
+
+    def source(self, rows: int) -> Source:
+        """The gradient of the sum of the losses of so many rows, as NumPy: a function of the flat model and the arrays.
+
+        The arrays are the leaves of ``data``, in JAX's order.
+        """
+        import jax
+
+        from anyk.decompile import to_python
+
+        leaves, tree = jax.tree.flatten(self._data.rows(slice(0, 1)))
+        like: Any = jax.ShapeDtypeStruct
+        examples = [like((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+
+        def gradient(model: Any, *arrays: Any) -> Any:
+            return self._network.gradient(model, self._held, jax.tree.unflatten(tree, arrays), SEED)
+
+        model = like(self._initial.shape, self._initial.dtype)
+        return to_python(gradient, model, *examples, target="numpy")
+
+    def initial(self) -> Vector:
+        """The parameters that the problem was given, as one vector."""
+        return self._initial.copy()
+
+    def loss(self, w: Vector) -> float:
+        """The objective at ``w``, in evaluation: without dropout, with running statistics."""
+        if self.endless:
+            raise BadInput(NO_LOSS)
+        return self._means(self._data, w)[_LOSS] + 0.5 * self.l2 * float(w @ w)
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """See :class:`~anyk.problems.base.Problem`."""
+        if self._held_out is None:
+            return {}
+        found: dict[str, float] = {}
+        if self._functions:
+            held = self._held_at(w)
+            whole = self._network.at(self._vector(w), held)
+            for name, metric in self._functions.items():
+                options = {"state": held.state} if "state" in names_of(metric) and held.state is not None else {}
+                found[name] = float(metric(whole, self._held_out.tree, **options))
+        if set(self._names) - set(found):
+            found |= self._means(self._held_out, w)
+        return {name: found[name] for name in self._names}
+
+    @property
+    def evaluated_on(self) -> Literal["train", "held_out"] | None:
+        """See :class:`~anyk.problems.base.Problem`: shards are not read for the loss unless asked."""
+        if isinstance(self._data, Arrays):
+            return "train"
+        return None if self._held_out is None else "held_out"
+
+    def sampled(self, samples: int) -> Self:
+        """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
+        made = copy(self)
+        made._data = self._data.some(samples, "train")
+        made.samples, made.endless = len(made._data), False
+        if self._held_out is not None:
+            made._held_out = self._held_out.some(samples, "held out")
+        made._last = None
+        return made
+
+    def params_at(self, w: Vector) -> Any:
+        """What was given as ``params``, with the parameters ``w`` (length d): a pytree, or a module for evaluation.
+
+        A module of nnx has running statistics that suit them; those of others are :meth:`state_at`.
+        """
+        held = self._held_at(w) if self._network.model.state is not None else self._held
+        return self._network.at(self._vector(w), held)
+
+    def write_model(self, w: Vector, file: Path) -> None:
+        """Write the arrays of ``params`` at ``w`` as safetensors, named by their paths; runs do, in their folders.
+
+        A name is as ``trainable`` gets it, ``Dense_0/kernel``; those of the state, which suits ``w``, begin with
+        ``state/``.
+        """
+        import jax
+        from safetensors.numpy import save
+
+        held = self._held_at(w)
+        arrays = self._network.model.named(self._network.pieces(self._vector(w)), held.fixed)
+        paths = jax.tree_util.tree_flatten_with_path(held.state)[0]
+        names = (f"state/{jax.tree_util.keystr(path, simple=True, separator='/')}" for path, _ in paths)
+        arrays |= distinct(zip(names, (leaf for _, leaf in paths), strict=True))
+
+        def write(name: str, metadata: dict[str, str]) -> None:
+            with Path(name).open("xb") as new:
+                new.write(save(arrays, metadata))
+
+        write_model_file(file, write)
+
+    def state_at(self, w: Vector) -> Tree:
+        """The state for evaluation at ``w`` (length d), formed as ``state``; raises where there is none."""
+        import jax
+
+        if self._averages is None:
+            raise BadInput("the problem has no state; one that the loss updates is given as state=…")
+        return jax.tree.map(jax.numpy.asarray, self._held_at(w).state)
+
+    def trained_at(self, w: Vector) -> Tree:
+        """The pytree of what is trained, at ``w``, with None for the rest; as optimisers see it."""
+        return self._network.model.trained(self._network.pieces(self._vector(w)))
+
+    def digest(self) -> str | None:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return digest_of(*(None if data is None else data.tree for data in (self._data, self._held_out)))
+
+    def recipe(self) -> dict[str, Any] | None:
+        """None: it is made in Python."""
+        return None
+
+    def _vector(self, w: Any) -> Any:
+        if np.shape(w) != (self.dimension,):
+            raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
+        import jax
+
+        # within a function that jax differentiates or compiles, w has no values yet
+        return w.astype(self.dtype) if isinstance(w, jax.core.Tracer) else np.asarray(w, dtype=self.dtype)
+
+    def _held_at(self, w: Vector) -> Held:
+        """What stays, with a state that suits ``w``; the last is kept, as loss and metrics share it."""
+        if self._averages is None:
+            return self._held
+        if self._last is None or not np.array_equal(self._last[0], w):
+            begin = self._held._replace(state=self._averages.start)
+            data = self._data if isinstance(self._data, Arrays) else self._data.some(_RENEWED, "statistics")
+            states = (self._stepped(w, begin, *batch) for batch in _batches(data, "statistics"))
+            self._last = w.copy(), self._held._replace(state=self._averages.at(states))
+        return self._last[1]
+
+    def _means(self, data: Data, w: Vector) -> dict[str, float]:
+        """Loss and metrics beside it, averaged over the rows."""
+        held = self._held_at(w)
+        sums: dict[str, float] = {}
+        for batch, seed in _batches(data, EVALUATION):
+            total, metrics = self._network.evaluation(w, held, batch, seed)
+            for name, value in {_LOSS: total, **metrics}.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        return {name: total / len(data) for name, total in sums.items()}
+
+
+def _batches(data: Data, purpose: str) -> Iterator[tuple[Tree, Any]]:
+    """All rows, as many at once as are evaluated together, each with a seed of its own for what is drawn."""
+    for a, b in pairwise(even_ends(len(data), TOGETHER)):
+        yield data.rows(slice(a, b)), seed_for(purpose, a)
+
+
+def _state_of(state: Tree, network: Network) -> Tree:
+    """A state as arrays; raises where there is one that nobody could evaluate with."""
+    import jax
+
+    own = network.model.state
+    if state is not None and own is not None:
+        raise BadInput("a module of nnx keeps its state itself; leave out state")
+    if state is not None:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+            if not is_array(leaf):
+                raise BadInput(f"state{jax.tree_util.keystr(path)} must be an array, it is {kind_of(leaf)}")
+        if not network.switches:
+            raise BadInput(
+                "with a state the loss must take train, a bool: True where workers compute gradients, False where the "
+                "model is evaluated, for which batch norm uses the state; as in loss(params, batch, state, train)"
+            )
+        own = jax.tree.map(lambda leaf: np.asarray(jax.numpy.asarray(leaf)), state)
+    return own

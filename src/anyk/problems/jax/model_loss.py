@@ -1,0 +1,247 @@
+"""A loss and the model it is of: what a JAX problem's workers and its driver have in common."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk import keyed
+from anyk.errors import BadInput
+from anyk.problems.jax.pickling import packed
+from anyk.problems.jax.pytrees import Arrays, Model, Tree
+
+EVALUATION = "evaluation"  # a purpose of draws
+OPTIONS = {"key": "rng=True", "state": "state=…"}  # what a loss may take beside the model and a batch, and by what
+
+
+_COMPILED = ("gradient", "evaluation")  # anew by each process
+
+
+class Held(NamedTuple):
+    """What a loss is computed with and what does not move: frozen arrays, and the state to begin with."""
+
+    fixed: Arrays
+    state: Tree
+
+
+class Network:
+    """A loss of a model's batches, as functions of a flat vector.
+
+    ``loss(whole, batch)`` may take ``key``, ``state`` and ``train``, by name. It gives one number; with a state
+    ``(number, state)``, with ``has_aux`` ``(number, metrics)``, with both ``(number, (state, metrics))``.
+    ``mean``: the number is a batch's mean, otherwise its sum.
+    """
+
+    def __init__(self, loss: Any, model: Model, *, mean: bool, rng: bool, has_aux: bool, state: bool) -> None:
+        self.loss, self.model, self.mean, self._has_aux, self._stateful = loss, model, mean, has_aux, state
+        self.shapes = [array.shape for array in model.begin]
+        self._sizes = np.cumsum([prod(shape) for shape in self.shapes])[:-1].tolist()
+        self._takes = taken(loss, {name for name, is_given in (("key", rng), ("state", state)) if is_given})
+        self.random = rng or model.draws
+        self.switches = model.switches or "train" in self._takes
+        self.keeps = state or model.state is not None
+        self.dimension = sum(map(prod, self.shapes))
+
+    def __reduce__(self) -> Any:
+        made, parts = packed({name: value for name, value in self.__dict__.items() if name not in _COMPILED})
+        return _filled, (made, *parts)
+
+    @cached_property
+    def gradient(self) -> Callable[..., Any]:
+        """That of :meth:`total` at a flat model, compiled once for each number of rows."""
+        import jax
+
+        return jax.jit(jax.grad(self.total))
+
+    @cached_property
+    def evaluation(self) -> Callable[..., Any]:
+        """That of :meth:`evaluated`, likewise."""
+        import jax
+
+        return jax.jit(self.evaluated)
+
+    def total(self, flat: Any, held: Held, batch: Tree, seed: Any) -> Any:
+        """The sum of a batch's losses in training."""
+        return self._made(flat, held, batch, seed, train=True)[0]
+
+    def evaluated(self, flat: Any, held: Held, batch: Tree, seed: Any) -> tuple[Any, dict[str, Any]]:
+        """The sums of a batch's losses and metrics in evaluation."""
+        total, _, metrics = self._made(flat, held, batch, seed, train=False)
+        rows = rows_of(batch)
+        return total, {name: value * rows for name, value in metrics.items()}
+
+    def stepped(self, flat: Any, held: Held, batch: Tree, seed: Any) -> Tree:
+        """The state after a batch, in training."""
+        return self._made(flat, held, batch, seed, train=True)[1]
+
+    def at(self, flat: Any, held: Held, *, train: bool = False) -> Any:
+        """What the user gave, with the parameters of a flat vector."""
+        key = key_of(SEED) if self.random else None
+        return self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
+
+    def pieces(self, flat: Any) -> list[Any]:
+        """A flat vector as the arrays that are trained."""
+        import jax.numpy as jnp
+
+        if isinstance(flat, np.ndarray):  # outside of what is compiled, where JAX would compile every split
+            parts = [jnp.array(part) for part in np.split(flat, self._sizes)]
+        else:
+            parts = jnp.split(flat, self._sizes)
+        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def _made(self, flat: Any, held: Held, batch: Tree, seed: Any, *, train: bool) -> tuple[Any, Tree, dict[str, Any]]:
+        key = key_of(seed) if self.random else None
+        whole = self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
+        options = {"key": key, "state": held.state, "train": train}
+        value, state, metrics = self._read(self.loss(whole, batch, **{name: options[name] for name in self._takes}))
+        if self.keeps:
+            state = self.model.state_after(whole) if state is None else state
+            check_state(state, held.state)
+        return (value * rows_of(batch) if self.mean else value), state, metrics
+
+    def _read(self, made: Any) -> tuple[Any, Tree, dict[str, Any]]:
+        """What a loss gives, taken apart; raises :class:`~anyk.errors.BadInput` where it is something else."""
+        wanted = {
+            (False, False): "one number for a batch, its mean or sum",
+            (True, False): "(number, state), as a state is given",
+            (False, True): "(number, metrics), as has_aux=True says",
+            (True, True): "(number, (state, metrics)), as has_aux=True says and a state is given",
+        }[self._stateful, self._has_aux]
+        state: Tree = None
+        metrics: Any = {}
+        value, pair = made, isinstance(made, (tuple, list))
+        if self._stateful or self._has_aux:
+            if not (pair and len(made) == 2):
+                raise BadInput(f"the loss must give {wanted}, got {_shown(made)}")
+            value, beside = made
+            if not self._has_aux:
+                state = beside
+            elif not self._stateful:
+                metrics = beside
+            elif isinstance(beside, (tuple, list)) and len(beside) == 2:
+                state, metrics = beside
+            else:
+                raise BadInput(f"the loss must give {wanted}, got beside the number {_shown(beside)}")
+        elif pair:
+            raise BadInput(
+                f"the loss must give {wanted}, got {_shown(made)}; for (number, metrics) say has_aux=True, and a new "
+                "state beside the number goes with state=…"
+            )
+        if getattr(value, "shape", () if isinstance(value, (int, float)) else None) != ():
+            raise BadInput(f"the loss must give {wanted}, got {_shown(value)}")
+        return value, state, _numbers(metrics)
+
+
+def _filled(made: Any, *parts: Any) -> Network:
+    network = object.__new__(Network)
+    network.__dict__.update(made(*parts))
+    return network
+
+
+SEED = np.zeros(2, dtype=np.uint32)
+
+
+def seed_of(number: int) -> NDArray[np.uint32]:
+    """A seed of 63 bits as the words of a key of JAX's."""
+    return np.array([number & 0xFFFF_FFFF, number >> 32], dtype=np.uint32)
+
+
+def seed_for(purpose: str, first: int) -> NDArray[np.uint32]:
+    """What rows from the ``first`` on draw by when they are not trained on, but for this ``purpose``."""
+    return seed_of(keyed.integer(0, purpose, first))
+
+
+def key_of(seed: Any) -> Any:
+    """The key of a seed (:func:`seed_of`), the same on all devices and under all settings."""
+    import jax
+
+    return jax.random.wrap_key_data(jax.numpy.asarray(seed), impl="threefry2x32")
+
+
+def rows_of(batch: Tree) -> int:
+    """How many rows a batch has."""
+    import jax
+
+    return int(jax.tree.leaves(batch)[0].shape[0])
+
+
+def taken(loss: Any, given: set[str]) -> set[str]:
+    """The names of what a loss takes beside model and batch: of what is ``given``, and ``train``.
+
+    Raises :class:`~anyk.errors.BadInput` where it takes none of these names or wants one that is not given.
+
+    >>> sorted(taken(lambda params, batch, key, train: 0.0, {"key"}))
+    ['key', 'train']
+    """
+    if not callable(loss):
+        raise BadInput(f"the loss must be a function of (params, batch), got {type(loss).__name__}")
+    found = names_of(loss)
+    if not found:  # one that is compiled says nothing of itself
+        return given
+    names = list(found)
+    rest = any(one.kind is one.VAR_KEYWORD for one in found.values())
+    for name in sorted(given):
+        if not (rest or name in names[2:]):
+            raise BadInput(
+                f"{OPTIONS[name]} is given, but the loss takes no argument called '{name}': it is called as "
+                f"loss(params, batch, {', '.join(f'{one}={one}' for one in sorted(given))}), and takes "
+                f"({', '.join(names)})"
+            )
+    for name in set(OPTIONS) - given:
+        if name in names[2:] and found[name].default is found[name].empty:
+            raise BadInput(f"the loss takes '{name}', which it is given with {OPTIONS[name]} only")
+    return given | ({"train"} & set(names[2:]))
+
+
+def names_of(function: Any) -> Mapping[str, inspect.Parameter]:
+    """What a function takes, by name; empty where it does not say."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def check_state(state: Tree, before: Tree) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where a new state is not formed as the one before."""
+    import jax
+
+    def form(tree: Tree) -> dict[str, str]:
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+    tree: Any = jax.tree.structure(state)
+    if tree == jax.tree.structure(before) and form(state) == form(before):
+        return
+    try:
+        found, wanted = form(state), form(before)
+        place = next(place for place in wanted | found if wanted.get(place) != found.get(place))
+    except (AttributeError, StopIteration):
+        raise BadInput(f"the new state must be formed as the one given, got {_shown(state)}") from None
+    raise BadInput(
+        f"the new state must be formed as the one given: state{place} is {found.get(place, 'missing')} in the new one "
+        f"and {wanted.get(place, 'missing')} in the other"
+    )
+
+
+def _numbers(metrics: Any) -> dict[str, Any]:
+    if not (isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)):
+        raise BadInput(f"metrics beside the loss must be numbers by name, {{'accuracy': …}}, got {_shown(metrics)}")
+    for name, value in metrics.items():
+        if np.shape(value) != ():
+            raise BadInput(f"metrics beside the loss must be numbers, '{name}' is {_shown(value)}")
+    return dict(metrics)
+
+
+def _shown(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return "one number" if shape == () else f"shape {tuple(shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} ({', '.join(map(_shown, value))})"
+    return type(value).__name__

@@ -1,0 +1,109 @@
+"""State that a JAX loss updates: the running statistics that suit a model, computed anew.
+
+A worker computes from the state that the problem was given, and what the loss makes of it is dropped: replies must not
+depend on what a worker did before. To evaluate, the state is taken to be what it would become if the training data
+were passed through the model again and again. Moving averages end where s = m s + (1 - m) x, at the mean x of what they
+are averages of, from wherever they begin; so one pass over the data is enough once m is known, and m is how much of a
+difference between two states is left in those that follow them (a derivative would miss it behind stop_gradient).
+Whole numbers, as the count by which Equinox and Haiku correct a young average, are taken to be far on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.problems.jax.pytrees import Arrays, Tree
+
+Step = Callable[[Tree], Tree]  # a state after a batch
+_FAR = 2**20  # batches that a counter has seen when its averages have forgotten how they began
+_ASIDE = np.float32(2**20)  # how far an average is moved to see how much of it stays: far above what it is rounded to
+_APART = 0.02  # how much, relative to its size, an average may move where it should be at rest
+
+
+class Averages(NamedTuple):
+    """What is known of a state: what to begin a pass with, and how much of the old the new has (m), for each leaf."""
+
+    start: Tree
+    factors: Arrays
+
+    @classmethod
+    def of(cls, step: Step, state: Tree) -> Averages:
+        """Learn it from one batch; raises :class:`~anyk.errors.BadInput` where the state is something else.
+
+        >>> import jax.numpy as jnp
+        >>> of = Averages.of(lambda state: {"mean": 0.9 * state["mean"] + 0.1 * 5.0}, {"mean": jnp.zeros(())})
+        >>> of.at([{"mean": 0.9 * 0.0 + 0.1 * 5.0}, {"mean": 0.9 * 0.0 + 0.1 * 7.0}])["mean"].round(4).item()
+        6.0
+        """
+        import jax
+
+        leaves = jax.tree.leaves(state)
+        tree: Any = jax.tree.structure(state)
+        if any(leaf.dtype.kind not in "biu" and leaf.dtype not in (np.float32, np.float64) for leaf in leaves):
+            raise BadInput("the state must hold arrays of float32, float64 or whole numbers")
+        floats = [place for place, leaf in enumerate(leaves) if leaf.dtype.kind == "f"]
+        once = jax.tree.leaves(step(state))
+        far = [
+            leaf + (new - leaf) * np.asarray(_FAR, leaf.dtype)
+            if leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 2
+            else leaf
+            for leaf, new in zip(leaves, map(np.asarray, once), strict=True)
+        ]
+
+        moved = [leaf + _ASIDE if place in floats else leaf for place, leaf in enumerate(far)]
+        here, there = (jax.tree.leaves(step(tree.unflatten(leaves))) for leaves in (far, moved))
+        apart = [np.asarray(there[place], np.float64) - np.asarray(here[place], np.float64) for place in floats]
+        found = cls(tree.unflatten(far), [part / (moved[k] - far[k]) for part, k in zip(apart, floats, strict=True)])
+        found._check(step, floats)
+        return found
+
+    def at(self, states: Iterable[Tree]) -> Tree:
+        """The state for evaluation, from what each batch of the data makes of ``start``."""
+        import jax
+
+        tree: Any = jax.tree.structure(self.start)
+        begin, last = jax.tree.leaves(self.start), []
+        sums: list[Any] = [0.0] * len(begin)
+        count = 0
+        for state in states:
+            last, count = [np.asarray(leaf) for leaf in jax.tree.leaves(state)], count + 1
+            sums = [total + leaf.astype(np.float64) for total, leaf in zip(sums, last, strict=True)]
+        factors = iter(self.factors)
+        return tree.unflatten(
+            [
+                _rest(np.asarray(old), total / count, next(factors)) if old.dtype.kind == "f" else new
+                for old, total, new in zip(begin, sums, last, strict=True)
+            ]
+        )
+
+    def _check(self, step: Step, floats: list[int]) -> None:
+        """Refuse a state that does not rest where moving averages would."""
+        import jax
+
+        rest = self.at([step(self.start)])
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(rest)[0]]
+        before, after = jax.tree.leaves(rest), jax.tree.leaves(step(rest))
+        for place, factor in zip(floats, self.factors, strict=True):
+            old, new = before[place].astype(np.float64), np.asarray(after[place], dtype=np.float64)
+            size = max(float(np.abs(old).max(initial=0.0)), float(np.abs(new).max(initial=0.0)))
+            allowed = _APART * np.abs(1.0 - factor) * size + 10.0 * np.finfo(before[place].dtype).eps * size
+            fades = (np.abs(factor - 0.5) <= 0.5 + 1e-5).all()
+            if not (fades and (np.abs(new - old) <= allowed).all()):
+                raise BadInput(
+                    f"state{jax.tree_util.keystr(paths[place])} is no moving average of what batches have (batch "
+                    "norm's running statistics), so what it is after training cannot be told from the parameters; give "
+                    "Equinox's BatchNorm mode='batch', and leave out other state (spectral norm, memories)"
+                )
+
+
+def _rest(old: NDArray[Any], new: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[Any]:
+    """Where an average comes to rest that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
+    moves = np.abs(1.0 - factor) > 1e-5
+    rest = (new - factor * old.astype(np.float64)) / np.where(moves, 1.0 - factor, 1.0)
+    made: NDArray[Any] = np.where(moves, rest, new).astype(old.dtype)
+    return made

@@ -1,0 +1,513 @@
+"""Linear models: logistic, least-squares and softmax regression on dense or sparse data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anyk import keyed
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.problems.base import Vector, cut, problem_text, some_rows
+from anyk.problems.data.dataset import Task
+from anyk.problems.data.encoding import Encoding
+from anyk.problems.data.shards.sources import Shards
+from anyk.problems.data.splits import Dirichlet, checked
+from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
+from anyk.problems.digest import digest_of
+from anyk.problems.linear.inputs import checked_l2, design_of, row_weights
+from anyk.problems.linear.mini_batches import LinearStreamPartitions, StreamRows, targets_of
+from anyk.problems.linear.partitions import LinearPartitions, losses_of
+from anyk.problems.linear.scaling import Scaling, extremes, in_units, uneven_columns, with_intercept
+from anyk.problems.linear.sharded import LinearShardPartitions, ShardRows
+from anyk.problems.predicting import Predictor
+
+Floats = NDArray[np.float64]
+
+
+@typed
+class LinearProblem:
+    """What the three linear problems share; see :class:`~anyk.problems.base.Problem`.
+
+    ``intercept``: a last column of ones is added, whose weights the regulariser spares. ``split``: how rows are spread
+    over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec), if not as they come.
+
+    ``standardize``: columns are brought to mean 0 and variance 1 of the training rows (sparse ones to variance 1;
+    constant ones stay), and the regulariser acts on the weights of those, of categories of text in shards on their
+    weights as they are. ``scaling``: steps are taken in columns that are scaled so, and the regulariser acts on the
+    weights in its ``units``, by default those of the input (:class:`~anyk.problems.linear.scaling.Scaling`).
+    Without either, a ``RuntimeWarning`` names columns that differ in size by more than a factor of 1,000.
+    ``weights``: of the rows, shape (rows,), at least 0: the objective's mean is weighted by them. ``classes``: the
+    labels there are, where the rows need not have all. ``start``: weights (columns x outputs) and intercepts
+    (outputs,) to begin with, in the units of the input; zeros if left out.
+
+    ``X`` may be :class:`~anyk.data.Shards`, which bring their targets: leave ``y`` out. Text is one-hot encoded, labels
+    are what the target's column holds, and a missing value is refused. ``X_test`` may then be shards, too. Such data is
+    not read to evaluate the objective unless :class:`anyk.Evaluate` asks for it. Partitions are runs of rows as they
+    come: files that are sorted by their labels give partitions of one class.
+
+    ``X`` may also be a :class:`~anyk.data.Stream` of pairs (x, y), for mini-batches: leave ``y`` out, say which
+    ``classes`` there are, and give an optimiser with a learning rate. ``scaling`` is then the only way to scale.
+    """
+
+    kind: ClassVar[str] = ""
+    labelled: ClassVar[bool] = True
+    curvature: ClassVar[float] = 1.0  # of a sample's loss in its score, at most
+    task: ClassVar[Task] = "regression"
+    metric: str
+    better: Literal["higher", "lower"]
+    y: Floats  # not of shards, which keep theirs
+    # of data from elsewhere: how X came about, and what the classes are called
+    encoding: Encoding = Encoding()
+    labels: tuple[float | str, ...] = ()
+    endless = False
+
+    def __init__(
+        self,
+        X: Any,
+        y: ArrayLike | None = None,
+        *,
+        l2: float = 0.0,
+        X_test: Any = None,
+        y_test: ArrayLike | None = None,
+        recipe: dict[str, Any] | None = None,
+        intercept: bool = False,
+        split: Dirichlet | str | None = None,
+        standardize: bool = False,
+        scaling: Scaling | None = None,
+        weights: ArrayLike | None = None,
+        classes: Sequence[float] | None = None,
+        start: tuple[Any, Any] | None = None,
+        fill: Literal["mean"] | None = None,
+    ) -> None:
+        self.intercept, self.standardize, self.weights = intercept, standardize, None
+        self.l2, self._start, self._recipe = checked_l2(l2), start, recipe
+        if standardize and scaling is not None:
+            raise BadInput("standardize and scaling are two ways to do the same; give one")
+        if isinstance(X, Stream):
+            for name, value in (("y", y), ("split", split), ("weights", weights), ("fill", fill)):
+                if value is not None:
+                    raise BadInput(f"a stream brings its own rows and targets, as they come; leave {name} out")
+            if standardize:
+                raise BadInput(
+                    "standardize needs a pass over the data, and a stream has no end; give scaling=Scaling(…)"
+                )
+            self.uneven = None
+            self._of_stream(X, X_test, y_test, scaling, classes)
+            return
+        if isinstance(X, Shards):
+            for name, value in (("y", y), ("split", split), ("weights", weights), ("classes", classes)):
+                if value is not None:
+                    raise BadInput(f"shards bring their own rows and targets, as they come; leave {name} out")
+            self.uneven = None
+            self._of_shards(X, X_test, y_test, scaling, fill)
+            return
+        if y is None:
+            raise BadInput("y, the targets of X, is missing")
+        if isinstance(X_test, Shards) or fill is not None:
+            raise BadInput(f"{'X_test may be' if fill is None else 'fill is for'} shards only where X is; give arrays")
+        self.uneven = checked(split, None if self.labelled else "regression has numbers to predict")
+        design = design_of(X, "X")
+        self.samples = int(design.shape[0])
+        self.classes = self._known(classes)
+        self.y = self._labels(np.asarray(y), self.samples, "y")
+        if (X_test is None) != (y_test is None):
+            raise BadInput("give X_test and y_test together, or neither")
+        held_out = None if X_test is None else design_of(X_test, "X_test")
+        if held_out is not None and held_out.shape[1] != design.shape[1]:
+            raise BadInput(f"X_test has {held_out.shape[1]} columns, X has {design.shape[1]}; they must agree")
+        rows = 0 if held_out is None else held_out.shape[0]
+        self.y_test = None if y_test is None else self._labels(np.asarray(y_test), rows, "y_test")
+        self.weights = None if weights is None else row_weights(weights, self.samples)
+        self.scaling = Scaling.standard(design, self.weights) if standardize else scaling
+        self.X = self._columns(design)
+        self.X_test = None if held_out is None else self._columns(held_out)
+        self._finish()
+
+    def _of_shards(
+        self, shards: Shards, X_test: Any, y_test: Any, scaling: Scaling | None, fill: Literal["mean"] | None
+    ) -> None:
+        """Rows that stay in their files, in the place of ``X`` and ``y``."""
+        X = ShardRows.learned(
+            shards,
+            self.task,
+            intercept=self.intercept,
+            standardize=self.standardize,
+            ridge=self.l2 / self.curvature,
+            scaling=scaling,
+            fill=fill,
+        )
+        self.X, self.X_test, self.y_test = X, None, None
+        self.samples, self.scaling = X.shape[0], X.design.scaling
+        self.encoding, self.labels = X.design.encoding, X.design.labels
+        self.classes = None
+        if self.labels:
+            coded = [-1.0, 1.0] if self.task == "binary" else np.arange(len(self.labels))
+            self.classes = np.array(coded if isinstance(self.labels[0], str) else self.labels, dtype=np.float64)
+        if isinstance(X_test, Shards):
+            if y_test is not None:
+                raise BadInput("shards bring their own targets; leave y_test out")
+            self.X_test = X.held_out(X_test)
+        elif X_test is not None or y_test is not None:
+            raise BadInput("held-out rows of a model on shards must be shards, too: X_test=Shards(…), without y_test")
+        self._finish()
+
+    def _of_stream(
+        self, stream: Stream, X_test: Any, y_test: Any, scaling: Scaling | None, classes: Sequence[float] | None
+    ) -> None:
+        """Rows that workers draw, in the place of ``X`` and ``y``."""
+        self.classes, self.scaling = self._known(classes), scaling
+        if self.labelled and self.classes is None:
+            raise BadInput("which labels a stream has cannot be looked up; give classes=[…]")
+        targets = partial(targets_of, self.kind, self.classes)
+        self.X = X = StreamRows(stream, targets, intercept=self.intercept, scaling=scaling)
+        self.samples, self.endless = SAMPLES, True
+        if isinstance(X_test, Shards | Stream) or (X_test is None) != (y_test is None):
+            raise BadInput(
+                "held-out rows of a model on a stream are arrays: give X_test and y_test together, or neither"
+            )
+        self.X_test = self.y_test = None
+        if X_test is not None:
+            held_out = design_of(X_test, "X_test")
+            if held_out.shape[1] != X.features:
+                raise BadInput(
+                    f"X_test has {held_out.shape[1]} columns, the stream's samples {X.features}; they must agree"
+                )
+            self.y_test = self._labels(np.asarray(y_test), held_out.shape[0], "y_test")
+            self.X_test = self._columns(held_out)
+        self._finish()
+
+    def _finish(self) -> None:
+        """What follows from the rows."""
+        self.outputs = self._outputs()
+        self.dimension = int(self.X.shape[1]) * self.outputs
+        self.dtype = np.dtype(self.X.dtype)
+        self.penalty = self._penalty()
+        if self._recipe is None and (uneven := self.uneven_columns()) is not None:
+            warnings.warn(uneven, RuntimeWarning, stacklevel=4)
+
+    def uneven_columns(self) -> str | None:
+        """Return a sentence on columns whose sizes differ by more than a factor of 1,000, unless they are scaled."""
+        if self.scaling is not None or isinstance(self.X, StreamRows) or not self.samples:
+            return None
+        features = int(self.X.shape[1]) - self.intercept
+        low, high = self.X.extremes() if isinstance(self.X, ShardRows) else extremes(self.X)
+        return uneven_columns(low[:features], high[:features], self.encoding.names)
+
+    def __repr__(self) -> str:
+        return problem_text(self)
+
+    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+        if y.shape != (rows,):
+            raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
+        if y.dtype == bool:
+            y = y.astype(np.float64)
+        if not np.issubdtype(y.dtype, np.number) or np.iscomplexobj(y) or not np.isfinite(y).all():
+            raise BadInput(f"{name} must hold finite numbers")
+        return y.astype(np.float64)
+
+    def _known(self, classes: Sequence[float] | None) -> Floats | None:
+        """The labels there are, if told; values have none."""
+        if classes is not None:
+            raise BadInput("classes are of labels, and regression has numbers to predict; leave classes out")
+        return None
+
+    def _penalty(self) -> float | Vector:
+        """The regulariser's factor of each coordinate: a number, or shape (dimension,)."""
+        scaling = self.scaling
+        own = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
+        if not self.l2 or (own and not self.intercept):
+            return self.l2
+        factors = np.full((self.X.shape[1], self.outputs), self.l2)
+        if scaling is not None and not own:
+            if scaling.units is not None:
+                factors[: len(scaling.scale)] *= (scaling.units**2)[:, None]
+            factors[: len(scaling.scale)] /= (scaling.scale**2)[:, None]
+        if self.intercept:
+            factors[-1] = 0.0
+        return factors.reshape(-1).astype(self.dtype)
+
+    def _columns(self, X: Any) -> Any:
+        if self.scaling is not None:
+            X = self.scaling.apply(X)
+        return with_intercept(X) if self.intercept else X
+
+    def _outputs(self) -> int:
+        return 1
+
+    def split(
+        self, partitions: int, shares: Sequence[int] | None = None
+    ) -> LinearPartitions | LinearShardPartitions | LinearStreamPartitions:
+        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        ends = cut(self.samples, partitions, shares)
+        if isinstance(self.X, ShardRows):
+            return LinearShardPartitions(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
+        if isinstance(self.X, StreamRows):
+            sizes = np.diff(ends).tolist()
+            return LinearStreamPartitions(self.kind, self.outputs, self.X, sizes, penalty=self.penalty)
+        weights = self.weights
+        if weights is not None and self.uneven is not None:
+            weights = weights[self.uneven.order(self.y, ends)]
+        return LinearPartitions(self.kind, self.outputs, *self._rows(ends), ends, penalty=self.penalty, weights=weights)
+
+    def _rows(self, ends: NDArray[np.int64]) -> tuple[Any, Floats]:
+        """The training rows and their targets in the order of the partitions that end there."""
+        if self.uneven is None:
+            return self.X, self.y
+        order = self.uneven.order(self.y, ends)
+        return self.X[order], self.y[order]
+
+    def initial(self) -> Vector:
+        """``start`` in the model's coordinates, or zeros."""
+        w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
+        if self._start is not None:
+            weights, intercepts = (np.asarray(part, dtype=np.float64) for part in self._start)
+            features = self.X.shape[1] - self.intercept
+            if weights.shape != (features, self.outputs) or intercepts.shape != (self.outputs,):
+                raise BadInput(
+                    f"start must be weights of shape ({features}, {self.outputs}) and intercepts of shape "
+                    f"({self.outputs},), got {weights.shape} and {intercepts.shape}"
+                )
+            if self.scaling is not None:
+                weights, intercepts = self.scaling.done(weights, intercepts)
+            w[:features] = weights
+            if self.intercept:
+                w[-1] = intercepts
+        return w.reshape(-1)
+
+    def loss(self, w: Vector) -> float:
+        """See :class:`~anyk.problems.base.Problem`."""
+        if isinstance(self.X, StreamRows):
+            raise BadInput(NO_LOSS)
+        if isinstance(self.X, ShardRows):
+            mean: float = sum(losses_of(self.kind, self._scores(X, w), y).sum() for X, y in self.X.all()) / self.samples
+        else:
+            losses = losses_of(self.kind, self._scores(self.X, w), self.y)
+            mean = float(losses.mean() if self.weights is None else self.weights @ losses / self.samples)
+        return float(mean + 0.5 * float((self.penalty * w) @ w))
+
+    def in_units(self, w: Vector) -> tuple[Floats, Floats]:
+        """A model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
+        return in_units(w, self.outputs, self.intercept, self.scaling)
+
+    def predictor(self) -> Predictor:
+        """The part that a run keeps to predict with; see :class:`~anyk.problems.predicting.Predictor`."""
+        scaling = self.scaling
+        known = () if self.classes is None else tuple(self.classes.tolist())
+        return Predictor(
+            self.kind,
+            features=int(self.X.shape[1]) - self.intercept,
+            outputs=self.outputs,
+            intercept=self.intercept,
+            classes=self.labels[: len(known)] or known,
+            encoding=self.encoding,
+            center=() if scaling is None else tuple(scaling.center.tolist()),
+            scale=() if scaling is None else tuple(scaling.scale.tolist()),
+        )
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """See :class:`~anyk.problems.base.Problem`."""
+        if isinstance(self.X_test, ShardRows):  # scores and targets are all that is kept of them
+            found = [(y, self._scores(X, w)) for X, y in self.X_test.all()]
+            y, scores = (np.concatenate(part) for part in zip(*found, strict=True))
+        elif self.X_test is None or self.y_test is None:
+            return {}
+        else:
+            y, scores = self.y_test, self._scores(self.X_test, w)
+        return self._metrics(y, scores) if np.isfinite(scores).all() else {self.metric: float("nan")}
+
+    @property
+    def evaluated_on(self) -> Literal["train", "held_out"] | None:
+        """See :class:`~anyk.problems.base.Problem`; neither shards nor streams are read for the loss."""
+        if not isinstance(self.X, ShardRows | StreamRows):
+            return "train"
+        return None if self.X_test is None else "held_out"
+
+    def sampled(self, samples: int) -> Self:
+        """See :class:`~anyk.problems.base.Problem`."""
+        if isinstance(self.X, StreamRows):
+            made = copy(self)
+            made.X, y = self.X.some(samples, "train")
+            made.y, made.samples, made.endless = y.astype(np.float64), len(y), False
+            made._sample_held_out(samples)
+            return made
+        made, rows = copy(self), some_rows(self.samples, samples, "train")
+        made.samples = min(samples, self.samples)
+        if isinstance(self.X, ShardRows):
+            made.X, made.y = self.X.some(rows)
+            if self.X_test is not None:
+                made.X_test, made.y_test = self.X_test.some(some_rows(self.X_test.shape[0], samples, "held out"))
+            return made
+        made.X, made.y = self.X[rows], self.y[rows]
+        made.weights = None if self.weights is None else self.weights[rows]
+        made._sample_held_out(samples)
+        return made
+
+    def _sample_held_out(self, samples: int) -> None:
+        """Keep so many of the held-out rows that are in memory."""
+        if self.X_test is not None and self.y_test is not None:
+            held = some_rows(self.X_test.shape[0], samples, "held out")
+            self.X_test, self.y_test = self.X_test[held], self.y_test[held]
+
+    def recipe(self) -> dict[str, Any] | None:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return self._recipe
+
+    def digest(self) -> str | None:
+        """See :class:`~anyk.problems.base.Problem`."""
+        uneven = () if self.uneven is None else self.uneven.told
+        weights = () if self.weights is None else (self.weights,)
+        if isinstance(self.X, ShardRows):
+            parts = [self.X.digest(), "" if self.X_test is None else self.X_test.digest()]
+            return digest_of(np.array(parts))
+        if isinstance(self.X, StreamRows):
+            return digest_of(np.array(self.X.digest), self.X_test, self.y_test)
+        return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven, *weights)
+
+    def smoothness(self, *, tol: float = 1e-3) -> float:
+        """L, the largest curvature the objective can have: gradient steps with learning rate 1 / L never overshoot.
+
+        The largest eigenvalue of X'X / N (rows times their weights) times the loss's own curvature (1/4 logistic, 1/2
+        softmax, 1 squares), to a relative precision of ``tol`` (0: that of its numbers), and the largest penalty. Of
+        shards with more than 1,024 columns a bound, the sum of the eigenvalues instead of the largest.
+        """
+        from scipy.sparse.linalg import svds
+
+        X = self.X
+        if isinstance(X, StreamRows):
+            raise BadInput(
+                "no default learning rate is known for a stream; give one: --lr, or in Python "
+                "optimizer=anyk.optimizers.GD(lr=…)"
+            )
+        if isinstance(X, ShardRows):
+            return self.curvature * X.curvature() + float(np.max(self.penalty))
+        if self.weights is not None:
+            roots = np.sqrt(self.weights).astype(self.dtype)[:, None]
+            X = X * roots if isinstance(X, np.ndarray) else X.multiply(roots).tocsr()
+        if min(X.shape) > 1:
+            start = keyed.generator(0, "smoothness").standard_normal(min(X.shape)).astype(self.dtype)
+            empty = not (X.count_nonzero() if hasattr(X, "count_nonzero") else X.any())
+            top = 0.0 if empty else float(svds(X, k=1, v0=start, return_singular_vectors=False, tol=tol)[0])
+        else:
+            top = float(np.sqrt((X * X).sum()))
+        return self.curvature * top**2 / self.samples + float(np.max(self.penalty))
+
+    def _scores(self, X: Any, w: Vector) -> Floats:
+        return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=np.float64)
+
+    def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
+        raise NotImplementedError("a linear problem has a metric")
+
+
+class LogisticRegression(LinearProblem):
+    """Logistic regression: loss ``log(1 + exp(-y x.w))``, labels -1 and +1 (or any two values); metric AUC.
+
+    Beside it: accuracy, and the share of the more frequent label of the held-out rows.
+
+    ``X``: rows x columns, NumPy or scipy.sparse; ``l2`` as in the objective. Raises
+    :class:`~anyk.errors.BadInput` for NaN in the data, labels of one class or of more than two.
+
+    >>> import numpy as np
+    >>> problem = LogisticRegression(np.eye(2), [1, -1])
+    >>> round(problem.loss(np.zeros(2)), 6)
+    0.693147
+    """
+
+    kind = "logistic"
+    task = "binary"
+    curvature = 0.25
+    metric = "auc"
+    better = "higher"
+
+    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+        values = super()._labels(y, rows, name)
+        classes = np.unique(values)
+        if self.classes is None:
+            self.classes = self._two(classes)
+        if not np.isin(classes, self.classes).all():
+            known = "y" if name == "y_test" else "classes"
+            raise BadInput(f"{name} has labels that are not in {known}: {np.setdiff1d(classes, self.classes).tolist()}")
+        return np.where(values == self.classes[1], 1.0, -1.0)
+
+    def _known(self, classes: Sequence[float] | None) -> Floats | None:
+        return None if classes is None else self._two(np.unique(np.asarray(classes, dtype=np.float64)))
+
+    @staticmethod
+    def _two(classes: Floats) -> Floats:
+        if classes.size != 2:
+            found = "one class only" if classes.size < 2 else f"{classes.size} classes"
+            other = "" if classes.size < 2 else "; for more than two use SoftmaxRegression"
+            raise BadInput(f"logistic regression needs labels of two classes, got {found}{other}")
+        return classes
+
+    def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
+        from sklearn.metrics import roc_auc_score
+
+        auc = float(roc_auc_score(y, scores)) if np.unique(y).size == 2 else float("nan")
+        second = float(np.mean(y > 0))
+        return {"auc": auc, "accuracy": float(np.mean((scores > 0) == (y > 0))), "majority": max(second, 1.0 - second)}
+
+
+class LeastSquares(LinearProblem):
+    """Least squares: loss ``(x.w - y)^2 / 2``; metric MSE (mean squared error, without the half), and R²."""
+
+    kind = "least-squares"
+    labelled = False
+    metric = "mse"
+    better = "lower"
+
+    def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
+        from sklearn.metrics import mean_squared_error
+
+        mse, spread = float(mean_squared_error(y, scores)), float(np.var(y))
+        return {"mse": mse, "r2": 1.0 - mse / spread if spread else float("nan")}
+
+
+class SoftmaxRegression(LinearProblem):
+    """Softmax regression: cross-entropy over classes 0, …, C-1; metric accuracy, beside the most frequent one's share.
+
+    The model is the (columns x classes) matrix, row by row, as one flat vector.
+    """
+
+    kind = "softmax"
+    task = "multiclass"
+    curvature = 0.5
+    metric = "accuracy"
+    better = "higher"
+
+    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+        values = super()._labels(y, rows, name)
+        if (values < 0).any() or (values != np.floor(values)).any():
+            raise BadInput(f"{name} must hold classes 0, 1, 2, …; number the labels first")
+        if self.classes is None:
+            if np.unique(values).size < 2:
+                raise BadInput("softmax regression needs at least two classes, got one class only")
+            self.classes = np.arange(values.max() + 1)
+        if values.size and values.max() >= self.classes.size:
+            known = "y" if name == "y_test" else "classes"
+            raise BadInput(f"{name} has class {int(values.max())}, {known} only classes up to {self.classes.size - 1}")
+        return values
+
+    def _known(self, classes: Sequence[float] | None) -> Floats | None:
+        if classes is None:
+            return None
+        found = np.asarray(classes, dtype=np.float64)
+        if found.size < 2 or not np.array_equal(found, np.arange(found.size)):
+            raise BadInput(f"classes of softmax regression must be 0, 1, 2, … (two at least), got {list(classes)}")
+        return found
+
+    def _outputs(self) -> int:
+        assert self.classes is not None
+        return int(self.classes.size)
+
+    def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
+        from sklearn.metrics import accuracy_score
+
+        most = float(np.unique(y, return_counts=True)[1].max() / len(y))
+        return {"accuracy": float(accuracy_score(y, scores.argmax(axis=1))), "majority": most}

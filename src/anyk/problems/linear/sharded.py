@@ -1,0 +1,311 @@
+"""Linear models on shards: their columns as numbers, block by block, and partial gradients over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Vector
+from anyk.problems.data.dataset import Task, read_target
+from anyk.problems.data.encoding import Column, Encoding, check_categories
+from anyk.problems.data.shards.blocks import Blocks
+from anyk.problems.data.shards.processes import in_processes
+from anyk.problems.data.shards.sources import Content, Shards
+from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
+from anyk.problems.linear.partitions import losses_of, slope_of
+from anyk.problems.linear.scaling import Floats, Scaling, with_intercept
+from anyk.tables import Table, shown
+
+_SQUARE = 1024  # columns up to which the curvature is computed, and not only bounded
+Labels = tuple[float, ...] | tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """How blocks become ``X`` and ``y``: the same for all of them, and for held-out shards."""
+
+    shards: Shards
+    encoding: Encoding
+    features: int
+    labels: Labels  # empty for regression
+    task: Task
+    dtype: np.dtype[Any]
+    scaling: Scaling | None = None
+    intercept: bool = False
+
+    def __call__(self, content: Content, where: str) -> tuple[Any, Vector]:
+        """A block's ``X``, scaled and with its intercept, and targets as the model has them."""
+        if isinstance(content, Table):
+            places = self.encoding.places(content.names, where)
+            X: Any = self.encoding.encode([content.columns[i] for i in places], where)
+            y: NDArray[Any] = content.columns[places_of(self.shards, content.names, where)[1]]
+        else:
+            X, found = plain(self.shards, content, where)
+            assert found is not None
+            y = found
+            if hasattr(X, "indptr"):
+                if self.encoding.base:
+                    X = X[:, self.encoding.base :]
+                if X.shape[1] > self.features:
+                    raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
+                X.resize(X.shape[0], self.features)
+            elif X.shape[1] != self.features:
+                raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
+        X = X.astype(self.dtype, copy=False)
+        if self.scaling is not None:
+            X = self.scaling.apply(X)
+        return with_intercept(X) if self.intercept else X, self._targets(y, where)
+
+    def _targets(self, y: NDArray[Any], where: str) -> Vector:
+        if not self.labels:
+            return y.astype(self.dtype)
+        of = {label: code for code, label in enumerate(self.labels)}
+        codes = np.array([of.get(value, -1) for value in y.tolist()], dtype=self.dtype)
+        if (codes < 0).any():
+            value = y[int(np.argmin(codes))]
+            raise BadInput(f"the target of {where} holds '{shown(str(value))}', which the training rows do not have")
+        return np.asarray(2 * codes - 1 if self.task == "binary" else codes, dtype=self.dtype)
+
+
+class ShardRows:
+    """The rows of a linear model's shards, in the place of its ``X`` and ``y``."""
+
+    def __init__(self, blocks: Blocks, design: Design, moments: Moments) -> None:
+        self.blocks, self.design, self._moments = blocks, design, moments
+        self.shape = len(blocks), design.features + design.intercept
+        self.dtype = design.dtype
+
+    @classmethod
+    def learned(
+        cls,
+        shards: Shards,
+        task: Task | Literal["auto"],
+        *,
+        intercept: bool = False,
+        standardize: bool = False,
+        ridge: float = 0.0,
+        scaling: Scaling | None = None,
+        fill: Literal["mean"] | None = None,
+    ) -> ShardRows:
+        """The training rows, with what a pass over them finds out; see :class:`~anyk.problems.LinearProblem`."""
+        found = surveyed(shards)
+        where = (
+            f"{shown(shards.found[0].address)} and the other files"
+            if len(shards.found) > 1
+            else shown(shards.found[0].address)
+        )
+        encoding, moments, features = _encoding(shards, found, fill, where)
+        labels, found_task = _labels(found, task, where)
+        if standardize:
+            scaling = standard(moments, found.rows, encoding, dense=_dense(shards, encoding), ridge=ridge)
+        if scaling is not None and len(scaling.scale) != features:
+            raise BadInput(f"scaling is of {len(scaling.scale)} columns, {where} have {features}")
+        if labels and encoding.label:
+            encoding = replace(encoding, words=isinstance(labels[0], str))
+        dtype = np.dtype(np.float32 if found.first.single else np.float64)
+        design = Design(shards, encoding, features, labels, found_task, dtype, scaling, intercept)
+        return cls(Blocks(shards, found, design), design, moments)
+
+    def held_out(self, shards: Shards) -> ShardRows:
+        """Other shards, with the columns and labels of these."""
+        design = replace(self.design, shards=shards)
+        return ShardRows(Blocks(shards, survey(shards, "rows"), design), design, self._moments)
+
+    def all(self) -> Iterator[Any]:
+        """Every row, block by block."""
+        return self.blocks.parts(0, len(self.blocks))
+
+    def some(self, rows: Index | slice) -> Any:
+        """Some of the rows, or all, in memory."""
+        return self.blocks.taken(np.arange(len(self.blocks))[rows])
+
+    def digest(self) -> str:
+        """What tells the files from others, and how they are read."""
+        shards = self.design.shards
+        return f"{shards.digest()} {shards.target} {shards.columns} {self.design.encoding}"
+
+    def curvature(self) -> float:
+        """The largest eigenvalue of ``X'X / N``, found in another pass; of many columns a bound of it.
+
+        The bound is the sum over the columns of the files; of a column's categories, of which each row has one, the
+        largest counts.
+        """
+        rows, columns = self.shape
+        if columns <= _SQUARE:
+            ends = np.linspace(0, rows, min(rows, 64) + 1).astype(int).tolist()
+            parts = in_processes(_Gram(self), list(pairwise(ends)))
+            gram = np.sum([np.frombuffer(part).reshape(columns, columns) for part in parts], axis=0)
+            return float(np.linalg.eigvalsh(gram)[-1]) / rows
+        moments, scaling = self._moments, self.design.scaling
+        center, scale = (0.0, 1.0) if scaling is None else (scaling.center, scaling.scale)
+        squares = (moments.deviation / rows + (moments.mean - center) ** 2) / np.square(scale)
+        kinds = self.design.encoding.columns
+        if kinds and not np.any(center * self.design.encoding.categorical):  # no row has two categories of a column
+            starts = np.cumsum([0, *(len(column.categories) or 1 for column in kinds[:-1])])
+            squares = np.maximum.reduceat(squares, starts)
+        return float(squares.sum()) + self.design.intercept
+
+    def extremes(self) -> tuple[Floats, Floats]:
+        """As :func:`~anyk.problems.linear.scaling.extremes`, of the columns before they are scaled."""
+        return self._moments.low, self._moments.high
+
+
+@dataclass(frozen=True, eq=False)
+class _Gram:
+    """``X'X`` of some rows, as bytes."""
+
+    rows: ShardRows
+
+    def __call__(self, piece: tuple[int, int]) -> bytes:
+        total = np.zeros((self.rows.shape[1],) * 2)
+        for X, _ in self.rows.blocks.parts(*piece):
+            square = X.T @ X
+            total += square.toarray() if hasattr(square, "toarray") else square
+        return total.tobytes()
+
+
+def surveyed(shards: Shards) -> Survey:
+    """The survey of shards with all that a linear model must know; made once."""
+    if "surveyed" not in shards.__dict__:
+        shards.__dict__["surveyed"] = survey(shards, "columns")
+    found: Survey = shards.__dict__["surveyed"]
+    return found
+
+
+def _dense(shards: Shards, encoding: Encoding) -> bool:
+    return shards.kind != "svmlight" and not any(column.categories for column in encoding.columns)
+
+
+def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[Labels, Task]:
+    """The classes, and the task as :func:`~anyk.problems.data.dataset.read_target` tells it."""
+    said = f"the target of {where}"
+    if found.labels is None:
+        if task in ("binary", "multiclass"):
+            raise BadInput(f"{said} has more than 10,000 different values, which are not classes; use task=regression")
+        return (), "regression"
+    text = bool(found.labels) and isinstance(found.labels[0], str)
+    values = np.array(found.labels, dtype=object if text else np.float64)
+    few = 2 * len(values) <= found.rows
+    _, told, _ = read_target(np.repeat(values, 2) if few else values, task, said)
+    return (found.labels if told != "regression" else ()), told
+
+
+def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tuple[Encoding, Moments, int]:
+    """How columns become numbers, what is known of those, and how many they are."""
+    rows, moments = float(found.rows), found.moments
+    if not found.first.names:
+        if fill is not None:
+            raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
+        base = min(found.least, 1) if shards.kind == "svmlight" else None
+        kept = Moments(*(part[base or 0 :] for part in moments))
+        if not len(kept.mean):
+            raise BadInput(f"{where} have no columns beside the target")
+        return Encoding(base=base), kept, len(kept.mean)
+    names = found.first.names
+    places, target = places_of(shards, names, where)
+    if not places:
+        raise BadInput(f"{where} have no columns beside the target")
+    columns, parts = [], []
+    for number, place in enumerate(places):
+        own = Moments(*(part[number : number + 1] for part in moments))
+        words = found.words.get(place)
+        if words is not None and {word.lower() for word in words} <= {"true", "false"}:
+            own = _of_counts(
+                [sum(count for word, count in words.items() if word.lower() == "true")], sum(words.values())
+            )
+            words = None
+        known = float(own.present[0]) if words is None else float(sum(words.values()))
+        said = f"column '{shown(names[place])}' of {where}"
+        if known < rows and (fill is None or not known):
+            raise BadInput(
+                f"{said} is missing or not finite in {int(rows - known):,} rows; remove or fill them (fill=mean)"
+                if known
+                else f"{said} has no value; leave it out (columns=)"
+            )
+        if words is None:
+            columns.append(Column(names[place], (), None if fill is None else float(own.mean[0])))
+            zero = own.nonzero + (rows - known) * (own.mean != 0)
+            parts.append(own._replace(present=np.array([rows]), nonzero=zero))
+            continue
+        check_categories(words, said)
+        kinds = tuple(sorted(words))
+        usual = None if fill is None else max(kinds, key=words.__getitem__)
+        columns.append(Column(names[place], kinds, usual))
+        parts.append(_of_counts([words[word] + (rows - known) * (word == usual) for word in kinds], rows))
+    encoding = Encoding(tuple(columns), bool(found.first.header), label=names[target])
+    return encoding, Moments(*(np.concatenate(part) for part in zip(*parts, strict=True))), encoding.width
+
+
+def _of_counts(counts: Sequence[float], rows: float) -> Moments:
+    """Of columns of ones, so many, and zeros."""
+    ones = np.array(counts, dtype=np.float64)
+    share = ones / rows
+    low, high = np.where(ones < rows, 0.0, 1.0), np.where(ones > 0, 1.0, 0.0)
+    return Moments(np.full(len(ones), rows), ones, share, rows * share * (1.0 - share), low, high)
+
+
+def standard(moments: Moments, rows: int, encoding: Encoding, *, dense: bool, ridge: float) -> Scaling:
+    """As :meth:`Scaling.standard`, from what is known of the columns."""
+    return Scaling.from_moments(
+        moments.mean,
+        np.sqrt(moments.deviation / rows),
+        constant=moments.low == moments.high,
+        full=dense | (2 * moments.nonzero >= rows),
+        categories=encoding.categorical if encoding.columns else None,
+        ridge=ridge,
+    )
+
+
+class LinearShardPartitions:
+    """A linear model's shards in partitions, by the numbers of their rows; see :class:`~anyk.problems.base.Partitions`.
+
+    Nothing is held but blocks that were read last. Supports are all coordinates.
+    """
+
+    def __init__(
+        self, kind: str, outputs: int, rows: ShardRows, ends: NDArray[np.int64], *, penalty: float | Vector = 0.0
+    ) -> None:
+        self.kind, self.outputs, self.penalty = kind, outputs, penalty
+        self._blocks, self._bounds = rows.blocks, list(pairwise(ends.tolist()))
+        self.sizes = tuple(np.diff(ends).tolist())
+        self.dtype, self.dimension = rows.dtype, rows.shape[1] * outputs
+
+    def piece(self, first: int, last: int) -> LinearShardPartitions:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        made = copy(self)
+        made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
+        made.sizes = (sum(self.sizes[first : last + 1]),)
+        return made
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; blocks are read when they are needed."""
+
+    def support(self, partition: int) -> Index | None:
+        """All coordinates."""
+        del partition
+        return None  # as opposed to an index of some
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
+        total = np.zeros_like(W)
+        for X, y in self._parts(partition, rows):
+            total += X.T @ slope_of(self.kind, X @ W, y)
+        return total.reshape(-1)
+
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
+        return float(sum(losses_of(self.kind, X @ W, y).sum() for X, y in self._parts(partition, rows)))
+
+    def _parts(self, partition: int, rows: Index | None) -> Iterable[Any]:
+        """The rows of a partition, or some of them, block by block."""
+        first, last = self._bounds[partition]
+        return self._blocks.parts(first, last) if rows is None else [self._blocks.taken(rows + first)]

@@ -1,0 +1,166 @@
+"""A network with one hidden layer, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anyk import keyed
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Vector, cut, stacked
+from anyk.problems.data.shards.sources import Shards
+from anyk.problems.data.splits import Dirichlet
+from anyk.problems.data.streams import Stream
+from anyk.problems.linear.models import SoftmaxRegression
+from anyk.problems.linear.partitions import losses_of, softmax_slope
+from anyk.problems.predicting import Predictor
+
+
+class TwoLayerPartitions:
+    """A network's training rows in partitions; see :class:`~anyk.problems.base.Partitions`."""
+
+    def __init__(self, X: Any, y: Vector, ends: NDArray[np.int64], hidden: int, outputs: int) -> None:
+        self.sizes = tuple(np.diff(ends).tolist())
+        self.dtype = np.dtype(X.dtype)
+        self._shape = X.shape[1], hidden, outputs
+        self.dimension = dimension(*self._shape)
+        self._X = [X[a:b] for a, b in pairwise(ends)]
+        self._y = [np.ascontiguousarray(y[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
+
+    def piece(self, first: int, last: int) -> TwoLayerPartitions:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        X, y = stacked(self._X[first : last + 1]), np.concatenate(self._y[first : last + 1])
+        return TwoLayerPartitions(X, y, np.array([0, len(y)]), *self._shape[1:])
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""
+
+    def support(self, partition: int) -> Index | None:
+        """All coordinates."""
+        del partition
+        return None  # as opposed to an index of some
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        X, y = self._rows(partition, rows)
+        gradient = np.empty_like(w)
+        first, bias, second, offset = layers(w, *self._shape)
+        first_out, bias_out, second_out, offset_out = layers(gradient, *self._shape)
+        active = np.tanh(X @ first + bias)
+        slope = softmax_slope(active @ second + offset, y)
+        np.matmul(active.T, slope, out=second_out)
+        slope.sum(axis=0, out=offset_out)
+        back = slope @ second.T
+        back *= 1.0 - active * active
+        first_out[:] = X.T @ back
+        back.sum(axis=0, out=bias_out)
+        return gradient
+
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        X, y = self._rows(partition, rows)
+        return float(losses_of("two-layer", scores_of(X, w, *self._shape), y).sum())
+
+    def _rows(self, partition: int, rows: Index | None) -> tuple[Any, Vector]:
+        X, y = self._X[partition], self._y[partition]
+        return (X, y) if rows is None else (X[rows], y[rows])
+
+
+def dimension(features: int, hidden: int, outputs: int) -> int:
+    """Number of weights."""
+    return (features + 1) * hidden + (hidden + 1) * outputs
+
+
+def layers(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector, Vector, Vector, Vector]:
+    """Views of a flat model: weights (features x hidden), bias, weights (hidden x outputs), bias."""
+    a = features * hidden
+    b = a + hidden
+    c = b + hidden * outputs
+    return w[:a].reshape(features, hidden), w[a:b], w[b:c].reshape(hidden, outputs), w[c:]
+
+
+def scores_of(X: Any, w: Vector, *shape: int) -> NDArray[np.float64]:
+    """Shape (rows, outputs); ``shape``: features, hidden units, outputs."""
+    first, bias, second, offset = layers(w, *shape)
+    return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
+
+
+@typed
+class TwoLayerNetwork(SoftmaxRegression):
+    """Classification by a network with one hidden layer: ``softmax(tanh(X A + a) B + b)``, cross-entropy; not convex.
+
+    ``hidden`` is the width; the initial weights are normal draws of (``seed``) with standard deviation
+    1/sqrt(inputs of the layer), biases zero. The model is A, a, B, b, row by row, as one flat vector. Raises
+    :class:`~anyk.errors.BadInput` for what softmax regression refuses.
+
+    >>> import numpy as np
+    >>> problem = TwoLayerNetwork(np.eye(4), [0, 1, 2, 1], hidden=3)
+    >>> problem.dimension, round(problem.loss(np.zeros(problem.dimension)), 6)
+    (27, 1.098612)
+    """
+
+    kind = "two-layer"
+
+    def __init__(
+        self,
+        X: Any,
+        y: ArrayLike,
+        *,
+        hidden: int = 32,
+        seed: int = 0,
+        l2: float = 0.0,
+        X_test: Any = None,
+        y_test: ArrayLike | None = None,
+        recipe: dict[str, Any] | None = None,
+        split: Dirichlet | str | None = None,
+    ) -> None:
+        if hidden < 1:
+            raise BadInput(f"hidden must be at least 1 unit, got {hidden}")
+        if isinstance(X, Shards | Stream):
+            raise BadInput(
+                "a two-layer network is for data in memory; use a linear model or TorchProblem with shards and streams"
+            )
+        super().__init__(X, y, l2=l2, X_test=X_test, y_test=y_test, recipe=recipe, split=split)
+        self.hidden, self.seed = hidden, seed
+        self.dimension = dimension(*self._shape)
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return int(self.X.shape[1]), self.hidden, self.outputs
+
+    def split(  # type: ignore[override]
+        self, partitions: int, shares: Sequence[int] | None = None
+    ) -> TwoLayerPartitions:
+        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        ends = cut(self.samples, partitions, shares)
+        return TwoLayerPartitions(*self._rows(ends), ends, self.hidden, self.outputs)
+
+    def predictor(self) -> Predictor:
+        """See :meth:`LinearProblem.predictor`."""
+        return replace(super().predictor(), hidden=self.hidden)
+
+    def initial(self) -> Vector:
+        """Small random weights, the same for the same seed; zeros would make all hidden units alike."""
+        w: Vector = np.zeros(self.dimension, dtype=self.dtype)
+        random = keyed.generator(self.seed, "two-layer")
+        first, _, second, _ = layers(w, *self._shape)
+        first[:] = random.standard_normal(first.shape) / max(1, first.shape[0]) ** 0.5
+        second[:] = random.standard_normal(second.shape) / second.shape[0] ** 0.5
+        return w
+
+    def smoothness(self, *, tol: float = 1e-3) -> float:
+        """A guess at L from the linear problem's: the objective has no constant one.
+
+        Exact bounds of networks are useless; that of softmax regression on the hidden layer, whose activations are at
+        most 1, is ``(hidden + 1) / 2``, and the first layer adds the data's.
+        """
+        return 0.5 * (self.hidden + 1) + super().smoothness(tol=tol)
+
+    def _scores(self, X: Any, w: Vector) -> NDArray[np.float64]:
+        return scores_of(X, w, *self._shape)

@@ -1,0 +1,506 @@
+"""PyTorch modules: any module, any loss.
+
+Only parameters are the model. A partial gradient is computed from the buffers that the module had at the start, and
+what the forward pass does to them is dropped: replies must not depend on what a worker did before. The running
+statistics of batch norm, needed to evaluate, are computed anew from the training data; other state that depends on
+earlier forward passes is refused (:func:`~anyk.problems.torch.forward_state.check_forward`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+
+from anyk.errors import BadInput, RunFailed, told
+from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends, problem_text
+from anyk.problems.data.shards.processes import in_processes
+from anyk.problems.data.splits import Dirichlet, checked
+from anyk.problems.data.streams import NO_LOSS
+from anyk.problems.digest import digest_of
+from anyk.problems.sums import check_loss, check_samples, has_entries, telling
+from anyk.problems.torch.checks import check_module, check_options, ignored_by, is_mean, takes_module
+from anyk.problems.torch.forward_state import check_forward
+from anyk.problems.torch.generators import drawing
+from anyk.problems.torch.metrics import Metric, Metrics, check_metrics, measured, usual
+from anyk.problems.torch.network import Batch, Network, counted, mapped, tensors_in
+from anyk.problems.torch.partitions import (
+    AT_ONCE,
+    TorchPartitions,
+    dtype_of,
+    is_at,
+    kept_buffers,
+    norms_of,
+    pieces_of,
+    trained,
+)
+from anyk.problems.torch.samples import (
+    Apart,
+    Arrays,
+    Items,
+    Known,
+    Reading,
+    Sharded,
+    Streamed,
+    known_of,
+    samples_of,
+    tensor_over,
+)
+from anyk.problems.torch.state_files import loaded, write_state
+
+if TYPE_CHECKING:
+    import torch
+
+_RENEWED = 1024  # items over which running statistics are computed to evaluate, where items have to be read
+_TRIED = 2  # samples that module and loss are tried on; batch norm cannot do with one
+
+
+class TorchProblem:
+    """A PyTorch module with a loss; see :class:`~anyk.problems.base.Problem`.
+
+    The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over the module's trainable parameters, flattened in
+    the order of ``module.parameters()``; a shared parameter counts once, and frozen ones (``requires_grad=False``) stay
+    as they are. The model begins as ``module`` is when this is called; :meth:`module_at` gives a module back.
+
+    - ``loss``: a function of ``(outputs, targets)``, or of ``(module, batch)`` if its first parameter is called
+      ``module`` or ``model`` (``lambda model, batch: model(**batch).loss``). It gives a batch's mean or its sum, as
+      ``reduction`` says (left out: what the loss says of itself, as torch's do, else ``"mean"``). A mean must be that
+      over the samples alike; for one with class weights use a sum. One that is not is refused, here or at the first
+      gradient of a partition, of mini-batches also at later ones. The mean of torch's ``CrossEntropyLoss`` and
+      ``NLLLoss`` over the targets that are not ignored (``ignore_index``) is that over all of them in the data set,
+      however they are spread over partitions.
+    - ``count``: a function of a batch that gives the number of terms over which ``loss`` is a mean, where these are not
+      the samples: ``lambda batch: (batch["labels"][:, 1:] != -100).sum()``. The objective is then the sum of all terms
+      of the data set divided by their number, for which they are counted once, in a pass over the data.
+    - ``dataset``: inputs and targets as a tuple of tensors or arrays, ``(X, y)``, each with one entry for each sample;
+      or a map-style data set. Arrays exist once on a machine, and numbers with a fraction become what the parameters
+      are; a data set is pickled to workers as it is and read item by item. ``held_out`` likewise. For
+      ``loss(module, batch)`` also arrays by name, ``{"input_ids": …, "labels": …}``, and items of any kind that
+      ``collate_fn`` (torch's own, if left out) puts together; it must not draw. Or :class:`~anyk.data.Shards`, files
+      that the driver never opens: the number columns of tables are one tensor, whole-numbered targets classes. Or, but
+      for ``held_out``, :class:`~anyk.data.Stream` or torch's ``IterableDataset``: samples without an end.
+    - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices) and, if it has one, the
+      driver evaluates. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
+    - ``microbatch``: samples computed at once at most, where more do not fit into memory: gradients are accumulated,
+      one microbatch after another, and sent once; of shards 512. ``threads``: how many each worker computes gradients
+      with, on all clusters; the last digits depend on their number, so that it is part of the problem.
+      ``num_workers``: processes that each worker starts to read the items of a map-style data set, as torch's
+      ``DataLoader`` does; bits do not depend on it.
+    - ``transform``: a function of an item of a data set, or of a stream's sample, that gives what the module is trained
+      on, such as augmentation; ``eval_transform`` gives what is evaluated of it, and of held-out items. Left out, items
+      are taken as they come. Running statistics are those of what is trained on.
+    - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
+      ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
+      With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or what ``count``
+      counts); left out: ``loss``, that of held-out samples.
+    - ``split``: how samples are spread over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec),
+      if not as they come; for arrays whose targets are one whole number each.
+
+    Workers compute in training mode from the module's initial buffers, and drop what the forward pass does to them:
+    batch norm normalises with the batch at hand; other state that a forward pass changes is refused by name. For
+    evaluation running statistics are computed anew over the
+    training data, as ``torch.optim.swa_utils.update_bn`` does; of a data set that is read item by item, over 1,024 of
+    its items (by :meth:`module_at`, over all). The loss of such a data set is not evaluated unless
+    :class:`anyk.Evaluate` asks for it. Random layers draw by the model, the partition and the
+    rows, so that replicas agree; what the items of a data set draw from the global generators of torch, NumPy and
+    Python is seeded by the model and the item. Where several workers hold a partition their gradients are compared, at
+    the start and now and then.
+
+    Raises :class:`~anyk.errors.BadInput` for what cannot work: module and loss are tried on up to 32 samples first.
+
+    >>> import torch
+    >>> X = torch.randn(40, 3)
+    >>> problem = TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
+    >>> problem.dimension, problem.metric
+    (8, 'accuracy')
+    >>> optimizer = anyk.optimizers.GD(lr=0.1)
+    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), optimizer=optimizer, steps=3)
+    >>> problem.module_at(run.model)(X).shape
+    torch.Size([40, 2])
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Callable[[Any, Any], Any],
+        dataset: Any,
+        *,
+        held_out: Any = None,
+        l2: float = 0.0,
+        device: str = "cpu",
+        precision: Literal["bf16"] | None = None,
+        reduction: Literal["mean", "sum"] | None = None,
+        microbatch: int | None = None,
+        threads: int = 1,
+        num_workers: int = 0,
+        metrics: Mapping[str, Metric] | None = None,
+        better: Literal["higher", "lower"] | None = None,
+        split: Dirichlet | str | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        eval_transform: Callable[[Any], Any] | None = None,
+        count: Callable[[Any], Any] | None = None,
+    ) -> None:
+        device = str(device)  # torch.device, too
+        functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
+        check_options(device, precision, l2, microbatch, threads, num_workers, better, functions)
+        free = takes_module(loss)
+        mean = is_mean(loss, reduction)
+        check_module(module)
+        try:
+            own = copy.deepcopy(module).cpu()
+            own.zero_grad(set_to_none=True)
+        except Exception as error:
+            raise BadInput(f"the module cannot be copied: {error}") from None
+        self._network = Network(
+            own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count, threads=threads
+        )
+        self.module, self._given = module, list(module.parameters())
+        ignored = ignored_by(loss)
+        parameters = trained(own)
+        self.dtype = dtype_of(parameters)
+        self.shapes = [tuple(parameter.shape) for parameter in parameters]
+        self.dimension = sum(parameter.numel() for parameter in parameters)
+        self.l2 = float(l2)
+        reading = Reading(collate_fn, free, transform, eval_transform)
+        self._data = samples_of(dataset, "the data set", self.dtype, reading)
+        unlabelled = "the targets are not an array of one whole number for each sample"
+        self.uneven = checked(split, None if self._data.labels is not None else unlabelled)
+        self._held_out = None
+        if held_out is not None:
+            self._held_out = known_of(held_out, "held_out", self.dtype, reading.evaluated)
+        elif eval_transform is not None and not isinstance(self._data, Items | Streamed):
+            reading.evaluated.refuse_arrays("the data set", "arrays or shards")
+        if isinstance(self._data, Items):
+            self._data.processes = num_workers
+        elif num_workers:
+            raise BadInput("num_workers read the items of a map-style data set, which this is not; leave it out")
+        if isinstance(self._data, Sharded):
+            microbatch = microbatch or AT_ONCE  # a partition need not fit into memory
+        self._microbatch = microbatch
+        self.samples, self.endless = len(self._data), isinstance(self._data, Streamed)
+        self._known: Known = self._data.head if isinstance(self._data, Streamed) else self._data
+        if count is not None:
+            self._count_terms(count)
+        elif mean and ignored is not None:
+            self._count_targets(ignored)
+        self._last: tuple[Network, torch.device, int] | None = None
+        tried = self._try()
+        self._metrics: Metrics = usual(self._network, tried, ignored) if metrics is None else check_metrics(metrics)
+        self.metric = next(iter(self._metrics))
+        self.better: Literal["higher", "lower"] = better or ("lower" if self.metric in ("mse", "loss") else "higher")
+        if self._held_out is not None:
+            self._check_held_out(self._held_out, own_metrics=metrics is not None)
+        elif metrics is not None:
+            raise BadInput(NO_HELD_OUT)
+
+    def __repr__(self) -> str:
+        return problem_text(self)
+
+    def _try(self) -> Batch:
+        """Compute a gradient on a copy of some samples; returns them."""
+        some = min(_TRIED, len(self._known))
+        try:
+            network = copy.copy(self._network)
+            network.device = "cpu"
+            tried = TorchPartitions(network, self._known, cut(some, 1))
+            batch = mapped(self._known.tensors(slice(0, some), "cpu"), lambda tensor: tensor.clone())
+            tried._held[0] = batch
+            tried.partial_gradient(0, self.initial())
+        except BadInput:
+            raise
+        except RunFailed as error:  # an item that cannot be read
+            raise BadInput(str(error)) from None
+        except Exception as error:
+            raise BadInput(f"module and loss fail on the first {some} samples: {told(error)}") from None
+        check_forward(self._network, [batch, *self._others(batch, some)])
+        self._try_loss(tried._network)
+        return batch
+
+    def _others(self, batch: Batch, some: int) -> list[Batch]:
+        """Return a list with a second batch of as many samples, empty if there is none of the same shapes."""
+        known = self._known.tried if isinstance(self._known, Sharded) else len(self._known)
+        if known < 2 * some:
+            return []
+        try:
+            other = self._known.tensors(slice(some, 2 * some), "cpu")
+        except Exception:  # a run reports what fails
+            return []
+        shapes = [[tensor.shape for tensor in tensors_in(one)] for one in (batch, other)]
+        return [other] if shapes[0] == shapes[1] else []
+
+    def _try_loss(self, network: Network) -> None:
+        """Refuse a loss of several samples that is not the mean, or the sum, of theirs, where that can be told."""
+        import torch
+
+        arrays = self._data.arrays if isinstance(self._data, Arrays) else []
+        targets = arrays if network.takes_module else arrays[-1:]
+        known = self._known.tried if isinstance(self._known, Sharded) else len(self._known)
+        for rows in telling(targets, known, self._microbatch):
+            of = f"samples {', '.join(map(str, rows))}"
+
+            def batch_of(chosen: Index, rows: Index = rows) -> Batch:
+                return self._known.tensors(rows[chosen], "cpu")
+
+            try:
+                with drawing(0, torch.device("cpu")), kept_buffers(network.module), torch.no_grad():
+                    if network.opaque:
+                        check_samples(network, batch_of, len(rows), of)
+                        continue
+                    batch = self._known.tensors(rows, "cpu")
+                    network.times(batch, len(rows))
+                    outputs = network.outputs(batch)
+                    network.loss_at(outputs, batch[-1])
+                    if has_entries(outputs, len(rows)):
+                        check_loss(network, outputs, batch[-1], of)
+                    else:
+                        check_samples(network, batch_of, len(rows), of)
+            except BadInput:
+                raise
+            except Apart:
+                continue
+            except RunFailed as error:
+                raise BadInput(str(error)) from None
+            except Exception:  # samples that lie apart need not fit together; what fails in a run is said there
+                continue
+
+    def _count_terms(self, count: Callable[[Any], Any]) -> None:
+        """Make the loss a mean over the terms of the whole data set, which takes a pass over it."""
+        try:
+            if isinstance(self._data, Streamed):
+                raise BadInput("count is taken of all training data, and a stream has no end; leave it out")
+            if isinstance(self._data, Sharded):
+                ends = even_ends(self.samples, -(-self.samples // 64))
+                work = partial(_terms, count, self._data, self._microbatch or AT_ONCE)
+                total = sum(map(float, in_processes(work, list(pairwise(ends)))))
+            else:
+                total = sum(self._network.terms(batch, size) for batch, size in self._batches(self._data, "cpu"))
+        except BadInput:
+            raise
+        except RunFailed as error:
+            raise BadInput(str(error)) from None
+        except Exception as error:
+            raise BadInput(f"count fails on the data set: {told(error)}") from None
+        if not total:
+            raise BadInput("count finds no term in the whole data set: there is nothing to learn from")
+        self._network.scale = self.samples / total
+
+    def _count_targets(self, ignored: int) -> None:
+        """Make the mean over targets that are not ignored one over those of the whole data set: a sum, divided."""
+        if not isinstance(self._data, Arrays):
+            self._network.unknown = ignored
+            return
+        targets = self._data.arrays[-1]
+        count = int(np.count_nonzero(targets != ignored))
+        if targets.dtype.kind == "f" or count == targets.size:
+            return
+        if not count:
+            raise BadInput(f"the loss ignores every target: all are {ignored} (ignore_index)")
+        network = self._network
+        network.loss = copy.copy(network.loss)
+        network.loss.reduction = "sum"
+        network.mean, network.scale = False, self.samples / count
+
+    def _check_held_out(self, data: Known, *, own_metrics: bool) -> None:
+        """Say that the metric does not suit what the module gives, before a run and not after it."""
+        import torch
+
+        network, some = copy.deepcopy(self._network), min(_TRIED, len(data))
+        network.module.eval()
+        try:
+            batch = data.tensors(slice(0, some), "cpu")
+            with torch.no_grad():
+                if network.takes_module:
+                    network.loss_of(batch)
+                    return
+                outputs = network.outputs(batch)
+        except BadInput:
+            raise
+        except RunFailed as error:
+            raise BadInput(f"held_out: {error}") from None
+        except Exception as error:
+            raise BadInput(f"the module fails on held_out: {told(error)}") from None
+        if not isinstance(outputs, torch.Tensor):
+            raise BadInput(f"a metric needs outputs that are one tensor, the module gives {type(outputs).__name__}")
+        fits = (
+            outputs.dim() == batch[-1].dim() + 1 if self.metric == "accuracy" else outputs.numel() == batch[-1].numel()
+        )
+        if not (own_metrics or fits):
+            raise BadInput(
+                f"{self.metric} cannot be computed from outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(batch[-1].shape)}; give metrics={{name: function}}"
+            )
+
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
+        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer samples than partitions."""
+        ends, data = cut(self.samples, partitions, shares), self._data
+        if self.uneven is not None and isinstance(data, Arrays) and data.labels is not None:
+            data = data.arranged(self.uneven.order(data.labels, ends))
+        return TorchPartitions(self._network, data, ends, self._microbatch)
+
+    def initial(self) -> Vector:
+        """The parameters that the module was given with, as one vector."""
+        import torch
+
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in trained(self._network.module)])
+        w: Vector = flat.numpy()
+        return w
+
+    def loss(self, w: Vector) -> float:
+        """The objective at ``w``, in evaluation mode: without dropout, with running statistics."""
+        import torch
+
+        if isinstance(self._data, Streamed):
+            raise BadInput(NO_LOSS)
+        network, device = self._at(w)
+        total = 0.0
+        with torch.no_grad():
+            for batch, size in self._batches(self._data.evaluated, device):
+                if times := network.times(batch, size):
+                    total += float(network.loss_of(batch)) * times
+        return total / self.samples + 0.5 * self.l2 * float(w @ w)
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """See :class:`~anyk.problems.base.Problem`."""
+        import torch
+
+        if self._held_out is None:
+            return {}
+        network, device = self._at(w)
+        with torch.no_grad():
+            return measured(network, self._metrics, self._batches(self._held_out, device))
+
+    def module_at(self, w: Vector) -> torch.nn.Module:
+        """A module with the parameters ``w`` (length d) and running statistics that suit them, in evaluation mode."""
+        return copy.deepcopy(self._at(w, whole=True)[0].module).cpu()
+
+    def write_model(self, w: Vector, file: Path) -> None:
+        """Write the module at ``w`` as safetensors, with the names of its ``state_dict()``; runs do, in their folders.
+
+        Of a data set that is read item by item, running statistics are those of 1,024 of its items.
+        """
+        write_state(self._at(w)[0].module, file)
+
+    def load_state_dict(self, source: Any) -> None:
+        """Begin with a state from elsewhere: a run, its folder, a safetensors file or a module's ``state_dict()``.
+
+        Raises :class:`~anyk.errors.BadInput` where it is not one of the problem's module.
+        """
+        w = getattr(source, "model", None)
+        if w is None:
+            module = loaded(self._network.module, source)
+        elif np.shape(w) == (self.dimension,):
+            module = copy.deepcopy(self._at(np.asarray(w))[0].module).cpu()
+        else:
+            raise BadInput(f"the run's model has {np.size(w):,} parameters, the problem's module {self.dimension:,}")
+        self._network = copy.copy(self._network)
+        self._network.module, self._last = module, None
+
+    def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
+        """Which of the model's parameters these of the module given are, None for frozen ones; raises for others."""
+        frozen = {
+            id(p)
+            for p, own in zip(self._given, self._network.module.parameters(), strict=True)
+            if not own.requires_grad
+        }
+        places: dict[int, int | None] = dict.fromkeys(frozen)
+        places |= {id(p): place for place, p in enumerate(p for p in self._given if id(p) not in frozen)}
+        for parameter in parameters:
+            if id(parameter) not in places:
+                raise BadInput(
+                    f"the optimiser has a parameter of shape {tuple(parameter.shape)} that is none of the problem's "
+                    "module; make both of the same module"
+                )
+        return [places[id(parameter)] for parameter in parameters]
+
+    @property
+    def evaluated_on(self) -> Literal["train", "held_out"] | None:
+        """See :class:`~anyk.problems.base.Problem`: a data set that is read item by item is not read for the loss."""
+        if isinstance(self._data, Arrays):
+            return "train"
+        return None if self._held_out is None else "held_out"
+
+    def sampled(self, samples: int) -> Self:
+        """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
+        made = copy.copy(self)
+        made._data = self._data.some(samples, "train")
+        made.samples, made.endless = len(made._data), False
+        if self._held_out is not None:
+            made._held_out = self._held_out.some(samples, "held out")
+        made._last = None
+        return made
+
+    def digest(self) -> str | None:
+        """See :class:`~anyk.problems.base.Problem`; of a data set that is read item by item the arrays it holds."""
+        both = (self._data, self._held_out)
+        parts = [data.arrays if isinstance(data, Arrays) else getattr(data, "data", None) for data in both]
+        return digest_of(*parts, *(() if self.uneven is None else self.uneven.told))
+
+    def recipe(self) -> dict[str, Any] | None:
+        """None: it is made in Python."""
+        return None
+
+    def _at(self, w: Vector, *, whole: bool = False) -> tuple[Network, torch.device]:
+        """The network at ``w``, ready to evaluate, and its device; the last is kept, as loss and metrics share it.
+
+        ``whole``: running statistics are of all the training data, also where that is read item by item.
+        """
+        import torch
+
+        if np.shape(w) != (self.dimension,):
+            raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
+        data = self._data
+        if isinstance(data, Streamed):
+            data = data.some(_RENEWED, "statistics") if norms_of(self._network.module) else data.head
+        elif not (whole or isinstance(data, Arrays)) and norms_of(self._network.module):
+            data = data.some(_RENEWED, "statistics")
+        last, self._last = self._last, None
+        if last is not None and is_at(last[0].module, w) and last[2] == len(data):
+            self._last = last
+            return last[:2]
+        del last
+        flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
+        made = {}
+        for parameter, piece in zip(trained(self._network.module), pieces_of(flat, self.shapes), strict=True):
+            made[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of one tensor cannot be saved one by one
+        network = copy.deepcopy(self._network, made)  # without a copy of parameters that it does not need
+        if network.device.startswith("cuda") and not torch.cuda.is_available():
+            network.device = "cpu"  # the driver's machine need not have what workers have
+        device = network.move()
+        self._renew_statistics(network, device, data)
+        network.module.eval()
+        self._last = network, device, len(data)
+        return network, device
+
+    def _renew_statistics(self, network: Network, device: torch.device, data: Known) -> None:
+        """Running means and variances over some data, as ``update_bn`` has them."""
+        import torch
+
+        norms = norms_of(network.module)
+        if not norms:
+            return
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the plain mean over all batches
+        network.module.train()
+        with torch.no_grad(), drawing(0, device):
+            for batch, _ in self._batches(data, device):
+                network.forward(batch)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+    def _batches(self, data: Known, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
+        for a, b in pairwise(even_ends(len(data), self._microbatch or AT_ONCE)):
+            yield data.tensors(slice(a, b), device), b - a
+
+
+def _terms(count: Callable[[Any], Any], data: Sharded, most: int, piece: tuple[int, int]) -> bytes:
+    """The terms that ``count`` finds in a run of samples, as text."""
+    ends = [piece[0] + end for end in even_ends(piece[1] - piece[0], most)]
+    return str(sum(counted(count, data.tensors(slice(a, b), "cpu")) for a, b in pairwise(ends))).encode()

@@ -1,0 +1,431 @@
+"""Training data of torch problems: arrays and data sets of items, as tensors of chosen rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk import keyed
+from anyk.errors import BadInput, RunFailed, told
+from anyk.problems.base import Index, some_rows
+from anyk.problems.data.row_runs import Runs
+from anyk.problems.data.shards.arrays import ShardArrays
+from anyk.problems.data.shards.sources import Shards
+from anyk.problems.data.streams import ENDS, SAMPLES, Draws, Stream
+from anyk.problems.torch.generators import kept_generators, seed_all
+from anyk.problems.torch.loading import Readers, Transformed, read
+from anyk.problems.torch.network import Batch, mapped
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = slice | Index
+
+
+class _Alias:
+    """A read-only array as one that may be written: torch has no read-only tensors, and warns."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+        self._array = array
+
+
+def tensor_over(array: NDArray[Any]) -> torch.Tensor:
+    """A tensor on an array's own memory; nobody may write to one that was read-only."""
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Alias(array)))
+
+
+_LABELS = ("labels", "label")  # what data sets of dictionaries call their targets
+
+
+class Arrays:
+    """Samples as arrays with equal first axis: the module's inputs, then the targets; or, with ``keys``, by name."""
+
+    def __init__(
+        self, arrays: Sequence[Any], name: str, dtype: np.dtype[Any], keys: Sequence[Any] | None = None
+    ) -> None:
+        if len(arrays) < (2 if keys is None else 1):
+            raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
+        self.arrays, self._keys = [_array(array, name, dtype) for array in arrays], keys
+        for i, array in enumerate(self.arrays):
+            target = i == len(arrays) - 1 if keys is None else keys[i] in _LABELS
+            if array.dtype.kind in "iu" and target:
+                self.arrays[i] = array.astype(np.int64, copy=False)  # what torch's losses take classes as
+        lengths = [len(array) for array in self.arrays]
+        if len(set(lengths)) > 1:
+            raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
+        if not lengths[0]:
+            raise BadInput(f"{name} is empty")
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    @property
+    def evaluated(self) -> Self:
+        """The same: nothing is made of arrays before they are evaluated."""
+        return self
+
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
+        """Some samples; on the CPU those of a slice lie where the arrays do. Nothing is drawn, so ``key`` is unused."""
+        del key
+        tensors = tuple(tensor_over(array).to(device) for array in self._taken(rows))
+        return tensors if self._keys is None else dict(zip(self._keys, tensors, strict=True))
+
+    def _taken(self, rows: Rows) -> list[NDArray[Any]]:
+        return [array[rows] for array in self.arrays]
+
+    def some(self, samples: int, of: str) -> Arrays:
+        """So many of the samples; see :func:`~anyk.problems.base.some_rows`."""
+        made, rows = copy(self), some_rows(len(self), samples, of)
+        made.arrays = [array[rows] for array in self.arrays]
+        return made
+
+    @property
+    def labels(self) -> NDArray[Any] | None:
+        """The targets where they are one whole number each, shape (samples,), else None."""
+        keys = self._keys
+        named = (
+            self.arrays[-1:]
+            if keys is None
+            else [a for a, key in zip(self.arrays, keys, strict=True) if key in _LABELS]
+        )
+        whole = len(named) == 1 and named[0].dtype.kind in "biu" and named[0].ndim == 1
+        return named[0] if whole else None
+
+    def arranged(self, order: Index) -> Arrays:
+        """The same samples in another order."""
+        made = copy(self)
+        made.arrays = [array[order] for array in self.arrays]
+        return made
+
+
+class ArrayRuns(Arrays):
+    """Some runs of samples, which keep their numbers: what a worker is sent that holds no others."""
+
+    def __init__(self, whole: Arrays, bounds: Sequence[tuple[int, int]]) -> None:
+        self._runs, self._keys = Runs(whole.arrays, bounds), whole._keys
+
+    def _taken(self, rows: Rows) -> list[NDArray[Any]]:
+        return self._runs.taken(rows)
+
+
+class Sharded:
+    """Samples in files, read block by block by those who hold them; see :class:`~anyk.data.Shards`."""
+
+    labels: None = None  # as of items
+
+    def __init__(self, shards: Shards, name: str, dtype: np.dtype[Any], *, free: bool) -> None:
+        self._samples, self._dtype = ShardArrays(shards, partial(_as_arrays, dtype)), dtype
+        self._some: dict[tuple[int, str], Arrays] = {}
+        if self._samples.named and not free:
+            raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
+        self.tried = self._samples.tried
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_some": {}}
+
+    @property
+    def evaluated(self) -> Self:
+        """The same, as of arrays."""
+        return self
+
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
+        """Some samples. Nothing is drawn, so ``key`` is unused."""
+        del key
+        found = {name: tensor_over(array).to(device) for name, array in self._samples.arrays(rows).items()}
+        return found if self._samples.named else tuple(found.values())
+
+    def some(self, samples: int, of: str) -> Arrays:
+        """So many of the samples, in memory; see :func:`~anyk.problems.base.some_rows`."""
+        if (samples, of) not in self._some:
+            found = self._samples.some(samples, of)
+            keys = list(found) if self._samples.named else None
+            self._some[samples, of] = Arrays(list(found.values()), of, self._dtype, keys)
+        return self._some[samples, of]
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """What tells the files from others."""
+        return np.array([self._samples.digest])
+
+
+def _as_arrays(dtype: np.dtype[Any], named: dict[str, NDArray[Any]], where: str) -> dict[str, NDArray[Any]]:
+    """A block's arrays as :class:`Arrays` has them."""
+    keys = None if next(iter(named)).isdigit() else list(named)
+    return dict(zip(named, Arrays(list(named.values()), where, dtype, keys).arrays, strict=True))
+
+
+class Apart(RunFailed):
+    """Items that cannot be put together; others may."""
+
+
+class Reading(NamedTuple):
+    """How items become samples, and samples a batch.
+
+    ``collate``: torch's own way if left out. ``free``: a batch may be anything. ``transform``: what is made of an item
+    to train, ``eval_transform`` to evaluate.
+    """
+
+    collate: Callable[[list[Any]], Any] | None = None
+    free: bool = False
+    transform: Callable[[Any], Any] | None = None
+    eval_transform: Callable[[Any], Any] | None = None
+
+    @property
+    def evaluated(self) -> Reading:
+        """How items are evaluated."""
+        return self._replace(transform=self.eval_transform)
+
+    def refuse_arrays(self, name: str, what: str) -> None:
+        """Raise :class:`~anyk.errors.BadInput` for functions of items where there are none."""
+        which = "eval_transform" if self.transform is self.eval_transform else "transform"
+        given = {"collate_fn": self.collate, which: self.transform}
+        for function in (function for function, value in given.items() if value is not None):
+            raise BadInput(f"{function} is for items of a data set, and {name} is {what}; leave it out")
+
+
+class Items:
+    """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
+
+    labels: None = None  # reading them would read everything
+    processes = 0  # that each worker starts to read items
+    _readers: Readers | None = None
+
+    def __init__(self, data: Any, reading: Reading = Reading()) -> None:  # noqa: B008  # a tuple
+        self.data, self._reading = data, reading
+        self._rows: Index | None = None  # those of the data set's items that are samples, if not all
+
+    def __len__(self) -> int:
+        return len(self.data) if self._rows is None else len(self._rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_readers": None}
+
+    def some(self, samples: int, of: str) -> Items:
+        """So many of the samples, which keep their numbers; see :func:`~anyk.problems.base.some_rows`."""
+        made, rows = copy(self), some_rows(len(self), samples, of)
+        made._rows = self._rows if isinstance(rows, slice) else rows
+        return made
+
+    @property
+    def evaluated(self) -> Items:
+        """The same samples as they are evaluated, read by this process alone."""
+        if self._reading.evaluated == self._reading:
+            return self
+        made = copy(self)
+        made._reading, made.processes, made._readers = self._reading.evaluated, 0, None
+        return made
+
+    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
+        """Some samples, as torch's own loader puts them together.
+
+        What an item draws (augmentation) from torch, NumPy's global generator or ``random`` is determined by ``key``
+        and its number: it does not depend on who reads it, nor on what was read before.
+        """
+        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        if self._rows is not None:
+            numbers = self._rows[list(numbers)].tolist()
+        items = self._read(key, numbers)
+        with kept_generators([]) as generators:
+            seed_all(generators, keyed.integer(key, "together", numbers[-1]))
+            batch = self._together(items, numbers)
+        return mapped(batch, lambda tensor: tensor.to(device))
+
+    def _read(self, key: int, numbers: Sequence[int]) -> list[Any]:
+        """Items; where a process does nothing but work, by others beside it, if the user wants them."""
+        transform = self._reading.transform
+        data = self.data if transform is None else Transformed(self.data, transform)
+        if not self.processes or "ANYK_WORKER" not in os.environ:
+            return read(data, key, numbers)
+        self._readers = self._readers or Readers(data, self.processes)
+        try:
+            return self._readers.read(key, numbers)
+        except RuntimeError:  # a process has ended
+            self._readers = None
+            raise
+
+    @property
+    def _collator(self) -> str:
+        return "torch's default_collate" if self._reading.collate is None else "collate_fn"
+
+    def _together(self, items: list[Any], numbers: Sequence[int]) -> Batch:
+        """Items as a batch."""
+        import torch
+        from torch.utils.data import default_collate
+
+        if self._reading.collate is None and not self._reading.free and not isinstance(items[0], (tuple, list)):
+            raise BadInput(f"an item of a data set {_PAIR}, got {_described(items[0])}; {_OTHERWISE}")
+        for i, item in zip(numbers, items, strict=True):
+            if item is None and self._reading.collate is None and i != numbers[0]:
+                raise RunFailed(f"item {i} of the data set is None")
+        try:
+            batch = (self._reading.collate or default_collate)(items)
+        except Exception as error:
+            raise Apart(
+                f"items {_listed(numbers)} of the data set cannot be put together ({self._collator}): {told(error)}"
+            ) from error
+        if self._reading.free:
+            return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
+        parts = batch if isinstance(batch, (tuple, list)) else ()
+        if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
+            what, got = ("an item of a data set", items[0]) if self._reading.collate is None else ("a batch", batch)
+            raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
+        return tuple(parts)
+
+
+class Streamed:
+    """Samples of a stream, of which the first are known; see :class:`~anyk.data.Stream`."""
+
+    labels: None = None  # as of items
+
+    def __init__(self, stream: Stream, reading: Reading) -> None:
+        self._draws, self._reading = Draws(stream), reading
+        self.head = self._items(self._draws.head)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def drawn(self, partitions: range, rows: Index | None) -> Items:
+        """The samples of a mini-batch."""
+        return self._items(self._draws.drawn(partitions, rows))
+
+    def some(self, samples: int, of: str) -> Items:
+        """So many samples, in memory."""
+        return self._items(self._draws.some(samples, of))
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """What tells the stream from others: its first samples."""
+        return np.array([self._draws.digest])
+
+    def _items(self, samples: list[Any]) -> Items:
+        return Items(samples, self._reading)
+
+
+class _Restarted:
+    """``make`` of a stream of torch's, which draws from the global generators, if at all."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __call__(self, partition: int, seed: int) -> Any:
+        del partition, seed
+        return self._data
+
+
+Known = Arrays | Items | Sharded  # how many there are, and what they are by number
+Samples = Known | Streamed
+
+_PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
+_OTHERWISE = "wrap the data set in one whose items are such tuples, or give a loss(module, batch), which takes any"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Numbers of items, a few of them."""
+    few = ", ".join(map(str, numbers[:6]))
+    return few if len(numbers) <= 6 else f"{few}, … ({len(numbers)})"
+
+
+def _described(item: Any) -> str:
+    """An item of a data set in a few words."""
+    if isinstance(item, (tuple, list)):
+        return f"{type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
+    keys = f" with keys {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
+    return f"{type(item).__name__}{keys}"
+
+
+def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """As NumPy, so that it is sent once to a machine; numbers with a fraction as the parameters have them."""
+    import torch
+
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu()
+        array = (array.to(torch.float32) if array.dtype in (torch.bfloat16, torch.float16) else array).numpy()
+    try:
+        array = np.asarray(array)
+    except ValueError:  # rows of different lengths
+        array = np.array(None)
+    if array.ndim == 0 or array.dtype.kind not in "biuf":
+        raise BadInput(
+            f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
+        )
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise BadInput(f"{name} must hold finite numbers")
+        array = array.astype(dtype, copy=False)
+    return np.ascontiguousarray(array)
+
+
+def samples_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Samples:
+    """A user's data as one of the four kinds; raises :class:`~anyk.errors.BadInput` where it is none of them."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(data, IterableDataset):
+        try:
+            return Streamed(Stream(_Restarted(data)), reading)
+        except BadInput as error:
+            raise BadInput(
+                f"{name} is an IterableDataset, which every mini-batch starts anew, as an anyk.data.Stream: {error}; "
+                "if it is finite, give its samples as a list or a map-style data set"
+            ) from None
+    if isinstance(data, Stream):
+        return Streamed(data, reading)
+    return known_of(data, name, dtype, reading)
+
+
+def known_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Known:
+    """As :func:`samples_of`; a stream is refused, too."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if isinstance(data, Stream | IterableDataset):
+        raise BadInput(ENDS)
+    if isinstance(data, DataLoader):
+        raise BadInput(
+            f"{name} is a DataLoader, but it is strategies that draw mini-batches ('uncoded:batch=32'); give what "
+            "the loader reads, loader.dataset, and its collate_fn where that is yours"
+        )
+    if isinstance(data, Shards):
+        reading.refuse_arrays(name, "shards of arrays")
+        return Sharded(data, name, dtype, free=reading.free)
+    if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
+        data = data.tensors
+    listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
+    listed = listed and reading.collate is None and reading.transform is None  # else its tensors are items
+    if isinstance(data, (tuple, Mapping)):
+        reading.refuse_arrays(name, "arrays")
+    if isinstance(data, tuple) or listed:
+        return Arrays(data, name, dtype)
+    if isinstance(data, Mapping):
+        if not reading.free:
+            raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
+        return Arrays(list(data.values()), name, dtype, list(data))
+    alone = isinstance(data, (str, np.ndarray, torch.Tensor))
+    if alone or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        iterated = hasattr(data, "__iter__") and not alone and name != "held_out"
+        raise BadInput(
+            f"{name} must be a pair (X, y) of tensors or arrays, or a data set with a length and items by number, got "
+            f"{type(data).__name__}{_ITERATED if iterated else ''}"
+        )
+    try:
+        length = len(data)
+    except Exception as error:
+        raise BadInput(f"{name} cannot tell its length: {told(error)}") from None
+    if not length:
+        raise BadInput(f"{name} is empty")
+    return Items(data, reading)
+
+
+_ITERATED = "; of samples that are iterated make an anyk.data.Stream"
+_NAMED = "arrays by name go with a loss(module, batch), whose first parameter is called 'module' or 'model'"

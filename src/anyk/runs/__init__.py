@@ -1,0 +1,69 @@
+"""Training: the one driver loop, run log, receipts, checkpoints, resume, replay."""
+
+from anyk.runs.defaults import usual_optimizer, usual_rule
+from anyk.runs.engine.counts import Counts
+from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.session import session
+from anyk.runs.evaluation.evaluator import Evaluator
+from anyk.runs.evaluation.predictions import predict_file
+from anyk.runs.evaluation.settings import Evaluate
+from anyk.runs.floor import floor_seconds
+from anyk.runs.folder.promise import Promise
+from anyk.runs.folder.verifying import Check, Verification, verify
+from anyk.runs.log.delay_trace import save_trace
+from anyk.runs.log.following import Following
+from anyk.runs.log.receipts import CutOff, Receipt
+from anyk.runs.log.replaying import Replay, replay
+from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.schema import Evaluation
+from anyk.runs.many_models import train_many
+from anyk.runs.races.race import Race, race, resume_race
+from anyk.runs.races.race_folder import is_race
+from anyk.runs.races.seeds import OverSeeds, SeedsComparison, Spread, compare_seeds, grouped, spread
+from anyk.runs.races.speedups import Comparison, SpeedUp, compare
+from anyk.runs.run import Run
+from anyk.runs.stepping import Step, rounds
+from anyk.runs.training import resume, train
+
+__all__ = [
+    "Counts",
+    "Check",
+    "Comparison",
+    "CutOff",
+    "Driver",
+    "Evaluate",
+    "Evaluation",
+    "Evaluator",
+    "Following",
+    "OverSeeds",
+    "Promise",
+    "Race",
+    "Receipt",
+    "Replay",
+    "Run",
+    "RunLog",
+    "SeedsComparison",
+    "SpeedUp",
+    "Spread",
+    "Step",
+    "Verification",
+    "compare",
+    "compare_seeds",
+    "floor_seconds",
+    "grouped",
+    "is_race",
+    "predict_file",
+    "race",
+    "replay",
+    "resume",
+    "resume_race",
+    "rounds",
+    "save_trace",
+    "session",
+    "spread",
+    "train",
+    "train_many",
+    "usual_optimizer",
+    "usual_rule",
+    "verify",
+]

@@ -1,0 +1,220 @@
+"""How fast a cluster is by itself: round trips, bytes a second and what a step costs, measured on the cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from anyk.clusters.contract import Cluster
+from anyk.errors import BadInput
+from anyk.optimizers import GD
+from anyk.problems.base import Index, Vector
+from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply, Strategy
+from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.session import session
+
+SIZES = (100_000, 2_000_000, 50_000_000)  # bytes of a model and of a message
+_EMPTY = 8
+
+
+class Speed(NamedTuple):
+    """What was measured with models and messages of ``size`` bytes; medians, in seconds.
+
+    ``trip``: one worker given a model until its message is in. ``step``: all workers given a model until all messages
+    are in and the step is taken. ``floor``: adding up as many such messages here, which no cluster is spared.
+    """
+
+    size: int
+    trip: float
+    step: float
+    floor: float
+
+    @property
+    def ratio(self) -> float:
+        """Step over floor."""
+        return self.step / self.floor
+
+
+class ClusterSpeed(NamedTuple):
+    """``start``: seconds until the workers were ready; ``latency``: seconds of a round trip of next to nothing."""
+
+    spec: str
+    workers: int
+    start: float
+    latency: float
+    speeds: tuple[Speed, ...]
+
+    def bandwidth(self, speed: Speed) -> float | None:
+        """Bytes a second of a round trip, down and up; None where they take no longer than an empty one."""
+        seconds = speed.trip - self.latency
+        return 2 * speed.size / seconds if seconds > 0 else None
+
+
+class _Pieces:
+    """Gradients that are there already."""
+
+    def __init__(self, workers: int, dimension: int) -> None:
+        self.dimension, self.sizes = dimension, (1,) * workers
+        self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.float64)
+        self._gradient: Vector | None = None
+
+    def load(self, partitions: Sequence[int]) -> None:
+        del partitions
+        self._gradient = np.ones(self.dimension)
+
+    def support(self, partition: int) -> Index | None:
+        del partition
+        return None
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        del partition, w, rows
+        assert self._gradient is not None
+        return self._gradient
+
+
+class _Weightless:
+    """A problem that costs nothing to compute."""
+
+    l2 = 0.0
+    metric = "loss"
+    better: Literal["higher", "lower"] = "lower"
+
+    def __init__(self, dimension: int, workers: int) -> None:
+        self.dimension, self.samples = dimension, workers
+        self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.float64)
+
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Pieces:
+        del shares
+        return _Pieces(partitions, self.dimension)
+
+    def initial(self) -> Vector:
+        return np.zeros(self.dimension)
+
+    def loss(self, w: Vector) -> float:
+        return float(w[0])
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        del w
+        return {}
+
+    def recipe(self) -> dict[str, Any] | None:
+        return None
+
+
+@dataclass(slots=True)
+class _Trips:
+    """How long round trips have taken, and what is under way."""
+
+    since: float
+    left: int
+    task: int = 0
+    trips: list[float] = field(default_factory=list)
+    arrived: list[tuple[int, int]] = field(default_factory=list)
+
+
+class _Probe(Strategy):
+    """Asks one worker after another, ``trips`` times, then all at once, until the run ends."""
+
+    State = _Trips
+    spec = "probe"
+
+    def __init__(self, workers: int, trips: int) -> None:
+        self.workers, self._trips = workers, trips
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.workers, self.workers, tuple((i,) for i in range(self.workers)))
+
+    def start(self, fleet: Fleet) -> tuple[_Trips, Sequence[Command]]:
+        state = _Trips(fleet.time, self._trips)
+        return state, [self._next(state)]
+
+    def _next(self, state: _Trips) -> Dispatch:
+        asked = (state.left % self.workers,) if state.left else tuple(range(self.workers))
+        first, state.task = state.task, state.task + len(asked)
+        return Dispatch(first, asked, [(Chunk((i,), (1.0,)),) for i in asked])
+
+    def on(self, state: _Trips, event: Event) -> Sequence[Command]:
+        if not isinstance(event, Reply):
+            return ()
+        state.arrived.append((event.task, 0))
+        if state.left:
+            state.trips.append(event.time - state.since)
+            state.left -= 1
+        elif len(state.arrived) < self.workers:
+            return ()
+        state.since = event.time
+        used, state.arrived = state.arrived, []
+        return [Combine("model", used, [1.0] * len(used)), self._next(state)]
+
+
+def cluster_speed(
+    make: Callable[[], Cluster],
+    *,
+    sizes: Sequence[int] = SIZES,
+    steps: int = 20,
+    tell: Callable[[str], None] | None = None,
+) -> ClusterSpeed:
+    """Measure a kind of cluster; ``make`` makes a fresh one for each size, ``tell`` hears what is being measured.
+
+    ``steps``: how often each is measured, at sizes of 10 MB and more half as often. Raises
+    :class:`~anyk.errors.BadInput` for a virtual clock.
+
+    >>> import anyk
+    >>> speed = cluster_speed(lambda: anyk.clusters.Processes(workers=2), sizes=[8000], steps=3)
+    >>> speed.latency > 0, speed.speeds[0].step > 0
+    (True, True)
+    """
+    if steps < 1 or any(size < _EMPTY for size in sizes):
+        raise BadInput(f"steps must be at least 1 and sizes at least {_EMPTY} bytes, got {steps} and {list(sizes)}")
+    found = []
+    start = 0.0
+    for size in (_EMPTY, *sizes):
+        cluster = make()
+        if cluster.virtual:
+            raise BadInput(f"cluster '{cluster.spec}' has a virtual clock: there is nothing to measure")
+        if tell is not None:
+            tell(f"{cluster.workers} workers, {size:,} bytes")
+        number = steps if size < 10_000_000 else max(1, steps // 2)
+        trip, step, ready = _measure(cluster, size // 8, number)
+        start = start or ready
+        found.append(Speed(size, trip, step, _floor(size // 8, cluster.workers)))
+    return ClusterSpeed(cluster.spec, cluster.workers, start, found[0].trip, tuple(found[1:]))
+
+
+def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, float, float]:
+    """Median seconds of a round trip and of a step with all workers, and seconds until the workers were ready."""
+    probe = _Probe(cluster.workers, number)
+    ends: list[float] = []
+    driver = Driver(
+        probe,
+        cluster,
+        problem=_Weightless(dimension, cluster.workers),
+        optimizer=GD(lr=1e-9),
+        steps=2 * number + 1,
+        on_step=lambda driver: ends.append(driver.cluster.now()),
+    )
+    begun = time.monotonic()
+    with session(driver):
+        ready = time.monotonic() - begun
+        driver.run()
+    gathers = np.diff(ends[number - 1 :])[1:]  # the first one touches memory that the others find warm
+    return median(driver.running.state.trips), float(np.median(gathers)), ready
+
+
+def _floor(dimension: int, workers: int) -> float:
+    messages = [np.ones(dimension) for _ in range(min(workers, 4))]
+    total = np.empty(dimension)
+    seconds = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        total.fill(0.0)
+        for i in range(workers):
+            total += messages[i % len(messages)]
+        seconds.append(time.perf_counter() - begun)
+    return median(seconds)

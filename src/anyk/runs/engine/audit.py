@@ -1,0 +1,78 @@
+"""A second opinion on every step: what its weights make of the coefficients that workers were given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import RunFailed
+from anyk.protocol import Combine, Task
+from anyk.runs.engine.dispatches import Batch
+
+_KEPT = 64  # sets of tasks whose coefficients are kept as arrays: rounds dispatch the same ones again and again
+_APART = 1e-6  # how far the residual found may be from the one stated
+
+Flat = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]  # place, partition x block, coefficient
+
+
+class Audit:
+    """Recomputes the residual of a sum from the coefficients *dispatched*, and refuses a step that states another.
+
+    A strategy finds its weights by its code's matrix. Were that not what its workers compute with, the sum would be
+    wrong, and the residual that it states would not show it.
+    """
+
+    def __init__(self, partitions: int, blocks: int) -> None:
+        self._partitions, self._blocks = partitions, blocks
+        self._known: dict[int, tuple[Sequence[Task], Flat]] = {}
+
+    def residual(self, command: Combine, parts: Iterable[tuple[Batch, int, Any]], step: int) -> float:
+        """That of a combine; raises :class:`~anyk.errors.RunFailed` if it states another.
+
+        ``parts``: for each message, its batch, its place in it and its weight.
+        """
+        m, b = self._partitions, self._blocks
+        weights: dict[Batch, NDArray[np.float64]] = {}
+        for batch, place, weight in parts:
+            if batch not in weights:
+                weights[batch] = np.zeros((len(batch.status), b))
+            weights[batch][place] = weight
+        total = np.zeros((b, m * b))  # part u of the sum: what it holds of each block of each partition
+        for batch, given in weights.items():
+            places, columns, values = self._flat(batch)
+            for part in range(b):
+                total[part] += np.bincount(columns, values * given[places, part], minlength=m * b)
+        total -= np.tile(np.eye(b), (1, m))
+        found = float(np.linalg.norm(total) / np.sqrt(m * b))
+        stated = command.residual
+        if stated is None:
+            return found
+        if not abs(found - stated) <= _APART * max(1.0, found):
+            raise RunFailed(
+                f"step {step}: the coefficients that workers were given, with the weights of the replies, add up to a "
+                f"residual of {found:.3g}, and the strategy states {stated:.3g}; the model is left as it was"
+            )
+        return stated
+
+    def _flat(self, batch: Batch) -> Flat:
+        known = self._known.get(id(batch.chunks))
+        if known is None or known[0] is not batch.chunks:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            known = self._known[id(batch.chunks)] = batch.chunks, _flattened(batch, self._blocks)
+        return known[1]
+
+
+def _flattened(batch: Batch, blocks: int) -> Flat:
+    places: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    for item, task in enumerate(batch.chunks):
+        for index, chunk in enumerate(task):
+            places += [item * batch.width + index] * len(chunk.coefficients)
+            columns += [j * blocks + part for j in chunk.partitions for part in range(blocks)]
+            values += chunk.coefficients
+    return np.array(places, dtype=np.intp), np.array(columns, dtype=np.intp), np.array(values, dtype=np.float64)

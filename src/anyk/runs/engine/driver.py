@@ -1,0 +1,438 @@
+"""The one driver loop: events to the strategy, its commands to the cluster, sums to the optimiser, all to the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from anyk.clusters.contract import Cluster, Order
+from anyk.errors import RunFailed
+from anyk.optimizers import Optimizer
+from anyk.problems.base import Problem, Vector
+from anyk.problems.many import check_partial_loss, problem_of
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    Combine,
+    Command,
+    Cut,
+    Dispatch,
+    EvaluateLoss,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    LossEvaluated,
+    Lost,
+    MeasureDrift,
+    MeasureNoise,
+    Mix,
+    NoiseMeasured,
+    Note,
+    Progress,
+    ProjectMessage,
+    Reply,
+    RequestMessage,
+    Running,
+    SetAlarm,
+    Stop,
+    Strategy,
+)
+from anyk.runs.engine.clock_limit import Pace
+from anyk.runs.engine.faults import Faults
+from anyk.runs.engine.ledger import Ledger
+from anyk.runs.engine.questions import Questions
+from anyk.runs.engine.required_memory import Need
+from anyk.runs.engine.updates import Updates
+from anyk.runs.engine.versions import Versions
+from anyk.runs.engine.warm_start import Beginning
+from anyk.runs.engine.workers_start import local_of, partitions_of, replicated
+from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.schema import Update
+
+_LIMIT = "the run's limit"  # the alarm that ends a run
+
+
+class Driver:
+    """Drives one run; :func:`anyk.train` is how it is used.
+
+    Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and what a strategy
+    asks of losses and gradients is answered from ``told``, in that order. ``beginning``: where another run stood, from
+    which this one goes on. ``on_step`` is called with the driver after every step of a model that is trained for its
+    own sake, ``on_news`` when what an event led to has been done (may end the run), ``on_lost`` when a worker was lost,
+    ``on_event`` after every event that has been dealt with and did not end the run. ``loss_of`` evaluates the objective
+    of a slot for a strategy that asks for it, if not the problem itself. ``asked``: workers will be asked for losses.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        cluster: Cluster,
+        *,
+        problem: Problem | None = None,
+        optimizer: Optimizer | None = None,
+        log: RunLog | None = None,
+        steps: int | None = None,
+        seconds: float | None = None,
+        told: Sequence[LossEvaluated | NoiseMeasured] = (),
+        beginning: Beginning | None = None,
+        on_step: Callable[[Driver], None] | None = None,
+        on_news: Callable[[Driver], None] | None = None,
+        on_lost: Callable[[Lost], None] | None = None,
+        on_event: Callable[[Driver], None] | None = None,
+        loss_of: Callable[[str, Vector], float] | None = None,
+        asked: bool = False,
+    ) -> None:
+        if optimizer is not None and problem is not None:
+            optimizer = optimizer.fitted(problem_of(problem, strategy.layout.slots[0]))
+        self.strategy, self.cluster, self.problem, self.optimizer, self.log = strategy, cluster, problem, optimizer, log
+        self.running = Running(strategy)
+        self.steps, self.seconds = steps, seconds
+        self._on_step, self._on_news, self._on_lost, self._on_event = on_step, on_news, on_lost, on_event
+        self.beginning = beginning
+        self.layout = layout = strategy.layout
+        self.versions = Versions(cluster, layout, problem, optimizer, beginning)
+        self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
+        self._updates = (
+            None if problem is None else Updates(layout, cluster, self.versions, self.ledger, problem, optimizer)
+        )
+        self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, told, loss_of)
+        self._faults = Faults(layout.workers)
+        self._asked = asked
+        self.equal_bits = False  # whether several workers send messages that must not differ in a bit
+        self.need: Need | None = None  # of memory
+        self.time = 0.0  # of the newest version
+        self.present: set[int] = set()
+        self.stopped: Stop | None = None
+        self.interrupted = self._over = False
+        self.last_update: Combine | Mix | None = None
+        self.last: Update | None = None  # what the log says of it
+        self.taking: Combine | Mix | None = None  # the step that is being taken, messages inside messages included
+        self.obeying: Sequence[Command] = ()  # the commands it came with
+        self.used_by: Collection[int] = ()  # workers whose messages were used in the last step
+        self._orders: list[Order] = []  # commands that the cluster has not been told yet
+        self._carry_out: dict[type[Command], Callable[[Any], None]] = {
+            Dispatch: self._dispatch,
+            Cancel: self._cancel,
+            RequestMessage: self._request,
+            ProjectMessage: self._orders.append,
+            SetAlarm: self._orders.append,
+            Combine: self._update,
+            Mix: self._update,
+            EvaluateLoss: self._questions.loss,
+            MeasureNoise: self._questions.noise,
+            MeasureDrift: self._questions.drift,
+            Note: self._note,
+        }
+        self._now = 0.0
+        paced = cluster.virtual and not cluster.recorded and steps is None
+        self._pace = Pace(seconds, self.versions.step) if paced and seconds is not None else None
+        cluster.report_cuts = log is not None
+
+    # ------------------------------------------------------------------------------------------- run
+
+    def open(self, tell: Callable[[str], None] | None = None) -> None:
+        """Start the cluster's workers on the problem's partitions; before, ``tell`` gets a line on the memory needed.
+
+        Raises :class:`~anyk.errors.BadInput` where there is less.
+        """
+        self.cluster.prepare()
+        partitions = None
+        if self.problem is not None:
+            partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
+            self.ledger.sizes = partitions.sizes
+            exact = not getattr(partitions, "tolerance", 0.0) and not self.layout.voting
+            self.equal_bits = exact and replicated(self.layout)
+            if self._asked:
+                check_partial_loss(partitions)
+            if not self.cluster.recorded:
+                self.need = Need.of(self.cluster, self.layout, partitions, self.optimizer)
+                line = self.need.check()
+                if tell is not None:
+                    tell(line)
+        local = local_of(self.layout, self.problem, self.optimizer)
+        self.present = set(self.cluster.open(self.layout, partitions, local))
+
+    def begin(self) -> None:
+        """Publish the first versions and ask the strategy for its first commands."""
+        earlier = self.beginning
+        if earlier is not None:
+            self.cluster.injection.skip(earlier.tasks)
+        self.versions.begin()
+        self._now = self.cluster.now()
+        present = tuple(sorted(self.present))
+        rounds = 0 if earlier is None else earlier.rounds
+        if self.log is not None:
+            self.log.start(self._now, present, rounds, self.ledger.sizes)
+        self._obey(self.running.start(Fleet(self.layout.workers, present, self._now, rounds)))
+        self._answer()
+
+    def run(self) -> None:
+        """Go on until a limit is reached or the strategy stops; raises :class:`~anyk.errors.RunFailed` if it failed."""
+        if self.finished():
+            return
+        log, on, arrive, failing = self.log, self.running.on, self.ledger.arrive, self._faults.in_a_row
+        self._answer()  # what a resumed run's strategy had asked and not been told
+        # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
+        self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
+        on_event, on_news = self._on_event, self._on_news
+        for event in self.cluster.events():
+            if event is None:
+                if log is not None:
+                    log.tidy()
+                if self.interrupted:
+                    break
+                continue
+            self._now = event.time
+            if isinstance(event, Reply):
+                if not arrive(event):
+                    continue
+                if failing:
+                    failing.pop(event.worker, None)
+            elif isinstance(event, Cut):
+                self.ledger.cut(event)
+                continue
+            elif isinstance(event, Progress):
+                self.ledger.progress(event)
+            elif isinstance(event, Alarm) and event.name == _LIMIT:
+                break
+            elif isinstance(event, Failed):
+                if self.ledger.batch(event.task) is None:
+                    self.ledger.fail_late(event)
+                    continue
+                event = self._failed(event)
+            if log is not None:
+                log.event(event)  # before what follows from it is written down
+                log.tidy()
+            if not isinstance(event, Reply):
+                self._heed(event)
+            commands = on(event)
+            if commands or self.interrupted:
+                self._obey(commands)
+                if self._questions.answers and not self.finished():
+                    self._answer()
+                if on_news is not None:
+                    on_news(self)
+                if self.finished():
+                    break
+                if self._pace is not None:
+                    self._pace.check(self.step, self._now)
+            if on_event is not None:
+                on_event(self)
+        else:
+            if self.cluster.recorded:
+                return  # the log has ended
+            raise RunFailed(
+                f"deadlock at step {self.step}: '{self.strategy.spec}' is waiting for workers that cannot answer"
+            )
+        if self.stopped is not None and self.stopped.failed:
+            raise RunFailed(self.stopped.reason + self._faults.since_step())
+
+    def _answer(self) -> None:
+        """Tell the strategy what it asked the driver, and do what it says to that."""
+        answers = self._questions.answers
+        while answers:
+            event = answers.popleft()
+            self._now = event.time
+            if self.log is not None:
+                self.log.event(event)
+            self._obey(self.running.on(event))
+
+    @property
+    def step(self) -> int:
+        """Versions made so far, of the trained slot that has the fewest."""
+        return self.versions.step
+
+    @property
+    def on_time(self) -> int:
+        """How many workers' messages were used in the last step."""
+        return len(self.used_by)
+
+    @property
+    def models(self) -> dict[str, Vector]:
+        """The newest version of each slot."""
+        return self.versions.models
+
+    @property
+    def now(self) -> float:
+        """When the event at hand happened, on the run's clock."""
+        return self._now
+
+    def end(self) -> None:
+        """End the run after the event at hand: what it was for has been reached."""
+        self._over = True
+
+    def interrupt(self) -> None:
+        """End the run after the event at hand, though it could go on."""
+        self.interrupted = True
+
+    def finished(self) -> bool:
+        """Whether a limit has been reached or the strategy has stopped."""
+        return (
+            self.stopped is not None
+            or self.interrupted
+            or self._over
+            or (self.steps is not None and self.versions.step >= self.steps)
+        )
+
+    def settle(self) -> None:
+        """Close the ledger: what is still open is cancelled."""
+        if self.log is not None:
+            self.log.seq += 1  # what is written from here on is forgotten when the run is resumed
+        self.ledger.settle(self._now)
+        if self.log is not None:
+            self.log.flush()
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def _obey(self, commands: Sequence[Command]) -> None:
+        carry_out, self.obeying = self._carry_out, commands
+        for command in commands:
+            method = carry_out.get(type(command))
+            if method is not None:
+                method(command)
+            elif isinstance(command, Stop):
+                self.stopped = command
+                break
+            else:
+                raise RunFailed(f"'{self.strategy.spec}' gave {command!r}, which is not a command")
+        if self._orders:
+            self._send()
+
+    def _send(self) -> Sequence[Cut]:
+        """Tell the cluster what has gathered; returns what it knows at once of chunks cut off."""
+        cuts = self.cluster.execute(self._orders)
+        self._orders.clear()
+        return cuts
+
+    def _dispatch(self, command: Dispatch) -> None:
+        self.ledger.dispatch(command, self._now)
+        self._orders.append(command)
+
+    def _cancel(self, command: Cancel) -> None:
+        self._orders.append(command)
+        # a virtual cluster is told at once, to hear what becomes of what is cut off
+        cuts = self._send() if self.cluster.virtual else ()
+        # a real worker may answer all the same, and one that is left to finish will
+        later = not self.cluster.virtual or command.mode == "discard"
+        self.ledger.cancel(command, cuts, self._now, later=later)
+
+    def _request(self, command: RequestMessage) -> None:
+        self.ledger.request(command)
+        self._orders.append(command)
+
+    def _note(self, command: Note) -> None:
+        if self.log is not None:
+            self.log.note(self._now, "strategy", command.text)
+
+    def _update(self, command: Combine | Mix) -> None:
+        """Make a slot's next version, and write its receipt."""
+        if self._orders:
+            self._send()
+        slot, version = command.slot, self.versions.newest[command.slot]
+        self.last_update = command
+        full = self.ledger.with_gathered(command) if self.ledger.gathered else command
+        w, bits = None, 0
+        if self._updates is not None:
+            if isinstance(full, Combine) and full.divisor == "all":
+                full = self._updates.audited(full)
+            self.taking = full
+            w, bits = self._updates.result(command) or (None, 0)
+        self.versions.publish(slot, w)
+        self._faults.stepped(slot)
+        used = self.ledger.use(full, version)
+        self.used_by = used.by
+        self.cluster.step_done()
+        self.time = self._now = self.cluster.now()
+        if self.log is not None:
+            residual, gain, scale = 0.0, 1.0, 1.0
+            if isinstance(full, Combine):
+                residual, gain, scale = full.residual or 0.0, full.gain, full.scale
+            self.last = Update(
+                slot, version + 1, self.time, used.replies, residual, gain, used.staleness, used.stalest, scale, bits
+            )
+            self.log.update(self.last)
+        if self._on_step is not None and slot not in self.layout.auxiliary:
+            self._on_step(self)
+
+    def observe(self, slot: str, version: int, value: float) -> None:
+        """Tell the optimiser what the newest version is worth, for a schedule that goes by it."""
+        if self.optimizer is not None and self.versions[slot] == version:
+            self.optimizer.observe(self.versions.optimizer_states[slot], value)
+
+    # ------------------------------------------------------------------------------------------- what goes wrong
+
+    def _heed(self, event: Event) -> None:
+        """Do what failures, losses and arrivals of workers ask of the driver itself."""
+        if isinstance(event, Failed):
+            self._unusable(event)
+        elif isinstance(event, Lost):
+            self._lose(event)
+        elif isinstance(event, Joined):
+            self.present.add(event.worker)
+
+    def _failed(self, event: Failed) -> Failed | Lost:
+        """A message that must not be used; one too many in a row, and its worker is given up instead."""
+        if self.cluster.recorded:
+            return event
+        judged = self._faults.judge(event, self.step)
+        if isinstance(judged, Lost):
+            self._unusable(event)
+            self.cluster.give_up(event.worker)
+        return judged
+
+    def _unusable(self, event: Failed) -> None:
+        """Book a message that must not be used; raises when the run has diverged."""
+        if self.log is not None:
+            self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
+        slot, version = self.ledger.fail(event)
+        self._faults.count(event, slot, version, self.step)
+
+    def _lose(self, event: Lost) -> None:
+        self.present.discard(event.worker)
+        if self.log is not None:
+            self.log.note(event.time, "given up" if event.gone else "lost", f"worker {event.worker}: {event.reason}")
+        self.ledger.lose(event.worker)
+        if self._on_lost is not None:
+            self._on_lost(event)
+
+    # ------------------------------------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed run needs besides vectors, as plain data."""
+        return {
+            "strategy": self.running.save(),
+            "cluster": self.cluster.state(),
+            "time": self.time,
+            "now": self._now,
+            "versions": dict(self.versions.newest),
+            "present": sorted(self.present),
+            "answers": self._questions.state(),
+            "failing": self._faults.state(),
+            "seq": self.log.seq if self.log is not None else 0,
+            **self.ledger.state(),
+        }
+
+    def vectors(self) -> dict[str, Vector]:
+        """The vectors a resumed run needs: models in use, optimiser states, messages that wait to be used."""
+        own = {f"cluster/{key}": vector for key, vector in self.cluster.vectors().items()}
+        return self.versions.vectors() | self.ledger.vectors() | own
+
+    def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> None:
+        """Go on from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
+        self.time, self._now = state["time"], state["now"]
+        here, self.present = self.present, set(state["present"])
+        self.versions.restore(state["versions"], vectors)
+        makers = self.ledger.restore(state, vectors)
+        own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
+        self.cluster.take_back(own, makers)
+        self._faults.restore(state["failing"])
+        self._questions.restore(state["answers"])
+        self.running.restore(state["strategy"])
+        self.cluster.restore(self._now, state["cluster"])
+        for worker in sorted(here - self.present) if not self.cluster.virtual else ():
+            self.present.add(worker)
+            event: Event = Joined(self._now, worker)
+            if self.log is not None:
+                self.log.event(event)
+            self._obey(self.running.on(event))

@@ -1,0 +1,466 @@
+"""The ledger of a run: every chunk dispatched ends in exactly one way, here, and the sums match."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anyk.clusters.contract import Cluster
+from anyk.errors import RunFailed
+from anyk.problems.base import Vector
+from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
+from anyk.runs.engine.counts import Counts, Used
+from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch
+from anyk.runs.engine.versions import Versions
+from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.schema import Ended, Reuse
+
+_UNTIMED: tuple[Timing | None, float | None] = (None, None)
+_NO_TIMES = (None, None, None, None, None)
+_CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is written down as never begun
+
+
+_UNSEEN = Used(0, 0, 0.0, 0)  # where neither log nor models are kept, nobody looks
+
+
+class Ledger:
+    """The chunks under way, what has come of them, and how each one ends.
+
+    ``computes``: whether there are messages, so that they and the versions they need are kept.
+    """
+
+    def __init__(
+        self, strategy: str, workers: int, cluster: Cluster, versions: Versions, log: RunLog | None, *, computes: bool
+    ) -> None:
+        self._strategy, self._cluster, self._versions, self._log = strategy, cluster, versions, log
+        self._computes = computes
+        self.counts = Counts()
+        self.sizes: Sequence[int] = ()  # rows of each partition, known when the data has been split
+        self._next = 0  # the least number that the next task may have
+        self._given: dict[int, Batch] = {}  # by task
+        self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
+        self._cut_of: list[deque[int]] = [deque() for _ in range(workers)]
+        self.gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
+
+    @property
+    def under_way(self) -> Mapping[int, Batch]:
+        """The batches of tasks under way, by task."""
+        return self._given
+
+    @property
+    def cut_off(self) -> Mapping[int, Batch]:
+        """The batches of cancelled tasks whose end is not known yet, by task."""
+        return self._cut
+
+    def batch(self, task: int) -> Batch | None:
+        """The batch of a task that is under way."""
+        return self._given.get(task)
+
+    def version(self, slot: str, task: int) -> int:
+        """The version of a slot that a task was given."""
+        return self._given[task].versions[slot]
+
+    def partitions(self, task: int, chunk: int) -> tuple[int, ...]:
+        """The partitions that a message covers."""
+        batch = self._given[task]
+        inside = [j for (t, c), _ in self.gathered.get((task, chunk), ()) for j in self.partitions(t, c)]
+        return tuple(dict.fromkeys([*batch.chunks[task - batch.first][chunk].partitions, *inside]))
+
+    def covered(self, messages: Sequence[tuple[int, int]]) -> int:
+        """The rows that messages cover."""
+        return sum(self.sizes[j] for message in messages for j in self.partitions(*message))
+
+    # ------------------------------------------------------------------------------------------- what comes
+
+    def dispatch(self, command: Dispatch, now: float) -> None:
+        """Open the chunks of tasks."""
+        first, workers, chunks, _ = command
+        if first < self._next:
+            raise RunFailed(
+                f"task {first} was dispatched twice: '{self._strategy}' must number its tasks upwards and never "
+                f"reuse a number (anyk strategies check '{self._strategy}' shows when it does)"
+            )
+        self._next = first + len(workers)
+        batch = Batch(first, workers, chunks, self._versions.newest.copy(), now)
+        if len(workers) == 1:
+            self._given[first] = batch
+        else:
+            self._given.update(dict.fromkeys(range(first, first + len(workers)), batch))
+        self.counts.dispatched += batch.left
+        if self._computes:
+            for slot in batch.slots():
+                self._versions.pin(slot, batch.versions[slot])
+
+    def request(self, command: RequestMessage) -> None:
+        """A chunk's message will be made of this, and its receipt is to say so."""
+        batch = self._given[command.task]
+        item = command.task - batch.first
+        task = list(batch.chunks[item])
+        task[command.chunk] = task[command.chunk]._replace(
+            partitions=command.partitions, coefficients=command.coefficients
+        )
+        batch.chunks = [*batch.chunks[:item], tuple(task), *batch.chunks[item + 1 :]]
+        if command.messages:
+            self.gathered[command.task, command.chunk] = list(zip(command.messages, command.weights, strict=True))
+
+    def arrive(self, event: Reply) -> bool:
+        """A message has come; returns whether it may be used."""
+        batch = self._given.get(event.task)
+        if batch is None:
+            self._late(event)
+            return False
+        place = (event.task - batch.first) * batch.width + event.chunk
+        if batch.status[place] != OPEN:  # told twice, or its worker was lost before
+            if batch.status[place] == ENDED:
+                self._cluster.free(event.task, event.chunk)
+            return False
+        batch.status[place] = ARRIVED
+        if self._log is not None:
+            batch.timing[place] = (event.timing, event.time)
+        return True
+
+    def progress(self, event: Progress) -> None:
+        """A worker has finished so many partitions of a chunk that is sent on request."""
+        batch = self._given.get(event.task)
+        if batch is not None:
+            batch.done[(event.task - batch.first) * batch.width + event.chunk] = event.done
+
+    def _late(self, event: Reply) -> None:
+        """A message of a cancelled task came all the same."""
+        batch = self._cut.get(event.task)
+        place = (event.task - batch.first) * batch.width + event.chunk if batch is not None else 0
+        self._cluster.free(event.task, event.chunk)
+        if batch is None or batch.status[place] != CUT:
+            return
+        batch.timing[place] = (event.timing, event.time)
+        self._end(batch, place, "discarded", due=event.time, arrived=True)
+        self._overtake(event.worker, event.task)
+
+    def fail(self, event: Failed) -> tuple[str, int]:
+        """A message must not be used; returns the slot and the version that it was computed on."""
+        batch = self._given[event.task]
+        place = (event.task - batch.first) * batch.width + event.chunk
+        slot = batch.chunk(place).slot
+        version = batch.versions[slot]
+        self.counts.unusable += 1
+        if batch.status[place] == OPEN:
+            self._end(batch, place, "lost")
+        return slot, version
+
+    def fail_late(self, event: Failed) -> None:
+        """A cancelled task failed; its model version may have been overwritten under it, so that says nothing."""
+        batch = self._cut.get(event.task)
+        if batch is not None:
+            place = (event.task - batch.first) * batch.width + event.chunk
+            if batch.status[place] == CUT:
+                self._end(batch, place, "discarded", due=event.time)
+
+    def cut(self, event: Cut) -> None:
+        """A worker says how far a cancelled chunk had come."""
+        batch = self._cut.get(event.task)
+        if batch is not None:
+            place = (event.task - batch.first) * batch.width + event.chunk
+            if batch.status[place] == CUT:
+                self._end(batch, place, "cancelled", done=event.done, due=event.due)
+        self._overtake(event.worker, event.task)
+
+    def lose(self, worker: int) -> None:
+        """A worker is lost, and with it all that was expected of it."""
+        for tasks, waiting in ((self._given, OPEN), (self._cut, CUT)):
+            for task, batch in list(tasks.items()):
+                if batch.workers[task - batch.first] != worker:
+                    continue
+                for place in batch.places(task, waiting):
+                    self._end(batch, place, "lost")
+                if tasks is self._cut:
+                    del self._cut[task]
+        self._cut_of[worker].clear()
+
+    def _overtake(self, worker: int, task: int) -> None:
+        """A worker speaks of ``task``: what it was given before and never spoke of, it never began."""
+        queue = self._cut_of[worker]
+        while queue and queue[0] < task:
+            self._forget(queue.popleft())
+        if queue and queue[0] == task and not self._cut[task].places(task, CUT):
+            del self._cut[queue.popleft()]
+
+    def _forget(self, task: int) -> None:
+        """Nothing more will be heard of a cut task."""
+        batch = self._cut.pop(task, None)
+        if batch is not None:
+            for place in batch.places(task, CUT):
+                self._end(batch, place, "cancelled")
+
+    # ------------------------------------------------------------------------------------------- how chunks end
+
+    def cancel(self, command: Cancel, cuts: Sequence[Cut], now: float, *, later: bool) -> None:
+        """Book what a cancel ends; ``cuts`` tell what the cluster knows of it.
+
+        ``later``: what becomes of the tasks is yet to be heard.
+        """
+        given, counts = self._given, self.counts
+        tasks = command.tasks
+        for cut in cuts:
+            batch = given[cut.task]
+            batch.cancelled[cut.task] = now
+            place = (cut.task - batch.first) * batch.width + cut.chunk
+            if batch.status[place] == OPEN:
+                self._end(batch, place, "cancelled", done=cut.done, due=cut.due)
+        while tasks:
+            batch_or_none = given.get(tasks[0])
+            if batch_or_none is None:
+                tasks = tasks[1:]
+                continue
+            batch = batch_or_none
+            first = batch.first
+            whole = isinstance(tasks, range) and tasks[0] == first and len(tasks) >= len(batch.workers)
+            mine = range(first, first + len(batch.workers)) if whole else tasks[:1]
+            tasks = tasks[len(mine) :]
+            if whole and self._log is None and not self._computes and not later:
+                counts.discarded += batch.status.count(ARRIVED)
+                counts.cancelled += batch.status.count(OPEN)
+                batch.left = 0
+            else:
+                for task in mine:
+                    batch.cancelled[task] = now
+                    self._cancel_task(task, batch, later)
+            if whole:
+                self._close(batch)
+
+    def _cancel_task(self, task: int, batch: Batch, later: bool) -> None:
+        start = (task - batch.first) * batch.width
+        cut = False
+        for place in range(start, start + batch.width):
+            status = batch.status[place]
+            if status == ARRIVED:
+                self._end(batch, place, "discarded")
+            elif status == KEPT:
+                self._let_go(batch, place)
+            elif status == OPEN:
+                if later:
+                    cut = True
+                    batch.status[place] = CUT
+                    batch.left -= 1
+                else:
+                    self._end(batch, place, "cancelled")
+        self._given.pop(task, None)
+        if cut:
+            self._cut[task] = batch
+            queue = self._cut_of[batch.workers[task - batch.first]]
+            queue.append(task)
+            if len(queue) > _CUTS_KEPT:
+                self._forget(queue.popleft())
+        if not batch.left:
+            self._close(batch)
+
+    def with_gathered(self, command: Combine | Mix) -> Combine | Mix:
+        """A combine that names the messages inside messages, too, each with the weight it comes to."""
+        messages, weights = list(command.messages), list(command.weights)
+        for place, weight in zip(messages, weights, strict=True):  # grows while it is walked through
+            for inside, share in self.gathered.get(place, ()):
+                messages.append(inside)
+                weights.append(weight * share)
+        return command._replace(messages=messages, weights=weights)
+
+    def use(self, command: Combine | Mix, version: int) -> Used:
+        """End the chunks whose messages, all of them named, have made the step from ``version``."""
+        slot = command.slot
+        for key in command.messages if self.gathered else ():
+            self.gathered.pop(key, None)
+        oldest = total = replies = 0
+        used: set[int] = set()
+        keep = set(command.keep) if command.keep else ()
+        given, counts = self._given, self.counts
+        quick = self._log is None and not self._computes
+        for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
+            batch = given[task]
+            place = (task - batch.first) * batch.width + chunk
+            staleness = version - batch.versions[slot]
+            if staleness:
+                total += staleness
+                if staleness > oldest:
+                    oldest = staleness
+            if batch.status[place] == KEPT:
+                if self._log is not None:
+                    self._log.reuse(Reuse(slot, version + 1, task, chunk, _plain(weight)))
+                continue
+            replies += 1
+            kept = (task, chunk) in keep
+            if quick:
+                batch.status[place] = KEPT if kept else ENDED
+                batch.left -= not kept
+                if staleness:
+                    counts.late_counted += 1
+                else:
+                    counts.counted += 1
+                if not batch.left:
+                    self._close(batch)
+            else:
+                used.add(batch.workers[task - batch.first])
+                ending = "late_counted" if staleness else "counted"
+                self._end(batch, place, ending, version + 1, _plain(weight), slot, kept=kept)
+        return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest, used)
+
+    def settle(self, now: float) -> None:
+        """The run is over: what is still open is cancelled."""
+        for batch in dict.fromkeys(self._given.values()):
+            for place, status in enumerate(batch.status):
+                if status == KEPT:
+                    self._let_go(batch, place)
+                elif status != ENDED:
+                    batch.cancelled.setdefault(batch.first + place // batch.width, now)
+                    self._end(batch, place, "discarded" if status == ARRIVED else "cancelled")
+            self._close(batch)
+        for task in list(self._cut):
+            self._forget(task)
+
+    def _end(
+        self,
+        batch: Batch,
+        place: int,
+        ending: str,
+        step: int | None = None,
+        weight: float | str | None = None,
+        slot: str | None = None,
+        done: int | None = None,
+        due: float | None = None,
+        arrived: bool = False,
+        kept: bool = False,
+    ) -> None:
+        """Close a chunk here and in the log, and give back what it held, unless that is ``kept``.
+
+        ``arrived``: its message came late.
+        """
+        width = batch.width
+        self.counts.end(ending)
+        status = batch.status[place]
+        held = status == ARRIVED
+        batch.status[place] = KEPT if kept else ENDED
+        if status != CUT and not kept:
+            batch.left -= 1
+        item, index = divmod(place, width) if width > 1 else (place, 0)
+        log = self._log
+        if log is not None:
+            chunk = batch.chunks[item][index]
+            timing, received = batch.timing.pop(place, _UNTIMED)
+            started, computing, computed, sent, digest = timing or _NO_TIMES
+            if held or arrived:
+                done = len(chunk.partitions)
+            reported = batch.done.pop(place, 0)  # it may have been asked for less
+            if reported:
+                done = max(done or 0, reported)
+            log.chunk(
+                Ended(
+                    batch.first + item,
+                    index,
+                    batch.workers[item],
+                    batch.versions[chunk.slot],
+                    log.work(chunk),
+                    batch.at,
+                    started,
+                    computing,
+                    computed,
+                    sent,
+                    received,
+                    batch.cancelled.get(batch.first + item),
+                    done,
+                    due,
+                    ending,
+                    slot or chunk.slot,
+                    step,
+                    weight,
+                    digest,
+                )
+            )
+        if held and self._computes and not kept:
+            self._cluster.free(batch.first + item, index)
+        if not batch.left:
+            self._close(batch)
+
+    def _let_go(self, batch: Batch, place: int) -> None:
+        """A message that was counted and kept is needed no more."""
+        batch.status[place] = ENDED
+        batch.left -= 1
+        if self._computes:
+            item, index = divmod(place, batch.width)
+            self._cluster.free(batch.first + item, index)
+        if not batch.left:
+            self._close(batch)
+
+    def _close(self, batch: Batch) -> None:
+        """Nobody is on the batch any more (or nobody whose work will be used): forget it."""
+        if batch.closed:
+            return
+        batch.closed = True
+        pop = self._given.pop
+        for task in range(batch.first, batch.first + len(batch.workers)):
+            pop(task, None)
+        if self.gathered:
+            self.gathered = {key: inside for key, inside in self.gathered.items() if key[0] in self._given}
+        if self._computes:
+            for slot in batch.slots():
+                self._versions.unpin(slot, batch.versions[slot])
+
+    # ------------------------------------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Counts and tasks under way, as plain data."""
+        return {
+            "ledger": self.counts.plain(),
+            "cut": [batch.plain(self._cut) for batch in dict.fromkeys(self._cut.values())],
+            "given": [batch.plain(self._given) for batch in dict.fromkeys(self._given.values())],
+            "gathered": [[list(key), inside] for key, inside in self.gathered.items()],
+            "next": self._next,
+        }
+
+    def vectors(self) -> dict[str, Vector]:
+        """The versions that tasks under way are on, and the messages that wait to be used."""
+        vectors: dict[str, Vector] = {}
+        for batch in dict.fromkeys(self._given.values()):
+            for slot in batch.slots():
+                version = batch.versions[slot]
+                vectors[f"model/{slot}/{version}"] = self._cluster.model(slot, version)
+            for place, status in enumerate(batch.status):
+                if status in (ARRIVED, KEPT):
+                    task, chunk = batch.first + place // batch.width, place % batch.width
+                    vectors[f"message/{task}/{chunk}"] = self._cluster.message(task, chunk)
+        return vectors
+
+    def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> dict[int, int]:
+        """Go on from what :meth:`state` and :meth:`vectors` gave; the versions have been restored.
+
+        Returns, by task, who made the messages that tasks under way begin from.
+        """
+        self.counts = Counts(**state["ledger"])
+        self._next = state["next"]
+        for plain in state["given"]:
+            batch = Batch.from_plain(plain)
+            self._given.update(dict.fromkeys(range(batch.first, batch.first + len(batch.workers)), batch))
+            for slot in batch.slots():
+                self._versions.pin(slot, batch.versions[slot])
+        for plain in state["cut"]:
+            batch = Batch.from_plain(plain)
+            batch.closed = True
+            for task, worker in enumerate(batch.workers, batch.first):
+                if batch.places(task, CUT):
+                    self._cut[task] = batch
+                    self._cut_of[worker].append(task)
+        for (task, chunk), inside in state["gathered"]:
+            self.gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
+        for key, value in vectors.items():
+            kind, *rest = key.split("/")
+            if kind == "message":
+                task, chunk = int(rest[0]), int(rest[1])
+                batch = self._given[task]
+                item = task - batch.first
+                ids = () if batch.chunks[item][chunk].steps else self.partitions(task, chunk)
+                self._cluster.hold(batch.workers[item], task, chunk, ids, value)
+        chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
+        return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}
+
+
+def _plain(weight: Any) -> float | str:
+    """A weight for the log."""
+    return weight if isinstance(weight, (int, float)) else json.dumps(list(weight))

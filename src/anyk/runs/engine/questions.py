@@ -1,0 +1,107 @@
+"""Questions of a strategy to the driver itself: losses, noise and drift, computed or answered from a log."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyk.clusters.contract import Cluster
+from anyk.optimizers import Optimizer
+from anyk.problems.base import Problem, Vector
+from anyk.problems.many import problem_of
+from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDrift, MeasureNoise, NoiseMeasured
+from anyk.runs.engine.buckets import parts_of
+from anyk.runs.engine.ledger import Ledger
+from anyk.runs.engine.versions import Versions
+
+Answer = LossEvaluated | NoiseMeasured | DriftMeasured
+_KINDS = {kind.__name__: kind for kind in (LossEvaluated, DriftMeasured, NoiseMeasured)}
+
+
+class Questions:
+    """Answers in the order of the questions, until the driver takes them.
+
+    Without a problem losses and noise are those of ``told``, in that order. On a recorded cluster nothing is answered
+    here: the log says it. ``loss_of``: what evaluates the objective of a slot, if not the problem itself.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        versions: Versions,
+        ledger: Ledger,
+        problem: Problem | None,
+        optimizer: Optimizer | None,
+        told: Sequence[LossEvaluated | NoiseMeasured],
+        loss_of: Callable[[str, Vector], float] | None = None,
+    ) -> None:
+        self._loss_of = loss_of
+        self._cluster, self._versions, self._ledger = cluster, versions, ledger
+        self._problem, self._optimizer = problem, optimizer
+        self._losses = deque(event for event in told if type(event) is LossEvaluated)
+        self._noises = deque(event for event in told if type(event) is NoiseMeasured)
+        self.answers: deque[Answer] = deque()
+
+    def loss(self, command: EvaluateLoss) -> None:
+        """The objective at the newest version; NaN where nobody knows it."""
+        if self._cluster.recorded:
+            return
+        time, slot = self._cluster.now(), command.slot
+        if self._problem is None:
+            told = self._losses.popleft()._replace(time=time) if self._losses else None
+            self.answers.append(told or LossEvaluated(time, "", 0, float("nan")))
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            w = self._versions.models[slot]
+            loss = problem_of(self._problem, slot).loss(w) if self._loss_of is None else self._loss_of(slot, w)
+        version = self._versions[slot]
+        number = version if command.number is None else command.number
+        rate = 1.0 if self._optimizer is None else self._optimizer.rate.at(number)
+        self.answers.append(LossEvaluated(self._cluster.now(), slot, version, loss, rate))
+
+    def noise(self, command: MeasureNoise) -> None:
+        """How far apart gradients are: what tells the noise in them from what they agree on."""
+        if self._cluster.recorded:
+            return
+        if self._problem is None:
+            if self._noises:
+                self.answers.append(self._noises.popleft()._replace(time=self._cluster.now()))
+            return
+        messages = command.messages
+        covered = [self._ledger.covered([message]) for message in messages]
+        squares, agreed = 0.0, 0.0
+        for part in parts_of(self._problem.dimension):
+            total = np.zeros(len(range(part.start, part.stop)))
+            for message, samples in zip(messages, covered, strict=True):
+                mean = self._cluster.combine([message], [1.0], part)
+                mean /= samples
+                squares += float(mean @ mean)
+                total += mean
+            total /= len(messages)
+            agreed += float(total @ total)
+        self.answers.append(NoiseMeasured(self._cluster.now(), len(messages), squares / len(messages), agreed))
+
+    def drift(self, command: MeasureDrift) -> None:
+        """How far the model has moved since a task was given it."""
+        if self._cluster.recorded:
+            return
+        value = 0.0
+        batch = self._ledger.batch(command.task)
+        if self._problem is not None and batch is not None:
+            slot = batch.chunks[command.task - batch.first][command.chunk].slot
+            then, now = self._cluster.model(slot, batch.versions[slot]), self._versions.models[slot]
+            for part in parts_of(now.size):
+                moved = np.subtract(now[part], then[part], dtype=np.float64)
+                value += float(moved @ moved)
+        self.answers.append(DriftMeasured(self._cluster.now(), *command, value))
+
+    def state(self) -> list[Any]:
+        """The answers that the strategy has not been given, as plain data."""
+        return [[type(answer).__name__, *answer] for answer in self.answers]
+
+    def restore(self, state: list[Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        self.answers.extend(_KINDS[name](*plain) for name, *plain in state)

@@ -1,0 +1,96 @@
+"""The memory that a run takes on the driver's machine: foretold before its workers start."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from anyk.clusters.available import available_addresses, available_memory, give_back
+from anyk.clusters.contract import Cluster
+from anyk.errors import BadInput
+from anyk.optimizers import Optimizer
+from anyk.problems.base import Partitions
+from anyk.protocol import Layout
+from anyk.runs.engine.buckets import cores
+
+_MODELS = 3  # versions of a slot: the newest, the next, and one that a task is still on
+_DRIVER = 4  # vectors besides: a whole gradient, a problem's copies of the model to evaluate it, the result
+_WORKER = 4  # messages' lengths that a worker takes to compute one: sums, parts and what is left of them
+_OUTER = 2  # vectors that an optimiser of what local work has changed keeps at most
+_LOCAL = 4  # vectors besides of one that takes steps of its own: models, a gradient and what an optimiser makes of it
+_THREAD = 136 << 20  # bytes of addresses that the C library sets aside for a thread: a stack and a heap
+
+
+class Need(NamedTuple):
+    """Bytes, by what they are for; activations of networks and the data are not among them."""
+
+    models: int
+    replies: int
+    optimizer: int
+    driver: int
+    workers: int
+    mapped: int = 0  # bytes of addresses, which take memory only when they are used
+
+    @classmethod
+    def of(cls, cluster: Cluster, layout: Layout, partitions: Partitions, optimizer: Optimizer | None) -> Need:
+        """That of a run; workers count where they are on this machine."""
+        size = partitions.dtype.itemsize
+        vector = partitions.dimension * size
+        lengths = [_length(partitions, held) * size for held in layout.covers or layout.assignment]
+        state = 0 if optimizer is None else optimizer.vectors
+        replies = sum(lengths) // layout.blocks
+        own = sum(_WORKER * length for length in lengths)
+        if layout.inner is not None:
+            own += layout.workers * (_LOCAL + 2 * state) * vector  # the state to go on from stays until that is over
+        return cls(
+            _MODELS * vector * len(layout.slots),
+            replies if not (cluster.workers_here or cluster.virtual) else 2 * replies,
+            (state if layout.inner is None else max(state, _OUTER)) * vector * len(layout.slots),
+            _DRIVER * vector,
+            own if cluster.workers_here else 0,
+            cluster.mapped(layout, partitions, [length // size for length in lengths]),
+        )
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self) - self.mapped
+
+    def check(self) -> str:
+        """One line about it; raises :class:`~anyk.errors.BadInput` where there is less."""
+        give_back(self.models)  # what making the problem has left
+        self._check_addresses()
+        available = available_memory()
+        if available is None:
+            return f"{_amount(self.total)} of memory needed"
+        if self.total > available:
+            named = zip(self._fields[:-1], self, strict=False)
+            parts = ", ".join(f"{name} {_amount(part)}" for name, part in named if part)
+            raise BadInput(
+                f"the run needs about {_amount(self.total)} of memory ({parts}), {_amount(available)} are available; "
+                "use fewer workers, a smaller model, float32 or more machines"
+            )
+        return f"{_amount(self.total)} of memory needed, {_amount(available)} available"
+
+    def _check_addresses(self) -> None:
+        """Raise where the driver may not map as much (``ulimit -v``)."""
+        available = available_addresses()
+        if available is None:
+            return
+        here = (self.mapped or self.models + self.replies) + self.optimizer + self.driver + (cores() + 1) * _THREAD
+        if here > available:
+            raise BadInput(
+                f"the run needs about {_amount(here)} of addresses, this process may map {_amount(available)} more "
+                "(ulimit -v); raise the limit or use fewer workers"
+            )
+
+
+def _length(partitions: Partitions, held: tuple[int, ...]) -> int:
+    """The length of a message over partitions at most."""
+    supports = [partitions.support(j) for j in held]
+    touched = sum(support.size for support in supports if support is not None)
+    whole = not supports or any(support is None for support in supports)
+    return partitions.dimension if whole else min(partitions.dimension, touched)
+
+
+def _amount(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{max(size / 2**20, 1.0):,.0f} MiB"

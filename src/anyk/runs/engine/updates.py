@@ -1,0 +1,191 @@
+"""Steps as arithmetic: what Combine and Mix make of messages, models and the optimiser's vectors.
+
+All of it goes through a model part by part, so that what is in between stays in the processor's cache and takes no
+memory, whatever the model's size; the parts of a large one are shared out to all cores. Coordinates do not mix, so the
+numbers are the same as if it were done in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk import keyed
+from anyk.clusters.contract import Cluster
+from anyk.errors import RunFailed
+from anyk.optimizers import Optimizer, SlowMo
+from anyk.optimizers import optimizer as build_optimizer
+from anyk.problems.base import Problem, Vector, penalty_of
+from anyk.problems.many import problem_of
+from anyk.protocol import Combine, Layout, Mix
+from anyk.runs.engine.audit import Audit
+from anyk.runs.engine.buckets import by_part
+from anyk.runs.engine.ledger import Ledger
+from anyk.runs.engine.versions import Versions
+from anyk.runs.engine.warm_start import OUTER
+
+_AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
+
+
+class Updates:
+    """Checks what a strategy combines, and makes a slot's next version of it."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        cluster: Cluster,
+        versions: Versions,
+        ledger: Ledger,
+        problem: Problem,
+        optimizer: Optimizer | None,
+    ) -> None:
+        self._cluster, self._versions, self._ledger = cluster, versions, ledger
+        self._problem, self._optimizer = problem, optimizer
+        self._audit = Audit(layout.partitions, layout.blocks)
+
+    def audited(self, command: Combine) -> Combine:
+        """A combine with its residual checked or, where it states none, worked out."""
+        parts = []
+        for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
+            batch = self._ledger.batch(task)
+            assert batch is not None
+            parts.append((batch, (task - batch.first) * batch.width + chunk, weight))
+        step = self._versions[command.slot]
+        return command._replace(residual=self._audit.residual(command, parts, step))
+
+    def result(self, command: Combine | Mix) -> tuple[Vector, int] | None:
+        """The slot's next version and its digest, None without an optimiser.
+
+        Raises :class:`~anyk.errors.RunFailed` if it is not finite.
+        """
+        if self._optimizer is None:
+            return None
+        version = self._versions[command.slot]
+        if isinstance(command, Combine):
+            return self._stepped(command, version, self._optimizer)
+        return self._mixed(command, version, self._optimizer)
+
+    def _stepped(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
+        """A step by the decoded gradient."""
+        slot, combine = command.slot, self._cluster.combine
+        problem = problem_of(self._problem, slot)
+        rounding = float(np.finfo(problem.dtype).eps) * command.gain
+        if rounding > _AMPLIFIED:
+            raise RunFailed(
+                f"decoding step {version} would amplify the rounding of {problem.dtype} replies {command.gain:.1e} "
+                f"times; use {'float64 data or ' if problem.dtype == np.float32 else ''}a repetition code"
+            )
+        w = self._versions.models[slot]
+        divisor = problem.samples if command.divisor == "all" else self._ledger.covered(command.messages)
+        penalty = penalty_of(problem)
+
+        def gradient(part: slice) -> Vector:
+            g = combine(command.messages, command.weights, part)
+            if command.compensation:
+                g += self._compensation(command, version, part)
+            g /= divisor
+            if problem.l2:
+                g += w[part] * (penalty[part] if isinstance(penalty, np.ndarray) else penalty)
+            return g.astype(problem.dtype, copy=False)
+
+        return self._step(slot, gradient, optimizer, self._versions.optimizer_states[slot], version, command.scale)
+
+    def _step(
+        self,
+        slot: str,
+        gradient: Callable[[slice], Vector],
+        optimizer: Optimizer,
+        state: dict[str, Vector],
+        t: int,
+        scale: float,
+    ) -> tuple[Vector, int]:
+        """The optimiser's step by a gradient that is made part by part."""
+        w, out = self._versions.models[slot], self._cluster.blank(slot)
+        with optimizer.stepping(w, state, t, scale, out) as take:
+            if take is not None:
+
+                def step(part: slice) -> int:
+                    take(part, gradient(part))
+                    return self._digest(out[part], t, part)
+
+                return out, by_part(step, w.size)
+        whole = np.empty_like(w)
+
+        def write(part: slice) -> int:
+            whole[part] = gradient(part)
+            return 0
+
+        by_part(write, w.size)
+        with np.errstate(over="ignore", invalid="ignore"):
+            out = optimizer.step(w, whole, state, t, scale, out=out)
+        return out, by_part(lambda part: self._digest(out[part], t, part), w.size)
+
+    def _digest(self, w: Vector, version: int, part: slice) -> int:
+        """Return the digest of ``w``, a part of the next version."""
+        if not np.isfinite(w).all():
+            raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
+        return keyed.digest(w, part.start)
+
+    def _compensation(self, command: Combine, version: int, part: slice) -> NDArray[np.float64] | float:
+        """The delay compensation of the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
+        slot, w = command.slot, self._versions.models[command.slot]
+        total: NDArray[np.float64] | float = 0.0
+        for message, weight in zip(command.messages, command.weights, strict=True):
+            base = self._ledger.version(slot, message[0])
+            if base != version:
+                g = self._cluster.combine([message], [1.0], part)
+                g *= g
+                g *= w[part] - self._cluster.model(slot, base)[part]
+                total = total + g * (weight * command.compensation / self._ledger.covered([message]))
+        return total
+
+    def _mixed(self, command: Mix, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
+        """A weighted sum of models, or an outer optimiser's step to it."""
+        slot, models, cluster = command.slot, self._versions.models, self._cluster
+        w = models[slot]
+        weights = list(command.weights)
+        if command.by_samples:
+            samples = [self._ledger.covered([message]) for message in command.messages]
+            total = sum(weights)
+            weights = [weight * size for weight, size in zip(weights, samples, strict=True)]
+            weights = [weight * total / sum(weights) for weight in weights]
+
+        def target(part: slice) -> NDArray[np.float64]:
+            mixed = cluster.combine(command.messages, weights, part)
+            if command.relative:
+                for (task, _), weight in zip(command.messages, weights, strict=True):
+                    mixed -= weight * cluster.model(slot, self._ledger.version(slot, task))[part]
+            if command.share:
+                mixed += command.share * w[part]
+            for other, weight in command.others:
+                mixed += weight * models[other][part]
+            return mixed
+
+        if command.outer is None:
+            blank = cluster.blank(slot)
+
+            def write(part: slice) -> int:
+                blank[part] = target(part)
+                return self._digest(blank[part], version, part)
+
+            return blank, by_part(write, w.size)
+        outer = build_optimizer(command.outer[0], lr=command.outer[1])
+        scale = optimizer.rate.at(command.number) if isinstance(outer, SlowMo) else 1.0
+        state = self._outer_state(slot, outer, w)
+
+        def change(part: slice) -> Vector:
+            return np.subtract(w[part], target(part)).astype(w.dtype, copy=False)
+
+        made = self._step(slot, change, outer, state, version, scale)
+        self._versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
+        return made
+
+    def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
+        """The state of the optimiser that steps by what local work has changed."""
+        state = self._versions.optimizer_states[slot]
+        if not any(name.startswith(OUTER) for name in state):
+            for name, vector in outer.start(w).items():
+                state[OUTER + name] = vector
+        return {name.removeprefix(OUTER): vector for name, vector in state.items() if name.startswith(OUTER)}

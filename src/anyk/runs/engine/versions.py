@@ -1,0 +1,135 @@
+"""The models of a run: the newest version of each slot, its optimiser's vectors, and which older versions are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from anyk.clusters.available import give_back
+from anyk.clusters.contract import Cluster
+from anyk.errors import BadInput
+from anyk.optimizers import Optimizer
+from anyk.problems.base import Problem, Vector
+from anyk.problems.many import problem_of
+from anyk.protocol import Layout
+from anyk.runs.engine.warm_start import OUTER, Beginning
+
+
+class Versions:
+    """Model versions by slot: ``versions[slot]`` is the number of the newest, ``models[slot]`` its vector.
+
+    An older version stays in the cluster as long as it is pinned. Without a problem and an optimiser there are only
+    numbers. ``beginning``: where another run stood, from which this one goes on.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        layout: Layout,
+        problem: Problem | None,
+        optimizer: Optimizer | None,
+        beginning: Beginning | None = None,
+    ) -> None:
+        self._cluster, self._problem, self._optimizer, self._beginning = cluster, problem, optimizer, beginning
+        self._trained = layout.trained
+        self.newest: dict[str, int] = dict.fromkeys(layout.slots, 0)
+        if beginning is not None:
+            self.newest |= beginning.versions
+        self.models: dict[str, Vector] = {}
+        self.optimizer_states: dict[str, dict[str, Vector]] = {}
+        self._pins: dict[tuple[str, int], int] = {}
+
+    def __getitem__(self, slot: str) -> int:
+        return self.newest[slot]
+
+    @property
+    def step(self) -> int:
+        """Versions made so far, of the trained slot that has the fewest."""
+        newest = self.newest
+        if len(newest) == 1:
+            return next(iter(newest.values()))
+        return min(map(newest.__getitem__, self._trained))
+
+    @property
+    def trained(self) -> dict[str, Vector]:
+        """The newest model of each slot that is trained for its own sake."""
+        return {slot: w for slot, w in self.models.items() if slot in self._trained}
+
+    def begin(self) -> None:
+        """Publish the first version of each slot."""
+        earlier = self._beginning
+        for slot, version in self.newest.items():
+            if self._problem is None or self._optimizer is None:
+                self._cluster.publish(slot, version, None)
+                continue
+            w = self.models[slot] = self._cluster.blank(slot)
+            if earlier is None or slot not in earlier.models:
+                w[:] = problem_of(self._problem, slot).initial()
+                self.optimizer_states[slot] = self._optimizer.start(w)
+            else:
+                w[:] = earlier.models[slot]
+                self.optimizer_states[slot] = {name: value.copy() for name, value in earlier.states[slot].items()}
+            self._cluster.publish(slot, version, w)
+            give_back(w.nbytes)
+
+    def publish(self, slot: str, w: Vector | None) -> None:
+        """Make a slot's next version known, None where nothing is computed; the one before goes unless it is pinned."""
+        version = self.newest[slot]
+        self.newest[slot] = version + 1
+        if w is not None:
+            self.models[slot] = w
+        self._cluster.publish(slot, version + 1, w)
+        if self._problem is not None and (slot, version) not in self._pins:
+            self._cluster.release(slot, version)
+
+    def pin(self, slot: str, version: int) -> None:
+        """Keep a version until it is unpinned as often."""
+        key = (slot, version)
+        self._pins[key] = self._pins.get(key, 0) + 1
+
+    def unpin(self, slot: str, version: int) -> None:
+        """Take one pin back; a version without any, and not the newest, is released."""
+        key = (slot, version)
+        self._pins[key] -= 1
+        if not self._pins[key]:
+            del self._pins[key]
+            if version < self.newest[slot]:
+                self._cluster.release(slot, version)
+
+    def standing(self) -> Beginning:
+        """A snapshot of the run, from which another can start."""
+        models = {slot: w.copy() for slot, w in self.trained.items()}
+        return Beginning(
+            {slot: self.newest[slot] for slot in models},
+            models,
+            {
+                slot: {name: v for name, v in self.optimizer_states[slot].items() if not name.startswith(OUTER)}
+                for slot in models
+            },
+            self._cluster.injection.tasks,
+        )
+
+    def vectors(self) -> dict[str, Vector]:
+        """The newest models and the optimiser's vectors, by the names that :meth:`restore` knows."""
+        vectors: dict[str, Vector] = {}
+        for slot, w in self.models.items():
+            vectors[f"model/{slot}/{self.newest[slot]}"] = w
+            for name, value in self.optimizer_states[slot].items():
+                vectors[f"optimizer/{slot}/{name}"] = value
+        return vectors
+
+    def restore(self, newest: Mapping[str, int], vectors: Mapping[str, Vector]) -> None:
+        """Take back what :meth:`vectors` gave, with older versions that tasks under way are on."""
+        self.newest = dict(newest)
+        keys: list[Any] = [key.split("/") for key in vectors]
+        for version, slot in sorted((int(key[2]), key[1]) for key in keys if key[0] == "model"):
+            saved = vectors[f"model/{slot}/{version}"]
+            w = self.models[slot] = self._cluster.blank(slot)
+            if saved.size != w.size:
+                raise BadInput(f"the run's models have {saved.size:,} parameters, those of the problem {w.size:,}")
+            w[:] = saved
+            self._cluster.publish(slot, version, w)
+        for _, slot, name in (key for key in keys if key[0] == "optimizer"):
+            self.optimizer_states.setdefault(slot, {})[name] = vectors[f"optimizer/{slot}/{name}"]
+        for slot in self.newest:
+            self.optimizer_states.setdefault(slot, {})

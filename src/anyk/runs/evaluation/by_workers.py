@@ -1,0 +1,109 @@
+"""A run's objective as its workers compute it, each on the data that it holds."""
+
+from __future__ import annotations
+
+import threading
+import time as clock
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from anyk.clusters.contract import Cluster
+from anyk.clusters.remote.driver import Remote
+from anyk.errors import BadInput
+from anyk.problems.base import Problem, Vector, penalty_of
+from anyk.problems.many import ManyProblems, each_of, sampled
+from anyk.runs.evaluation.settings import Evaluate
+from anyk.runs.limits import first_metrics
+
+_MOMENT = 0.01  # seconds
+
+
+def by_workers(evaluate: Evaluate, problem: Problem, cluster: Cluster) -> tuple[Problem, Asking | None]:
+    """What is evaluated in the place of a problem whose ``cluster``'s workers are to evaluate it, and who asks them.
+
+    Nobody does on a virtual clock, where workers compute in the driver. Raises :class:`~anyk.errors.BadInput` where the
+    problem cannot be evaluated so.
+    """
+    samples, evaluated = evaluate.samples, problem
+    if samples is not None and (cluster.virtual or first_metrics(problem)):
+        if not cluster.virtual and getattr(problem, "evaluated_on", "train") != "train":
+            raise BadInput(
+                "samples= picks training and held-out samples together, so that the driver would read training data; "
+                "leave out samples or the held-out data, or evaluate where='aside'"
+            )
+        evaluated = sampled(problem, samples)
+    if cluster.virtual:
+        return evaluated, None
+    if samples is not None and any(getattr(one, "uneven", None) is not None for one in each_of(problem)):
+        raise BadInput(
+            "split=… puts samples into another order, in which workers would pick others than the driver; leave out "
+            "samples or split, or evaluate where='driver' or 'aside'"
+        )
+    asking = Asking(problem, evaluated, cluster, samples)
+    return asking.problem, asking
+
+
+class Asking:
+    """Has the workers of a run evaluate its objective while the cluster is open.
+
+    ``problem``: what stands for it here: its objective comes from the workers, all else from ``evaluated``. While the
+    run is driven another thread may ask, and the driver passes it on between two events; from the driver's thread it
+    can be asked when the run has ended. ``samples``: of so many samples, or all.
+
+    Raises :class:`~anyk.errors.BadInput` where this cluster's workers cannot be asked.
+    """
+
+    def __init__(self, problem: Problem, evaluated: Problem, cluster: Cluster, samples: int | None) -> None:
+        if not isinstance(cluster, Remote):
+            raise BadInput(f"workers of cluster '{cluster.spec}' cannot be asked; evaluate where='driver' or 'aside'")
+        self._cluster, self._samples = cluster, samples
+        self._total = problem.samples if samples is None else min(samples, problem.samples)
+        self._driver = threading.current_thread()
+        self._events: Iterator[Any] | None = None
+        self._closed = False
+        self.interrupted: Callable[[], bool] = lambda: False  # whether the run is to end soon
+        self.problem: Problem = _Asked(evaluated, self, "")
+        if isinstance(problem, ManyProblems) and isinstance(evaluated, ManyProblems):
+            self.problem = ManyProblems([_Asked(one, self, slot) for slot, one in evaluated.by_slot.items()])
+
+    def loss(self, slot: str, w: Vector) -> float:
+        """The mean of the sample losses at ``w``; raises :class:`~anyk.clusters.remote.losses.Unheld` without holders.
+
+        ``w`` must stay as it is until then.
+        """
+        question = self._cluster.losses.ask(slot, w, self._samples)
+        if threading.current_thread() is not self._driver:
+            question.wait()
+        while not question.over:
+            self.pass_on()
+        return question.answer() / self._total
+
+    def pass_on(self) -> None:
+        """Pass on what is asked and what is answered, for a moment; in the driver's thread, when the run has ended."""
+        if self._closed:
+            clock.sleep(_MOMENT)
+            return
+        if self._events is None:
+            self._events = self._cluster.events()
+            self._cluster.losses.forgive()
+        next(self._events)
+        self._cluster.losses.give_up_late(interrupted=self.interrupted())
+
+    def close(self) -> None:
+        """The workers have ended: who waits for an answer gets none."""
+        self._closed = True
+        self._cluster.losses.close()
+
+
+class _Asked:
+    """A problem whose objective is evaluated by workers; all else is its own."""
+
+    def __init__(self, problem: Problem, asking: Asking, slot: str) -> None:
+        self._problem, self._asking, self._slot = problem, asking, slot
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._problem, name)
+
+    def loss(self, w: Vector) -> float:
+        """See :class:`~anyk.problems.base.Problem`."""
+        return self._asking.loss(self._slot, w) + 0.5 * float((penalty_of(self._problem) * w) @ w)

@@ -1,0 +1,63 @@
+"""Predictions of a run's model for the rows of a file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.problems.data.new_rows import check_out, limit_of, read_rows, write_predictions
+from anyk.runs.races.race_folder import is_race
+from anyk.runs.run import Run
+
+
+def predict_file(
+    run: Run | str | Path,
+    file: str | Path,
+    out: str | Path | None = None,
+    *,
+    probabilities: bool = False,
+    header: bool | None = None,
+    max_gb: float | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> int:
+    """Predict for the rows of a file (CSV, Parquet, npz or svmlight) and write them to ``out``; the number of rows.
+
+    ``out``: a CSV file, of Parquet files also Parquet; None: CSV on standard output. It has the file's columns (of npz
+    and svmlight, none) and one more, ``prediction``; with ``probabilities`` also ``probability_LABEL`` for each class.
+    ``header``: whether the first row of a CSV file holds names; left out, as in the training data. ``max_gb``: how much
+    memory the file may unpack to; ``tell`` hears of values that the model has not seen. Names, categories, scaling and
+    values for missing ones are those of the training data; see :meth:`Run.predict`. Raises
+    :class:`~anyk.errors.BadInput` for a file that does not fit the model, and where nothing can be written.
+
+    >>> import tempfile
+    >>> import anyk
+    >>> problem = anyk.problems.LeastSquares([[0.0], [2.0]], [1.0, 5.0], intercept=True)
+    >>> run = anyk.train(problem, "uncoded", "simulated", workers=1, steps=300)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     new, out = Path(folder, "new.csv"), Path(folder, "out.csv")
+    ...     _ = new.write_text("x\\n0.5\\n")
+    ...     rows = predict_file(run, new, out)
+    ...     rows, out.read_text().split()[0]
+    (1, 'x,prediction')
+    """
+    if not isinstance(run, Run) and is_race(run):
+        raise BadInput(f"'{run}' is the folder of a race; name one of the runs in it")
+    source, target = Path(file).expanduser(), None if out is None else Path(out).expanduser()
+    with contextlib.nullcontext(run) if isinstance(run, Run) else Run.open(run) as opened:
+        predictor, model = opened.predictor, opened.model
+    if probabilities:
+        predictor.check_classes()
+    check_out(source, target)
+    rows = read_rows(source, predictor, header=header, max_gb=max_gb, tell=tell)
+    scores = predictor.scores(model, rows)
+    found: dict[str, NDArray[Any]] = {"prediction": predictor.decided(scores)}
+    if probabilities:
+        chances = predictor.chances(scores)
+        found |= {f"probability_{label}": chances[:, k] for k, label in enumerate(predictor.labels.tolist())}
+    write_predictions(source, target, found, limit_of(source, max_gb))
+    return len(scores)

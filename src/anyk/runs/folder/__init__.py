@@ -1,0 +1,1 @@
+"""Run folders: configuration, checkpoints, digests, and everything else that is stored beside the log."""

@@ -1,0 +1,174 @@
+"""Checkpoints: everything a run needs to go on, in a safetensors file; nothing in it is ever unpickled.
+
+Two are kept, the newest and the one before. Each carries a digest of all that is in it and the seal that the log had,
+and the log lists the checkpoints that were written: so a damaged or missing file, and a log that is shorter than it
+was, are found out before a run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anyk import keyed
+from anyk.errors import BadInput, RunFailed
+from anyk.files import open_plain, replacing
+from anyk.problems.base import Vector
+from anyk.runs.log import queries
+from anyk.runs.log.runlog import RunLog
+
+NAME = "checkpoint.safetensors"
+OLDER = "checkpoint.older.safetensors"
+
+
+class Saved(NamedTuple):
+    """A checkpoint that a run can go on from, by file; ``instead`` says why it is not the newest one, if it is not."""
+
+    state: dict[str, Any]
+    vectors: dict[str, Vector]
+    name: str = NAME
+    instead: str | None = None
+
+
+def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector], *, name: str = NAME) -> str:
+    """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`.
+
+    Raises :class:`~anyk.errors.RunFailed` when the disk does not take it.
+    """
+    from safetensors.numpy import save_file
+
+    target = folder / name
+    try:
+        arrays = {key: np.ascontiguousarray(vector) for key, vector in vectors.items()}
+        text = json.dumps(state)
+        digest = _digest(text, arrays)
+        with replacing(target) as part:
+            save_file(arrays, part, metadata={"state": text, "digest": digest})
+            with open_plain(part) as new:
+                os.fsync(new.fileno())
+            if name == NAME and target.exists():
+                target.replace(folder / OLDER)
+    except Exception as error:  # safetensors raises an exception type of its own for lack of space
+        raise RunFailed(
+            f"the checkpoint in '{folder}' cannot be written ({error}); free some space and resume"
+        ) from None
+    return digest
+
+
+def load(folder: Path, *, name: str = NAME) -> tuple[dict[str, Any], dict[str, Vector]] | None:
+    """Read a checkpoint back: state and vectors; None when there is none.
+
+    Raises :class:`~anyk.errors.BadInput` where it is not what was written.
+    """
+    found = _load(folder, name)
+    return None if found is None else found[:2]
+
+
+def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], str] | None:
+    from safetensors import safe_open
+
+    path = folder / name
+    try:
+        open_plain(path).close()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInput(f"the checkpoint '{path}' cannot be read ({error.strerror})") from None
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            arrays = {key: np.array(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118  # the file itself is no mapping
+        text, digest = metadata["state"], metadata["digest"]
+        whole = _digest(text, arrays) == digest
+        state = json.loads(text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # whatever a damaged file makes of the reader; a panic of Rust's is no Exception
+        raise BadInput(f"the checkpoint '{path}' is damaged ({' '.join(str(error).split())})") from None
+    if not whole:
+        raise BadInput(f"the checkpoint '{path}' is damaged (its contents do not match their digest)")
+    return state, arrays, digest
+
+
+def seal_of(folder: Path) -> str:
+    """The seal that the log had when the newest checkpoint was written; empty where that cannot be read."""
+    from safetensors import safe_open
+
+    try:
+        open_plain(folder / NAME).close()
+        with safe_open(folder / NAME, framework="np") as file:
+            return str(json.loads(file.metadata()["state"])["seal"])
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a checkpoint that is missing or damaged is reported by who needs it
+        return ""
+
+
+def _digest(state: str, arrays: dict[str, Vector]) -> str:
+    digest = hashlib.blake2b(state.encode(), digest_size=16)
+    for key in sorted(arrays):
+        array = arrays[key]
+        digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
+    """A checkpoint that is whole and fits the log; None when there is none, :class:`~anyk.errors.BadInput` if not."""
+    found = _load(folder, name)
+    if found is None:
+        return None
+    state, vectors, digest = found
+    path = folder / name
+    if not log.has_seal(state.get("seal", "none")):
+        raise BadInput(f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short")
+    written = queries.checkpoint_digests(log, state["seq"])
+    if written and digest not in written:
+        raise BadInput(f"the checkpoint '{path}' is not the one that the log records at that point")
+    for slot, version in state["versions"].items():
+        logged = queries.digest(log, slot, version)
+        if logged is not None and logged != keyed.digest(vectors[f"model/{slot}/{version}"]):
+            raise BadInput(f"the checkpoint '{path}' holds another model than the log records for version {version}")
+    return Saved(state, vectors, name)
+
+
+def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None:
+    """The newest checkpoint; None for a run that ended before its first.
+
+    With ``or_older`` the one before it where the newest is damaged or gone. Raises :class:`~anyk.errors.BadInput`
+    where there is none to go on from.
+    """
+    last = max(queries.checkpoint_numbers(log), default=None)
+    wrong = []
+    for name in (NAME, OLDER):
+        try:
+            saved = fitting(folder, log, name)
+        except BadInput as error:
+            wrong.append(str(error))
+            continue
+        if saved is not None and (last is None or saved.state["seq"] >= last):
+            return saved
+        if saved is None and name == NAME and last is not None:
+            wrong.append(f"the checkpoint '{folder / NAME}' is gone")
+        if saved is not None and or_older:
+            why = wrong[0] if wrong else f"the log of '{folder}' has a newer checkpoint than there is"
+            return saved._replace(instead=why)
+    if wrong:
+        more = "" if len(wrong) < 2 else f", and {wrong[1]}"
+        ended = "; there is no checkpoint to resume from: restore one, or begin anew in another folder"
+        raise BadInput(f"{wrong[0]}{more}{ended}" if or_older else wrong[0])
+    if last is not None:
+        raise BadInput(f"the checkpoints of '{folder}' are gone, though its log says that they were written")
+    return None
+
+
+def set_aside(folder: Path) -> None:
+    """Keep a damaged checkpoint under another name, so that the next one does not take it for the one before."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / NAME).replace(folder / f"{NAME}.damaged")

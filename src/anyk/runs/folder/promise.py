@@ -1,0 +1,174 @@
+"""The promise of a plan: kept in a ``plan.toml``, and in the folder of the run that is made with it."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.runs.folder.digests import torch_named
+
+VERSION = 1
+_ROUNDING = 1e-6
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A median with the 5 % and 95 % ends of a prediction interval."""
+
+    median: float
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies inside, but for rounding."""
+        return self.low * (1.0 - _ROUNDING) <= value <= self.high * (1.0 + _ROUNDING)
+
+
+class Today(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The strategy that was in use when the plan was made."""
+
+    strategy: str
+    seconds_per_step: Estimate
+    arrival: Estimate | None = None
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The record that a plan was made from.
+
+    ``digest`` of its times; ``path``, where it was read, with the ``unit`` given, or ``law``, the delay law that it was
+    drawn of, with the ``seed`` (neither: it was made in Python). ``load``: the share of the data that each worker
+    computed in it; ``block``: rounds that are drawn together.
+    """
+
+    digest: str
+    load: _AtLeast0
+    block: _Count
+    censored: _AtLeast0
+    path: str | None = None
+    unit: str | None = None
+    law: str | None = None
+    seed: int = 0
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A strategy to run and its promised time: made by a plan (``plan.promise``), run by :func:`anyk.train`.
+
+    ``seconds_per_step`` and ``gain`` (1 - these over today's) are for a run of ``horizon`` steps on ``workers``.
+    ``slopes``: seconds that each worker computes on the whole data, beside the fixed part of a task.
+    ``learning_rate``: None where the plan found none. With a ``target`` the promise is the ``steps_to_target`` and the
+    seconds until then (``arrival``), with the plan's ``optimizer`` (None: the usual one), and ``gain`` is of these.
+
+    >>> import anyk
+    >>> record = anyk.fleet.Record([[4, 1, 1], [1, 4, 1], [1, 1, 4]] * 4)  # each round another worker stalls
+    >>> promise = anyk.plan(record, slope=0.0, resamples=50).promise
+    >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    >>> run = anyk.train(problem, promise, "simulated", delays="constant:1")
+    >>> run.config["strategy"], run.steps, promise.seconds_per_step.median
+    ('cyclic:stragglers=1', 12, 1.0)
+    """
+
+    version: int = VERSION
+    strategy: str
+    workers: _Count
+    learning_rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    horizon: _Count
+    verdict: Literal["change", "nothing"]
+    evidence: Literal["enough", "thin", "none"]
+    why: str
+    slopes: tuple[_AtLeast0, ...]
+    max_load: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    assumptions: tuple[str, ...] = ()
+    seconds_per_step: Estimate
+    gain: Estimate
+    today: Today
+    record: Source
+    target: float | None = None
+    optimizer: str | None = None
+    steps_to_target: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    arrival: Estimate | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as plain values, without what is None, as TOML has them."""
+        return dict(_without_none(msgspec.to_builtins(self)))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as TOML; raises :class:`~anyk.errors.BadInput` for another kind of file or where it cannot be."""
+        import tomli_w
+
+        target = Path(path)
+        if target.suffix != ".toml":
+            raise BadInput(f"a plan is written as .toml, got '{path}'")
+        try:
+            target.write_text(tomli_w.dumps(self.plain(), multiline_strings=False), encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"the plan '{path}' cannot be written ({error.strerror})") from None
+
+    @classmethod
+    @typed
+    def load(cls, path: str | Path, *, trust: bool = False) -> Promise:
+        """Read what :meth:`save` wrote.
+
+        Raises :class:`~anyk.errors.BadInput` for a file that is missing or broken, of another version, or that has a
+        key too few, too many or of the wrong type; and, without ``trust``, where it names an optimiser of a package
+        other than torch and optax, as the file may be anybody's.
+        """
+        try:
+            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise BadInput(f"'{path}' is not a plan: it is broken ({error}); write it again: anyk plan … -o") from None
+        except OSError as error:
+            raise BadInput(f"the plan '{path}' cannot be read ({error.strerror})") from None
+        promise = cls.of_plain(found, f"'{path}'")
+        if not trust:
+            promise.check_code(f"the plan '{path}'")
+        return promise
+
+    def check_code(self, of: str) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where training with it would run code that it names."""
+        again, instead = "name it again with --optimizer", "name the strategy with --strategy in place of --plan"
+        for spec, way in ((self.optimizer or "", again), (self.strategy, instead)):
+            for _, name in torch_named(spec):
+                raise BadInput(
+                    f"{of} names code to run, the optimizer '{name}', which may belong to somebody else; if it is "
+                    f"yours, {way} (in Python: Promise.load(…, trust=True))"
+                )
+
+    @classmethod
+    def of_plain(cls, values: dict[str, Any], of: str) -> Promise:
+        """What :meth:`plain` gave; ``of`` names where it stands."""
+        version = values.get("version")
+        if isinstance(version, int) and version != VERSION:
+            raise BadInput(f"{of} is a plan of version {version}, this anyk reads version {VERSION}; plan again")
+        try:
+            promise = msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise BadInput(f"{of} is not a plan: {_in_words(str(error))}") from None
+        spans = [("seconds_per_step", promise.seconds_per_step), ("gain", promise.gain), ("arrival", promise.arrival)]
+        for name, span in spans:
+            if span is not None and not (math.isfinite(span.median) and span.low <= span.median <= span.high):
+                raise BadInput(f"{of} is not a plan: the {name} must be low, median and high in this order, got {span}")
+        return promise
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return value
+
+
+def _in_words(error: str) -> str:
+    """A complaint of msgspec as a part of a sentence, with the key by its name."""
+    what, _, place = error.partition(" - at `$")
+    where = f" in '{place.strip('.`')}'" if place else ""
+    for known, said in (("Object contains unknown field", "unknown key"), ("Object missing required field", "no key")):
+        if what.startswith(known):
+            return f"{said} {what.removeprefix(known).strip().replace('`', chr(39))}{where}"
+    return f"{what.replace('`', chr(39))}{where}"

@@ -1,0 +1,281 @@
+"""Is a run folder whole? Everything in it is read and compared; nothing is run, and nothing is written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from anyk.delays import communication, parse
+from anyk.errors import BadInput
+from anyk.named import names_in_folder, sha256_of
+from anyk.problems import data_digest, from_recipe
+from anyk.runs.engine import warm_start
+from anyk.runs.engine.counts import ENDINGS
+from anyk.runs.folder import checkpoints, config, predictors
+from anyk.runs.folder.digests import file_digest, traces_of
+from anyk.runs.log import queries
+from anyk.runs.log.runlog import LOST, RunLog
+from anyk.runs.races import race_folder
+
+_LOG = "log.sqlite"
+
+
+class Check(NamedTuple):
+    """One thing that was looked at: ``whole`` is None where it could not be looked at, and ``text`` says why."""
+
+    name: str
+    whole: bool | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<14} {'?' if self.whole is None else 'ok' if self.whole else 'DAMAGED'}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What :func:`verify` found of a run folder."""
+
+    path: Path
+    checks: tuple[Check, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is damaged or missing."""
+        return all(check.whole is not False for check in self.checks)
+
+    def __str__(self) -> str:
+        end = "whole" if self.whole else "not whole"
+        return "\n".join([*map(str, self.checks), f"the run '{self.path}' is {end}"])
+
+    def report(self) -> dict[str, Any]:
+        """As plain data, in the shape that ``--json`` writes."""
+        return {"run": str(self.path), "whole": self.whole, "checks": [check._asdict() for check in self.checks]}
+
+
+def verify(path: str | Path) -> Verification:
+    """Check that a run folder is as it was written, and that its data and code are still the same.
+
+    The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the ledger),
+    the checkpoints (their digests, and whether the log knows them), the predictor, the models for other programs, code,
+    traces and data. Nothing that the folder names is run or fetched, only regular files are read, and the folder may be
+    read-only. A mirror has only configuration and log. Of the folder of a race all runs are looked at.
+    Raises :class:`~anyk.errors.BadInput` where it is not a run folder.
+
+    >>> import tempfile
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     anyk.train(problem, "uncoded", anyk.clusters.Simulated(3), steps=2, out=f"{folder}/run").close()
+    ...     found = verify(f"{folder}/run")
+    >>> found.whole, str(found).splitlines()[0]
+    (True, 'configuration  ok: run.toml, format 1')
+    """
+    folder = Path(path)
+    if (folder / race_folder.NAME).is_file():
+        return Verification(folder, tuple(_of_race(folder)))
+    if not any((folder / name).is_file() for name in (config.NAME, _LOG, checkpoints.NAME)):
+        raise BadInput(f"'{folder}' is not a run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
+    return Verification(folder, tuple(_checks(folder)))
+
+
+def _of_race(folder: Path) -> Iterator[Check]:
+    """Those of every run that has begun."""
+    try:
+        race = race_folder.read_race(folder)
+    except BadInput as error:
+        yield Check("race", False, str(error))
+        return
+    planned = [entry.folder for entry in race_folder.entries(race)]
+    begun = [name for name in planned if (folder / name).is_dir()]
+    yield Check("race", True, f"{race_folder.NAME}, {len(begun)} of {len(planned)} runs begun")
+    for name in begun:
+        for check in _checks(folder / name):
+            yield check._replace(text=f"{name}: {check.text}")
+
+
+def _checks(folder: Path) -> Iterator[Check]:
+    found: dict[str, Any] | None = None
+    try:
+        found = config.read_config(folder)
+        yield Check("configuration", True, f"{config.NAME}, format {found['format']}")
+    except BadInput as error:
+        yield Check("configuration", False, str(error))
+    log: RunLog | None = None
+    try:
+        log = RunLog.reading(folder / _LOG, checked=False)
+    except BadInput as error:
+        yield Check("log", False, str(error))
+    if log is not None:
+        with log:
+            yield from _of_log(log)
+            if not (found or {}).get("mirror"):
+                yield from _of_checkpoints(folder, log)
+                yield from _of_models(folder, log)
+    if found is None:
+        yield Check("what it used", None, f"not looked at without {config.NAME}")
+        return
+    if found.get("mirror"):
+        yield Check("mirror", True, "a copy of log and settings; models are in the folder of the run itself")
+    else:
+        if "begin" in found:
+            yield _checked("beginning", lambda: _beginning(folder))
+        if "predictor" in found["digests"]:
+            yield _checked("predictor", lambda: _predictor(folder, found))
+    yield from _of_digests(folder, found)
+
+
+def _of_log(log: RunLog) -> Iterator[Check]:
+    why = log.check_file()
+    if why is None and log.lost:
+        why = LOST
+    yield Check("log", why is None, f"{_LOG} is an SQLite file with the tables of a run" if why is None else why)
+    if why is None:
+        why = log.check_seals()
+        yield Check("rows", why is None, f"all {len(log):,} are as they were written" if why is None else why)
+    if why is None:
+        yield _checked("sequence", lambda: _sequence(log))
+        yield _checked("ledger", lambda: _books(log))
+    else:
+        yield Check("sequence, ledger", None, "not looked at in a damaged log")
+
+
+def _checked(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, look())
+    except BadInput as error:
+        return Check(name, False, str(error))
+    except (KeyError, TypeError, ValueError) as error:  # of values that nobody would write
+        return Check(name, False, f"it cannot be read ({type(error).__name__}: {error})")
+
+
+def _sequence(log: RunLog) -> str:
+    """Events are numbered without gaps, but for a number that each checkpoint takes."""
+    skipped = {seq + 1 for seq in queries.checkpoint_numbers(log)}
+    before = 0
+    for seq in queries.numbers(log):
+        missing = [number for number in range(before + 1, seq) if number not in skipped]
+        if missing:
+            raise BadInput(f"event {missing[0]} is missing; the next there is has number {seq}")
+        before = seq
+    return f"events 1 to {before}, none is missing"
+
+
+def _books(log: RunLog) -> str:
+    """Every chunk ended once, the sums are those of the summary, and updates used what they say."""
+    counts = queries.endings(log)
+    if unknown := set(counts) - set(ENDINGS):
+        raise BadInput(
+            f"chunks ended as {', '.join(map(repr, sorted(map(str, unknown))))}; known are {', '.join(ENDINGS)}"
+        )
+    if (twice := queries.ended_twice(log)) is not None:
+        task, chunk, times = twice
+        raise BadInput(f"chunk {chunk} of task {task} ended {times} times")
+    used = queries.chunks_used(log)
+    for (slot, version), replies in queries.replies(log).items():
+        counted = used.get((slot, version), 0)
+        if counted != replies:
+            raise BadInput(f"version {version} of '{slot}' is of {replies} messages, and {counted} were counted in it")
+    ledger = log.summary().get("ledger")
+    total = sum(counts.values())
+    if ledger is None:
+        return f"{total:,} chunks ended, each once; the run has not ended"
+    wrong = [ending for ending in ENDINGS if ledger[ending] != counts.get(ending, 0)]
+    if wrong or ledger["dispatched"] != total:
+        raise BadInput(f"the ledger has {ledger['dispatched']} chunks, the log {total}; they differ in {wrong}")
+    return f"{total:,} chunks dispatched and ended, each once"
+
+
+def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
+    try:
+        written = queries.checkpoint_numbers(log)
+        last = max(written, default=None)
+        for name, label in ((checkpoints.NAME, "checkpoint"), (checkpoints.OLDER, "the one before")):
+            try:
+                saved = checkpoints.fitting(folder, log, name)
+            except BadInput as error:
+                yield Check(label, False, str(error))
+                continue
+            if saved is not None and name == checkpoints.NAME and saved.state["seq"] < (last or 0):
+                yield Check(label, False, f"{name} is older than the log says")
+            elif saved is not None:
+                step = min(saved.state["versions"].values())
+                yield Check(label, True, f"{name}, step {step}, its digest and the log agree")
+            elif name == checkpoints.NAME and last is not None:
+                yield Check(label, False, f"{name} is gone, though the log says that it was written")
+            elif name == checkpoints.NAME:
+                yield Check(label, True, "none was written yet")
+            elif len(written) > 1:
+                yield Check(label, False, f"{name} is gone, though the log says that it was written")
+    except (BadInput, KeyError, ValueError, TypeError) as error:
+        yield Check("checkpoints", None, f"not compared with a damaged log ({error})")
+
+
+def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
+    """The files with models for other programs, whose SHA-256 the log has when the run has ended."""
+    try:
+        recorded = dict(log.summary().get("models", {}))
+        for slot in sorted({*recorded, *queries.newest(log)}):
+            name = Path(f"{slot}.safetensors").name
+            digest = file_digest(folder / name, follow=False)
+            if slot in recorded:
+                lost = f"{name} is gone or cannot be read, though the log says that it was written"
+                same = f"{name} is {'as it was written' if digest == recorded[slot] else 'not what was written'}"
+                yield Check("model", digest == recorded[slot], lost if digest is None else same)
+            elif digest is not None:
+                yield Check("model", None, f"{name} is not compared: the log has no digest of it before the run ends")
+    except (BadInput, TypeError, ValueError) as error:
+        yield Check("model", None, f"not compared with a damaged log ({error})")
+
+
+def _beginning(folder: Path) -> str:
+    step = warm_start.Beginning.load(folder).step
+    return f"{warm_start.NAME}, step {step}"
+
+
+def _predictor(folder: Path, found: Mapping[str, Any]) -> str:
+    predictor = predictors.kept(folder, found)
+    return f"{predictors.NAME}, {predictor.features:,} columns"
+
+
+def _of_digests(folder: Path, found: Mapping[str, Any]) -> Iterator[Check]:
+    digests = found["digests"]
+    for where, recorded in digests.get("code", {}).items():
+        now = sha256_of(where)
+        if now is None:
+            yield Check("code", None, f"'{where}' is not found")
+        else:
+            yield Check("code", now == recorded, f"'{where}' is {'as it was' if now == recorded else 'another now'}")
+    for file, recorded in digests.get("files", {}).items():
+        now = file_digest(file)
+        if now is None:
+            yield Check("files", None, f"'{file}' is not found")
+        else:
+            yield Check("files", now == recorded, f"'{file}' is {'as it was' if now == recorded else 'another now'}")
+    known = digests.get("traces", {})
+    try:
+        traces = dict(traces_of(parse(found["delays"]))) | dict(traces_of(communication(found["communication"])))
+    except BadInput as error:
+        traces = {}
+        if known:
+            yield Check("traces", None, str(error))
+    for file, digest in traces.items():
+        same = known.get(file) == digest
+        yield Check("traces", same, f"'{file}' is {'as it was' if same else 'another now'}")
+    with names_in_folder(folder, {}, trust=False):
+        yield _data(found.get("problem"), digests.get("data"))
+
+
+def _data(recipe: Mapping[str, Any] | None, recorded: str | None) -> Check:
+    if recorded is None:
+        return Check("data", None, "no digest was recorded")
+    recipes = [] if recipe is None else recipe.get("many") or [recipe]
+    if not recipes or any("problem" in one for one in recipes):
+        return Check("data", None, "not looked at: code makes the problem, and nothing is run here")
+    try:
+        same = data_digest(from_recipe(dict(recipe or {}))) == recorded
+    except BadInput as error:
+        return Check("data", None, str(error))
+    name = recipes[0].get("file") or recipes[0]["data"]
+    return Check("data", same, f"'{name}' is {'as it was' if same else 'another now'}")

@@ -1,0 +1,501 @@
+"""A run that has been set up: driven, evaluated and saved meanwhile, and summed up."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time as clock
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anyk.clusters import Cluster
+from anyk.clusters.processes.aside import EvaluatedAside
+from anyk.clusters.remote.losses import Unheld
+from anyk.errors import RunFailed, told
+from anyk.optimizers import Optimizer
+from anyk.problems.base import Problem, Vector
+from anyk.problems.many import each_of, problem_of
+from anyk.protocol import Lost, Strategy
+from anyk.runs.callbacks import Callbacks, EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
+from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.session import session
+from anyk.runs.engine.warm_start import Beginning
+from anyk.runs.evaluation.by_workers import Asking, by_workers
+from anyk.runs.evaluation.divergence import divergence
+from anyk.runs.evaluation.evaluator import Evaluator
+from anyk.runs.evaluation.settings import Evaluate, check_watched, gives_loss, needs_loss, resolved
+from anyk.runs.floor import floor_seconds
+from anyk.runs.folder import callback_states, checkpoints
+from anyk.runs.folder.digests import file_digest
+from anyk.runs.folder.environment import changes
+from anyk.runs.folder.predictors import predictor_of
+from anyk.runs.limits import LIMIT, first_metrics
+from anyk.runs.log import queries
+from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.schema import DIFFERENT, RESET, Evaluation
+from anyk.runs.run import Run
+
+_PAIRS = 5  # of workers, that a note names
+_SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Options of :func:`anyk.train` and :func:`anyk.resume` that do not change a run's decisions."""
+
+    evaluate: Evaluate | None
+    checkpoint_every: float
+    callbacks: Callbacks = Callbacks()  # noqa: RUF009  # a tuple
+    tell: Callable[[str], None] | None = None
+
+
+class Launch:
+    """A run from its beginning, or from what was ``saved``, to its summary."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        cluster: Cluster,
+        problem: Problem,
+        optimizer: Optimizer,
+        config: Mapping[str, Any],
+        log: RunLog,
+        beside: Beside,
+        *,
+        folder: Path | None,
+        beginning: Beginning | None,
+        evaluated: Problem,
+        saved: checkpoints.Saved | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._cluster, self._problem, self._config, self._log = cluster, problem, dict(config), log
+        self._beside, self._folder, self._saved = beside, folder, saved
+        self._evaluator: Evaluator | None = None
+        self._save_at = 0.0
+        self._evaluate, self._evaluated = resolved(beside.evaluate, problem), evaluated
+        check_watched(self._evaluate, evaluated, strategy, optimizer)
+        self._asking: Asking | None = None
+        self._unknown = ""  # why the loss of a version was not known, as the log has it
+        if self._evaluate is not None and self._evaluate.where == "workers":
+            self._evaluated, self._asking = by_workers(self._evaluate, problem, cluster)
+        if self._asking is not None:
+            self._asking.interrupted = lambda: self.driver.interrupted
+        for one in each_of(evaluated):
+            if isinstance(one, EvaluatedAside):
+                one.aside.interrupted = lambda: self.driver.interrupted
+        self._at_once = cluster.virtual or optimizer.watches is not None  # what is evaluated changes the next step
+        self._begun = False  # before it has, nothing is written
+        self._hooks = hooks = Hooks(beside.callbacks)
+        self._told = self._ended = False  # callbacks, of the run's beginning; whether no hook can end the run any more
+        self._steps, self._evaluations = hooks["on_step"], hooks["on_evaluation"]
+        self._news: list[tuple[str, Any]] = []  # hooks that are to be called
+        self.driver = Driver(
+            strategy,
+            cluster,
+            problem=problem,
+            optimizer=optimizer,
+            log=log,
+            steps=config.get("steps"),
+            seconds=config.get("seconds"),
+            beginning=beginning,
+            on_step=self._after_step,
+            on_news=self._tell_news if self._steps or self._evaluations else None,
+            on_lost=self._after_loss if hooks["on_worker_lost"] else None,
+            on_event=None if folder is None else self._after_event,
+            loss_of=self._loss_of,
+            asked=self._asking is not None,
+        )
+
+    def run(self) -> Run:
+        """Drive the run to its end, write down what it came to, and tell callbacks."""
+        try:
+            run = self._run()
+        except BaseException as error:
+            self._tell_end(error, None)
+            raise
+        self._tell_end(None, run)
+        if self._hooks.failed is not None:
+            run.close()
+            raise self._hooks.failed
+        return run
+
+    def _run(self) -> Run:
+        driver, log = self.driver, self._log
+        ended: BaseException | None = None
+        try:
+            self._drive()
+        except RunFailed as error:
+            if not self._begun:
+                self._abandon()
+                raise
+            ended = error
+            log.note(driver.time, "failed", str(error))
+        except BaseException:
+            self._abandon()
+            raise
+        failed = self._hooks.failed
+        if failed is not None:
+            ended = failed
+            text = f"{failed.__notes__[-1]}: {told(failed)}"
+            log.note(driver.time, "failed", text)
+            if self._folder is not None:
+                failed.add_note(f"the run was saved at step {driver.step} in '{self._folder}', and can be resumed")
+        elif driver.interrupted:
+            ended = KeyboardInterrupt()
+            log.note(driver.time, "interrupted", f"at step {driver.step}")
+        elif self._hooks.stop is not None:
+            log.note(driver.time, "stopped", self._hooks.stop)
+        try:
+            diverged = self._conclude()
+        except RunFailed as error:
+            log.close(write=False)
+            raise (ended or error) from None
+        if ended is None and diverged is not None:
+            ended = RunFailed(diverged)
+            log.note(driver.time, "failed", diverged)
+        if ended is not None:
+            log.close()
+            raise ended
+        standing = driver.versions.standing()
+        models = {
+            slot: standing.models[slot] if slot in standing.models else w.copy() for slot, w in driver.models.items()
+        }
+        return Run(
+            log,
+            self._config,
+            path=self._folder,
+            models=models,
+            beginning=driver.beginning,
+            standing=standing,
+            predictor=predictor_of(self._problem),
+        )
+
+    def _drive(self) -> None:
+        driver, saved = self.driver, self._saved
+        with contextlib.ExitStack() as driving:
+            driving.enter_context(_patient_interrupts(driver, lambda: self._evaluator is not None))
+            driving.enter_context(_quick_switching())
+            if self._evaluate is not None:
+                first_metrics(self._evaluated)  # what metrics import is not to be imported on the clock
+            with session(
+                driver,
+                None if saved is None else (saved.state, saved.vectors),
+                on_open=self._opened,
+                tell=self._tell_need,
+            ):
+                self._begun = True
+                if saved is not None:
+                    saved.vectors.clear()  # they have been taken over
+                self._keep_first()
+                self._take_evaluations()
+                self._tell_news(driver)
+                driver.run()
+                self._tell_news(driver)
+                self._save()
+                if self._asking is not None:
+                    driving.close()
+                    self._evaluate_rest()  # as long as there are workers
+        if saved is None or driver.versions.newest != saved.state["versions"] or driver.interrupted:
+            return
+        limits = {name: self._config.get(name) for name in ("steps", "seconds", "target")}
+        reached = " or ".join(f"{name} = {value:g}" for name, value in limits.items() if value is not None)
+        said = driver.stopped.reason if driver.stopped is not None else f"it has reached its limit ({reached})"
+        if self._beside.tell is not None:
+            self._beside.tell(
+                f"nothing was left to do at step {driver.step}: {said}; to go on, give more steps or seconds"
+            )
+
+    def _tell_need(self, memory: str) -> None:
+        """Workers are about to start."""
+        if not self._cluster.virtual:
+            self._hooks.stage(f"starting {self._cluster.workers} workers; {memory}")
+
+    def _opened(self) -> None:
+        """The workers have started: look back at what the run has come to before."""
+        log, saved = self._log, self._saved
+        self._evaluator = evaluator = Evaluator(
+            self._evaluated,
+            self._evaluate,
+            target=self._config.get("target"),
+            background=not self._at_once,
+            meanwhile=None if self._asking is None else self._asking.pass_on,
+        )
+        if saved is None:
+            log.truncate(0)  # a run that ended before its first checkpoint begins again
+        else:
+            log.truncate(saved.state["seq"], saved.state["seal"])
+            if saved.instead is not None and self._folder is not None:
+                checkpoints.set_aside(self._folder)
+                log.note(saved.state["time"], "older checkpoint", saved.instead)
+            if lost := lost_on_resume(self._cluster, log):
+                log.note(saved.state["time"], RESET, lost)
+            if changed := changes(self._config):
+                log.note(saved.state["time"], "resumed", f"with {', '.join(changed)}")
+        for evaluation in log.evaluations():
+            evaluator.recall(evaluation)
+        if saved is not None:
+            evaluator.go_on(saved.state["every"])
+            callback_states.restore(self._hooks.callbacks, saved.state.get(callback_states.KEY, {}), saved.vectors)
+            if evaluator.reached is not None:
+                self.driver.end()
+        step = self.driver.step if saved is None else min(saved.state["versions"].values())
+        self._told = True
+        title = self._hooks.callbacks.title
+        on = None if self._evaluate is None else self._evaluate.on
+        self._tell("on_begin", RunInfo(self._config, self._folder, step, self._problem.metric, title, on, self.driver))
+        if self._hooks.failed is not None:
+            raise self._hooks.failed
+
+    def _loss_of(self, slot: str, w: Vector) -> float:
+        """The objective, for a strategy that asks; raises where it is not to be evaluated."""
+        if not gives_loss(self._beside.evaluate):
+            raise RunFailed(needs_loss(self._strategy.spec))
+        assert self._evaluator is not None
+        try:
+            return problem_of(self._evaluator.problem, slot).loss(w)
+        except Unheld as unheld:
+            self._note_unknown(unheld)
+            return float("nan")
+
+    def _keep_first(self) -> None:
+        """Evaluate the versions with which the run begins or goes on."""
+        driver, evaluator = self.driver, self._evaluator
+        assert evaluator is not None
+        first = self._saved is None and driver.beginning is not None  # its history begins there, whatever the number
+        for slot, w in driver.versions.trained.items():
+            version = driver.versions[slot]
+            if evaluator.keep(slot, version, driver.time, w, last=first):
+                driver.versions.pin(slot, version)
+        self._save_at = clock.monotonic() + self._beside.checkpoint_every
+
+    def _after_step(self, driver: Driver) -> None:
+        evaluator = self._evaluator
+        assert evaluator is not None and driver.last_update is not None
+        slot = driver.last_update.slot
+        version = driver.versions[slot]
+        if evaluator.keep(slot, version, driver.time, driver.models[slot]):
+            driver.versions.pin(slot, version)
+        for returned in evaluator.let_go():
+            driver.versions.unpin(*returned)
+        self._take_evaluations()
+        made = evaluator.done.get((slot, version))
+        if made is not None and made.value is not None:
+            driver.observe(slot, version, made.value)
+        if evaluator.target is not None and evaluator.reached is not None:
+            driver.end()
+        elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:
+            raise RunFailed(f"whether the target is reached cannot be told any more: {evaluator.hopeless}")
+        if self._steps:
+            last, newest = driver.last, evaluator.latest
+            assert last is not None
+            loss, metric, evaluated = (None,) * 3 if newest is None else (newest.loss, newest.metric, newest.version)
+            info = StepInfo(
+                slot,
+                version,
+                driver.time,
+                driver.on_time,
+                last.residual,
+                last.gain,
+                last.staleness,
+                last.stalest,
+                loss,
+                metric,
+                evaluated,
+                driver,
+                evaluator,
+            )
+            self._news.append(("on_step", info))
+
+    def _take_evaluations(self) -> None:
+        """Log what has been evaluated, and have it told."""
+        assert self._evaluator is not None
+        unknown = self._evaluator.unknown
+        for evaluation, w in self._evaluator.fresh():
+            self._log.evaluation(evaluation)
+            if evaluation.loss is None and unknown is not None:
+                self._note_unknown(unknown)
+            if self._evaluations:
+                self._news.append(("on_evaluation", EvaluationInfo(*evaluation, w.copy())))
+
+    def _note_unknown(self, unheld: Unheld) -> None:
+        """Log why a version was not evaluated, once for each reason."""
+        if str(unheld) != self._unknown:
+            self._unknown = str(unheld)
+            self._log.note(self.driver.now, "not evaluated", self._unknown)
+
+    def _after_loss(self, event: Lost) -> None:
+        self._tell("on_worker_lost", LostInfo(event.worker, self.driver.step, event.time, event.reason, event.gone))
+
+    def _tell_news(self, driver: Driver) -> None:
+        """Call the hooks that are due."""
+        del driver
+        while self._news:
+            self._tell(*self._news.pop(0))
+
+    def _tell(self, hook: str, info: Any) -> None:
+        """Call a hook of all callbacks; where one ends the run, it ends after the event at hand."""
+        if self._hooks(hook, info) and not self._ended:
+            if self._hooks.failed is None:
+                self.driver.end()
+            else:
+                self.driver.interrupt()
+
+    def _tell_end(self, error: BaseException | None, run: Run | None) -> None:
+        """Tell callbacks of the end, if they heard of the beginning."""
+        if self._told:
+            step, seconds = self.driver.step, self.driver.time
+            loss, metric = (None, None) if run is None else (run.loss, (run.metric or {}).get("value"))
+            self._ended = True
+            self._tell("on_end", EndInfo(step, seconds, loss, metric, run, error))
+
+    def _after_event(self, driver: Driver) -> None:
+        del driver
+        if clock.monotonic() >= self._save_at:
+            self._save()
+            self._save_at = clock.monotonic() + self._beside.checkpoint_every
+
+    def _save(self) -> None:
+        """Write a checkpoint, if the run has a folder."""
+        if self._folder is None:
+            return
+        assert self._evaluator is not None
+        log = self._log
+        log.flush(lasting=True)  # never behind a checkpoint
+        state = self.driver.state() | {"every": self._evaluator.every, "seal": log.seal}
+        states, arrays = callback_states.saved(self._hooks.callbacks)
+        if states:
+            state[callback_states.KEY] = states
+        log.checkpoint(checkpoints.save(self._folder, state, self.driver.vectors() | arrays))
+
+    def _write_models(self) -> dict[str, str]:
+        """Write the models as files that other programs read, if there is a folder and the problem can.
+
+        Returns their SHA-256 by slot; the log notes why one could not be written.
+        """
+        digests = {}
+        for slot, w in self.driver.versions.trained.items():
+            write = getattr(problem_of(self._problem, slot), "write_model", None)
+            if write is None or self._folder is None:
+                continue
+            try:
+                write(w, file := self._folder / f"{slot}.safetensors")
+                if (digest := file_digest(file, follow=False)) is not None:
+                    digests[slot] = digest
+            except RunFailed as error:  # the checkpoint has it all the same
+                self._log.note(self.driver.time, "not written", str(error))
+        return digests
+
+    def _abandon(self) -> None:
+        """Leave the log as it is."""
+        if self._evaluator is not None:
+            self._stop_asking()
+            self._evaluator.stop()
+        self._log.close(write=False)
+
+    def _stop_asking(self) -> None:
+        """The workers have ended: what they have not been asked they will not tell."""
+        if self._asking is not None:
+            self._asking.close()
+
+    def _evaluate_rest(self) -> list[Evaluation]:
+        """Evaluate the versions that were kept, and the last; returns all that were."""
+        driver, evaluator = self.driver, self._evaluator
+        assert evaluator is not None
+        for slot, w in driver.versions.trained.items():
+            evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
+        self._ended = True
+
+        def tell(done: int, of: int) -> None:
+            self._take_evaluations()
+            self._tell_news(driver)
+            self._hooks.stage(f"evaluating {done} of {of}", at_once=False)
+
+        evaluations = evaluator.finish(tell)
+        self._take_evaluations()
+        self._tell_news(driver)
+        return evaluations
+
+    def _note_differences(self) -> None:
+        """Log the workers whose messages of the same work differ: one of them computes wrongly."""
+        log = self._log
+        log.flush()
+        pairs = queries.different_messages(log) if self.driver.equal_bits else {}
+        if pairs:
+            often = sorted(pairs.items(), key=lambda pair: (-pair[1][0], pair[0]))
+            named = [f"{a} and {b} ({count:,} times, first at step {first})" for (a, b), (count, first) in often]
+            more = f" and {len(pairs) - _PAIRS:,} more pairs" if len(pairs) > _PAIRS else ""
+            text = f"workers sent different messages of the same work: {', '.join(named[:_PAIRS])}{more}"
+            text += "; one of each pair is wrong, unless their machines round differently"
+            log.note(self.driver.time, DIFFERENT, text)
+
+    def _conclude(self) -> str | None:
+        """Evaluate what is left and write the summary; return how the run has diverged, if it has."""
+        driver, evaluator, log = self.driver, self._evaluator, self._log
+        assert evaluator is not None
+        self._stop_asking()
+        evaluations = self._evaluate_rest()
+        models = self._write_models()
+        self._note_differences()
+        versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
+        steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
+        reached = evaluator.reached
+        last = evaluations[-1] if evaluations else None
+        metric, metrics = None, {}
+        if last and last.metric is not None:
+            metric = {"name": self._config["metric"], "value": last.metric}
+            metrics = evaluator.metrics(last.slot, last.version, driver.models[last.slot])
+        log.flush()
+        log.summarise(
+            {
+                "floor_seconds": floor_seconds(self._strategy, self._cluster, steps, log, beginning=driver.beginning),
+                "loss": last.loss if last else None,
+                "metric": metric,
+                "metrics": metrics,
+                "time_to_target": reached.time if reached else None,
+                "ledger": driver.ledger.counts.plain(),
+                "stopped": driver.stopped.reason if driver.stopped else self._hooks.stop,
+                **({"models": models} if models else {}),
+            }
+        )
+        return divergence(evaluations, self._config)
+
+
+def lost_on_resume(cluster: Cluster, log: RunLog) -> str | None:
+    """Return which states of workers a resumed run begins without; only simulated clusters save them."""
+    states = [] if cluster.virtual else sorted(queries.continued_states(log))
+    return f"the workers start with fresh {' and '.join(states)}: what they had is not saved" if states else None
+
+
+@contextlib.contextmanager
+def _patient_interrupts(driver: Driver, started: Callable[[], bool]) -> Iterator[None]:
+    """Have the first Ctrl-C or SIGTERM end the run between two events; a second, or one before the start, at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, _: Any) -> None:
+        del number
+        if driver.interrupted or not started():
+            raise KeyboardInterrupt
+        driver.interrupt()
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _quick_switching() -> Iterator[None]:
+    previous = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(previous)

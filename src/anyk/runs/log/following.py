@@ -1,0 +1,108 @@
+"""Runs that others write, read while they go on; nothing is written to their folders."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.runs.folder.config import NAME, read_config
+from anyk.runs.log import queries
+from anyk.runs.log.copies import CopyFolder, LogCopy
+from anyk.runs.log.runlog import RunLog
+from anyk.runs.run import Run
+
+LOG = "log.sqlite"
+
+
+class Following:
+    """A run folder that is being written, by this process or another, to be read again and again.
+
+    What is read is a copy of the log with all that has been committed, brought up to date when asked for: the folder
+    may be read-only, is left as it is, and whoever writes it is not held up by a lock. Unlike
+    :meth:`anyk.Run.open` it does not check the seals of the log. Use it in one thread at a time.
+
+    >>> import anyk, tempfile
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> folder = Path(tempfile.mkdtemp()) / "run"
+    >>> anyk.train(problem, "uncoded", "simulated", workers=2, steps=3, out=folder).close()
+    >>> with Following(folder) as followed:
+    ...     followed.run().steps, followed.ended
+    (3, True)
+    """
+
+    @typed
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._place = CopyFolder()
+        self._copy = LogCopy(self.folder / LOG, Path(self._place.name))
+        self._run: Run | None = None
+        self._known: tuple[int, dict[str, Any]] | None = None  # the configuration, and when it was written
+        self.ended = False  # whether the run had come to its end when it was read last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def quiet(self) -> float:
+        """Seconds for which nothing had been written when it was read last."""
+        return max(0.0, time.time() - self._copy.written)
+
+    def run(self) -> Run:
+        """The run as it stands, the same object where nothing is new; older ones are closed.
+
+        Of a run that goes on, loss and metric are those of the newest version that has been evaluated. Raises
+        :class:`~anyk.errors.BadInput` where it has not begun, or cannot be read.
+        """
+        path = self.folder / LOG
+        try:
+            if not path.is_file():
+                raise BadInput(f"the run '{self.folder}' has not begun: it has no {path.name} yet")
+            before = None if self._run is None else (queries.newest_seal(self._run.log), self._run.log.totals)
+            if not self._copy.refresh() and self._run is not None:
+                return self._run
+            self._leave()
+            # read only: rows of the write-ahead file are not to be moved into the copy each time
+            db = sqlite3.connect(
+                f"{self._copy.path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            )
+            db.execute("PRAGMA trusted_schema=OFF")
+        except (OSError, sqlite3.Error) as error:
+            raise BadInput(f"the log '{path}' cannot be read ({error})") from None
+        log = RunLog(path, db=db)
+        if before is not None and log.has_seal(before[0]):  # it goes on from where it was read last
+            log.totals = before[1]
+        self._run = Run(log, self._config(), path=self.folder, models=None)
+        self.ended = bool(self._run.summary)
+        if not self.ended:
+            loss, metric = queries.last_evaluated(self._run.log, self._run.slot)
+            named = {"name": self._run.config.get("metric", "metric"), "value": metric}
+            self._run.summary = {"loss": loss, "metric": None if metric is None else named}
+        return self._run
+
+    def _config(self) -> dict[str, Any]:
+        """The configuration, read again where its file has changed."""
+        file = self.folder / NAME
+        stand = file.stat().st_mtime_ns if file.is_file() else 0
+        if self._known is None or self._known[0] != stand:
+            self._known = stand, read_config(self.folder)
+        return self._known[1]
+
+    def _leave(self) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+        self._copy.path.with_name(f"{self._copy.path.name}-shm").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the copy; safe to call twice."""
+        with contextlib.suppress(OSError):
+            self._leave()
+        self._place.cleanup()

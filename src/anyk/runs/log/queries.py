@@ -1,0 +1,464 @@
+"""Queries of a run log as named rows.
+
+Not all queries are here: ``fleet``, ``testing`` and ``runs/run.py`` read the tables of
+:mod:`anyk.runs.log.schema` with SQL of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.schema import RESET, START, Totals
+from anyk.runs.log.schema import TABLES as SCHEMA_TABLES
+
+
+class Decision(NamedTuple):
+    """A message that a step used, and its weight (JSON where there is one for each block)."""
+
+    step: int
+    task: int
+    chunk: int
+    worker: int
+    version: int
+    weight: float | str
+
+
+class Bits(NamedTuple):
+    """The digest of a version's bits."""
+
+    slot: str
+    version: int
+    digest: int
+
+
+class Made(NamedTuple):
+    """How a version was made."""
+
+    time: float
+    residual: float
+    gain: float
+
+
+class Point(NamedTuple):
+    """A version in a run's history; None for what is not known of it."""
+
+    version: int
+    seconds: float
+    replies: int | None
+    residual: float | None
+    gain: float | None
+    staleness: float | None
+    loss: float | None
+    metric: float | None
+
+
+class UsedChunk(NamedTuple):
+    """A chunk whose message a version used."""
+
+    worker: int
+    task: int
+    weight: float | str
+    staleness: int
+    work: int
+
+
+class LateChunk(NamedTuple):
+    """A chunk that was cancelled while a version was made; ``done`` partitions of it were finished."""
+
+    worker: int
+    task: int
+    dispatched: float
+    cancelled: float
+    due: float | None
+    received: float | None
+    done: int | None
+    work: int
+
+
+class Work(NamedTuple):
+    """The work of a chunk; ``batch``: samples drawn of each partition (0: all)."""
+
+    partitions: list[int]
+    coefficients: list[float]
+    batch: int
+
+    def samples(self, sizes: Sequence[int]) -> int:
+        """How many samples it is computed from, of partitions of these sizes."""
+        return sum(min(self.batch, sizes[j]) if self.batch else sizes[j] for j in self.partitions)
+
+
+class TaskTime(NamedTuple):
+    """When a task was dispatched and ended; ``known``: whether it was finished, so that its end is no lower bound.
+
+    ``computing``: seconds that its worker computed, where all of its chunks are stamped.
+    """
+
+    dispatched: float
+    worker: int
+    end: float | None
+    known: bool
+    computing: float | None
+    partitions: list[int]
+
+
+def decisions(log: RunLog) -> list[Decision]:
+    """The messages that steps used, by step, task and chunk."""
+    rows = log.rows(
+        "SELECT step, task, chunk, worker, version, weight FROM chunks WHERE step IS NOT NULL "
+        "UNION ALL SELECT r.version, r.task, r.chunk, c.worker, c.version, r.weight FROM reuses r "
+        "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk ORDER BY 1, 2, 3"
+    )
+    return [Decision(*row) for row in rows]
+
+
+def bits(log: RunLog) -> list[Bits]:
+    """The digests of all versions, by slot and version."""
+    return [Bits(*row) for row in log.rows("SELECT slot, version, digest FROM updates ORDER BY slot, version")]
+
+
+def digest(log: RunLog, slot: str, version: int) -> int | None:
+    """That of one version; None where the log has none."""
+    rows = log.rows("SELECT digest FROM updates WHERE slot = ? AND version = ?", (slot, version))
+    return rows[0][0] if rows else None
+
+
+def totals(log: RunLog) -> Totals:
+    """What all updates and evaluations come to, read as far as they are new."""
+    found = log.totals
+    behind = "max(rowid) FROM {} WHERE rowid > ? GROUP BY slot"
+    for slot, version, time, stalest, row in log.rows(
+        f"SELECT slot, max(version), max(time), max(stalest), {behind.format('updates')}", (found.updates,)
+    ):
+        found.newest[slot] = max(version, found.newest.get(slot, version))
+        found.time, found.stalest = max(time or 0.0, found.time), max(stalest or 0, found.stalest)
+        found.updates = max(row, found.updates)
+    for slot, row in log.rows(f"SELECT slot, {behind.format('evaluations')}", (found.evaluations,)):
+        found.evaluated.add(slot)
+        found.evaluations = max(row, found.evaluations)
+    return found
+
+
+def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
+    """The newest version of each slot that has had an update, by slot in order."""
+    return {slot: version for slot, version in sorted(totals(log).newest.items()) if slot not in without}
+
+
+def first_slot(log: RunLog, without: Collection[str] = ()) -> str:
+    """The first slot, by name, of those with a version."""
+    known = totals(log)
+    return next((slot for slot in sorted({*known.newest, *known.evaluated}) if slot not in without), "model")
+
+
+def stalest(log: RunLog) -> int:
+    """The highest staleness of any message used."""
+    return totals(log).stalest
+
+
+def last_time(log: RunLog) -> float:
+    """When the last version was made, on the run's clock."""
+    return totals(log).time
+
+
+def last_event(log: RunLog) -> int:
+    """The number of the last event; 0 without any."""
+    return int(log.rows("SELECT max(seq) FROM events")[0][0] or 0)
+
+
+def replies_used(log: RunLog) -> float:
+    """Messages that went into versions."""
+    return float(log.rows("SELECT total(replies) FROM updates")[0][0])
+
+
+def history(log: RunLog, slot: str) -> list[Point]:
+    """The versions of a slot that were made or evaluated, in order."""
+    rows = log.rows(
+        "SELECT e.version, coalesce(u.time, e.time), u.replies, u.residual, u.gain, u.staleness, e.loss, e.metric "
+        "FROM evaluations e LEFT JOIN updates u ON u.slot = e.slot AND u.version = e.version WHERE e.slot = ? "
+        "UNION ALL SELECT u.version, u.time, u.replies, u.residual, u.gain, u.staleness, NULL, NULL FROM updates u "
+        "WHERE u.slot = ? AND NOT EXISTS "
+        "(SELECT 1 FROM evaluations e WHERE e.slot = u.slot AND e.version = u.version) ORDER BY 1",
+        (slot, slot),
+    )
+    return [Point(*row) for row in rows]
+
+
+def made(log: RunLog, slot: str, version: int) -> Made | None:
+    """How a version was made; None where the log has none such."""
+    rows = log.rows("SELECT time, residual, gain FROM updates WHERE slot = ? AND version = ?", (slot, version))
+    return Made(*rows[0]) if rows else None
+
+
+def time_before(log: RunLog, slot: str, version: int) -> float:
+    """When the version before one was made, in seconds; 0 for the first."""
+    rows = log.rows("SELECT max(time) FROM updates WHERE slot = ? AND version < ?", (slot, version))
+    return float(rows[0][0] or 0.0)
+
+
+def used(log: RunLog, slot: str, version: int) -> list[UsedChunk]:
+    """The chunks whose messages a version used, by worker."""
+    rows = log.rows(
+        "SELECT worker, task, chunk, weight, ?1 - 1 - version, work FROM chunks WHERE slot = ?2 AND step = ?1 "
+        "UNION ALL SELECT c.worker, r.task, r.chunk, r.weight, ?1 - 1 - c.version, c.work FROM reuses r "
+        "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk WHERE r.slot = ?2 AND r.version = ?1 ORDER BY 1, 2, 3",
+        (version, slot),
+    )
+    return [UsedChunk(worker, task, *rest) for worker, task, _, *rest in rows]
+
+
+def staleness(log: RunLog) -> dict[str, dict[int, int]]:
+    """By slot, how many messages of which staleness its versions used."""
+    rows = log.rows(
+        "SELECT slot, stale, count(*) FROM (SELECT slot, step - 1 - version AS stale FROM chunks WHERE step > 0 "
+        "UNION ALL SELECT r.slot, r.version - 1 - c.version FROM reuses r JOIN chunks c "
+        "ON c.task = r.task AND c.chunk = r.chunk) GROUP BY slot, stale ORDER BY slot, stale"
+    )
+    found: dict[str, dict[int, int]] = {}
+    for slot, stale, count in rows:
+        found.setdefault(slot, {})[stale] = count
+    return found
+
+
+def cancelled(log: RunLog, after: float, until: float, version: int) -> list[LateChunk]:
+    """The chunks on a version before this one that were cancelled between two times, by worker."""
+    rows = log.rows(
+        "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
+        "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND version < ? ORDER BY worker, task",
+        (after, until, version),
+    )
+    return [LateChunk(*row) for row in rows]
+
+
+def works(log: RunLog) -> dict[int, Work]:
+    """The work of chunks, by number."""
+    rows = log.rows("SELECT id, partitions, coefficients, batch FROM works")
+    return {number: Work(json.loads(p), json.loads(c), batch) for number, p, c, batch in rows}
+
+
+def continued_states(log: RunLog) -> set[str]:
+    """Return what workers continued from one task to the next: ``optimiser states``, ``error feedback`` of messages."""
+    rows = log.rows("SELECT DISTINCT compress != '' FROM works WHERE state >= 0")
+    return {"error feedback" if compressed else "optimiser states" for (compressed,) in rows}
+
+
+def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the pairs of workers that sent messages with different digests of the same sum at the same model.
+
+    By pair: how often, and the first version of the model. Local steps and error feedback depend on what a worker did
+    before, and messages on request on what it had finished; they are not compared.
+    """
+    found = log.rows(
+        "SELECT c.version, group_concat(c.worker), group_concat(c.digest) FROM chunks c JOIN works w ON w.id = c.work "
+        "WHERE c.digest != 0 AND w.steps = 0 AND w.send = 'done' AND w.compress = '' "
+        "GROUP BY c.version, c.work HAVING min(c.digest) != max(c.digest) ORDER BY c.version"
+    )
+    pairs: dict[tuple[int, int], tuple[int, int]] = {}
+    for version, *texts in found:
+        digests = sorted({*zip(*(map(int, text.split(",")) for text in texts), strict=True)})
+        for (one, digest), (other, another) in combinations(digests, 2):
+            if one != other and digest != another:
+                count, first = pairs.get((one, other), (0, version))
+                pairs[one, other] = count + 1, first
+    return pairs
+
+
+def resets(log: RunLog) -> list[int]:
+    """Return the numbers of the events after which workers forgot such states, as the run was resumed."""
+    return [seq for (seq,) in log.rows("SELECT DISTINCT seq FROM notes WHERE kind = ? ORDER BY seq", (RESET,))]
+
+
+def event_numbers(log: RunLog) -> list[int]:
+    """Return the number of each of :meth:`RunLog.events`."""
+    return [seq for (seq,) in log.rows("SELECT seq FROM events WHERE kind != ? ORDER BY seq", (START,))]
+
+
+def sizes(log: RunLog) -> list[int]:
+    """The samples of each partition; none where the run had no problem."""
+    return [samples for (samples,) in log.rows("SELECT samples FROM partitions ORDER BY id")]
+
+
+def mean_times(log: RunLog) -> tuple[float, float]:
+    """Mean seconds that finished chunks were computed for and held up before, as far as workers said."""
+    rows = log.rows("SELECT avg(computed - computing), avg(computing - started) FROM chunks WHERE computed IS NOT NULL")
+    computing, held = rows[0]
+    return computing or 0.0, held or 0.0
+
+
+def progress(log: RunLog) -> dict[tuple[int, int], float]:
+    """The time of the last progress that was reported of each task and chunk."""
+    rows = log.rows("SELECT task, chunk, max(time) FROM events WHERE kind = 'Progress' GROUP BY task, chunk")
+    return {(task, chunk): time for task, chunk, time in rows}
+
+
+def waits_of_steps(log: RunLog) -> float | None:
+    """Seconds from the dispatch of its messages to the last that it used, of all steps; None where tasks go on."""
+    rows = log.rows(
+        "SELECT total(wait), max(late) FROM (SELECT max(c.received - c.dispatched) AS wait, "
+        "max(c.version < c.step - 1) AS late FROM chunks c WHERE c.step > 0 GROUP BY c.slot, c.step)"
+    )
+    wait, late = rows[0]
+    return None if late is None or late else float(wait)
+
+
+def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
+    """Every task that did not end with its worker, in the order of dispatch.
+
+    ``due``: of a task that was cut off, take the time at which it would have ended, where the cluster knows.
+    """
+    end = "c.received, c.due" if due else "c.received"
+    rows = log.rows(
+        f"SELECT c.dispatched, c.worker, max(coalesce({end}, c.cancelled)), "
+        f"min(coalesce({end}, NULL) IS NOT NULL), "
+        "CASE WHEN min(c.computed IS NOT NULL) THEN sum(c.computed - c.computing) END, group_concat(w.partitions, ';') "
+        "FROM chunks c JOIN works w ON w.id = c.work WHERE c.ending != 'lost' GROUP BY c.dispatched, c.worker, c.task "
+        "ORDER BY c.dispatched, c.task"
+    )
+    return [
+        TaskTime(at, worker, end, bool(known), computing, [j for part in parts.split(";") for j in json.loads(part)])
+        for at, worker, end, known, computing, parts in rows
+    ]
+
+
+# ------------------------------------------------------------------------------------------- whole tables
+
+_MEAN = "CASE typeof({0}) WHEN 'text' THEN (SELECT avg(value) FROM json_each({0})) ELSE {0} END"  # of blocks
+_QUERIES = {
+    "chunks": (
+        "SELECT task, chunk, worker, slot, version, step, ending, dispatched, started, computing, computed, sent, "
+        f"received, cancelled, due, done, {_MEAN.format('weight')} AS weight, work, seq FROM chunks "
+        "ORDER BY task, chunk"
+    ),
+    "steps": (
+        "SELECT u.slot, u.version AS step, u.time AS seconds, u.replies, u.residual, u.gain, u.staleness, u.stalest, "
+        "u.scale, e.loss, e.metric FROM updates u LEFT JOIN evaluations e ON e.slot = u.slot AND e.version = u.version "
+        "UNION ALL SELECT e.slot, e.version, e.time, NULL, NULL, NULL, NULL, NULL, NULL, e.loss, e.metric FROM "
+        "evaluations e WHERE NOT EXISTS (SELECT 1 FROM updates u WHERE u.slot = e.slot AND u.version = e.version) "
+        "ORDER BY 1, 2"
+    ),
+    "events": "SELECT seq, time, kind, worker, task, chunk, info FROM events ORDER BY seq",
+    "notes": "SELECT time, kind, text FROM notes ORDER BY seq, time",
+    "works": "SELECT id AS work, slot, partitions, coefficients, batch, steps, compress FROM works ORDER BY id",
+    "reuses": (
+        f"SELECT slot, version AS step, task, chunk, {_MEAN.format('weight')} AS weight FROM reuses ORDER BY 1, 2"
+    ),
+}
+TABLES = tuple(_QUERIES)
+_TEXT = {"slot", "ending", "kind", "info", "text", "partitions", "coefficients", "compress"}
+_WHOLE = {"task", "chunk", "worker", "version", "work", "seq"}
+COUNTS = (
+    "step",
+    "done",
+    "replies",
+    "stalest",
+    "worker",
+    "task",
+    "chunk",
+)  # whole, though floats where some are missing
+
+
+_SINCE = {  # the rows behind a number
+    "chunks": _QUERIES["chunks"].replace("ORDER BY", "WHERE rowid > ? ORDER BY"),
+    "steps": "SELECT slot, version AS step, time AS seconds, replies, residual, gain FROM updates WHERE rowid > ? "
+    "ORDER BY slot, version",
+    "evaluations": "SELECT slot, version AS step, time AS seconds, loss, metric FROM evaluations WHERE rowid > ? "
+    "ORDER BY version",
+}
+
+
+def columns(log: RunLog, table: str, *, behind: int | None = None) -> dict[str, NDArray[Any]]:
+    """A table of the log, one of :data:`TABLES`, as columns; numbers that are not known are NaN, or None in text.
+
+    A weight is the mean over blocks where a message has one for each. ``behind``: of chunks, steps and evaluations
+    only what was written after so many rows (of steps: not their loss and metric). Raises
+    :class:`~anyk.errors.BadInput` for another table.
+    """
+    queries, values = (_QUERIES, ()) if behind is None else (_SINCE, (behind,))
+    if table not in queries:
+        raise BadInput(f"a run has no table '{table}'; it has {', '.join(queries)}")
+    names, found = log.select(queries[table], values)
+    made: dict[str, NDArray[Any]] = {}
+    for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True):
+        whole = name in _WHOLE and not (table == "events" and name in ("worker", "task", "chunk"))
+        made[name] = np.array(values, dtype=object if name in _TEXT else np.int64 if whole else np.float64)
+    return made
+
+
+def newest_seal(log: RunLog) -> str:
+    """The seal of what was written last: it stands for all rows up to there; empty before the first."""
+    found = log.rows("SELECT seal FROM seals ORDER BY id DESC LIMIT 1")
+    return str(found[0][0]) if found else ""
+
+
+def sealed(log: RunLog, seal: str) -> dict[str, int] | None:
+    """How many rows of each table a seal stands for; None where the log does not have it, as it was cut back."""
+    if not seal:
+        return dict.fromkeys(SCHEMA_TABLES, 0)
+    found = log.rows("SELECT upto FROM seals WHERE seal = ? ORDER BY id DESC LIMIT 1", (seal,))
+    return dict(zip(SCHEMA_TABLES, json.loads(found[0][0]), strict=True)) if found else None
+
+
+def slots(log: RunLog) -> list[str]:
+    """The slots of its chunks, in order."""
+    found = log.rows(  # works are few, and of each slot a chunk comes early
+        "SELECT slot FROM (SELECT DISTINCT slot FROM works) w WHERE EXISTS "
+        "(SELECT 1 FROM chunks c WHERE c.slot = w.slot) ORDER BY slot"
+    )
+    return [str(slot) for (slot,) in found]
+
+
+def count(log: RunLog, table: str) -> int:
+    """The number of the last row of a table of the log."""
+    return int(log.rows(f"SELECT max(rowid) FROM {table}")[0][0] or 0)
+
+
+def last_evaluated(log: RunLog, slot: str) -> tuple[float | None, float | None]:
+    """Loss and metric of the newest version of a slot that has been evaluated."""
+    found = log.rows("SELECT loss, metric FROM evaluations WHERE slot = ? ORDER BY version DESC LIMIT 1", (slot,))
+    return found[0] if found else (None, None)
+
+
+# ------------------------------------------------------------------------------------------- to be checked
+
+
+def numbers(log: RunLog) -> list[int]:
+    """The numbers of all events."""
+    return [seq for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq")]
+
+
+def checkpoint_numbers(log: RunLog) -> list[int]:
+    """After which event each checkpoint was written, in that order."""
+    return [seq for (seq,) in log.rows("SELECT seq FROM checkpoints ORDER BY seq")]
+
+
+def checkpoint_digests(log: RunLog, seq: int) -> list[str]:
+    """The digests of the checkpoints that were written after an event."""
+    return [written for (written,) in log.rows("SELECT digest FROM checkpoints WHERE seq = ?", (seq,))]
+
+
+def endings(log: RunLog) -> dict[str, int]:
+    """How many chunks ended in which way."""
+    return dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
+
+
+def ended_twice(log: RunLog) -> tuple[int, int, int] | None:
+    """Task, chunk and number of endings of a chunk that ended more than once."""
+    rows = log.rows("SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 LIMIT 1")
+    return rows[0] if rows else None
+
+
+def replies(log: RunLog) -> dict[tuple[str, int], int]:
+    """By version, of how many messages its update says that it is made."""
+    return {(slot, version): n for slot, version, n in log.rows("SELECT slot, version, replies FROM updates")}
+
+
+def chunks_used(log: RunLog) -> dict[tuple[str, int], int]:
+    """By version, how many chunks say that they were used in it."""
+    rows = log.rows("SELECT slot, step, count(*) FROM chunks WHERE step > 0 GROUP BY 1, 2")
+    return {(slot, step): count for slot, step, count in rows}

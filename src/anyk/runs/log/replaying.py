@@ -1,0 +1,183 @@
+"""Replay: feed a run's logged events to a fresh strategy and see the same decisions, and the same bits of model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from anyk.clusters import Order, Simulated
+from anyk.clusters.local import Local
+from anyk.errors import BadInput
+from anyk.named import names_in_folder
+from anyk.optimizers import Optimizer
+from anyk.optimizers import optimizer as build_optimizer
+from anyk.problems import from_recipe
+from anyk.problems.base import Partitions, Problem
+from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
+from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.session import session
+from anyk.runs.folder.digests import admit_strategy, check_named, check_problem, with_plugins
+from anyk.runs.limits import plan
+from anyk.runs.log import queries
+from anyk.runs.log.runlog import RunLog
+from anyk.runs.run import Run
+from anyk.specs import parse
+from anyk.strategies import strategy as build_strategy
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay found.
+
+    ``events`` were fed and ``updates`` compared. ``decisions``: whether each update used the same messages with the
+    same weights. ``model``: whether each version has the same bits; None if it was not computed. ``differs`` says where
+    the first difference is. ``resets``: how often a resume made the workers' own states start anew, as the replay does.
+    """
+
+    events: int
+    updates: int
+    decisions: bool
+    model: bool | None
+    differs: str | None
+    resets: int = 0
+
+    def __str__(self) -> str:
+        head = f"{self.events} events, {self.updates} updates"
+        head += f", workers' states reset {self.resets} times by resume: " if self.resets else ": "
+        if not self.decisions:
+            return head + f"the decisions differ: {self.differs}"
+        if self.model is None:
+            return head + f"the same decisions; the model was not computed ({self.differs})"
+        return head + (
+            "the same decisions and the same bits of model"
+            if self.model
+            else f"the same decisions; the model's bits differ: {self.differs} (other libraries or another CPU?)"
+        )
+
+
+class _Recorded(Simulated):
+    """A cluster that reports what a log says, and computes messages when they arrive."""
+
+    recorded = True
+
+    def __init__(self, log: RunLog, workers: int, seed: int, byzantine: Sequence[int]) -> None:
+        super().__init__(workers, seed=seed, byzantine=byzantine)
+        self._log = log
+
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
+        super().open(layout, partitions, local)
+        self._schedule.now, present = self._log.started()
+        return present
+
+    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
+        for order in orders:
+            if isinstance(order, Dispatch):
+                self._schedule.dispatch(order)
+                self._schedule.heap.clear()
+            elif isinstance(order, RequestMessage):
+                self._schedule.request(order)
+        return ()
+
+    def events(self) -> Iterator[Event | Cut | None]:
+        resets = queries.resets(self._log)
+        for number, event in zip(queries.event_numbers(self._log), self._log.events(), strict=True):
+            self._schedule.now = event.time
+            if resets and number > resets[0] and self._payload is not None:
+                resets = [reset for reset in resets if reset >= number]
+                for worker in range(self.workers):
+                    self._payload.forget(worker)
+            if isinstance(event, Lost):
+                self.give_up(event.worker)  # and with it the optimiser's state that it had
+            if isinstance(event, Reply) and self._payload is not None:
+                entry = self._schedule.in_flight.get(event.task)
+                if entry is None:
+                    raise BadInput(f"task {event.task} answered in the log, but was not dispatched in the replay")
+                _, chunks, versions, *_ = entry
+                chunk = chunks[event.chunk]
+                self._payload.compute(event.task, event.chunk, chunk, versions[event.chunk], event.worker)
+            yield event
+
+
+def replay(
+    run: Run | str | Path,
+    *,
+    problem: Problem | None = None,
+    optimizer: Optimizer | None = None,
+    compute: bool = True,
+    trust: bool = False,
+) -> Replay:
+    """Replay a run's decisions and, with ``compute``, its model.
+
+    ``problem`` and ``optimizer`` are needed to compute where the run's were made in Python. A run whose strategy has no
+    spec cannot be replayed from its folder alone. ``trust`` and the demands on the problem are those of
+    :func:`anyk.resume`.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=3)
+    >>> print(replay(run, problem=problem))
+    9 events, 3 updates: the same decisions and the same bits of model
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    code = run.config.get("digests", {}).get("code", {})
+    named = nullcontext() if run.path is None else names_in_folder(run.path, code, trust=trust)
+    with named, with_plugins(run.config, f"the run '{run.path}'"):
+        return _replay(run, problem, optimizer, compute)
+
+
+def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, compute: bool) -> Replay:
+    config = run.config
+    check_named(config, f"the run '{run.path}'")
+    admit_strategy(config)
+    why = None if compute else "not asked for"
+    if compute and problem is None:
+        if config.get("problem"):
+            problem = from_recipe(config["problem"])
+        else:
+            why = "its problem was made in Python; give it with problem=…"
+    if problem is not None and "digests" in config:
+        check_problem(config, problem, f"the run '{run.path}'")
+    strategy = build_strategy(config["strategy"], workers=config["workers"])
+    strategy = plan(strategy, config.get("steps"), run.begun)
+    new = RunLog()
+    known = {(one.slot, one.version): one for one in run.log.evaluations()}
+
+    def observe(driver: Driver) -> None:
+        slot = driver.last_update.slot if driver.last_update is not None else ""
+        one = known.get((slot, driver.versions[slot]))
+        if one is not None and one.value is not None:
+            driver.observe(slot, one.version, one.value)
+
+    driver = Driver(
+        strategy,
+        _Recorded(run.log, config["workers"], config["seed"], _byzantine(config)),
+        problem=problem if why is None else None,
+        optimizer=(optimizer or build_optimizer(config["optimizer"], lr=config["lr"])) if why is None else None,
+        log=new,
+        beginning=run.beginning,
+        on_step=observe,
+    )
+    with session(driver):
+        driver.run()
+    events = sum(1 for _ in new.events())
+    updates, resets = len(queries.bits(new)), len(queries.resets(run.log))
+    for logged, replayed in zip_longest(queries.decisions(run.log), queries.decisions(new)):
+        if logged != replayed:
+            step = (logged or replayed).step
+            return Replay(events, updates, False, None, f"step {step}: logged {logged}, replayed {replayed}", resets)
+    if why is not None:
+        return Replay(events, updates, True, None, why, resets)
+    for old, now in zip_longest(queries.bits(run.log), queries.bits(new)):
+        if old != now:
+            return Replay(events, updates, True, False, f"first at version {(old or now).version}", resets)
+    return Replay(events, updates, True, True, None, resets)
+
+
+def _byzantine(config: dict[str, Any]) -> tuple[int, ...]:
+    """Return the workers that send wrong messages."""
+    byzantine = parse(config["cluster"])[1].get("byzantine", "")
+    return tuple(int(worker) for worker in byzantine.split("/") if worker)

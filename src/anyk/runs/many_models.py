@@ -1,0 +1,57 @@
+"""Several models at once: while one model waits for stragglers, the fleet works on another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from anyk.clusters import Cluster
+from anyk.errors import BadInput
+from anyk.problems.base import Problem, ensure_problem
+from anyk.problems.many import ManyProblems
+from anyk.protocol import Strategy
+from anyk.runs.defaults import WORKERS
+from anyk.runs.run import Run
+from anyk.runs.training import train
+from anyk.specs import with_keys
+from anyk.strategies import strategy as build_strategy
+
+
+def train_many(
+    problems: Sequence[Problem],
+    strategy: Strategy | str,
+    cluster: Cluster | str = "processes",
+    *,
+    workers: int | None = None,
+    steps: int | None = None,
+    **rest: Any,
+) -> Run:
+    """Train a model for each of ``problems`` at once: round t begins a step of model t mod M.
+
+    Sequential codes (``gc``, ``sr-sgc``, ``m-sgc``) finish it within T more rounds, rounds of any code within that one.
+    ``steps``: of each model. Each has its slot (``model 0``, …), optimiser state, checkpoint and curve
+    (:meth:`Run.history_of`). Otherwise as :func:`anyk.train`; the problems must agree in dimension, number type and
+    samples.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = train_many([problem] * 2, "m-sgc:B=1,W=2,lambda=1", anyk.clusters.Simulated(4), steps=3)
+    >>> sorted(run.models), run.history_of("model 1")["step"].tolist()
+    (['model 0', 'model 1'], [0, 1, 2, 3])
+    """
+    if not isinstance(problems, Sequence):
+        raise BadInput(f"problems must be a list of problems, one for each model, got {problems!r}")
+    for one in problems:
+        ensure_problem(one)
+    models = len(problems)
+    if not problems:
+        raise BadInput("there is no problem to train on")
+    if isinstance(strategy, str):
+        strategy = with_keys(strategy, {"models": models})
+        n = cluster.workers if isinstance(cluster, Cluster) else WORKERS if workers is None else workers
+        made = build_strategy(strategy, workers=n)
+    else:
+        made = build_strategy(strategy)
+    if len(made.layout.slots) != models:
+        raise BadInput(f"'{made.spec}' trains {len(made.layout.slots)} models, there are {models} problems")
+    return train(ManyProblems(problems), strategy, cluster, workers=workers, steps=steps, **rest)

@@ -1,0 +1,168 @@
+"""Progress while a run goes on: a live line on a terminal, a live picture in a notebook, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time as clock
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from anyk import html
+from anyk.runs.callbacks import Callback, Callbacks, EndInfo, RunInfo, StepInfo
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LIVE = 0.1  # seconds between redraws on a terminal
+_CELL = 0.5  # seconds between redraws in a notebook
+_PLAIN = 2.0  # seconds between lines elsewhere
+
+
+class Progress(Callback):
+    """Shows loss, metric, steps, seconds and workers on time; one of a run's ``callbacks``.
+
+    ``console``: where; if left out, standard error or, in a notebook, the cell's output, with a drawing of the loss.
+    """
+
+    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
+        from rich.console import Console
+
+        self._cell = _Cell() if console is None and not quiet and in_notebook() else None
+        self._console, self._quiet = console or Console(stderr=True), quiet
+        self._last = 0.0
+        self._live: Any = None
+        self._run: RunInfo | None = None
+        self._first = True
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._quiet:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def on_begin(self, info: RunInfo) -> None:
+        """See :class:`~anyk.runs.callbacks.Callback`."""
+        self._run, self._first = info, True
+        if self._cell is not None:
+            self._cell.begin(info)
+
+    def on_step(self, info: StepInfo) -> None:
+        """See :class:`~anyk.runs.callbacks.Callback`."""
+        if self._cell is not None:
+            self._cell.step(info, show=self._due())
+            return
+        if not self._due():
+            return
+        first, self._first = self._first, False
+        if self._run is not None and (self._live is not None or not first):  # in a file the first step says nothing yet
+            self._show(describe(self._run, info))
+
+    def on_end(self, info: EndInfo) -> None:
+        """See :class:`~anyk.runs.callbacks.Callback`."""
+        if self._cell is not None:
+            self._cell.show()
+
+    def stage(self, text: str, *, at_once: bool = True) -> None:
+        """What goes on between steps: workers start, versions are evaluated."""
+        if not self._quiet and (self._due() or at_once):
+            self._show(text)
+
+    def _due(self) -> bool:
+        """Whether it is time for another line; if so, the next is due a while later."""
+        now = clock.monotonic()
+        every = _CELL if self._cell is not None else _LIVE if self._live is not None else _PLAIN
+        if self._quiet or now - self._last < every:
+            return False
+        self._last = now
+        return True
+
+    def _show(self, text: str) -> None:
+        from rich.text import Text
+
+        if self._cell is not None:
+            self._cell.show(text)
+        elif self._live is not None:
+            self._live.update(Text(text, overflow="ellipsis", no_wrap=True), refresh=True)
+        else:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def in_notebook() -> bool:
+    """Whether this runs in a notebook's kernel; IPython is not imported for that."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class _Cell:
+    """The progress of one run after the other in the output of a notebook's cell, each renewed in place."""
+
+    def __init__(self) -> None:
+        self._run: RunInfo | None = None
+        self._handle: Any = None
+        self._last: StepInfo | None = None
+        self._losses: dict[int, tuple[float, float]] = {}  # by version: seconds of the step that told of it, loss
+
+    def begin(self, run: RunInfo) -> None:
+        """Another run."""
+        self._run, self._handle, self._last = run, None, None
+        self._losses.clear()
+
+    def step(self, info: StepInfo, *, show: bool) -> None:
+        """Keep what a step tells, and draw it if it is time."""
+        self._last = info
+        if info.loss is not None and info.evaluated is not None:
+            self._losses.setdefault(info.evaluated, (info.seconds, info.loss))
+        if show:
+            self.show()
+
+    def show(self, stage: str = "") -> None:
+        """Draw how it stands; ``stage``: what is done instead of steps."""
+        from IPython.display import HTML, display
+
+        if self._run is None or self._last is None:
+            words, drawn = stage, ""
+        else:
+            limit = self._run.config.get("steps")
+            words = describe(self._run, self._last) + (f"  ({stage})" if stage else "")
+            drawn = html.bar(self._last.driver.step / limit) if limit else ""
+            if len(self._losses) > 1:
+                times, losses = zip(*self._losses.values(), strict=True)
+                drawn += html.curves({self._run.strategy: (times, losses)}, "loss")
+        page = HTML(html.text(words) + drawn)
+        if self._handle is None:
+            self._handle = display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+
+def describe(run: RunInfo, info: StepInfo) -> str:
+    """Return one line on the state of a run, the most important first, as a narrow screen cuts it off."""
+    steps = run.config.get("steps")
+    of = f"/{steps}" if steps else ""
+    parts = [f"step {info.driver.step}{of}"]
+    if info.loss is not None:
+        parts.append(f"loss {info.loss:.4g}")
+    if info.metric is not None:
+        parts.append(f"{run.metric} {info.metric:.4f}")
+    parts += [f"{info.workers} of {run.config['workers']} workers on time", f"{info.seconds:.1f} s", run.strategy]
+    return "  ".join(parts)
+
+
+@contextlib.contextmanager
+def showing(progress: bool, callbacks: Callbacks) -> Iterator[Callbacks]:
+    """The callbacks, with progress shown besides if that is asked for."""
+    if not progress:
+        yield callbacks
+        return
+    with Progress() as shown:
+        yield callbacks.also(shown)

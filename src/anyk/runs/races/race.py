@@ -1,0 +1,446 @@
+"""A race: several strategies on the same problem, with the same stragglers, one after another; over seeds if asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from anyk import html
+from anyk.checks import typed
+from anyk.clusters import cluster as build_cluster
+from anyk.delays import Communication, DelayModel, parse
+from anyk.delays import settled as settled_law
+from anyk.errors import BadInput, RunFailed
+from anyk.optimizers import Optimizer
+from anyk.problems.base import Problem, ensure_problem
+from anyk.problems.many import ManyProblems
+from anyk.runs.callbacks import Callbacks, check_callbacks
+from anyk.runs.defaults import usual_optimizer
+from anyk.runs.evaluation.settings import (
+    USUAL,
+    Evaluate,
+    check_evaluate,
+    check_held_out,
+    evaluating,
+    read_evaluate,
+    spec_of,
+)
+from anyk.runs.folder.config import write_sealed
+from anyk.runs.folder.digests import digests_of, files_of, with_callbacks
+from anyk.runs.folder.folders import check_plain, new_folder
+from anyk.runs.folder.rebuilding import reopened
+from anyk.runs.limits import check_launcher, check_limits, check_rows
+from anyk.runs.progress import showing
+from anyk.runs.races.race_folder import FORMAT, NAME, entries, is_race, named, read_race, run_folders, seeds_of, titled
+from anyk.runs.races.seeds import compare_seeds, grouped
+from anyk.runs.run import Run, setup
+from anyk.runs.training import resume, train
+from anyk.specs import parse as split
+from anyk.specs import with_keys
+from anyk.strategies import settled
+from anyk.strategies import strategy as build_strategy
+
+_LIMITS = ("steps", "seconds", "target")
+_TRIES = 9
+Before = Callable[[str], None]
+
+
+@dataclass(frozen=True, repr=False)
+class Race:
+    """The runs of a race, in the order they were given; with several seeds, all of the first, then of the second, ….
+
+    ``path``: its folder (None: it was kept in memory). ``waiting``: titles of runs that have not begun. ``config``: how
+    it was set up, as in ``race.toml``. The runs' logs are open until the race is closed, as by ``with``.
+    """
+
+    runs: tuple[Run, ...]
+    path: Path | None = None
+    waiting: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    @typed
+    def open(cls, path: str | Path) -> Race:
+        """Read the folder of a race, or one with several run folders in it, such as a probe's.
+
+        Raises :class:`~anyk.errors.BadInput` if it is neither, damaged or of a newer format.
+        """
+        folder = Path(path)
+        if not is_race(folder):
+            raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME} and no run folders")
+        if not (folder / NAME).is_file():
+            runs = [Run.open(one) for one in run_folders(folder)]
+            return cls(tuple(sorted(runs, key=lambda run: (run.begun, str(run.path)))), folder)
+        config = read_race(folder)
+        planned = list(entries(config))
+        begun = [entry for entry in planned if (folder / entry.folder).is_dir()]
+        waiting = tuple(entry.title for entry in planned if entry not in begun)
+        return cls(tuple(Run.open(folder / entry.folder) for entry in begun), folder, waiting, config)
+
+    def __repr__(self) -> str:
+        names = ", ".join([*map(self.title, self.runs), *self.waiting])
+        return f"<Race {names}: {len(self.runs)} of {len(self.runs) + len(self.waiting)} runs>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a row for each run, and their losses against seconds."""
+        found = compare_seeds(self.runs) if len(self.runs) > 1 else None
+        times = [one and one.times for one in found.speed_ups] if found else [None] * len(self.runs)
+        rows = [
+            (
+                self.title(run),
+                run.steps,
+                f"{run.seconds:.4g}",
+                run.loss and f"{run.loss:.4g}",
+                run.metric and f"{run.metric['value']:.4g}",
+                speed_up and f"{speed_up:.1f}x",
+            )
+            for run, speed_up in zip(self.runs, times, strict=True)
+        ]
+        lines = {self.title(run): (run.history["seconds"], run.history["loss"]) for run in self.runs}
+        metric = self.runs[0].metric_name if self.runs else "metric"
+        head = ["strategy", "steps", "seconds", "loss", metric, f"speed-up over {found.over}" if found else "speed-up"]
+        left = html.text(f"Not begun yet: {', '.join(self.waiting)}.") if self.waiting else ""
+        return html.table(head, rows) + html.curves(lines, "loss") + left
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds each strategy runs with."""
+        return seeds_of(self.config) if self.config else max(map(len, grouped(self.runs)), default=1)
+
+    def title(self, run: Run) -> str:
+        """What a run is called among the others: its strategy and, if there are several seeds, its seed."""
+        return titled(str(run.config.get("strategy")), int(run.config.get("seed", 0)), self.seeds)
+
+    @property
+    def unfinished(self) -> tuple[Run, ...]:
+        """Runs that have something left to do."""
+        return tuple(run for run in self.runs if not _finished(run))
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """By title, why a run could not go on."""
+        last = {self.title(run): (run.notes or [{}])[-1] for run in self.runs}
+        return {title: str(note["text"]) for title, note in last.items() if note.get("kind") == "failed"}
+
+    def report(self) -> dict[str, Any]:
+        """Set-up and results, in the shape that ``--json`` writes; with several seeds also of each strategy."""
+        config = self.runs[0].config if self.runs else dict(self.config)
+        top = setup(config) | {"seed": self.config.get("seed", config.get("seed")), "seeds": self.seeds}
+        if not self.runs:
+            return top | {"speed_up_over": None, "speed_up_by": None, "runs": []}
+        found = compare_seeds(self.runs)
+        lines = [
+            run.result() | {"seed": run.config.get("seed"), "speed_up": one and one.times}
+            for run, one in zip(self.runs, found.speed_ups, strict=True)
+        ]
+        top |= {"speed_up_over": found.over, "speed_up_by": found.by, "runs": lines}
+        return top | {"strategies": [one.result() for one in found.strategies]} if self.seeds > 1 else top
+
+    def close(self) -> None:
+        """Close the logs of all runs."""
+        for run in self.runs:
+            run.close()
+
+
+@typed
+def race(
+    problem: Problem | Sequence[Problem],
+    strategies: Sequence[str],
+    *,
+    workers: int,
+    cluster: str = "processes",
+    delays: str | DelayModel = "none",
+    seed: int = 0,
+    seeds: int = 1,
+    communication: str | DelayModel | Communication = "none",
+    optimizer: Optimizer | str | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    out: str | Path | None = None,
+    evaluate: Evaluate | str | None = USUAL,
+    callbacks: Sequence[Any] = (),
+    progress: bool = False,
+    before: Before | None = None,
+) -> Race:
+    """Train with each of ``strategies`` (specs) on its own cluster with the same delays and seed.
+
+    With ``seeds`` each trains so often, with ``seed``, ``seed + 1``, …, by which delays, mini-batches and what is sent
+    of a vector are drawn (:func:`anyk.runs.compare_seeds`).
+
+    Of several problems every strategy trains a model each, at once. ``out`` is a folder that gets ``race.toml`` and one
+    run folder for each; :func:`resume_race` goes on with it, and a run that fails there does not end the race
+    (:attr:`Race.failures`). Every strategy ends at the first of ``steps``, ``seconds`` and ``target`` that it
+    reaches. ``before`` is called with the title of each run (:meth:`Race.title`) before it begins; ``evaluate``,
+    ``callbacks`` (the same for all runs) and ``progress`` are as for :func:`train`.
+
+    Raises :class:`~anyk.errors.BadInput` for what cannot work and, without ``out``,
+    :class:`~anyk.errors.RunFailed` when a run cannot go on.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    >>> result = race(problem, ["uncoded", "frc:load=3"], workers=6, cluster="simulated", delays="exp:mean=1", steps=20)
+    >>> uncoded, coded = result.runs
+    >>> coded.seconds < uncoded.seconds
+    True
+    """
+    check_launcher()
+    if not strategies:
+        raise BadInput("a race needs at least one strategy")
+    if seeds < 1:
+        raise BadInput(f"seeds must be at least 1, got {seeds}")
+    for one in problem if isinstance(problem, Sequence) else [problem]:
+        ensure_problem(one)
+    trained: Problem = ManyProblems(problem) if isinstance(problem, Sequence) else problem
+    models = len(problem) if isinstance(problem, Sequence) else 1
+    specs = [_with_models(spec, models, workers) for spec in strategies]  # all must be good before the first runs
+    named_runs = named(specs, {})
+    law = parse(delays)
+    first = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
+    optimizer = usual_optimizer(trained, optimizer)
+    limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
+    evaluate = read_evaluate(evaluate)
+    with evaluating(evaluate, trained) as evaluated:
+        check_held_out(evaluate, evaluated)
+        check_limits(evaluated, steps, seconds, target)
+    for spec in specs:
+        strategy = build_strategy(spec, workers=workers)
+        check_rows(trained, strategy)
+        check_evaluate(evaluate, strategy, target)
+    if out is None:
+        runs = []
+        hearing = check_callbacks(callbacks)
+        beside: dict[str, Any] = {"evaluate": evaluate, "progress": progress}
+        for entry in entries({"runs": named_runs, "seed": seed, "seeds": seeds}):
+            if before is not None:
+                before(entry.title)
+            fleet = build_cluster(cluster, workers=workers, delays=law, seed=entry.seed, communication=communication)
+            beside["callbacks"] = hearing.with_title(entry.folder)
+            runs.append(train(trained, entry.strategy, fleet, optimizer=optimizer, **limits, **beside))
+        return Race(tuple(runs))
+    folder = Path(out)
+    config: dict[str, Any] = {
+        "format": FORMAT,
+        "anyk": version("anyk"),
+        "workers": workers,
+        "models": models,
+        "cluster": cluster,
+        "delays": settled_law(law.spec),
+        "communication": settled_law(first.communication.spec),
+        "seed": seed,
+        "seeds": seeds,
+        "optimizer": optimizer.spec,
+        "lr": optimizer.rate.spec,
+        **limits,
+        "problem": trained.recipe(),
+        "evaluate": spec_of(evaluate),
+        "runs": named_runs,
+    }
+    hearing = check_callbacks(callbacks)
+    if hearing.specs:
+        config["callbacks"] = list(hearing.specs)
+    config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named_runs)})
+    new_folder(folder, known=NAME)
+    write_sealed(folder / NAME, config)
+    with showing(progress, hearing) as hearing:
+        return _run(folder, config, trained, optimizer, law, {}, False, hearing, before)
+
+
+def resume_race(
+    path: str | Path,
+    *,
+    add: Sequence[str] = (),
+    seeds: int | None = None,
+    problem: Problem | None = None,
+    optimizer: Optimizer | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    trust: bool = False,
+    callbacks: Sequence[Any] = (),
+    before: Before | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Race:
+    """Go on with what is left of a race: runs interrupted or failed, and strategies that have not begun.
+
+    ``add``: further strategies, on the same terms; ``seeds``: the number of seeds that all are to have run. With new
+    limits every run goes on to them. All else, ``trust`` included, is as in :func:`anyk.resume`.
+    """
+    folder = Path(path)
+    config = read_race(folder)
+    check_plain(*folder.iterdir())
+    limits = {"steps": steps, "seconds": seconds, "target": target}
+    new = any(value is not None for value in limits.values())
+    if new:
+        config |= limits
+    of = f"the race '{folder}'"
+    if seeds is not None and seeds < seeds_of(config):
+        raise BadInput(f"{of} has {seeds_of(config)} seeds, which cannot become {seeds}; give a larger number")
+    config["seeds"] = seeds or seeds_of(config)
+    again = reopened(
+        folder,
+        config,
+        of,
+        call="anyk.resume_race",
+        strategies=config["runs"],
+        problem=problem,
+        optimizer=optimizer,
+        trust=trust,
+    )
+    specs = [_with_models(spec, config["models"], config["workers"]) for spec in add]
+    for spec in specs:
+        if spec in config["runs"]:
+            raise BadInput(f"'{spec}' is in the race already")
+    config["runs"] |= named(specs, config["runs"])
+    hearing = check_callbacks(callbacks)
+    if hearing.specs and list(hearing.specs) != config.get("callbacks"):
+        config = with_callbacks(config, hearing.specs)
+    config["digests"] = config["digests"] | {"files": files_of(config["runs"]) | config["digests"].get("files", {})}
+    write_sealed(folder / NAME, config)
+    return _run(
+        folder,
+        config,
+        again.problem,
+        again.optimizer,
+        again.cluster.delays,
+        limits if new else {},
+        True,
+        hearing,
+        before,
+        trust,
+        tell,
+    )
+
+
+def _run(
+    folder: Path,
+    config: Mapping[str, Any],
+    problem: Problem,
+    optimizer: Optimizer,
+    law: DelayModel,
+    limits: Mapping[str, Any],
+    resumed: bool,
+    callbacks: Callbacks,
+    before: Before | None,
+    trust: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> Race:
+    """Each run that has something left to do; with ``limits``, new ones, each run."""
+    runs = []
+    for entry in entries(config):
+        place = folder / entry.folder
+        hearing = callbacks.with_title(entry.folder)
+        if resumed and place.is_dir():
+            run = Run.open(place)
+            if _finished(run) and not limits:
+                runs.append(run)
+                continue
+            run.close()
+        if before is not None:
+            before(entry.title)
+        try:
+            if resumed and place.is_dir():
+                run = resume(
+                    place, problem=problem, optimizer=optimizer, trust=trust, callbacks=hearing, tell=tell, **limits
+                )
+            else:
+                fleet = build_cluster(
+                    config["cluster"],
+                    workers=config["workers"],
+                    delays=law,
+                    seed=entry.seed,
+                    communication=config["communication"],
+                )
+                asked: dict[str, Any] = {name: config.get(name) for name in _LIMITS}
+                asked["evaluate"] = config.get("evaluate", "")
+                run = train(problem, entry.strategy, fleet, optimizer=optimizer, out=place, callbacks=hearing, **asked)
+        except RunFailed:
+            if not (place / "log.sqlite").is_file():
+                raise
+            run = Run.open(place)  # its log says why; the others are not to suffer for it
+        runs.append(run)
+    return Race(tuple(runs), folder, (), config)
+
+
+def _finished(run: Run) -> bool:
+    """Whether a run ended as it was to end."""
+    if not run.summary:
+        return False
+    if run.time_to_target is not None or run.summary.get("stopped"):
+        return True
+    steps = run.config.get("steps")
+    if steps is not None and run.steps >= steps:
+        return True
+    return not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
+
+
+def racers(workers: int, models: int = 1) -> tuple[str, ...]:
+    """The strategies of a race that names none: waiting for all, an exact code, an approximate one, and ``async``.
+
+    Where several models are trained ``async``, which trains one only, is left out.
+
+    >>> racers(30)
+    ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:lr_scale=0.05')
+    >>> racers(10)
+    ('uncoded', 'frc:stragglers=2', 'frc:stragglers=2,wait=4', 'async:lr_scale=0.05')
+    >>> racers(30, models=4)
+    ('uncoded', 'frc:load=3', 'frc:load=3,wait=11')
+    """
+    if workers < 2:
+        return ("uncoded", "async:lr_scale=0.05") if models == 1 else ("uncoded",)
+    stragglers = min(2, workers - 1)
+    even = workers % (stragglers + 1) == 0
+    exact = f"frc:load={stragglers + 1}" if even else f"frc:stragglers={stragglers}"
+    early = f"agc:load={stragglers + 1}" if even and models == 1 else exact
+    rounds = "uncoded", exact, f"{early},wait={max(1, round(workers * 11 / 30))}"
+    if models > 1:
+        return rounds
+    scale = 0.05 if workers <= 30 else float(f"{1.5 / workers:.2g}")  # a gradient is about n versions old
+    return (*rounds, f"async:lr_scale={scale:g}")
+
+
+def charged(cluster: str, problem: Problem, *, workers: int) -> str:
+    """A simulated cluster's spec that charges computing, with what a partition takes here; any other as it is."""
+    name, values = split(cluster)
+    if name != "simulated" or {"task", "partition", "step", "cores"} & values.keys():
+        return cluster
+    pieces = problem.split(workers)
+    pieces.load(range(workers))
+    w, taken = problem.initial(), []
+    for _ in range(_TRIES):
+        begun = time.perf_counter()
+        pieces.partial_gradient(0, w)
+        taken.append(time.perf_counter() - begun)
+    return with_keys(cluster, {"partition": float(f"{median(taken):.2g}"), "cores": workers})
+
+
+def _with_models(spec: str, models: int, workers: int) -> str:
+    """A strategy's spec for so many models; raises where it does not exist for so many workers and models."""
+    build_strategy(spec, workers=workers)
+    spec = settled(spec)
+    if models == 1:
+        return spec
+    asked = with_keys(spec, {"models": models})
+    try:
+        trained = len(build_strategy(asked, workers=workers).layout.slots)
+    except BadInput as error:
+        if "has no key 'models'" not in str(error):
+            raise
+        trained = 1
+    if trained != models:
+        raise BadInput(
+            f"'{spec}' trains {trained} model{'s' * (trained > 1)} and cannot race with {models} models; rounds of a "
+            "code can, and gc, sr-sgc and m-sgc"
+        )
+    return asked

@@ -1,0 +1,136 @@
+"""A race over several seeds: medians and ranges of each strategy, and speed-ups of runs with the same seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from anyk.runs.races.speedups import SpeedUp, compare
+from anyk.runs.run import Run
+
+
+class Spread(NamedTuple):
+    """Median, least and largest of a value over seeds; None where that is a value that is missing."""
+
+    median: float | None
+    least: float | None
+    most: float | None
+
+
+def spread(values: Iterable[float | None], *, missing: float = math.inf) -> Spread:
+    """The spread of at least one value; missing ones count as worse than all others, not as if they were not there.
+
+    ``missing``: inf where less is better, -inf where more is.
+
+    >>> spread([3.0, 1.0, 2.0]), spread([3.0, None, 2.0]).most, spread([1.0, None, None], missing=-math.inf).median
+    (Spread(median=2.0, least=1.0, most=3.0), None, None)
+    """
+    known = sorted(missing if value is None or math.isnan(value) else value for value in values)
+    return Spread(*(value if math.isfinite(value) else None for value in (median(known), known[0], known[-1])))
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """One strategy's runs, by seed, and the speed-up of each over the reference's run with the same seed.
+
+    A speed-up is None where the reference has not run with that seed.
+    """
+
+    strategy: str
+    runs: tuple[Run, ...]
+    speed_ups: tuple[SpeedUp | None, ...]
+
+    def spread(self, of: Callable[[Run], float | None]) -> Spread:
+        """That of a value of each run of which less is better, such as seconds or the loss."""
+        return spread(map(of, self.runs))
+
+    @property
+    def metric(self) -> Spread:
+        """Of the final models."""
+        worst = -math.inf if self.runs[0].config.get("better") == "higher" else math.inf
+        return spread(((run.metric or {}).get("value") for run in self.runs), missing=worst)
+
+    @property
+    def speed_up(self) -> Spread | None:
+        """None before the reference has run. A run that did not come as far counts as slower than all others."""
+        known = [one.times for one in self.speed_ups if one is not None]
+        return spread(known, missing=-math.inf) if known else None
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the speed-ups are lower bounds: the reference missed the target with some seed."""
+        return any(one is not None and one.at_least for one in self.speed_ups)
+
+    @property
+    def reached(self) -> int | None:
+        """With how many seeds the target was reached; None without a target."""
+        if self.runs[0].config.get("target") is None:
+            return None
+        return sum(run.time_to_target is not None for run in self.runs)
+
+    def result(self) -> dict[str, Any]:
+        """The strategy's line of a race's JSON."""
+        spreads = {
+            "steps": self.spread(lambda run: run.steps),
+            "seconds": self.spread(lambda run: run.seconds),
+            "loss": self.spread(lambda run: run.loss),
+            "metric": self.metric,
+            "time_to_target": self.spread(lambda run: run.time_to_target),
+            "speed_up": self.speed_up,
+        }
+        plain = {name: value and value._asdict() for name, value in spreads.items()}
+        return {"strategy": self.strategy, "seeds": len(self.runs), "reached": self.reached} | plain
+
+
+class SeedsComparison(NamedTuple):
+    """Strategies over their seeds; speed-ups are ``over`` one of them (its spec), ``by`` what :func:`compare` says.
+
+    ``speed_ups``: of all runs, in the order in which they were given.
+    """
+
+    over: str
+    by: Literal["target", "loss", "job"]
+    strategies: tuple[OverSeeds, ...]
+    speed_ups: tuple[SpeedUp | None, ...]
+
+
+def grouped(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+    """Runs by strategy where they differ in their seeds; otherwise each by itself."""
+    if len({_key(run) for run in runs}) < len(runs):  # some differ in something else
+        return [(run,) for run in runs]
+    groups: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: _key(run)[1]):
+        groups.setdefault(_key(run)[0], []).append(run)
+    return [tuple(groups[spec]) for spec in dict.fromkeys(_key(run)[0] for run in runs)]
+
+
+def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
+    """Compare strategies seed by seed, each run with that of the reference, which is that of :func:`compare`.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    >>> race = anyk.race(problem, ["uncoded", "frc:load=3"], workers=6, cluster="simulated", delays="exp:mean=1",
+    ...                  steps=20, seeds=3)
+    >>> uncoded, coded = compare_seeds(race.runs).strategies
+    >>> coded.strategy, len(coded.runs), [round(value, 2) for value in coded.speed_up]
+    ('frc:load=3', 3, [4.89, 4.49, 6.63])
+    """
+    groups = grouped(runs)
+    over, by, _ = compare([group[0] for group in groups])
+    found: dict[int, SpeedUp] = {}
+    for seed in {_key(run)[1] for run in runs}:
+        same = [run for group in groups for run in group if _key(run)[1] == seed]
+        paired = compare(same)
+        if paired.over == over:
+            found.update(zip(map(id, same), paired.speed_ups, strict=True))
+    strategies = tuple(
+        OverSeeds(_key(group[0])[0], group, tuple(found.get(id(run)) for run in group)) for group in groups
+    )
+    return SeedsComparison(over, by, strategies, tuple(found.get(id(run)) for run in runs))
+
+
+def _key(run: Run) -> tuple[str, int]:
+    return str(run.config["strategy"]), run.config["seed"]

@@ -1,0 +1,96 @@
+"""Comparing runs: how many times sooner than a reference a run came equally far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.runs.run import Run
+from anyk.specs import parse
+
+_EQUAL = 1e-9  # relative: losses of exact codes differ by rounding alone
+
+
+class SpeedUp(NamedTuple):
+    """``times``: how many times sooner than the reference; None where the two cannot be compared.
+
+    ``at``: the loss both runs reached, or the target; None where jobs were compared. ``at_least``: the reference had
+    not reached the target when it ended.
+    """
+
+    times: float | None
+    at: float | None = None
+    at_least: bool = False
+
+
+class Comparison(NamedTuple):
+    """Speed-ups of runs over one of them, ``over`` (its strategy's spec), and what they go ``by``."""
+
+    over: str
+    by: Literal["target", "loss", "job"]
+    speed_ups: tuple[SpeedUp, ...]
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """How many times sooner each run came as far as ``uncoded`` or, where that is not among them, as the first.
+
+    With a target that is the time to the target; without, the time to the lowest loss that both reached. Runs of
+    several models are compared by seconds a job (a step of one model), asynchronous ones then not at all, as a step of
+    theirs is one worker's gradient.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    >>> race = anyk.race(problem, ["uncoded", "frc:load=3"], workers=6, cluster="simulated", delays="exp:mean=1",
+    ...                  steps=20)
+    >>> found = compare(race.runs)
+    >>> found.over, found.by, round(found.speed_ups[1].times, 2)
+    ('uncoded', 'loss', 6.63)
+    """
+    reference = next((run for run in runs if _waits_for_all(str(run.config["strategy"]))), runs[0])
+    over = str(reference.config["strategy"])
+    if any(run.models_trained > 1 for run in runs):
+        return Comparison(over, "job", tuple(_by_job(run, reference) for run in runs))
+    if any(run.config.get("target") is not None for run in runs):
+        return Comparison(over, "target", tuple(_by_target(run, reference) for run in runs))
+    return Comparison(over, "loss", tuple(_by_loss(run, reference) for run in runs))
+
+
+def _waits_for_all(spec: str) -> bool:
+    name, values = parse(spec)
+    return name in ("uncoded", "sync") and not {"wait", "decoder"} & values.keys()
+
+
+def _by_job(run: Run, reference: Run) -> SpeedUp:
+    """Seconds a job."""
+    mine, others = (None if one.asynchronous else one.seconds_a_job for one in (run, reference))
+    return SpeedUp(others / mine if mine and others else None)
+
+
+def _by_target(run: Run, reference: Run) -> SpeedUp:
+    """Seconds to the target; a reference that ended before it had needed more than it took."""
+    mine, others = run.time_to_target, reference.time_to_target
+    if not mine:
+        return SpeedUp(None)
+    times = (reference.seconds if others is None else others) / mine
+    return SpeedUp(times, run.config.get("target"), at_least=others is None)
+
+
+def _by_loss(run: Run, reference: Run) -> SpeedUp:
+    """Seconds to the lowest loss that both reached, where that is below the loss they began with."""
+    (mine, losses), (others, theirs) = _losses(run), _losses(reference)
+    if not losses.size or not theirs.size:
+        return SpeedUp(None)
+    at = max(float(losses.min()), float(theirs.min()))
+    enough = at + _EQUAL * abs(at)
+    first, other = mine[np.argmax(losses <= enough)], others[np.argmax(theirs <= enough)]
+    return SpeedUp(float(other / first), at) if first > 0.0 and other > 0.0 else SpeedUp(None)
+
+
+def _losses(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times and losses of the versions that were evaluated."""
+    history = run.history
+    known = np.isfinite(history["loss"])
+    return history["seconds"][known], history["loss"][known]

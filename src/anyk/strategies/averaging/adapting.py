@@ -1,0 +1,190 @@
+"""The rule that adapts the number of local steps to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from math import ceil, floor, sqrt
+from typing import Any, ClassVar
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.protocol import (
+    Command,
+    EvaluateLoss,
+    LossEvaluated,
+    Mix,
+    Note,
+)
+from anyk.specs import show
+from anyk.strategies.averaging.local_steps import LOCAL_DEFAULTS, LocalSteps
+from anyk.strategies.rounds.state import RoundState
+
+_START, _BEST = "initial model", "best probed"  # slots of adacomm with probe
+
+
+def adapted_tau(
+    first_tau: int,
+    first_loss: float,
+    loss: float,
+    tau: int,
+    *,
+    rate: float = 1.0,
+    stalled: bool = True,
+    gamma: float = 0.5,
+    least: int = 1,
+) -> int:
+    """AdaComm's next number of local steps (Wang and Joshi 2019).
+
+    ``ceil(sqrt(F / (F_0 r)) tau_0)``, with r the learning rate over that at the beginning, where that is less than
+    ``tau``; else ``floor(gamma tau)`` where the loss has ``stalled``. At least ``least``, and never more than ``tau``.
+
+    >>> [adapted_tau(20, 2.3, loss, 20) for loss in (1.6, 1.0, 0.5, 0.2, 0.05)]
+    [17, 14, 10, 6, 3]
+    """
+    if not (first_loss > 0.0 and loss >= 0.0 and rate > 0.0):
+        return tau
+    wanted = ceil(sqrt(loss / first_loss / rate) * first_tau - 1e-9)
+    if wanted >= tau:
+        wanted = floor(gamma * tau) if stalled else tau
+    return min(tau, max(least, wanted))
+
+
+@dataclass(slots=True)
+class AdaptingState:
+    """AdaComm's record of losses."""
+
+    due: float  # when the loss is looked at next
+    tried: list[float] = field(default_factory=list)  # losses that the numbers probed so far came to
+    origin: tuple[float, float] | None = None  # loss and learning rate at the beginning
+    last_loss: float = float("inf")
+
+
+@typed
+@dataclass(frozen=True)
+class AdaptingSteps:
+    """AdaComm's rule: the number of local steps falls with the loss (Wang and Joshi 2019).
+
+    At the first averaging after every ``interval`` seconds the objective is looked at and ``tau`` set by
+    :func:`adapted_tau`: it is best to average seldom at first, for speed, and often later, for accuracy. ``gamma`` is
+    the factor where that asks for no fewer steps and the loss has stalled: it is above ``guard`` times what it was an
+    interval ago. ``guard=0`` is the published rule, which counts every loss as stalled. ``loss_floor`` is the least
+    value that the objective can have, ``least`` that of ``tau``. Each change is a note in the run's log.
+
+    ``probe``: numbers of local steps, as 1/5/20/100, that are tried first, an interval each from the same initial
+    model; the one with the least loss is where it begins (in place of ``tau``), from the model that it came to.
+    """
+
+    State: ClassVar[type[AdaptingState]] = AdaptingState
+
+    _: KW_ONLY
+    interval: float = 60.0
+    gamma: float = 0.5
+    guard: float = 0.99
+    loss_floor: float = 0.0
+    least: int = 1
+    probe: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(tried < 1 for tried in self.probe):
+            raise BadInput(
+                f"probe of 'adacomm' must be local steps of at least 1 each, got {'/'.join(map(str, self.probe))}"
+            )
+        if not 0.0 < self.interval < float("inf"):
+            raise BadInput(f"interval of 'adacomm' must be above 0 s, got {self.interval:g}")
+        if not 0.0 < self.gamma < 1.0:
+            raise BadInput(f"gamma of 'adacomm' must be between 0 and 1, got {self.gamma:g}")
+        if not 0.0 <= self.guard <= 1.0:
+            raise BadInput(f"guard of 'adacomm' must be 0 to 1, got {self.guard:g}")
+
+    def check(self, work: LocalSteps) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where this cannot adapt such work."""
+        if self.probe and work.outer is not None:
+            raise BadInput(
+                "probe of 'adacomm' starts again and again, which an outer optimiser's state would outlive; "
+                "leave out one of them"
+            )
+        if not 1 <= self.least <= work.tau:
+            raise BadInput(f"least of 'adacomm' must be 1 to tau = {work.tau} local steps, got {self.least}")
+        if work.clients is not None or work.keep or work.speeds or work.weighted or work.inner:
+            raise BadInput("'adacomm' has been tested with tau, outer and rate of local work only; leave out the rest")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The model, and those that probing needs besides."""
+        return ("model", _START, _BEST) if self.probe else ("model",)
+
+    def show(self, work: LocalSteps, rounds: Mapping[str, Any]) -> str:
+        """The spec of rounds of this work, adapted."""
+        values: dict[str, Any] = {"tau": work.tau, "interval": self.interval, "gamma": self.gamma}
+        values |= {"guard": self.guard, "loss_floor": self.loss_floor, "least": self.least, "probe": self.probe}
+        usual = {"gamma": 0.5, "guard": 0.99, "loss_floor": 0.0, "least": 1, "probe": ()}
+        return show("adacomm", values | work.values(rounds), LOCAL_DEFAULTS | usual)
+
+    def start(self, s: RoundState) -> tuple[AdaptingState, list[Command]]:
+        """At the start of a run: the loss has to be known."""
+        if self.probe:
+            s.work.tau = self.probe[0]
+        return AdaptingState(s.now + self.interval), [EvaluateLoss("model", 0)]
+
+    def before_round(self, s: RoundState) -> list[Command]:
+        """Commands that hold the next round back until they are answered; none if it may begin."""
+        own: AdaptingState = s.adapt
+        if own.origin is None or s.now < own.due:
+            return []
+        while own.due <= s.now:
+            own.due += self.interval
+        return [EvaluateLoss("model", s.work.iterations)]
+
+    def on_loss(self, s: RoundState, event: LossEvaluated) -> list[Command] | None:
+        """Adapt; what is to be done before the next round begins, None if it has begun already."""
+        own: AdaptingState = s.adapt
+        loss = event.loss - self.loss_floor
+        if own.origin is None:
+            own.origin, own.last_loss = (loss, event.rate), loss
+            return None
+        if len(own.tried) < len(self.probe):
+            return self._probed(s, loss)
+        rate = event.rate / own.origin[1]
+        stalled = loss > self.guard * own.last_loss
+        tau = adapted_tau(
+            self._first_tau(s),
+            own.origin[0],
+            loss,
+            s.work.tau,
+            rate=rate,
+            stalled=stalled,
+            gamma=self.gamma,
+            least=self.least,
+        )
+        if loss == loss:
+            own.last_loss = loss
+        notes: list[Command] = [Note(f"tau = {tau} at an excess loss of {loss:.4g}")] if tau != s.work.tau else []
+        s.work.tau = tau
+        return notes
+
+    def _first_tau(self, s: RoundState) -> int:
+        tried = s.adapt.tried
+        return int(self.probe[tried.index(min(tried))]) if self.probe else int(s.work.first_tau)
+
+    def _probed(self, s: RoundState, loss: float) -> list[Command]:
+        """After an interval with one of the numbers that are tried: the next, or the best of all."""
+        tried: list[float] = s.adapt.tried
+        loss = loss if loss == loss else float("inf")
+        commands: list[Command] = []
+        if loss < min(tried, default=float("inf")) or not tried:
+            commands.append(Mix(_BEST, (), (), others=(("model", 1.0),)))
+        tried.append(loss)
+        if len(tried) < len(self.probe):
+            s.work.tau = self.probe[len(tried)]
+            commands.append(Mix("model", (), (), others=((_START, 1.0),)))
+        else:
+            best = tried.index(min(tried))
+            s.work.tau = self.probe[best]
+            # as if it had begun there: what follows is compared with the loss of the beginning
+            s.adapt.last_loss = tried[best]
+            commands.append(Mix("model", (), (), others=((_BEST, 1.0),)))
+            losses = ", ".join(f"{tau}: {found:.4g}" for tau, found in zip(self.probe, tried, strict=True))
+            commands.append(Note(f"tau = {s.work.tau} of those probed (excess losses {losses})"))
+        s.version += 1
+        return commands

@@ -1,0 +1,141 @@
+"""Cooperative averaging: any mixing matrix over the workers' models and models that nobody trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.graphs import GraphSpec, Mixing, graph
+from anyk.protocol import Cancel, Command, Layout, Mix
+from anyk.specs import bracketed, show
+from anyk.strategies.averaging.gossip import DEFAULTS, GossipState, Neighbours, Weights
+
+
+@typed
+@dataclass(frozen=True, repr=False, kw_only=True)
+class CooperativeSGD(Neighbours):
+    """Cooperative SGD (Wang and Joshi 2018): models X of n workers and v ``auxiliary`` ones, mixed by any matrix W.
+
+    ``X <- (X - lr G) W`` after ``tau`` local steps; no gradient is taken of an auxiliary model. ``matrix`` is the spec
+    of a graph over n + v nodes, the workers first: ``file:file=W.csv`` holds W, where W[i, j] is the weight of i in j's
+    next model. Rows and columns add up to 1, which keeps the mean of all models, and zeta = ``||W - J||_2`` is below 1,
+    so that they come together; their theorem is for symmetric W. Workers who read an auxiliary model wait for it, and
+    may be one round ahead of it.
+
+    The run's model is the mean of the auxiliary models, without any that of the workers'. Elastic averaging (``easgd``)
+    is ``auxiliary=1`` with :func:`anyk.graphs.elastic`, D-PSGD (``dpsgd``) is ``auxiliary=0``, periodic averaging
+    (``pasgd``) is that with ``matrix=complete``. With several auxiliary models the driver keeps up to three vectors for
+    each.
+
+    >>> CooperativeSGD(8, matrix="exp", tau=2).spec
+    'coop:matrix=exp,tau=2'
+    """
+
+    matrix: GraphSpec = "complete"
+    auxiliary: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.auxiliary < 0:
+            raise BadInput(f"auxiliary must be 0 models or more, got {self.auxiliary}")
+        spec, mixing = self.spec, self.mixing
+        if self.auxiliary and len(mixing.rounds) > 1:
+            raise BadInput(f"'{spec}' has another matrix each round; auxiliary models need one that stays the same")
+        off = max(float(np.abs(w.sum(axis=axis) - 1.0).max()) for w in mixing.rounds for axis in (0, 1))
+        if not off <= 1e-6:
+            raise BadInput(f"rows and columns of the matrix in '{spec}' must add up to 1, they miss it by {off:.3g}")
+        if not mixing.zeta < 1.0 - 1e-9:
+            raise BadInput(
+                f"the matrix in '{spec}' must have a zeta below 1, else models do not come together, got "
+                f"{mixing.zeta:.4g}"
+            )
+        cancelled = np.flatnonzero(self._drawn.any(axis=0) & (np.abs(self._drawn.sum(axis=0)) < 1e-12))
+        if cancelled.size:
+            raise BadInput(
+                f"the weights that worker {cancelled[0]} gives auxiliary models in '{spec}' add up to 0, which is not "
+                "supported; change the matrix"
+            )
+
+    @cached_property
+    def mixing(self) -> Mixing:
+        """The matrix, or the matrices taken in turn, over workers and auxiliary models."""
+        return graph(self.matrix, workers=self.workers + self.auxiliary)
+
+    @cached_property
+    def spec(self) -> str:
+        """The short form."""
+        values: dict[str, Any] = {"matrix": bracketed(self.mixing.spec), "auxiliary": self.auxiliary, "tau": self.tau}
+        return show("coop", values | {"batch": self.batch, "barrier": self.barrier}, DEFAULTS | {"auxiliary": 0})
+
+    @cached_property
+    def _drawn(self) -> Weights:
+        """The auxiliary models' weights in the workers' next ones, shape (auxiliary, workers)."""
+        return self.mixing.at(0)[self.workers :, : self.workers]
+
+    @cached_property
+    def _means(self) -> tuple[tuple[float, ...], ...]:
+        """The different means of auxiliary models that workers are drawn to, as weights of these."""
+        columns = [column / column.sum() for column in self._drawn.T if column.any()]
+        return tuple(dict.fromkeys(tuple(column.tolist()) for column in columns))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        plain = super().layout
+        if self.auxiliary < 2:
+            return plain
+        names = [f"{what} {i}" for what in ("auxiliary", "next") for i in range(self.auxiliary)]
+        names += [f"mean {i}" for i in range(len(self._means))]
+        return replace(plain, slots=("model", *names), auxiliary=tuple(names))
+
+    def weights(self, s: GossipState, k: int) -> Weights:
+        """See :class:`~anyk.strategies.averaging.gossip.Neighbours`: those among workers."""
+        del s
+        return self.mixing.at(k)[: self.workers, : self.workers]
+
+    def may_begin(self, s: GossipState, node: int) -> bool:
+        """See :class:`~anyk.strategies.averaging.gossip.Gossip`: auxiliary models are those of the round before."""
+        return (s.version == s.at[node] - 1 or not self._drawn[:, node].any()) and super().may_begin(s, node)
+
+    def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
+        """See :class:`~anyk.strategies.averaging.gossip.Gossip`."""
+        mix, _ = super().beginning(s, node, k)
+        return mix, float(self._drawn[:, node].sum())
+
+    def drawn_to(self, node: int) -> str:
+        """Return the mean of auxiliary models with the node's weights."""
+        column = self._drawn[:, node]
+        if self.auxiliary < 2 or not column.any():
+            return "model"
+        return f"mean {self._means.index(tuple((column / column.sum()).tolist()))}"
+
+    def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
+        """See :class:`~anyk.strategies.averaging.gossip.Gossip`: the auxiliary models and their mean.
+
+        The weight of a worker that has been given up goes to the auxiliary models that would have read it.
+        """
+        n, v = self.workers, self.auxiliary
+        if not v:
+            return super().mixed(ended)
+        columns = self.mixing.at(0)[:, n:]
+        messages, read = [(task, 0) for task in ended.values()], columns[list(ended)]
+        kept = columns[n:] + np.diag(columns[:n].sum(axis=0) - read.sum(axis=0))
+        if v == 1:
+            return [Mix("model", messages, read[:, 0].tolist(), share=float(kept[0, 0]))]
+
+        def of(weights: Any) -> tuple[tuple[str, float], ...]:
+            return tuple((f"auxiliary {i}", float(weight)) for i, weight in enumerate(weights) if weight)
+
+        return [
+            Mix("model", messages, read.mean(axis=1).tolist(), others=of(kept.mean(axis=1)), keep=messages),
+            *(Mix(f"next {i}", messages, read[:, i].tolist(), others=of(kept[:, i])) for i in range(v)),
+            Cancel(tuple(ended.values())),
+            *(Mix(f"auxiliary {i}", (), (), others=((f"next {i}", 1.0),)) for i in range(v)),
+            *(Mix(f"mean {i}", (), (), others=of(weights)) for i, weights in enumerate(self._means)),
+        ]

@@ -1,0 +1,363 @@
+"""Decentralised averaging: every worker has a model of its own and mixes it with its neighbours' after local steps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from anyk.checks import check_workers, typed
+from anyk.errors import BadInput
+from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, settled
+from anyk.plain import derived
+from anyk.protocol import (
+    Chunk,
+    Command,
+    Compressor,
+    Dispatch,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    Layout,
+    Lost,
+    Mix,
+    Reply,
+    Stop,
+    Strategy,
+)
+from anyk.specs import bracketed, show
+from anyk.strategies.averaging.local_steps import check_steps
+from anyk.strategies.crew import Crew
+
+Barrier = Literal["local", "global"]
+Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+DEFAULTS: dict[str, Any] = {"tau": 1, "batch": 0, "barrier": "local", "seed": 0}
+
+
+@dataclass(slots=True)
+class GossipState:
+    """The progress of each node: rounds under way and ended."""
+
+    crew: Crew
+    at: list[int]  # the round that a node is in, or is to begin
+    version: int = 0
+    under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> node, round
+    ended: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> node -> task that ended it
+    anew: set[int] = field(default_factory=set)  # nodes that have lost their model
+    drawn: dict[int, Weights] = derived()  # W_k, by round
+
+
+@dataclass(frozen=True, repr=False)
+class Gossip(Strategy):
+    """Rounds of ``tau`` local steps, after each of which every node averages with its neighbours only.
+
+    Worker i holds partition i and a model of its own. After round k node j begins round k + 1 at the average of the
+    models x_i at the end of round k with weights W_k[i, j] (first step, then mix), read where they lie: no model passes
+    through the driver to another worker. With ``barrier="local"`` it does so as soon as its neighbours' models are
+    there, ``"global"`` waits for all. The run's model is the mean of all, a version for every round that all have
+    ended; with a ``centre`` (elastic averaging) it is the centre, which takes part in the mixing.
+
+    A node that is lost begins again at the newest version of the run's model. When it has been given up, its weight
+    goes to those who would have read it.
+    """
+
+    State = GossipState
+
+    workers: int
+    _: KW_ONLY
+    tau: int = 1
+    batch: int = 0
+
+    def __post_init__(self) -> None:
+        check_workers(self.workers)
+        check_steps(self.tau, self.batch)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`; a message is a whole model."""
+        n = self.workers
+        return Layout(n, n, tuple((i,) for i in range(n)), covers=((),) * n, inner="")
+
+    def check_compressor(self, by: Compressor) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        del by
+        raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's models")
+
+    @abstractmethod
+    def may_begin(self, s: GossipState, node: int) -> bool:
+        """Whether what a node's next round begins from is there."""
+
+    def readers(self, s: GossipState, node: int, k: int) -> Iterable[int]:
+        """The nodes that may be able to begin, now that a node has ended round k."""
+        del s, node, k
+        return range(self.workers)
+
+    @abstractmethod
+    def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
+        """The models, with weights, and the share of the run's model that a node begins round k at."""
+
+    def drawn_to(self, node: int) -> str:
+        """The slot of which :meth:`beginning` gives the share: by default the run's model."""
+        del node
+        return "model"
+
+    def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
+        """What makes the run's next model of the nodes' models; ``ended``: by node, the task that ended its round."""
+        messages = [(task, 0) for task in ended.values()]
+        return [Mix("model", messages, [1.0 / len(messages)] * len(messages))]
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def start(self, fleet: Fleet) -> tuple[GossipState, Sequence[Command]]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = GossipState(Crew.of(fleet), [0] * self.workers)
+        self.rebuild(s)
+        return s, self._go(s)
+
+    def rebuild(self, state: GossipState) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        state.drawn = {}
+
+    def on(self, state: GossipState, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = state
+        if isinstance(event, (Reply, Failed)):
+            found = s.under_way.pop(event.task, None)
+            if found is None:
+                return ()
+            node, k = found
+            if isinstance(event, Reply):
+                s.ended.setdefault(k, {})[node] = event.task
+                s.at[node] = k + 1
+                return self._go(s, self.readers(s, node, k))
+            s.anew.add(node)  # what it began from may be gone by now
+            return self._go(s, (node,))
+        if isinstance(event, Joined):
+            back = event.worker in s.crew.gone  # the others have gone on without it
+            if not s.crew.join(event.worker):
+                return ()
+            if back:
+                s.at[event.worker] = max(s.at[event.worker], s.version)
+                s.anew.add(event.worker)
+            return self._go(s)
+        if isinstance(event, Lost):
+            s.crew.lose(event)
+            s.under_way = {task: at for task, at in s.under_way.items() if at[0] != event.worker}
+            s.anew.add(event.worker)
+            if s.crew.hopeless:
+                return (Stop("every worker has been given up", failed=True),)
+            return self._go(s)
+        return ()
+
+    def _go(self, s: GossipState, nodes: Iterable[int] | None = None) -> list[Command]:
+        """Whatever can be done now: nodes begin their next rounds, and rounds that all have ended become versions.
+
+        ``nodes``: those for which something has changed; all, if left out.
+        """
+        commands: list[Command] = []
+        while True:
+            idle = s.crew.present if nodes is None else s.crew.present.intersection(nodes)
+            busy = {node for node, _ in s.under_way.values()}
+            ready = [i for i in sorted(idle - busy) if self._ready(s, i)]
+            if ready:  # before the next version: they begin at the centre of this one
+                commands.append(self._dispatch(s, ready))
+            if not self._all_ended(s, s.version):
+                return commands
+            commands.extend(self.mixed(dict(sorted(s.ended.pop(s.version).items()))))
+            s.version += 1
+            nodes = None
+
+    def _all_ended(self, s: GossipState, k: int) -> bool:
+        """Whether round k has been ended by every node that has not been given up, and by one at least."""
+        ended, gone = s.ended.get(k), s.crew.gone
+        if not ended or len(ended) + len(gone) < self.workers:
+            return False
+        return all(i in ended or i in gone for i in range(self.workers))
+
+    def _ready(self, s: GossipState, node: int) -> bool:
+        return s.at[node] == 0 or node in s.anew or self.may_begin(s, node)
+
+    def _dispatch(self, s: GossipState, nodes: Sequence[int]) -> Command:
+        first = s.crew.number(len(nodes))
+        tasks = []
+        for task, node in enumerate(nodes, first):
+            k = s.at[node]
+            s.under_way[task] = node, k
+            anew = k == 0 or node in s.anew
+            s.anew.discard(node)
+            mix, share = ((), 1.0) if anew else self.beginning(s, node, k)
+            slot = "model" if anew else self.drawn_to(node)
+            first_step = k * self.tau
+            tasks.append(
+                (
+                    Chunk(
+                        (node,), (1.0,), slot, batch=self.batch, repeat=first_step, steps=self.tau, mix=mix, share=share
+                    ),
+                )
+            )
+        return Dispatch(first, tuple(nodes), tasks)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Neighbours(Gossip):
+    """Gossip along the edges of a graph, which may change from round to round."""
+
+    barrier: Barrier = "local"
+
+    @abstractmethod
+    def weights(self, s: GossipState, k: int) -> Weights:
+        """W_k, shape (n, n): column j says how node j begins round k + 1."""
+
+    def may_begin(self, s: GossipState, node: int) -> bool:
+        """See :class:`Gossip`."""
+        k = s.at[node]
+        if self.barrier == "global":
+            return self._all_ended(s, k - 1)
+        ended, gone = s.ended.get(k - 1, {}), s.crew.gone
+        return all(i in ended or i in gone for i in np.flatnonzero(self.weights(s, k - 1)[:, node]).tolist())
+
+    def readers(self, s: GossipState, node: int, k: int) -> Iterable[int]:
+        """See :class:`Gossip`."""
+        if self.barrier == "global":
+            return super().readers(s, node, k)
+        return [*np.flatnonzero(self.weights(s, k)[node]).tolist(), node]
+
+    def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
+        """See :class:`Gossip`."""
+        ended = s.ended[k - 1]
+        column = self.weights(s, k - 1)[:, node]
+        here = [(int(i), float(column[i])) for i in np.flatnonzero(column)]
+        missing = sum(weight for i, weight in here if i not in ended)  # of nodes that have been given up
+        weights = {i: weight for i, weight in here if i in ended}
+        if missing:
+            weights[node] = weights.get(node, 0.0) + missing
+        return tuple((i, ended[i], 0, weight) for i, weight in sorted(weights.items())), 0.0
+
+
+@typed
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DecentralisedSGD(Neighbours):
+    """D-PSGD (Lian et al. 2017): every node averages with its neighbours in a ``graph`` after ``tau`` local steps.
+
+    ``graph`` is a spec (``anyk graphs`` lists them): ring, torus, exp, one-peer, complete, star, regular:degree=4,
+    file:file=W.csv. Otherwise as :class:`Gossip`: first the local steps, then the mixing.
+
+    >>> DecentralisedSGD(8, graph="ring").spec
+    'dpsgd:graph=ring'
+    """
+
+    graph: GraphSpec = "ring"
+
+    @cached_property
+    def mixing(self) -> Mixing:
+        """The graph's mixing matrices."""
+        return graph(self.graph, workers=self.workers)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.mixing  # refused here, not in the first round
+
+    @cached_property
+    def spec(self) -> str:
+        """The short form."""
+        values: dict[str, Any] = {"graph": bracketed(self.mixing.spec), "tau": self.tau, "batch": self.batch}
+        return show("dpsgd", values | {"barrier": self.barrier}, DEFAULTS)
+
+    def weights(self, s: GossipState, k: int) -> Weights:
+        """See :class:`Neighbours`."""
+        del s
+        return self.mixing.at(k)
+
+
+@typed
+@dataclass(frozen=True, repr=False, kw_only=True)
+class MatchaSGD(Neighbours):
+    """MATCHA (Wang, Sahu, Yang, Joshi and Kar 2019): a graph's edges in matchings, some of which are active in a round.
+
+    Edges that hold the graph together are active more often. ``budget`` is the mean share of matchings active, so that
+    a round's communication costs so much of the whole graph's; which are is drawn by (``seed``, round).
+
+    >>> MatchaSGD(8, graph="ring", budget=0.5).spec
+    'matcha:graph=ring,budget=0.5'
+    """
+
+    graph: GraphSpec = "ring"
+    budget: float = 0.5
+    seed: int = 0
+
+    @cached_property
+    def plan(self) -> Matcha:
+        """The matchings, and how often each is active."""
+        return matcha(settled(self.graph), workers=self.workers, budget=self.budget)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.plan  # refused here, not in the first round
+
+    @cached_property
+    def spec(self) -> str:
+        """The short form."""
+        values: dict[str, Any] = {"graph": bracketed(settled(self.graph)), "budget": self.budget, "tau": self.tau}
+        values |= {"batch": self.batch, "barrier": self.barrier, "seed": self.seed}
+        return show("matcha", values, DEFAULTS)
+
+    def weights(self, s: GossipState, k: int) -> Weights:
+        """See :class:`Neighbours`."""
+        if k not in s.drawn:
+            s.drawn = {old: w for old, w in s.drawn.items() if old >= s.version - 1}
+            s.drawn[k] = self.plan.at(k, self.seed)
+        return s.drawn[k]
+
+
+@typed
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ElasticSGD(Gossip):
+    """Elastic averaging (Zhang, Choromanska and LeCun 2015), in rounds: workers and a centre pull each other.
+
+    After ``tau`` local steps a worker's model moves by ``alpha`` towards the centre, and the centre by ``alpha``
+    towards each of them. It averages for 0 < alpha < 2 / (n + 1) and fastest for 2 / (n + 2), the default;
+    alpha = n / (n + 2), which a well-known talk prints, is the zeta of that best value and diverges for n of 3 or more.
+    A worker may be one round ahead of the centre.
+
+    >>> ElasticSGD(8).spec
+    'easgd:alpha=0.2'
+    """
+
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        n, alpha = self.workers, self.pull
+        if not 0.0 < alpha < 2.0 / (n + 1.0):
+            raise BadInput(
+                f"alpha of 'easgd' must be above 0 and below 2 / (n + 1) = {2 / (n + 1):.4g} for {n} workers, else "
+                f"models drift apart; best is 2 / (n + 2) = {2 / (n + 2):.4g}, got {alpha:g}"
+            )
+        super().__post_init__()
+
+    @property
+    def pull(self) -> float:
+        """How far models move towards each other in a round: ``alpha``, or the best."""
+        return 2.0 / (self.workers + 2.0) if self.alpha is None else self.alpha
+
+    @cached_property
+    def spec(self) -> str:
+        """The short form."""
+        return show("easgd", {"alpha": self.pull, "tau": self.tau, "batch": self.batch}, DEFAULTS)
+
+    def may_begin(self, s: GossipState, node: int) -> bool:
+        """See :class:`Gossip`: when the centre is that of the round before, neither older nor newer."""
+        return s.version == s.at[node] - 1
+
+    def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
+        """See :class:`Gossip`."""
+        return ((node, s.ended[k - 1][node], 0, 1.0 - self.pull),), self.pull
+
+    def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
+        """See :class:`Gossip`: the centre."""
+        messages = [(task, 0) for task in ended.values()]
+        return [Mix("model", messages, [self.pull] * len(messages), share=1.0 - self.pull * len(messages))]

@@ -1,0 +1,168 @@
+"""Local steps: what workers do on their own before their models are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from math import floor
+from typing import Any, ClassVar
+
+from anyk import keyed
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.protocol import Chunk, Mix
+from anyk.specs import bracketed, show
+from anyk.strategies.rounds.state import RoundState
+
+
+@dataclass(slots=True)
+class LocalState:
+    """How far local work has come, and how fast workers are."""
+
+    first_tau: int
+    tau: int
+    iterations: int = 0  # local steps of all rounds so far, of the worker that took most
+    most: int = 0  # of this round
+    left: dict[int, int] = field(default_factory=dict)  # the task that left a worker's optimiser state
+    taken: dict[int, int] = field(default_factory=dict)  # worker -> local steps of this round
+    speed: dict[int, float] = field(default_factory=dict)  # local steps a second
+
+
+@typed
+@dataclass(frozen=True)
+class LocalSteps:
+    """Periodic averaging: each worker takes ``tau`` steps of its own from the newest version, then models are averaged.
+
+    Worker i holds partition i and steps with the run's optimiser and learning rate, or with ``inner`` (an optimiser's
+    spec) in its place. ``tau=1`` with gradient descent is synchronous SGD, to rounding. Known as local SGD, FedAvg
+    (McMahan et al. 2017), PASGD (Wang and Joshi 2018).
+
+    - ``clients``: only so many workers, drawn by (seed, round), take part in a round; ``weighted``: their models count
+      by their samples.
+    - ``outer``: an optimiser's spec; it steps by the change of the mean model as if that were a gradient, with learning
+      rate ``rate``: ``slowmo:momentum=0.5`` is SlowMo (Wang et al. 2020), ``nesterov:momentum=0.9`` with rate 0.7
+      DiLoCo's (Douillard et al. 2023).
+    - ``keep``: workers keep the inner optimiser's state from round to round (it is never averaged; a worker that dies
+      begins with a fresh one); else it begins afresh.
+    - ``speeds``: a worker's steps are in proportion to its speed so far, the fastest takes ``tau`` (at least one each).
+
+    >>> LocalSteps(tau=5, outer="slowmo").show({})
+    'pasgd:tau=5,outer=slowmo'
+    """
+
+    State: ClassVar[type[LocalState]] = LocalState
+
+    tau: int = 10
+    _: KW_ONLY
+    clients: int | None = None
+    weighted: bool = False
+    outer: str | None = None
+    rate: float = 1.0
+    inner: str = ""
+    keep: bool = False
+    speeds: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_steps(self.tau)
+        if not 0.0 < self.rate < float("inf"):
+            raise BadInput(f"rate (the outer learning rate) must be above 0, got {self.rate:g}")
+
+    def check(self, workers: int) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where rounds of so many workers cannot do with this."""
+        if self.rate != 1.0 and self.outer is None:
+            raise BadInput("rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out")
+        if self.clients is not None and not 1 <= self.clients <= workers:
+            raise BadInput(f"clients must be 1 to {workers} workers, got {self.clients}")
+
+    def values(self, rounds: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys of a spec besides ``tau``: those of the ``rounds`` stand before the work's own."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tau"}
+        return {**rounds, **own, "outer": bracketed(self.outer), "inner": bracketed(self.inner)}
+
+    def show(self, rounds: Mapping[str, Any]) -> str:
+        """The spec of rounds of this work."""
+        return show("pasgd", {"tau": self.tau, **self.values(rounds)}, LOCAL_DEFAULTS)
+
+    def start(self) -> LocalState:
+        """At the start of a run."""
+        return LocalState(self.tau, self.tau)
+
+    # ------------------------------------------------------------------------------------------- a round of it
+
+    def chosen(self, s: RoundState, workers: Sequence[int]) -> tuple[int, ...]:
+        """Those of the workers that take part in this round."""
+        if self.clients is None:
+            return tuple(workers)
+        random = keyed.generator(self.seed, "clients", s.version)
+        order = [i for i in random.permutation(s.crew.size).tolist() if i not in s.crew.gone]
+        part = set(order[: self.clients])
+        return tuple(worker for worker in workers if worker in part)
+
+    def chunk(self, own: LocalState, worker: int, batch: int, partitions: tuple[int, ...]) -> Chunk:
+        """A worker's chunk of this round."""
+        steps = own.tau
+        if self.speeds and worker in own.speed:
+            steps = max(1, floor(own.tau * own.speed[worker] / max(own.speed.values()) + 1e-9))
+        own.taken[worker] = steps
+        own.most = max(own.most, steps)
+        state = own.left.get(worker, -1) if self.keep else -1
+        return Chunk(partitions, (1.0,) * len(partitions), batch=batch, repeat=own.iterations, steps=steps, state=state)
+
+    def heard(self, s: RoundState, worker: int, task: int) -> None:
+        """A reply has come: how fast was its worker?"""
+        if self.speeds and s.now > s.began and task in s.open:
+            s.work.speed[worker] = s.work.taken[worker] / (s.now - s.began)
+
+    def lost(self, own: LocalState, worker: int) -> None:
+        """A worker's optimiser state is gone with it."""
+        own.left.pop(worker, None)
+        own.speed.pop(worker, None)
+
+    def averaged(self, s: RoundState, used: Sequence[tuple[int, int]]) -> Mix:
+        """The step made of the models that are in."""
+        own: LocalState = s.work
+        if self.speeds:  # who was cut off is at most this fast
+            for worker in s.open.values():
+                most = own.taken[worker] / max(s.now - s.began, 1e-9)
+                own.speed[worker] = min(own.speed.get(worker, most), most)
+        if self.keep:
+            own.left |= {reply: task for reply, task in s.task_of.items() if (task, 0) in set(used)}
+        weights = [1.0 / len(used)] * len(used)
+        outer = None if self.outer is None else (self.outer, self.rate)
+        weighted = self.weighted or bool(s.code.shares)
+        mix = Mix("model", used, weights, by_samples=weighted, outer=outer, number=own.iterations)
+        own.iterations += own.most
+        own.most = 0
+        return mix
+
+    def others(self, s: RoundState) -> list[int]:
+        """Workers from which one is drawn in place of a client that has been given up."""
+        if self.clients is None:
+            return []
+        busy = {*s.open.values(), *s.task_of, *s.crew.failures}
+        return [i for i in sorted(s.crew.present) if i not in busy]
+
+    def done_without(self, s: RoundState) -> bool:
+        """Whether no client is left to wait for, so that a step is taken with those that are in."""
+        if self.clients is None or not s.task_of:
+            return False
+        return not set(self.chosen(s, range(s.crew.size))) - set(s.task_of) - set(s.crew.failures)
+
+
+def check_steps(tau: int, batch: int = 0) -> None:
+    """Raise :class:`~anyk.errors.BadInput` for numbers of local steps and samples that cannot be."""
+    if tau < 1:
+        raise BadInput(f"tau (local steps) must be at least 1, got {tau}")
+    if batch < 0:
+        raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")
+
+
+LOCAL_DEFAULTS: dict[str, Any] = {
+    "wait": None,
+    "cancel": "preempt",
+    "batch": 0,
+    "shares": (),
+    "balance": None,
+    **{f.name: f.default for f in fields(LocalSteps) if f.name != "tau"},
+}

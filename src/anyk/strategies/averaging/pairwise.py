@@ -1,0 +1,130 @@
+"""Averaging in pairs, without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+
+from anyk import keyed
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.protocol import (
+    Chunk,
+    Command,
+    Dispatch,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    Layout,
+    Lost,
+    Mix,
+    Reply,
+    Stop,
+    Strategy,
+)
+from anyk.specs import show
+from anyk.strategies.averaging.local_steps import check_steps
+from anyk.strategies.crew import Crew
+
+
+@dataclass(slots=True)
+class PairState:
+    """Tasks under way, and how far everybody has come."""
+
+    crew: Crew
+    taken: list[int]  # local steps of each node so far
+    count: int = 0  # averages in pairs so far
+    under_way: dict[int, int] = field(default_factory=dict)  # task -> node
+
+
+@typed
+@dataclass(frozen=True, repr=False)
+class PairwiseGossip(Strategy):
+    """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): after its steps a node averages with a random other; none waits.
+
+    Node i, done with ``tau`` local steps from its model, takes the mean of its own and node j's newest models, j drawn
+    by (``seed``, how many times before), which becomes node j's; its own becomes that plus what its steps have changed.
+    Node j goes on with its steps, which then count from the model they began at. The nodes' models live side by side on
+    the driver's machine, where this mean is taken; the run's model is the mean of all, a version every n times.
+
+    >>> PairwiseGossip(8).spec
+    'ad-psgd'
+    """
+
+    State = PairState
+
+    workers: int
+    _: KW_ONLY
+    tau: int = 1
+    batch: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers < 2:
+            raise BadInput(f"'ad-psgd' averages in pairs; workers must be at least 2, got {self.workers}")
+        check_steps(self.tau, self.batch)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        n = self.workers
+        nodes = tuple(f"node {i}" for i in range(n))
+        return Layout(n, n, tuple((i,) for i in range(n)), ("model", *nodes), nodes, covers=((),) * n, inner="")
+
+    @cached_property
+    def spec(self) -> str:
+        """The short form."""
+        values = {"tau": self.tau, "batch": self.batch, "seed": self.seed}
+        return show("ad-psgd", values, {"tau": 1, "batch": 0, "seed": 0})
+
+    def start(self, fleet: Fleet) -> tuple[PairState, Sequence[Command]]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = PairState(Crew.of(fleet), [0] * self.workers)
+        return s, [self._dispatch(s, fleet.present)] if fleet.present else []
+
+    def on(self, state: PairState, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = state
+        if isinstance(event, (Reply, Failed)):
+            node = s.under_way.pop(event.task, None)
+            if node is None:
+                return ()
+            averaged = self._averaged(s, node, event.task) if isinstance(event, Reply) else []
+            return [*averaged, self._dispatch(s, (node,))]
+        if isinstance(event, Joined):
+            return (self._dispatch(s, (event.worker,)),) if s.crew.join(event.worker) else ()
+        if isinstance(event, Lost):
+            s.crew.lose(event)
+            s.under_way = {task: node for task, node in s.under_way.items() if node != event.worker}
+            if s.crew.hopeless:
+                return (Stop("every worker has been given up", failed=True),)
+        return ()
+
+    def _averaged(self, s: PairState, node: int, task: int) -> list[Command]:
+        others = [i for i in range(self.workers) if i != node and i not in s.crew.gone]
+        commands: list[Command] = []
+        mine = f"node {node}"
+        if others:
+            draw = keyed.uniform(self.seed, "ad-psgd", number=s.count)
+            other = f"node {others[int(draw * len(others))]}"
+            commands.append(Mix(other, (), (), share=0.5, others=((mine, 0.5),)))
+            commands.append(Mix(mine, ((task, 0),), (1.0,), others=((other, 1.0),), relative=True))
+        else:
+            commands.append(Mix(mine, ((task, 0),), (1.0,), share=1.0, relative=True))
+        s.count += 1
+        if s.count % self.workers == 0:
+            here = [i for i in range(self.workers) if i not in s.crew.gone]
+            commands.append(Mix("model", (), (), others=tuple((f"node {i}", 1.0 / len(here)) for i in here)))
+        return commands
+
+    def _dispatch(self, s: PairState, nodes: Sequence[int]) -> Command:
+        first = s.crew.number(len(nodes))
+        tasks = []
+        for task, node in enumerate(nodes, first):
+            s.under_way[task] = node
+            chunk = Chunk((node,), (1.0,), f"node {node}", batch=self.batch, repeat=s.taken[node], steps=self.tau)
+            s.taken[node] += self.tau
+            tasks.append((chunk,))
+        return Dispatch(first, tuple(nodes), tasks)

@@ -1,0 +1,341 @@
+"""Rules by which K of the K family grows: with loss, delays or noise, or by plan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from math import floor, isfinite, sqrt
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.protocol import (
+    Alarm,
+    Command,
+    EvaluateLoss,
+    Event,
+    LossEvaluated,
+    MeasureNoise,
+    NoiseMeasured,
+    Note,
+    SetAlarm,
+    Stop,
+)
+from anyk.specs import show
+from anyk.strategies.kfamily.observed import Durations
+
+if TYPE_CHECKING:
+    from anyk.strategies.kfamily.kfamily import KFamily, KState
+
+Rule = Literal["loss", "delays", "noise"]
+_ALARM = "adasync"
+_SMOOTHING = 0.9  # of the gradient noise scale, a step
+
+
+def adapted_k(first_k: int, first_loss: float, loss: float, workers: int, *, linear: bool, rate: float = 1.0) -> float:
+    """K for a loss, not rounded: what minimises error against time over the next interval.
+
+    With ``F`` the excess loss and K_0, F_0 where it began: if a step takes time proportional to K (the batch kinds,
+    ``linear``), ``K = K_0 r sqrt(F_0 / F)``; if proportional to ``log(P / (P - K))`` (the others, exponential delays),
+    ``K = (-C + sqrt(C^2 + 4 C P)) / 2`` with ``C = K_0^2 / (P - K_0) r^2 F_0 / F``. ``rate`` r is the learning rate
+    over that at the beginning. (AdaSync, Dutta, Wang and Joshi 2021; the constants cancel.)
+
+    >>> adapted_k(2, 1.0, 0.25, 8, linear=True), round(adapted_k(2, 1.0, 0.25, 8, linear=False), 4)
+    (4.0, 3.4741)
+    """
+    if loss <= 0.0:
+        return float(workers)
+    if linear:
+        return first_k * rate * sqrt(first_loss / loss)
+    if first_k >= workers:
+        return float(first_k)
+    c = first_k**2 / (workers - first_k) * rate**2 * first_loss / loss
+    return 2.0 * workers / (1.0 + sqrt(1.0 + 4.0 * workers / c))  # the same root, without a difference of large numbers
+
+
+def k_for_delays(first_k: int, first_loss: float, loss: float, seconds: ArrayLike, *, rate: float = 1.0) -> int:
+    """K for a loss under any delays: the minimiser of ``F R(K) + A r^2 / K`` over K = 1, …, P.
+
+    ``seconds[K - 1]`` is the mean time of a step with K, R(K) that over its value at K_0, and A such that K_0 is the
+    minimiser at F_0: the middle of the interval of such A, or its lower end where there is none. (AdaSync, Dutta, Wang
+    and Joshi 2021, for measured delays.)
+
+    >>> k_for_delays(2, 9.0, 1.0, [1, 2, 3, 4, 5, 6, 7, 8])
+    6
+    """
+    times = np.asarray(seconds, dtype=np.float64)
+    if loss <= 0.0:
+        return int(times.size)
+    k = np.arange(1, times.size + 1)
+    ratio = times / times[first_k - 1]
+    smaller, larger = k < first_k, k > first_k
+    least = first_loss * (1.0 - ratio[smaller]) / (1.0 / k[smaller] - 1.0 / first_k)
+    most = first_loss * (ratio[larger] - 1.0) / (1.0 / first_k - 1.0 / k[larger])
+    low = float(least.max()) if least.size else None
+    high = float(most.min()) if most.size else None
+    if low is None:
+        a = 0.5 * (high or 0.0)  # everything from 0 to its upper end
+    elif high is None or high < low:
+        a = low
+    else:
+        a = 0.5 * (low + high)
+    return int(np.argmin(loss * ratio + a * rate**2 / k)) + 1
+
+
+def k_for_noise(noise: float, seconds: ArrayLike) -> int:
+    """K for a gradient noise scale: the minimiser of ``(1 + noise / K) T(K)`` over K = 1, …, P.
+
+    ``noise`` is the variance of one worker's gradient over the squared norm of the true one (McCandlish et al. 2018),
+    ``seconds[K - 1]`` the mean time T(K) of a step with K.
+
+    >>> k_for_noise(4.0, [1.125, 1.267857, 1.434524, 1.634524, 1.884524, 2.217857, 2.717857, 3.717857])
+    4
+    """
+    times = np.asarray(seconds, dtype=np.float64)
+    return int(np.argmin((1.0 + noise / np.arange(1, times.size + 1)) * times)) + 1
+
+
+@dataclass(slots=True)
+class NoState:
+    """Nothing to remember."""
+
+
+class Growth(ABC):
+    """A rule by which K of the K family grows; hooks that a rule does not need do nothing."""
+
+    name: ClassVar[str]
+    why: ClassVar[str]  # there is no closed form for its pace
+    State: ClassVar[type[Any]] = NoState
+
+    def check(self, family: KFamily) -> None:
+        """Raise :class:`~anyk.errors.BadInput` where K of this family cannot grow so."""
+        del family
+
+    @abstractmethod
+    def show(self, family: KFamily) -> str:
+        """The spec of the family with this rule."""
+
+    def start(self, s: KState) -> tuple[Any, list[Command]]:
+        """The rule's own state, and what comes first in a run."""
+        del s
+        return NoState(), []
+
+    def on(self, family: KFamily, s: KState, event: Event) -> Sequence[Command]:
+        """An answer to what the rule asked, or its alarm."""
+        del family, s, event
+        return ()
+
+    def dispatched(self, s: KState, tasks: range) -> None:
+        """Tasks begin now."""
+        del s, tasks
+
+    def ended(self, s: KState, task: int, *, whole: bool) -> None:
+        """A task has ended now, or been cut off (``whole=False``)."""
+        del s, task, whole
+
+    def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
+        """Commands before the step that uses these messages."""
+        del s, used
+        return []
+
+    def stepped(self, family: KFamily, s: KState) -> list[Command]:
+        """Commands after a step."""
+        del family, s
+        return []
+
+
+@dataclass(slots=True)
+class AdaSyncState:
+    """AdaSync's record of losses, durations and noise."""
+
+    seen: Durations
+    first: tuple[float, float] | None = None  # loss and learning rate
+    began: dict[int, float] = field(default_factory=dict)  # of tasks under way, where durations matter
+    variance: float = 0.0  # of a gradient, smoothed
+    square: float = 0.0  # squared norm of the true gradient, smoothed
+
+
+@typed
+@dataclass(frozen=True)
+class AdaSync(Growth):
+    """AdaSync's rule: K grows as the loss falls, or as noise drowns the gradient (Dutta, Wang and Joshi 2021).
+
+    Every ``interval`` seconds K is set anew, only upwards, at most to the number of workers; each change is a note in
+    the run's log. ``rule`` says how:
+
+    - ``loss``: :func:`adapted_k` of the objective at the newest version, rounded to the nearest number; right for
+      exponential delays.
+    - ``delays``: :func:`k_for_delays` of the same, with step times from the durations of tasks seen so far.
+    - ``noise``: :func:`k_for_noise`, which needs no loss: the gradient noise scale is measured from the gradients of
+      each step (k must be at least 2), smoothed over steps.
+
+    ``loss_floor`` is the least value that the objective can have (its excess over that is what counts). A learning rate
+    that falls by a schedule makes gradients less noisy in effect, and K smaller, as the rules say.
+    """
+
+    name = "adasync"
+    why = "k changes with the loss"
+    State = AdaSyncState
+
+    _: KW_ONLY
+    interval: float = 60.0
+    rule: Rule = "loss"
+    loss_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.interval < float("inf"):
+            raise BadInput(f"interval of 'adasync' must be above 0 s, got {self.interval:g}")
+
+    def check(self, family: KFamily) -> None:
+        """See :class:`Growth`."""
+        if self.rule == "noise" and family.k < 2:
+            raise BadInput("rule=noise of 'adasync' measures how gradients of a step differ; k must be at least 2")
+        if family.k > family.workers:
+            raise BadInput(f"k of 'adasync' grows up to {family.workers} workers, it cannot start at {family.k}")
+
+    def show(self, family: KFamily) -> str:
+        """See :class:`Growth`."""
+        values: dict[str, Any] = {"base": family.kind, "k": family.k, "interval": self.interval, "rule": self.rule}
+        values |= {"loss_floor": self.loss_floor, "lr_scale": family.lr_scale, "batch": family.batch}
+        usual = {"rule": "loss", "loss_floor": 0.0, "lr_scale": 1.0, "batch": 0, "cancel": "preempt"}
+        return show("adasync", values | {"cancel": family.cancel}, usual)
+
+    def start(self, s: KState) -> tuple[AdaSyncState, list[Command]]:
+        """See :class:`Growth`."""
+        first: list[Command] = [] if self.rule == "noise" else [EvaluateLoss("model")]
+        return AdaSyncState(Durations(max(400, 20 * s.crew.size))), [*first, SetAlarm(_ALARM, s.now + self.interval)]
+
+    def on(self, family: KFamily, s: KState, event: Event) -> Sequence[Command]:
+        """See :class:`Growth`."""
+        if isinstance(event, NoiseMeasured):
+            self._weigh(s.growth, event)
+            return ()
+        if isinstance(event, LossEvaluated):
+            return self._adapt(family, s, event)
+        assert isinstance(event, Alarm)
+        again = SetAlarm(_ALARM, event.time + self.interval)
+        return [again, *self._by_noise(family, s)] if self.rule == "noise" else [EvaluateLoss("model"), again]
+
+    # ------------------------------------------------------------------------------------------- what is measured
+
+    def dispatched(self, s: KState, tasks: range) -> None:
+        """See :class:`Growth`."""
+        if self.rule != "loss":
+            s.growth.began.update(dict.fromkeys(tasks, s.now))
+
+    def ended(self, s: KState, task: int, *, whole: bool) -> None:
+        """See :class:`Growth`."""
+        began = s.growth.began.pop(task, None)
+        if began is not None:
+            s.growth.seen.add(s.now - began, ended=whole)
+
+    def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
+        """See :class:`Growth`."""
+        return [MeasureNoise(used)] if self.rule == "noise" and len(used) > 1 else []
+
+    def stepped(self, family: KFamily, s: KState) -> list[Command]:
+        """See :class:`Growth`."""
+        s.growth.began = {task: began for task, began in s.growth.began.items() if task in s.under_way}
+        return []
+
+    def _weigh(self, own: AdaSyncState, event: NoiseMeasured) -> None:
+        """Take in how gradients differed: ``S = k / (k-1) (mean |g|^2 - |mean g|^2)``, ``|F'|^2 = |mean g|^2 - S / k``.
+
+        Numerator and denominator are smoothed before they are divided.
+        """
+        k = event.replies
+        variance = max(0.0, k / (k - 1.0) * (event.mean_square - event.square_of_mean))
+        square = event.square_of_mean - variance / k
+        own.variance = _SMOOTHING * own.variance + (1.0 - _SMOOTHING) * variance
+        own.square = _SMOOTHING * own.square + (1.0 - _SMOOTHING) * square
+
+    def _times(self, family: KFamily, s: KState) -> Any:
+        """Mean seconds of a step for K = 1, …, P; None until enough has been seen."""
+        seen, n = s.growth.seen, family.workers
+        if seen.all < 2 * n or len(seen) < max(4, n // 4):
+            return None
+        return seen.mean() / n * np.arange(1, n + 1) if family.batches else seen.means(n)
+
+    # ------------------------------------------------------------------------------------------- what follows
+
+    def _adapt(self, family: KFamily, s: KState, event: LossEvaluated) -> Sequence[Command]:
+        loss, own = event.loss - self.loss_floor, s.growth
+        if own.first is None:
+            if loss <= 0.0:
+                why = (
+                    f"loss_floor of 'adasync' is not below the first loss: {self.loss_floor:g}, and the loss is "
+                    f"{event.loss:g}"
+                )
+                return [Stop(why, failed=True)]
+            own.first = loss, event.rate
+            return ()
+        first, before = own.first
+        if not (isfinite(loss) and isfinite(first) and event.rate > 0.0 and before > 0.0):
+            return ()
+        rate = event.rate / before
+        if self.rule == "loss":
+            wanted = adapted_k(family.k, first, loss, family.workers, linear=family.batches, rate=rate)
+            k = floor(min(wanted, float(family.workers)) + 0.5)
+        else:
+            times = self._times(family, s)
+            k = 0 if times is None else k_for_delays(family.k, first, loss, times, rate=rate)
+        return self._grow(family, s, k, f"an excess loss of {loss:.4g}")
+
+    def _by_noise(self, family: KFamily, s: KState) -> Sequence[Command]:
+        own, times = s.growth, self._times(family, s)
+        if times is None or own.variance <= 0.0:
+            return ()
+        noise = own.variance / own.square if own.square > 0.0 else float("inf")
+        k = family.workers if noise == float("inf") else k_for_noise(noise, times)
+        return self._grow(family, s, k, f"a gradient noise scale of {noise:.4g} gradients")
+
+    def _grow(self, family: KFamily, s: KState, k: int, why: str) -> Sequence[Command]:
+        k = min(k, family.workers)
+        if k <= s.k:
+            return ()
+        s.k = k
+        return [Note(f"k = {k} of {family.workers} at {why}")]
+
+
+@typed
+@dataclass(frozen=True)
+class Gradual(Growth):
+    """A K that grows by plan: by so much after every so many steps, to ``last`` (all workers if left out)."""
+
+    name = "gradual"
+    why = "k changes by plan"
+
+    _: KW_ONLY
+    every: int = 100
+    by: int = 1
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.by < 1:
+            raise BadInput(f"every and by of 'gradual' must be at least 1, got every={self.every}, by={self.by}")
+
+    def check(self, family: KFamily) -> None:
+        """See :class:`Growth`."""
+        if self.last is not None and not family.k <= self.last <= family.workers:
+            raise BadInput(f"last of 'gradual' must be k = {family.k} to {family.workers} workers, got {self.last}")
+
+    def show(self, family: KFamily) -> str:
+        """See :class:`Growth`."""
+        values: dict[str, Any] = {"base": family.kind, "k": family.k, "every": self.every, "by": self.by}
+        values |= {"last": self.last, "lr_scale": family.lr_scale, "batch": family.batch, "cancel": family.cancel}
+        last = family.workers if self.last == family.workers else None
+        usual = {"by": 1, "last": last, "lr_scale": 1.0, "batch": 0, "cancel": "preempt"}
+        return show("gradual", values, usual)
+
+    def stepped(self, family: KFamily, s: KState) -> list[Command]:
+        """See :class:`Growth`."""
+        last = family.workers if self.last is None else self.last
+        k = max(s.k, min(last, family.k + s.version // self.every * self.by))
+        if k == s.k:
+            return []
+        s.k = k
+        return [Note(f"k = {k} of {family.workers} from step {s.version} on")]

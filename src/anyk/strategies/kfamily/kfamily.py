@@ -1,0 +1,420 @@
+"""The K family: how many gradients make a step, what their workers do meanwhile, and how stale they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from anyk.checks import check_workers, typed
+from anyk.errors import BadInput
+from anyk.plain import derived, part
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    CancelMode,
+    Chunk,
+    Combine,
+    Command,
+    Compressor,
+    DelayLaw,
+    Dispatch,
+    DriftMeasured,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    Layout,
+    LossEvaluated,
+    Lost,
+    MeasureDrift,
+    Mix,
+    NoiseMeasured,
+    Pace,
+    Reply,
+    Stop,
+    Strategy,
+    Task,
+)
+from anyk.specs import bracketed, show
+from anyk.strategies.averaging.local_steps import LocalSteps
+from anyk.strategies.closed_forms import finishing_in_vain, mean_interval
+from anyk.strategies.crew import Crew
+from anyk.strategies.kfamily.growth import Growth
+
+Kind = Literal["async", "k-sync", "k-async", "k-batch-async", "k-batch-sync"]
+Base = Literal["k-sync", "k-async", "k-batch-sync", "k-batch-async"]  # kinds whose k may grow
+Stale = Literal["constant", "inverse", "sqrt", "distance"]
+
+_WEIGHT: dict[str, Callable[[int], float]] = {
+    "constant": lambda staleness: 1.0,
+    "inverse": lambda staleness: 1.0 / max(1, staleness),
+    "sqrt": lambda staleness: (1.0 + staleness) ** -0.5,
+    "distance": lambda staleness: 1.0,
+}
+_DEFAULTS = {
+    "lr_scale": 1.0,
+    "batch": 0,
+    "stale": "constant",
+    "cutoff": 0,
+    "bound": None,
+    "compensate": 0.0,
+    "cancel": "preempt",
+}
+_ONE = (1.0,)
+
+
+@dataclass(slots=True)
+class KState:
+    """A run of the K family: gradients under way, and those that wait for the next step."""
+
+    crew: Crew
+    k: int
+    now: float
+    taken: list[int]  # local steps of each worker so far
+    version: int = 0
+    under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> worker, version
+    repeats: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker -> version, its tasks on it so far
+    weights: dict[int, float] = field(default_factory=dict)  # of gradients in the buffer, by the drift of the model
+    buffer: list[tuple[int, int, int]] = field(default_factory=list)  # worker, task, version of gradients not used yet
+    growth: Any = part()
+    known: dict[tuple[int, int], Task] = derived()  # tasks made before, by worker and repeat
+
+
+@typed
+@dataclass(frozen=True, repr=False)
+class KFamily(Strategy):
+    """K-async, K-batch-async and K-batch-sync SGD (Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018); K = 1 is ``async``.
+
+    Worker i holds partition i. A step takes the mean of the ``k`` gradients that come first.
+
+    =============  ==========================================  ==============================================
+    kind           a worker that replied before the step       at the step
+    =============  ==========================================  ==============================================
+    k-async        waits                                       those k workers get the new version, the others go on
+    k-batch-async  gets the current version again              the worker that completed the step gets the new version
+    k-batch-sync   gets the same version again (a new batch)   the others are cut off, all get the new version
+    =============  ==========================================  ==============================================
+
+    In the asynchronous kinds nothing is cancelled, and gradients are stale: on average by ``(n - k) / k`` versions
+    under k-async and ``(n - 1) / k`` under k-batch-async, whatever the delays, since at each step so many unfinished
+    tasks grow one version older. A learning rate that is stable for synchronous steps is too large by about as much;
+    ``lr_scale`` multiplies it. The remaining two of the family are rounds: ``sync`` is ``uncoded``, ``k-sync:k=K`` is
+    ``uncoded:wait=K``.
+
+    ``batch``: samples of a mini-batch, drawn by (version, worker, how often on that version); 0: the whole partition.
+    ``stale``: the weight of a gradient that is s versions old, ``constant`` 1, ``inverse`` 1 / max(1, s) (Zhang, Gupta,
+    Lian and Liu 2016) or ``sqrt`` (1 + s)^-1/2 (as FedBuff does); or ``distance``: min(1, ``bound`` / d^2) for a model
+    that has moved by d since the gradient's version, so that far moves make small steps (Dutta et al. 2018, with bound
+    = C / eta_max). ``cutoff``: a gradient that old or older is dropped, and its worker starts on the newest version
+    (0: none is; Maranjyan, Tyurin and Richtarik 2025). ``compensate``: lambda of delay compensation; a stale gradient g
+    counts as ``g + lambda g g (w - w_old)``, elementwise, its value at the newest model to first order with the
+    squared gradient for the curvature (DC-ASGD-c, Zheng et al. 2017).
+
+    ``growth``: a rule by which k grows (:class:`~anyk.strategies.kfamily.growth.AdaSync`,
+    :class:`~anyk.strategies.kfamily.growth.Gradual`). ``work``: k-batch-async whose workers send what local steps have
+    changed, which is FedBuff (Nguyen et al. 2022); the model moves by ``rate`` times the mean of the k changes, or,
+    with ``outer``, steps by it.
+
+    When nobody is left to wait for, because workers have been given up, a step is taken with fewer than k.
+
+    >>> KFamily(8, kind="k-async", k=3).spec, KFamily(4, kind="async", lr_scale=0.25).spec
+    ('k-async:k=3', 'async:lr_scale=0.25')
+    """
+
+    State = KState
+
+    workers: int
+    _: KW_ONLY
+    kind: Kind = "async"
+    k: int = 1
+    lr_scale: float = 1.0
+    batch: int = 0
+    stale: Stale = "constant"
+    cutoff: int = 0
+    bound: float | None = None
+    compensate: float = 0.0
+    cancel: CancelMode = "preempt"
+    growth: Growth | None = None
+    work: LocalSteps | None = None
+
+    def __post_init__(self) -> None:
+        kind, k, bound = self.kind, self.k, self.bound
+        check_workers(self.workers)
+        if not 0.0 < self.lr_scale < float("inf"):
+            raise BadInput(f"lr_scale (a factor on the learning rate) must be above 0, got {self.lr_scale:g}")
+        single = kind in ("k-async", "k-sync")
+        if self.growth is not None:
+            self.growth.check(self)
+        if k < 1 or (single and k > self.workers):
+            most = f" to {self.workers}; the batch kinds take more gradients than workers" if single else " or more"
+            raise BadInput(f"k of '{kind}' must be 1{most}, got {k}")
+        if self.batch < 0:
+            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {self.batch}")
+        if self.cutoff < 0:
+            raise BadInput(f"cutoff must be at least 1 version (0: none), got {self.cutoff}")
+        if (self.stale == "distance") != (bound is not None) or (bound is not None and not 0.0 < bound < float("inf")):
+            raise BadInput(
+                "stale=distance needs bound=…, the squared distance up to which a gradient counts fully, above 0; "
+                f"got stale={self.stale}, bound={bound}"
+            )
+        if not 0.0 <= self.compensate < float("inf"):
+            raise BadInput(f"compensate (lambda of delay compensation) must be at least 0, got {self.compensate:g}")
+        if self.growth is not None and (self.stale != "constant" or self.cutoff or self.compensate or self.work):
+            raise BadInput(
+                f"'{self.growth.name}' has been tested with plain gradients only; leave out stale, cutoff, "
+                "compensate and local steps"
+            )
+        if self.work is not None:
+            tested = LocalSteps(self.work.tau, outer=self.work.outer, rate=self.work.rate)
+            if kind != "k-batch-async" or self.work != tested or self.compensate or self.lr_scale != 1.0:
+                raise BadInput(
+                    "without waiting, local steps are tested as k-batch-async with tau, outer and rate; "
+                    "leave out the rest"
+                )
+
+    # ------------------------------------------------------------------------------------------- settings
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether a step cuts off what is still under way."""
+        return self.kind in ("k-sync", "k-batch-sync")
+
+    @property
+    def batches(self) -> bool:
+        """Whether a worker may give several gradients of a step."""
+        return self.kind in ("k-batch-sync", "k-batch-async")
+
+    @cached_property
+    def _one(self) -> bool:
+        """One gradient a step of the whole partition: what asynchronous runs are mostly made of, and therefore fast."""
+        plain = not self.batch and self.stale == "constant" and not self.compensate
+        return self.k == 1 and not self.synchronous and plain and self.growth is None and self.work is None
+
+    @cached_property
+    def _given(self) -> list[tuple[Task]]:
+        """The task of each worker that takes its whole partition."""
+        return [((Chunk((i,), (1.0,)),),) for i in range(self.workers)]
+
+    @cached_property
+    def _far(self) -> float:
+        """Residual of a step with one gradient."""
+        return float((self.workers - 1.0) ** 0.5)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        n, local = self.workers, self.work is not None
+        return Layout(
+            n, n, tuple((i,) for i in range(n)), covers=((),) * n if local else None, inner="" if local else None
+        )
+
+    @cached_property
+    def spec(self) -> str:
+        """The short form."""
+        if self.growth is not None:
+            return self.growth.show(self)
+        stale = {"stale": self.stale, "cutoff": self.cutoff, "bound": self.bound}
+        if self.work is not None:
+            local: dict[str, Any] = {"tau": self.work.tau, "k": self.k, "rate": self.work.rate, "batch": self.batch}
+            usual = {"rate": 1.0, "batch": 0, "stale": "sqrt", "cutoff": 0, "bound": None, "outer": None}
+            return show("fedbuff", local | stale | {"outer": bracketed(self.work.outer)}, usual)
+        values: dict[str, Any] = {"k": self.k, "lr_scale": self.lr_scale, "batch": self.batch, **stale}
+        values |= {"compensate": self.compensate, "cancel": self.cancel}
+        if self.kind == "async":
+            del values["k"]
+        return show(self.kind, values, _DEFAULTS)
+
+    @property
+    def summary(self) -> str:
+        """See :class:`~anyk.protocol.Strategy`."""
+        few = "every gradient" if self.k == 1 else f"every {self.k} gradients"
+        return f"takes a step at {few}, however old its version; waits for nobody"
+
+    def check_compressor(self, by: Compressor) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        del by  # a message is one worker's own
+        if self.compensate:
+            raise BadInput("delay compensation needs uncompressed gradients; leave out compensate")
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def start(self, fleet: Fleet) -> tuple[KState, Sequence[Command]]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = KState(Crew.of(fleet), self.k, fleet.time, [0] * self.workers)
+        s.known = {}
+        first: list[Command] = []
+        if self.growth is not None:
+            s.growth, first = self.growth.start(s)
+        return s, [*first, *self._dispatch(s, sorted(s.crew.present))]
+
+    def rebuild(self, state: KState) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        state.known = {}
+
+    def on(self, state: KState, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = state
+        if type(event) is Reply and self.bound is not None:
+            return (MeasureDrift(event.worker, event.task, event.chunk),) if event.task in s.under_way else ()
+        if type(event) is Reply or type(event) is DriftMeasured:
+            if self._one:
+                found = s.under_way.pop(event.task, None)
+                if found is None:
+                    return ()
+                worker, version = found
+                if not self.cutoff or s.version - version < self.cutoff:
+                    crew = s.crew
+                    task, crew.next = crew.next, crew.next + 1
+                    s.version += 1
+                    s.under_way[task] = worker, s.version
+                    combine = Combine(
+                        "model", ((event.task, 0),), _ONE, "counted", self.lr_scale, self._far, self.workers
+                    )
+                    return (combine, Dispatch(task, (worker,), self._given[worker]))
+                return [Cancel((event.task,), self.cancel), *self._dispatch(s, [worker])]
+            return self._arrived(s, event)
+        s.now = event[0]
+        crew = s.crew
+        if isinstance(event, (LossEvaluated, NoiseMeasured, Alarm)):
+            return () if self.growth is None else self.growth.on(self, s, event)
+        if isinstance(event, Failed):
+            return () if s.under_way.pop(event.task, None) is None else self._dispatch(s, [event.worker])
+        if isinstance(event, Joined):
+            if not crew.join(event.worker):
+                return ()
+            if not self.batches and any(worker == event.worker for worker, _, _ in s.buffer):
+                return self._short_of(s)  # its gradient is in already: it waits for the step like the others
+            return self._dispatch(s, [event.worker])
+        if isinstance(event, Lost):
+            crew.lose(event)
+            s.under_way = {task: at for task, at in s.under_way.items() if at[0] != event.worker}
+            if crew.hopeless:
+                return (Stop("every worker has been given up", failed=True),)
+            return self._short_of(s)
+        return ()
+
+    def _arrived(self, s: KState, event: Reply | DriftMeasured) -> Sequence[Command]:
+        s.now = event.time
+        if isinstance(event, DriftMeasured) and self.bound is not None:
+            s.weights[event.task] = min(1.0, self.bound / event.value) if event.value > 0.0 else 1.0
+        if self.growth is not None and event.task in s.under_way:
+            self.growth.ended(s, event.task, whole=True)
+        found = s.under_way.pop(event.task, None)
+        if found is None:
+            return ()
+        worker, version = found
+        if self.cutoff and s.version - version >= self.cutoff:
+            s.weights.pop(event.task, None)
+            return [Cancel((event.task,), self.cancel), *self._dispatch(s, [worker])]
+        s.buffer.append((worker, event.task, version))
+        if len(s.buffer) >= s.k:
+            return self._step(s, worker)
+        return self._dispatch(s, [worker]) if self.batches else self._short_of(s)
+
+    def _short_of(self, s: KState) -> Sequence[Command]:
+        """Take a step with fewer gradients than k when no more can come before it."""
+        if s.under_way or not s.buffer or not s.crew.complete:
+            return ()
+        return self._step(s, s.buffer[-1][0])
+
+    def _step(self, s: KState, last: int) -> list[Command]:
+        growth = self.growth
+        if growth is not None and self.synchronous:
+            for task in s.under_way:
+                growth.ended(s, task, whole=False)
+        used = sorted(s.buffer)
+        s.buffer = []
+        messages = [(task, 0) for _, task, _ in used]
+        first = [] if growth is None else growth.stepping(s, messages)
+        rule = _WEIGHT[self.stale]
+        weights = [s.weights.pop(task, rule(s.version - version)) for _, task, version in used]
+        update = self._mixed(s, messages, weights) if self.work is not None else self._combined(used, messages, weights)
+        s.version += 1
+        commands: list[Command] = [*first, update]
+        if self.synchronous:
+            cut = tuple(s.under_way)
+            s.under_way = {}
+            if cut:
+                commands.append(Cancel(cut, self.cancel))
+            commands += self._dispatch(s, sorted(s.crew.present))
+        else:
+            again = [last] if self.kind == "k-batch-async" else [worker for worker, _, _ in used]
+            commands += self._dispatch(s, [worker for worker in again if worker in s.crew.present])
+        return commands if growth is None else commands + growth.stepped(self, s)
+
+    def _combined(
+        self, used: Sequence[tuple[int, int, int]], messages: list[tuple[int, int]], weights: list[float]
+    ) -> Command:
+        """The step made of gradients."""
+        m, count = self.workers, len(used)
+        coefficients = [0.0] * m
+        for (worker, _, _), weight in zip(used, weights, strict=True):
+            coefficients[worker] += weight * m / count
+        residual = (sum((c - 1.0) ** 2 for c in coefficients) / m) ** 0.5
+        gain = sum((weight * m / count) ** 2 for weight in weights) ** 0.5
+        if self.synchronous:  # as rounds do: an estimate of the whole sum
+            weights = [weight * (1.0 / (count / m)) for weight in weights]
+            return Combine("model", messages, weights, "all", self.lr_scale, residual, gain)
+        return Combine("model", messages, weights, "counted", self.lr_scale, residual, gain, self.compensate)
+
+    def _mixed(self, s: KState, messages: list[tuple[int, int]], weights: list[float]) -> Command:
+        """The step made of what local steps have changed."""
+        work = self.work
+        assert work is not None
+        scale = (1.0 if work.outer else work.rate) / len(messages)
+        outer = None if work.outer is None else (work.outer, work.rate)
+        scaled = [scale * weight for weight in weights]
+        return Mix("model", messages, scaled, share=1.0, relative=True, outer=outer, number=s.version * work.tau)
+
+    def _dispatch(self, s: KState, workers: Sequence[int]) -> list[Command]:
+        if not workers:
+            return []
+        first = s.crew.number(len(workers))
+        if self.growth is not None:
+            self.growth.dispatched(s, range(first, first + len(workers)))
+        tasks = []
+        for task, worker in enumerate(workers, first):
+            s.under_way[task] = worker, s.version
+            tasks.append(self._task(s, worker))
+        return [Dispatch(first, tuple(workers), tasks)]
+
+    def _task(self, s: KState, worker: int) -> Task:
+        if self.work is not None:
+            taken, tau = s.taken[worker], self.work.tau
+            s.taken[worker] += tau
+            return (Chunk((worker,), (1.0,), batch=self.batch, repeat=taken, steps=tau),)
+        if not self.batch:
+            return self._given[worker][0]
+        version, count = s.repeats.get(worker, (-1, 0))
+        repeat = count if version == s.version else 0
+        s.repeats[worker] = s.version, repeat + 1
+        known = s.known.get((worker, repeat))
+        if known is None:
+            known = s.known[worker, repeat] = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat),)
+        return known
+
+    # ------------------------------------------------------------------------------------------- how fast it is
+
+    def pace(self, delays: DelayLaw) -> Pace:
+        """See :class:`~anyk.protocol.Strategy`; Dutta et al. 2018."""
+        n, k, mean = self.workers, self.k, mean_interval(delays, self.workers)
+        if self.growth is not None:
+            return Pace(None, None, self.growth.why)
+        if self.work is not None:
+            seconds = None if mean is None or self.cutoff else k * self.work.tau * mean
+            why = "k tau over the sum of the workers' rates, whatever the law"
+            return Pace(seconds, (n - 1) / k if not self.cutoff else None, why)
+        if self.kind == "k-batch-sync" and self.cancel == "discard":
+            return finishing_in_vain(k, n, delays, batch=True)
+        if self.kind == "k-batch-sync":
+            seconds = k * mean if mean is not None and delays.memoryless else None
+            return Pace(seconds, 0.0, "k E[X] / n for exponential delays, else simulate")
+        if self.cutoff:
+            return Pace(None, None, "no closed form with a cut-off; simulate")
+        if self.kind == "k-async" and k > 1:
+            seconds = delays.order_statistic(k, n) if delays.memoryless or k == n else None
+            return Pace(seconds, (n - k) / k, "mean of the k-th of n delays for exponential delays, else simulate")
+        seconds = None if mean is None else k * mean
+        return Pace(seconds, (n - 1) / k, "k over the sum of the workers' rates, whatever the law")

@@ -1,0 +1,378 @@
+"""Rounds: every worker works on the same version; the step is taken at the reply that makes it possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isnan
+
+import numpy as np
+
+from anyk.checks import typed
+from anyk.codes import Code
+from anyk.codes.decoders import METHODS, Decoder, LeastSquaresDecoder, SetDecoder
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    Chunk,
+    Combine,
+    Command,
+    Dispatch,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    LossEvaluated,
+    Lost,
+    MessageProjected,
+    Note,
+    ProjectMessage,
+    Reply,
+    SetAlarm,
+    Stop,
+    Task,
+)
+from anyk.strategies.crew import Crew
+from anyk.strategies.rounds.balance import owners
+from anyk.strategies.rounds.settings import RoundSettings
+from anyk.strategies.rounds.snapshots import corrected
+from anyk.strategies.rounds.state import RoundState, Seen
+
+_ROUNDS_SEEN = 10  # rounds that an adapting deadline looks back on
+
+
+@typed
+@dataclass(frozen=True, repr=False)
+class Rounds(RoundSettings):
+    """Synchronous rounds under any code, ended by any wait rule.
+
+    Each round all workers get the newest version. When ``wait`` is met the replies are decoded, the model steps, the
+    rest is cancelled (``cancel="preempt"``: interrupted; ``"discard"``: left to finish in vain) and the next round
+    begins. ``wait`` (default: until decodable) is a number of replies, ``"decodable"``, a residual ``"5%"``, a
+    deadline ``"0.5s"``, combinations with ``|`` and ``&``, a :class:`~anyk.strategies.wait.Wait` or a predicate; the
+    round also ends as soon as the sum is exact. Stopped early this is ErasureHead's approximate gradient coding
+    (Wang, Charles and Papailiopoulos 2019), of an uncoded sum it is K-sync SGD.
+
+    A code that is meant to be approximate waits, by default, for all but a tenth of the workers. ``decoder`` is how
+    the replies are decoded, if not in the code's ``own`` way: ``exact``, ``least-squares``, ``one-step``,
+    ``algorithmic`` or a :class:`~anyk.codes.Method`.
+
+    ``scaling`` corrects a sum with partitions missing: ``conditional`` divides by the mean coefficient (the covered
+    share, of a repetition code), given who replied (unbiased when workers and groups are alike, exact when complete);
+    ``marginal`` always divides by the expected share ``1 - p`` (needs a repetition code and a number in ``wait``);
+    ``none`` leaves it. Left out it is conditional, but none for codes and decoders that are unbiased as they are.
+
+    ``batch``: of each partition a mini-batch of so many samples stands for all (0: all); replicas draw the same.
+    ``models``: so many models are trained at once, one after another in turn, a round each.
+
+    ``snapshot``: of every so many rounds the first waits until its sum is exact, and steps of the others are corrected
+    by its messages (:func:`~anyk.strategies.rounds.snapshots.corrected`; 0: never), which the driver holds, one a
+    group. For repetition codes.
+
+    ``balance``: the shares of the data that workers compute follow their measured speed
+    (:class:`~anyk.strategies.rounds.balance.Balance`); for uncoded and frc. With shares of different size, given or
+    measured, a step has as many samples as ``batch`` of each worker, spread by the shares.
+
+    ``work``: local steps in place of gradients (periodic averaging, of an uncoded sum only); ``adapt``: a rule that
+    adapts their number.
+
+    A code states its further needs itself (:meth:`~anyk.codes.Code.policy`): replies under a code against Byzantine
+    workers are projected when they arrive, and count only then; a code that learns hands out new coefficients now and
+    then.
+
+    A worker that joins in mid-round is given the round's work at once; one whose reply is unusable is set aside for
+    the round. When nobody is left to wait for, it is asked again, twice; then the step is taken with what there is
+    where the rule allows an approximation, else the run stops.
+
+    >>> import anyk
+    >>> Rounds(anyk.codes.FractionalRepetition(workers=30, load=3), wait=11).spec
+    'frc:load=3,wait=11'
+    """
+
+    def start(self, fleet: Fleet) -> tuple[RoundState, Sequence[Command]]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
+        self._use_code(s, self.first_code)
+        first: list[Command] = []
+        if self.balance is not None:
+            s.balance = self.balance.start(self._balanced_code)
+        if self.work is not None:
+            s.work = self.work.start()
+        if self.adapt is not None:
+            s.adapt, first = self.adapt.start(s)
+        return s, [*first, *self._begin(s)]
+
+    def rebuild(self, state: RoundState) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s, policy = state, self._policy
+        learned = policy.relearned is not None and s.version >= policy.every
+        last = s.version - s.version % policy.every if policy.every else 0
+        self._use_code(s, policy.relearned(s.learned, last) if learned and policy.relearned else self.first_code)
+        if self.balance is not None:
+            self._use_code(s, self._balanced_code.cut(s.balance.sizes))
+        s.decoder = self._fresh(s.code)
+        if policy.projected:
+            for worker, value in s.values.items():
+                s.decoder.measure(worker, value)
+                s.decoder.add(worker)
+            return
+        for reply in s.task_of:
+            s.decoder.add(reply)
+
+    def on(self, state: RoundState, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = state
+        if type(event) is Reply:
+            s.now = event[0]
+            messages = self.code.messages
+            worker, task = event[1], event[2]
+            if self.work is not None:
+                self.work.heard(s, worker, task)
+            if s.open.pop(task if messages == 1 else task * messages + event[3], None) is None:
+                return ()  # late, or told twice
+            if self._policy.projected:
+                s.measuring[task] = worker
+                return (ProjectMessage(worker, task, event[3]),)
+            return self._arrived(s, worker if messages == 1 else worker * messages + event[3], task)
+        s.now = event[0]
+        if isinstance(event, MessageProjected):
+            return self._projected(s, event)
+        if isinstance(event, LossEvaluated):
+            return [] if self.adapt is None else self._adapted(s, event)
+        if isinstance(event, Failed):
+            if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
+                return ()
+            s.crew.fail(event.worker, event.task)
+            if self._policy.projected and event.reason.startswith("not finite"):  # no honest worker says that
+                s.values[event.worker] = float("nan")
+                s.decoder.measure(event.worker, float("nan"))
+                if s.decoder.add(event.worker):
+                    return self._step(s)
+        elif isinstance(event, Lost):
+            s.crew.lose(event)
+            self._disturbed(s)
+            s.open = {message: worker for message, worker in s.open.items() if worker != event.worker}
+            if self.work is not None:
+                self.work.lost(s.work, event.worker)
+        elif isinstance(event, Joined):
+            if not s.crew.join(event.worker):
+                return ()
+            self._disturbed(s)
+            busy = event.worker in s.measuring.values() or self._has_replied(s, event.worker)
+            again = [] if busy else self._dispatch(s, (event.worker,))
+            if again:
+                return again
+        elif isinstance(event, Alarm) and self._enough_of(s).enough(Seen(s, self.code.messages)):
+            return self._step(s)
+        return self._waited(s)
+
+    def _arrived(self, s: RoundState, reply: int, task: int) -> Sequence[Command]:
+        """A reply counts from now on."""
+        task_of = s.task_of
+        if reply in task_of:  # asked again for a sister message; this one is in already
+            return self._waited(s)
+        task_of[reply] = task
+        if self.balance is not None:
+            self.balance.reply(s.balance, s.code.group_of[reply], s.now - s.began)
+        if self.enough.remembers:
+            s.arrivals.append(s.now - s.began)
+        count = self._count
+        if s.decoder.add(reply) or (
+            len(task_of) >= count if count else self._enough_of(s).enough(Seen(s, self.code.messages))
+        ):
+            return self._step(s)
+        return () if s.open else self._waited(s)
+
+    def _projected(self, s: RoundState, event: MessageProjected) -> Sequence[Command]:
+        worker = event.worker
+        if s.measuring.pop(event.task, None) is None:
+            return ()
+        if not isnan(s.values.get(worker, 0.0)):  # who has once sent what is not finite has lied
+            s.values[worker] = event.value
+            s.decoder.measure(worker, event.value)
+        return self._arrived(s, worker, event.task)
+
+    def _waited(self, s: RoundState) -> Sequence[Command]:
+        """The commands when no more replies of this round are expected; none while they are."""
+        return () if s.open or s.measuring else self._stuck(s)
+
+    def _has_replied(self, s: RoundState, worker: int) -> bool:
+        messages = self.code.messages
+        return all(worker * messages + c in s.task_of for c in range(messages))
+
+    def _dispatch(self, s: RoundState, workers: Sequence[int]) -> list[Command]:
+        if self.work is not None:
+            workers = self.work.chosen(s, workers)
+            if not workers:
+                return []
+        task = s.crew.number(len(workers))
+        messages = self.code.messages
+        if messages == 1:
+            s.open.update(zip(range(task, task + len(workers)), workers, strict=True))
+        else:
+            for number, worker in enumerate(workers, task):
+                s.open.update(dict.fromkeys(range(number * messages, (number + 1) * messages), worker))
+        if self.work is not None:
+            return [
+                Dispatch(
+                    task,
+                    workers,
+                    [
+                        (self.work.chunk(s.work, worker, self._samples, s.code.assignment[worker]),)
+                        for worker in workers
+                    ],
+                )
+            ]
+        tasks = s.tasks[s.version % self.models]
+        chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
+        # of several models the versions do not count the rounds
+        return [Dispatch(task, workers, chunks, None if self.models == 1 else s.before + s.version)]
+
+    def _begin(self, s: RoundState) -> list[Command]:
+        crew, n = s.crew, self.code.workers
+        s.first = crew.next
+        s.task_of = {}
+        s.values, s.measuring = {}, {}
+        if crew.failures:
+            crew.failures = {}
+        s.open = {}
+        s.decoder = self._fresh(s.code)
+        s.began = s.now
+        if crew.hopeless:
+            why = f"step {s.version} cannot be taken under '{self.spec}': every worker has been given up"
+            return [Stop(why, failed=True)]
+        commands: list[Command] = []
+        if crew.present:
+            commands = self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
+        if self._count is not None:
+            return commands
+        seen = Seen(s, self.code.messages)
+        if self.enough.remembers:
+            s.arrivals = []
+            what = "adapts" if self.enough.deadlines(seen) else "waits for all until enough arrivals have been seen"
+            if what != s.told:
+                s.told = what
+                commands.append(Note(f"wait={self.rule} {what}"))
+        for number, seconds in enumerate(self._enough_of(s).deadlines(seen)):
+            commands.append(SetAlarm(f"wait {number}", s.now + seconds))
+        return commands
+
+    def _step(self, s: RoundState) -> list[Command]:
+        decoding = self._scaled(s.decoder.select(), s.row_sums)
+        task_of, messages = s.task_of, self.code.messages
+        if messages == 1:
+            used = [(task_of[reply], 0) for reply in decoding.replies]
+        else:
+            used = [(task_of[reply], reply % messages) for reply in decoding.replies]
+        combine: Command
+        done: Sequence[int] = range(s.first, s.crew.next)
+        if self.snapshot:
+            combine, done = corrected(s, self.code, decoding, self.snapshot)
+        elif self.work is None:
+            slot = self.slots[s.version % self.models]
+            combine = Combine(slot, used, decoding.weights, "all", 1.0, decoding.residual, decoding.gain)
+        else:
+            combine = self.work.averaged(s, used)
+        if self.enough.remembers:  # who was cut off took at least as long as the round
+            late = [s.now - s.began] * (self.code.replies - len(s.arrivals))
+            s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
+        s.version += 1
+        policy = self._policy
+        if policy.relearned is not None:
+            s.missed = [count + (worker not in task_of) for worker, count in enumerate(s.missed)]
+            if s.version % policy.every == 0:
+                s.learned = list(s.missed)
+                self._use_code(s, policy.relearned(s.missed, s.version))
+        held = [] if self.adapt is None else self.adapt.before_round(s)
+        told = [] if self.balance is None else self._balanced(s)
+        return [combine, Cancel(done, self.cancel), *told, *(held or self._begin(s))]
+
+    def _balanced(self, s: RoundState) -> list[Command]:
+        """Cut the data again where that makes rounds shorter; says what changes hands."""
+        assert self.balance is not None
+        old = s.code
+        sizes = self.balance.ended(s.balance, s.now - s.began)
+        if sizes is None:
+            return []
+        self._use_code(s, old.cut(sizes))
+        moved = sum(a != b for a, b in zip(owners(old), owners(s.code), strict=True))
+        share = 100.0 * moved / old.partitions
+        shown = "/".join(map(str, s.code.shares))
+        return [Note(f"shares={shown} from step {s.version} on: {share:.0f} % of the samples change hands")]
+
+    def _disturbed(self, s: RoundState) -> None:
+        """Leave the seconds of this round out of what is known of the workers' speed."""
+        if s.balance is not None:
+            s.balance.disturbed = True
+
+    def _adapted(self, s: RoundState, event: LossEvaluated) -> list[Command]:
+        assert self.adapt is not None
+        commands = self.adapt.on_loss(s, event)
+        return [] if commands is None else [*commands, *self._begin(s)]
+
+    # ------------------------------------------------------------------------------------------- the code in use
+
+    def _use_code(self, s: RoundState, code: Code) -> None:
+        s.code = code
+        s.tasks = self._tasks if code is self.first_code else self._tasks_of(code)
+        s.row_sums = np.asarray(code.encoding.sum(axis=1), dtype=np.float64).ravel()
+
+    @cached_property
+    def _tasks(self) -> tuple[tuple[Task, ...], ...]:
+        return self._tasks_of(self.first_code)
+
+    def _tasks_of(self, code: Code) -> tuple[tuple[Task, ...], ...]:
+        """Of each model, each worker's."""
+        c = code.messages
+        rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in code.rows]  # a user's may be arrays
+        return tuple(
+            tuple(
+                tuple(Chunk(p, w, slot, batch=self._samples) for p, w in rows[i * c : i * c + c])
+                for i in range(code.workers)
+            )
+            for slot in self.slots[: self.models]
+        )
+
+    def _fresh(self, code: Code) -> Decoder:
+        if self._own:
+            return code.decoder()
+        if self.method == METHODS["least-squares"]:
+            return LeastSquaresDecoder(code, self.method)
+        return SetDecoder(code, self.method)
+
+    # ------------------------------------------------------------------------------------------- when stuck
+
+    def _stuck(self, s: RoundState) -> list[Command]:
+        """Nobody is left to wait for in this round, and there is not enough."""
+        if self.work is not None:
+            if others := self.work.others(s):
+                found = self._dispatch(s, others)
+                if found:
+                    return found
+            if self.work.done_without(s):
+                return self._step(s)
+        crew = s.crew
+        again = [w for w in sorted(crew.failures) if crew.able(w) and not self._has_replied(s, w)]
+        if again:
+            return self._dispatch(s, tuple(again))
+        if not crew.complete:
+            return []  # someone may still join
+        if s.task_of and self.enough.approximate:
+            return self._step(s)
+        why = []
+        if crew.failures:
+            why.append("unusable replies from " + ", ".join(f"worker {w}" for w in sorted(crew.failures)))
+        if self._policy.projected and not crew.failures:
+            why.append("more workers lie than the code finds out, or replies are less exact than float64")
+        if crew.gone:
+            why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(crew.gone)))
+        reasons = f" ({'; '.join(why)})" if why else ""
+        advice = "; a code that tolerates more stragglers, or wait=…, goes on" if crew.present else ""
+        return [
+            Stop(
+                f"step {s.version} cannot be taken under '{self.spec}': {len(s.task_of)} of {self.code.replies} "
+                f"replies do not give the sum{reasons}{advice}",
+                failed=True,
+            )
+        ]

@@ -1,0 +1,321 @@
+"""The settings of rounds, and what follows from them before a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
+from anyk.codes.decoders import METHODS, Floats, method
+from anyk.errors import BadInput
+from anyk.protocol import (
+    CancelMode,
+    Compressor,
+    DelayLaw,
+    Layout,
+    Pace,
+    Strategy,
+    slot_names,
+)
+from anyk.strategies.averaging.adapting import AdaptingSteps
+from anyk.strategies.averaging.local_steps import LocalSteps
+from anyk.strategies.closed_forms import uncoded_pace
+from anyk.strategies.rounds.balance import Balance, batch_of, even_parts, settled, shares_of
+from anyk.strategies.rounds.corrections import Scaling, scaling_of
+from anyk.strategies.rounds.snapshots import at_snapshot, check_snapshot
+from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
+
+
+def with_keys(code: str, parts: Sequence[str]) -> str:
+    """A code's spec with keys of its rounds' own."""
+    return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
+
+
+@dataclass(frozen=True, repr=False)
+class RoundSettings(Strategy):
+    """What rounds are told, and what follows: layout, spec, pace; :class:`~anyk.strategies.Rounds` runs them."""
+
+    State = RoundState
+
+    code: Code
+    _: KW_ONLY
+    wait: WaitLike = None
+    scaling: Scaling | None = None
+    cancel: CancelMode = "preempt"
+    decoder: str | Method = "own"
+    batch: int = 0
+    models: int = 1
+    snapshot: int = 0
+    work: LocalSteps | None = None
+    adapt: AdaptingSteps | None = None
+    balance: Balance | None = None
+
+    def __post_init__(self) -> None:
+        if self.models < 1:
+            raise BadInput(f"models must be at least 1, got {self.models}")
+        if self.batch < 0:
+            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {self.batch}")
+        if self.work is not None:
+            self.work.check(self.code.workers)
+            if not self.code.own_messages or self.models > 1 or self.scaling or self.decoder != "own":
+                raise BadInput(
+                    f"local steps under '{self.code.spec}' have been tested as rounds of uncoded, of one model; leave "
+                    "out models, scaling and decoder"
+                )
+        if self.adapt is not None:
+            if self.work is None:
+                raise BadInput("adapt is a rule for the number of local steps; give work=LocalSteps(…) as well")
+            self.adapt.check(self.work)
+        if self.balance is not None:
+            self.balance.check(self.code)
+            clients = self.work is not None and self.work.clients is not None
+            if self.snapshot or self.models > 1 or self.adapt or self.scaling == "marginal" or clients:
+                raise BadInput(
+                    "balance=auto has been tested without models, snapshot, clients, scaling=marginal and adapting "
+                    "local steps; leave them out"
+                )
+        code, own, rule = self.code, self._own, self.rule
+        if self._policy.projected and not (isinstance(rule, Decodable) and own):
+            raise BadInput(
+                f"'{code.spec}' finds Byzantine workers by its own decoder and waits until it has; "
+                "leave out wait and decoder"
+            )
+        if code.blocks > 1 and not own:
+            raise BadInput(f"'{code.spec}' supports only its own decoder; leave out decoder")
+        if self.method == METHODS["exact"] and rule.approximate:
+            raise BadInput(
+                f"decoder=exact refuses approximate sums, and wait={rule} may end a round with one; leave out either"
+            )
+        if self.snapshot:
+            check_snapshot(self.snapshot, code, rule)
+            if self.work is not None or self.models > 1 or self.batch or not own:
+                raise BadInput("snapshot has been tested with wait, scaling and cancel only; leave out the rest")
+        _ = self._samples
+        _ = self._scaled  # what cannot be scaled is refused here, not in the first step
+
+    # ------------------------------------------------------------------------------------------- settings
+
+    @cached_property
+    def _policy(self) -> Policy:
+        return self.code.policy()
+
+    @cached_property
+    def first_code(self) -> Code:
+        """The code that a run begins with."""
+        return self.code if self.balance is None else self._balanced_code
+
+    @cached_property
+    def _balanced_code(self) -> RepetitionCode:
+        """The same code with its blocks cut into many partitions."""
+        code = self.code
+        assert isinstance(code, RepetitionCode)
+        parts = even_parts(self.batch)
+        shares = np.array([len(block) for block in code.blocks_of]) * (code.groups / code.partitions)
+        return code.cut([max(1, round(parts * share)) for share in shares.tolist()])
+
+    @cached_property
+    def _samples(self) -> int:
+        """The samples drawn of each partition; 0: all."""
+        code = self.first_code
+        return batch_of(self.batch, code.workers, code.partitions) if self._together else self.batch
+
+    @cached_property
+    def _together(self) -> bool:
+        """Whether the partitions of a block stand for one, of a size of its own."""
+        return self.balance is not None or bool(shares_of(self.code))
+
+    @cached_property
+    def method(self) -> Method:
+        """How replies are decoded."""
+        return method(self.decoder)
+
+    @cached_property
+    def _own(self) -> bool:
+        return self.method in (METHODS["own"], METHODS["exact"])
+
+    @cached_property
+    def rule(self) -> Wait:
+        """When a round may end, apart from ending when the sum is exact."""
+        wait = self.wait
+        if wait is None and self.work is not None and self.work.clients is not None:
+            wait = self.work.clients
+        if wait is None and self.code.approximate:
+            wait = max(1, self.code.replies - max(1, self.code.replies // 10))
+        return wait_rule(wait, replies=self.code.replies)
+
+    @cached_property
+    def enough(self) -> Wait:
+        """When a round ends."""
+        return self.rule if isinstance(self.rule, Decodable) else self.rule | Decodable()
+
+    @cached_property
+    def exact(self) -> bool:
+        """See :class:`~anyk.protocol.Strategy`."""
+        return self.work is None and not self.enough.approximate
+
+    @cached_property
+    def _count(self) -> int | None:
+        """The common rules, kept where they are fast: so many replies, or (more than there are) until decodable."""
+        if self.snapshot:
+            return None
+        if isinstance(self.rule, Count):
+            return self.rule.number
+        return self.code.replies + 1 if isinstance(self.rule, Decodable) else None
+
+    def _enough_of(self, s: RoundState) -> Wait:
+        """When this round ends."""
+        return Decodable() if at_snapshot(s, self.snapshot) else self.enough
+
+    @cached_property
+    def _default_scaling(self) -> Scaling:
+        unbiased = (self.code.unbiased and self._own) or self.method == METHODS["one-step"] or self.work is not None
+        return "none" if unbiased else "conditional"
+
+    @cached_property
+    def scaling_used(self) -> Scaling:
+        """How sums with partitions missing are corrected."""
+        return self.scaling or self._default_scaling
+
+    @cached_property
+    def _scaled(self) -> Callable[[Selection, Floats], Selection]:
+        return scaling_of(self.scaling_used, self.first_code, self.rule)
+
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """The models."""
+        return slot_names(self.models) if self.adapt is None else self.adapt.slots
+
+    @cached_property
+    def layout(self) -> Layout:
+        """See :class:`~anyk.protocol.Strategy`."""
+        code, work = self.first_code, self.work
+        anything = (tuple(range(code.partitions)),) * code.workers
+        return Layout(
+            code.workers,
+            code.partitions,
+            code.assignment if self.balance is None else anything,
+            self.slots,
+            self.slots[1:] if self.adapt else (),
+            None if work is None else ((),) * code.workers,
+            blocks=code.blocks,
+            voting=self._policy.projected,
+            inner=None if work is None else work.inner,
+            together=self._together,
+            replicated=None if self.balance is None else not code.own_messages,
+        )
+
+    @cached_property
+    def spec(self) -> str:
+        """The short form."""
+        wait = None if self.rule == Decodable() else str(self.rule)
+        if self.work is not None:
+            own = self.work.clients is None or wait != str(self.work.clients)
+            keys: dict[str, Any] = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
+            keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None}
+            return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
+        parts = [] if wait is None else [f"wait={wait}"]
+        parts += [f"scaling={self.scaling_used}"] * (self.scaling_used != self._default_scaling)
+        names = [name for name, known in METHODS.items() if known == self.method and name != "own"]
+        parts += [f"decoder={name}" for name in names]
+        parts += [f"batch={self.batch}"] * (self.batch > 0)
+        parts += [f"models={self.models}"] * (self.models > 1)
+        parts += [f"snapshot={self.snapshot}"] * (self.snapshot > 0)
+        parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
+        parts += ["balance=auto"] * (self.balance is not None)
+        return with_keys(self.code.spec, parts)
+
+    @property
+    def summary(self) -> str:
+        """See :class:`~anyk.protocol.Strategy`."""
+        if self.work is not None:
+            told = "workers take steps of their own, then their models are averaged"
+        else:
+            told = _in_words(self.code, None if self.rule == Decodable() else str(self.rule), self.snapshot)
+        return told + ("; shares of the data follow the speed of workers" if self.balance else "")
+
+    def check_compressor(self, by: Compressor) -> None:
+        """See :class:`~anyk.protocol.Strategy`."""
+        if self._policy.projected:
+            raise BadInput(
+                f"'{self.spec}' finds Byzantine workers by comparing messages, and cannot compare compressed ones"
+            )
+        if self.code.blocks > 1:
+            raise BadInput(f"the messages of '{self.spec}' are a fraction of the vector already; leave compression out")
+        if self.snapshot:
+            raise BadInput(f"'{self.spec}' uses messages again, which '{by.spec}' would blur; leave out snapshot")
+        if self.work is not None and self.work.keep:
+            raise BadInput(f"'{self.spec}' keeps the inner optimiser's state; with '{by.spec}' leave out keep")
+        if by.promise == "contractive" and not self.code.own_messages:
+            raise BadInput(
+                f"'{by.spec}' keeps what it leaves out, which replicas of '{self.spec}' do not share; take random-k "
+                "(exact) or qsgd (in expectation), or rounds of uncoded"
+            )
+
+    # ------------------------------------------------------------------------------------------- how fast it is
+
+    def durations(self, seconds: Floats) -> Floats | None:
+        """See :class:`~anyk.protocol.Strategy`: the k-th reply, or when the code can be decoded."""
+        if (
+            self.code.messages > 1
+            or self.work is not None
+            or self.cancel != "preempt"
+            or not self._own
+            or self.snapshot
+            or self.balance is not None
+        ):
+            return None
+        decodable = self.code.finish_times(seconds)
+        if isinstance(self.rule, Count):
+            return np.minimum(decodable, np.sort(seconds, axis=1)[:, min(self.rule.number, seconds.shape[1]) - 1])
+        return decodable if isinstance(self.rule, Decodable) else None
+
+    @property
+    def shares_computed(self) -> Sequence[float]:
+        """See :class:`~anyk.protocol.Strategy`; under balance at first."""
+        code = self.first_code
+        return super().shares_computed if self.balance is None else [len(a) / code.partitions for a in code.assignment]
+
+    def settled(self, seconds: Floats, slopes: Floats, load: float) -> Strategy:
+        """See :class:`~anyk.protocol.Strategy`: with the shares that balance comes to."""
+        if self.balance is None:
+            return self
+        code = self._balanced_code
+        return replace(self, code=code.cut(settled(code, seconds, slopes, load)), balance=None)
+
+    def pace(self, delays: DelayLaw) -> Pace:
+        """See :class:`~anyk.protocol.Strategy`."""
+        if self.adapt is not None:
+            return Pace(None, 0.0, "tau changes with the loss")
+        if self.work is not None:
+            whole = self.work.clients is None and str(self.rule) == "decodable" and not self.work.speeds
+            seconds = delays.longest_sum(self.work.tau, self.code.workers) if whole else None
+            return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
+        if self.snapshot:
+            return Pace(None, None, "no closed form with snapshots; simulate")
+        if self._together:
+            return Pace(None, 0.0, "no closed form where workers compute different shares; simulate")
+        if self.code.own_messages:
+            return uncoded_pace(self.code, self.enough, self.method, delays, in_vain=self.cancel == "discard")
+        if self.cancel == "discard":
+            return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
+        return Pace(None, 0.0, "no closed form; simulate")
+
+
+def _in_words(code: Code, wait: str | None, snapshot: int) -> str:
+    """Rounds of a code in a few words; ``wait``: the rule if it is not to wait until the sum is exact."""
+    n = code.workers
+    each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
+    if wait is not None:
+        first = f"the first {wait} of {n} replies" if wait.isdigit() else f"enough replies (wait={wait})"
+        now_and_then = f", corrected by an exact one every {snapshot} rounds" if snapshot else ""
+        return f"approximate gradient from {first}{each}{now_and_then}"
+    if code.tolerates == 0 and not code.approximate:
+        return f"exact gradient; waits for all {n} workers{each}"
+    if code.approximate:
+        return f"approximate gradient from most of {n} replies{each}"
+    return f"exact gradient, whichever {code.tolerates} of {n} workers are late{each}"

@@ -1,0 +1,73 @@
+"""Steps corrected by messages of an earlier round, whose sum was exact: variance reduction for approximate codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum, sqrt
+
+from anyk.codes import Code, RepetitionCode, Selection
+from anyk.errors import BadInput
+from anyk.protocol import Combine
+from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.wait import Decodable, Wait
+
+
+def check_snapshot(every: int, code: Code, rule: Wait) -> None:
+    """Raise :class:`~anyk.errors.BadInput` where rounds of a code cannot have a snapshot every so many."""
+    if every < 2:
+        raise BadInput(f"snapshot must be at least 2 rounds (0: no snapshots), got {every}")
+    if not isinstance(code, RepetitionCode):
+        raise BadInput(
+            f"snapshot corrects the sums of groups of workers, and '{code.spec}' has no groups; take agc, frc, bcc or "
+            "uncoded"
+        )
+    if rule == Decodable():
+        raise BadInput(
+            "snapshot corrects steps taken early, and these are all exact; add wait=…, or leave snapshot out"
+        )
+
+
+def at_snapshot(s: RoundState, every: int) -> bool:
+    """Whether this round is one of those, one of ``every`` so many (0: none), whose sum is exact."""
+    return every > 0 and s.version % every == 0
+
+
+def corrected(s: RoundState, code: Code, decoding: Selection, every: int) -> tuple[Combine, Sequence[int]]:
+    """The step of a round that is over, corrected, and the tasks that it leaves to be cancelled.
+
+    With ``a_u`` the weight of group u in this round's decoding (0: silent), ``g_u(w)`` the sum of its partial gradients
+    and ``v`` the version of its last snapshot, the gradient is taken to be
+
+        sum_u g_u(v) + sum_u a_u (g_u(w) - g_u(v)),
+
+    the messages of the snapshot held by the driver being used again. So its error is ``sum_u (a_u - 1)
+    (g_u(w) - g_u(v))``: it vanishes as the model comes to rest, where that of the decoding alone does not (Johnson and
+    Zhang 2013, with groups of workers in place of samples). In a round :func:`at_snapshot` each group that has been
+    heard of gets a new message to be held.
+    """
+    assert isinstance(code, RepetitionCode)
+    snapshot, tasks = at_snapshot(s, every), range(s.first, s.crew.next)
+    heard = [code.group_of[reply] for reply in decoding.replies]
+    fresh = [(s.task_of[reply], 0) for reply in decoding.replies]
+    weight = dict(zip(heard, decoding.weights, strict=True))
+    rest = {group: 1.0 - weight.get(group, 0.0) for group in sorted(s.held)}
+    again = [group for group in rest if rest[group]]
+    sizes = [len(block) for block in code.blocks_of]
+    missing = fsum(n * (weight.get(u, 0.0) - 1.0) ** 2 for u, n in enumerate(sizes) if u not in rest)
+    gain = fsum(sizes[u] * a * a for u, a in weight.items()) + fsum(sizes[u] * rest[u] ** 2 for u in again)
+    step = Combine(
+        "model",
+        [*fresh, *((s.held[group], 0) for group in again)],
+        [*decoding.weights, *(rest[group] for group in again)],
+        "all",
+        1.0,
+        sqrt(missing / code.partitions),
+        sqrt(gain),
+        keep=fresh if snapshot else (),
+    )
+    if not snapshot:
+        return step, tasks
+    done = [s.held[group] for group in heard if group in s.held]
+    new = {group: task for group, (task, _) in zip(heard, fresh, strict=True)}
+    s.held |= new
+    return step, [*done, *sorted(set(tasks) - set(new.values()))]

@@ -1,0 +1,308 @@
+"""The common part of the sequential codes: rounds, the waiting rule, and when a job is done."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nextafter
+from typing import Any
+
+import numpy as np
+
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    Chunk,
+    Combine,
+    Command,
+    Dispatch,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    Lost,
+    Reply,
+    SetAlarm,
+    Stop,
+    Task,
+)
+from anyk.strategies.crew import Crew
+from anyk.strategies.sequential.inner import Flags
+from anyk.strategies.sequential.jobs import Place, SequentialState, Work
+from anyk.strategies.sequential.settings import SequentialSettings
+
+_ALARM = "cut-off"
+
+
+@dataclass(frozen=True, repr=False)
+class SequentialRounds(SequentialSettings):
+    """The common part of the sequential codes: rounds, the waiting rule, and when a job is done.
+
+    ``models``: M, at least T + 1 (the default). ``jobs``: how many there are in all, so that the last rounds carry no
+    new ones (0: no end).
+
+    ``end`` says when a round may end: with ``cutoff`` at ``1 + mu`` times its first completion, with ``decodable`` as
+    soon as those who are not done fit the straggler model, and so every job that is due has its sum. Whoever is not
+    done then has straggled, so that an early end leaves less of the model for the rounds that follow.
+
+    Where those late at the cut-off do not fit, ``wait`` says for whom to wait: ``all`` (the default with ``cutoff``),
+    ``minimal`` (in order of arrival, until the rest fits; the default with ``decodable``) or ``feasible`` (whatever the
+    model, until every job could still be done if nobody straggled any more; at any time in place of the model).
+
+    ``inner`` is the code within a job. In the straggler model of ``frc`` groups count as such: any workers may be
+    missing that leave one of each group. With ``auto`` (``frc`` where it fits, else ``cyclic``) they do so with
+    ``end=decodable``, while ``end=cutoff`` goes by the number of workers only, as published.
+
+    ``late`` says what becomes of a straggler's task when its round ends. ``drop``: it is cut off, its messages are
+    dropped, and the worker takes part in the next round. ``keep``: if a job in it is not done yet, the worker goes on
+    with it, and only when it has ended it is given a task again, that of the round then under way: rounds in between
+    pass without it, there is never a queue. When the last message of such a task has come, all of them count for jobs
+    not done by then, and what came is not tried again. In the straggler model it has straggled in every round that
+    ended before it had ended its task of that round, whatever came late.
+
+    A worker that is lost is a straggler; when the others are not enough the round waits until it is back.
+    """
+
+    # ------------------------------------------------------------------------------------------- what a scheme is
+
+    @abstractmethod
+    def _assign(self, s: Any, t: int) -> list[Work]:
+        """For each worker the (job, piece) pairs of round t; decided from what was delivered before it."""
+
+    @abstractmethod
+    def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Partitions and coefficients of a piece of a worker's."""
+
+    @abstractmethod
+    def _deliver(self, s: Any, worker: int, job: int, piece: int, place: Place) -> None:
+        """A worker has completed its round, and with it this piece of a job."""
+
+    @abstractmethod
+    def _job_done(self, s: Any, job: int) -> bool:
+        """Whether a job's sum can be had."""
+
+    @abstractmethod
+    def _job_sum(self, s: Any, job: int) -> tuple[list[Place], list[float], float, float]:
+        """Messages and weights that give a job's sum, its residual and gain; and forget the job."""
+
+    @abstractmethod
+    def _fits(self, s: Any, late: Flags) -> bool:
+        """Whether these stragglers of the current round, after those of the past, are within the straggler model."""
+
+    @abstractmethod
+    def _feasible(self, s: Any, late: Flags) -> bool:
+        """Whether every job can still be done in time if these straggle now and nobody later."""
+
+    def _skips(self, s: Any, t: int) -> bool:
+        """Whether nothing is left to do in round t."""
+        del s, t
+        return False
+
+    @abstractmethod
+    def _end_round(self, s: Any, late: Flags) -> None:
+        """Note what a scheme needs to know of a round that ends."""
+
+    # ------------------------------------------------------------------------------------------- rounds
+
+    def start(self, fleet: Fleet) -> tuple[Any, Sequence[Command]]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = self.State(Crew.of(fleet), now=fleet.time, before=fleet.rounds)
+        return s, self._begin(s)
+
+    def _begin(self, s: SequentialState) -> list[Command]:
+        """The next round that has something to do."""
+        while True:
+            t = s.round
+            if self.limit and t >= self.limit + self.T:
+                return [Stop(f"all {self.limit} jobs are done")]
+            if not self._skips(s, t):
+                break
+            s.durations.append(0.0)
+            self._finish_round(s, np.zeros(self.workers, dtype=bool))
+        s.began, s.cut = s.now, float("inf")
+        s.worker = {task: s.worker[task] for task in sorted(s.behind)}
+        s.task = {worker: task for task, worker in s.worker.items()}
+        s.left = {task: s.left[task] for task in s.worker}
+        s.done, s.crew.failures, s.waiting = [], {}, False
+        s.assigned = self._assign(s, t)
+        if s.crew.hopeless:
+            return [Stop("every worker has been given up", failed=True)]
+        return self._dispatch(s, sorted(s.crew.present - s.task.keys()))
+
+    def _dispatch(self, s: SequentialState, workers: Sequence[int]) -> list[Command]:
+        if not workers:
+            return []
+        first = s.crew.number(len(workers))
+        tasks: list[Task] = []
+        for task, worker in enumerate(workers, first):
+            work = s.assigned[worker]
+            s.task[worker], s.worker[task] = task, worker
+            s.work[task], s.left[task] = list(work), set(range(max(1, len(work))))
+            chunks = [Chunk(*self._rows(worker, piece), slot=self.slot(job), batch=self.batch) for job, piece in work]
+            tasks.append(tuple(chunks) or (Chunk((), (), slot=self.slot(s.round), batch=self.batch),))
+        return [Dispatch(first, tuple(workers), tasks, round=s.before + s.round)]
+
+    def on(self, state: Any, event: Event) -> Sequence[Command]:
+        """See :class:`~anyk.protocol.Strategy`."""
+        s = state
+        s.now = event.time
+        if isinstance(event, Reply):
+            left = s.left.get(event.task)
+            if left is None:
+                return ()
+            left.discard(event.chunk)
+            if left:
+                return ()
+            del s.left[event.task]
+            if event.task in s.behind:
+                return self._catch_up(s, event.worker, event.task)
+            s.done.append(event.worker)
+            return self._look(s, first=len(s.done) == 1)
+        if isinstance(event, Alarm):
+            return self._cut_off(s)
+        if isinstance(event, Failed):
+            return self._failed(s, event)
+        if isinstance(event, Joined):
+            if not s.crew.join(event.worker):
+                return ()
+            return self._look(s) if event.worker in s.done else self._dispatch(s, [event.worker])
+        if isinstance(event, Lost):
+            return self._lost(s, event)
+        return ()
+
+    def _failed(self, s: SequentialState, event: Failed) -> Sequence[Command]:
+        if s.left.pop(event.task, None) is None:
+            return ()
+        s.work.pop(event.task, None)
+        again: list[Command] = [Cancel((event.task,))]
+        if event.task in s.behind:
+            s.behind.discard(event.task)
+            return again + self._dispatch(s, [event.worker])
+        s.crew.fail(event.worker, event.task)
+        if s.crew.able(event.worker):
+            return again + self._dispatch(s, [event.worker])
+        return again + self._look(s)
+
+    def _lost(self, s: SequentialState, event: Lost) -> Sequence[Command]:
+        s.crew.lose(event)
+        task = s.task.get(event.worker)
+        dropped: list[Command] = []
+        if task is not None and task in s.left:
+            s.left.pop(task)
+            s.work.pop(task, None)
+            s.behind.discard(task)
+            dropped = [Cancel((task,))]  # what has come of it is not used
+        if s.crew.hopeless:
+            return [Stop("every worker has been given up", failed=True)]
+        return dropped + self._look(s)
+
+    def _catch_up(self, s: SequentialState, worker: int, task: int) -> list[Command]:
+        """A worker has ended its task of an earlier round: what it gives counts, and it joins the round under way."""
+        s.behind.discard(task)
+        self._take(s, worker, task)
+        if self._may_end(s) and self._enough(s, self._late_now(s)):  # it may have been what was missing
+            return self._end(s, self._late_now(s))
+        s.assigned[worker] = self._assign(s, s.round)[worker]  # which need not try again what has come
+        return self._dispatch(s, [worker])
+
+    def _take(self, s: SequentialState, worker: int, task: int) -> None:
+        """The messages of a task that is complete count for the jobs that are not done."""
+        s.kept.setdefault(s.round, []).append(task)
+        for chunk, (job, piece) in enumerate(s.work.pop(task)):
+            if job >= s.combined:
+                self._deliver(s, worker, job, piece, (task, chunk))
+
+    def _look(self, s: SequentialState, *, first: bool = False) -> list[Command]:
+        """After a completion or a loss: has the round ended, or can it never?"""
+        if len(s.done) < self.workers and s.left and not self._may_end(s) and not first:
+            return []
+        late = self._late_now(s)
+        if not late.any() or (self._may_end(s) and self._enough(s, late)):
+            return self._end(s, late)
+        if first:
+            s.cut = (1.0 + self.mu) * (s.now - s.began)
+            # who completes at the cut-off itself is in time
+            return [SetAlarm(_ALARM, nextafter(s.began + s.cut, float("inf")))]
+        if s.left or not s.crew.complete:
+            return []
+        # nobody is left to wait for: what fits will have to do, whether or not the cut-off has passed
+        if self._feasible(s, late) if self.waits == "feasible" else self._fits(s, late):
+            return self._end(s, late)
+        names = ", ".join(map(str, np.flatnonzero(late)[:10]))
+        why = f"round {s.round} of '{self.spec}' cannot end: workers {names} give nothing, which is more than it bears"
+        return [Stop(why, failed=True)]
+
+    def _late_now(self, s: SequentialState) -> Flags:
+        late = np.ones(self.workers, dtype=bool)
+        late[s.done] = False
+        return late
+
+    def _may_end(self, s: SequentialState) -> bool:
+        """Whether a round may end without everybody, now that someone is done."""
+        return s.waiting or (self.end == "decodable" and bool(s.done))
+
+    def _enough(self, s: SequentialState, late: Flags) -> bool:
+        """Whether a round may end with these stragglers."""
+        if self.waits == "feasible":
+            return self._feasible(s, late)
+        if self.waits == "minimal" or not s.waiting:
+            return self._fits(s, late)
+        return False
+
+    def _cut_off(self, s: SequentialState) -> list[Command]:
+        late = self._late_now(s)
+        if self._enough(s, late):
+            return self._end(s, late)
+        s.waiting = True
+        s.waits += 1
+        return self._look(s)
+
+    def _end(self, s: SequentialState, late: Flags) -> list[Command]:
+        if self.limit:  # of a run without an end they would be too many to keep
+            seconds = s.now - s.began
+            s.durations.append(seconds if s.waiting else min(seconds, s.cut))
+        for worker in sorted(s.done):
+            self._take(s, worker, s.task[worker])
+        t = s.round
+        done = s.combined
+        sums: list[Command] = []
+        while (not self.limit or done < self.limit) and done <= t and self._job_done(s, done):
+            messages, weights, residual, gain = self._job_sum(s, done)
+            sums.append(Combine(self.slot(done), messages, weights, "all", 1.0, residual, gain))
+            done += 1
+        under_way = [task for task in s.worker if task in s.left]
+        if self.late == "keep":
+            s.behind = {task for task in under_way if any(job >= done for job, _ in s.work[task])}
+        dropped = [task for task in under_way if task not in s.behind]
+        for task in dropped:
+            s.work.pop(task)
+        commands: list[Command] = [SetAlarm(_ALARM, None)]
+        if dropped:
+            commands.append(Cancel(tuple(dropped)))
+        commands += sums
+        if done <= t - self.T and not (self.limit and done >= self.limit):
+            why = f"job {done} of '{self.spec}' is not done after round {t}: the stragglers were outside of its model"
+            return [*commands, Stop(why, failed=True)]
+        s.combined = done
+        for old in [r for r in s.kept if r <= t - self.T]:
+            commands.append(Cancel(tuple(s.kept.pop(old))))  # nobody needs the rest of their messages
+        self._finish_round(s, late)
+        return commands + self._begin(s)
+
+    def _finish_round(self, s: SequentialState, late: Flags) -> None:
+        self._end_round(s, late)
+        s.late.append(np.flatnonzero(late).tolist())
+        s.round += 1
+
+    def _in(self, s: SequentialState, rounds: range) -> Flags:
+        """The workers that straggled in any of these past rounds."""
+        flags = np.zeros(self.workers, dtype=bool)
+        first = s.round - len(s.late)
+        for r in rounds:
+            if first <= r < s.round:
+                flags[s.late[r - first]] = True
+        return flags
+
+    def _forget_late(self, s: SequentialState, keep: int) -> None:
+        del s.late[: max(0, len(s.late) - keep)]

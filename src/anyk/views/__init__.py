@@ -1,0 +1,54 @@
+"""Views of runs: tables, pictures, pages, progress, and exports for other programs."""
+
+from anyk.runs.progress import Progress
+from anyk.views.code_tables import (
+    code_facts,
+    codes_table,
+    curves_table,
+    holders_text,
+    matrix_text,
+    plot_code,
+    plot_codes,
+    residual_text,
+    theory_text,
+    thresholds_table,
+)
+from anyk.views.coefficients import coefficients_report, coefficients_table
+from anyk.views.columns import Columns
+from anyk.views.exports import Metrics, save_perfetto, save_tables
+from anyk.views.page import report
+from anyk.views.plots import NothingToDraw, plot
+from anyk.views.result_tables import race_notes, race_table, ratio_to_floor, speed_table
+from anyk.views.staleness import mean_staleness, plot_staleness, staleness_table
+from anyk.views.watching import Watch
+
+__all__ = [
+    "Metrics",
+    "save_perfetto",
+    "save_tables",
+    "Columns",
+    "coefficients_report",
+    "coefficients_table",
+    "NothingToDraw",
+    "Progress",
+    "Watch",
+    "code_facts",
+    "codes_table",
+    "curves_table",
+    "holders_text",
+    "matrix_text",
+    "mean_staleness",
+    "plot",
+    "plot_code",
+    "plot_codes",
+    "plot_staleness",
+    "race_notes",
+    "race_table",
+    "ratio_to_floor",
+    "report",
+    "residual_text",
+    "speed_table",
+    "staleness_table",
+    "theory_text",
+    "thresholds_table",
+]

@@ -1,0 +1,210 @@
+"""Codes as tables, text and pictures."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyk.codes import Code
+from anyk.codes.base import EXACT
+from anyk.errors import BadInput
+from anyk.fleet import Curve, Facts, Threshold
+from anyk.fleet.theory.code_curves import ATTACKED, Missing
+from anyk.views.columns import Columns
+from anyk.views.plots import COLOURS, new_figure, save
+from anyk.views.prose import plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLUMNS = 40  # partitions up to which a matrix is shown in full
+
+
+def codes_table(rows: Sequence[Facts | Missing]) -> Columns:
+    """One row for each code that exists."""
+    cells = [
+        [
+            row.code.spec,
+            str(row.code.load),
+            str(row.code.partitions),
+            f"{row.code.replication:.3g}",
+            str(row.code.tolerates),
+            ("" if row.expected_known else "~") + residual_text(row.expected),
+            ("" if row.worst_known else "≥ ") + residual_text(row.worst),
+            f"{row.gain:.3g}",
+            f"{row.decode * 1e3:.2f}",
+        ]
+        for row in rows
+        if not isinstance(row, Missing)
+    ]
+    return Columns(["code", "load", "of", "copies", "tolerates", "residual", "worst", "gain", "decode\nms"], cells)
+
+
+def residual_text(value: float) -> str:
+    """A residual for a table; 0 where it is rounding."""
+    return "0" if value < 1e-7 else f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
+
+
+def code_facts(code: Code) -> list[tuple[str, str]]:
+    """Facts about a code, as (word, value)."""
+    promised = (
+        f"any {code.tolerates} straggler{'s' * (code.tolerates > 1)}"
+        if code.tolerates
+        else "no fixed number of stragglers"
+    )
+    sends = "one vector" if code.blocks == 1 else f"one vector of 1/{code.blocks} of the length"
+    if code.messages > 1:
+        sends = f"{code.messages} messages"
+    return [
+        ("code", code.spec),
+        ("workers", f"{code.workers}, each sends {sends}"),
+        ("partitions", f"{code.partitions}, each held by {code.replication:.3g} workers on average"),
+        ("load", f"at most {code.load} partitions per worker, {code.load / code.partitions:.3g} of the data"),
+        ("tolerates", promised + (" (meant to be approximate)" if code.approximate else "")),
+    ]
+
+
+def matrix_text(code: Code) -> str:
+    """The encoding matrix, a row for each reply; partitions nobody holds there are dots."""
+    if code.partitions * code.blocks > _COLUMNS:
+        return ""
+    dense = code.encoding.toarray()
+    whole = bool(np.all(dense == np.round(dense)))
+    width = max(len(f"{value:.0f}" if whole else f"{value:.2f}") for value in dense.ravel()) + 1
+    lines = []
+    for i, row in enumerate(dense):
+        cells = ["." if value == 0 else f"{value:.0f}" if whole else f"{value:.2f}" for value in row]
+        name = f"{i // code.messages}" + (f".{i % code.messages}" if code.messages > 1 else "")
+        lines.append(f"{name:>5} " + "".join(cell.rjust(width) for cell in cells))
+    return "\n".join(lines)
+
+
+def holders_text(code: Code) -> str:
+    """Who holds what."""
+    return "\n".join(f"worker {i:>3}: {' '.join(map(str, held))}" for i, held in enumerate(code.assignment))
+
+
+def theory_text(thing: object, width: int = 100) -> str:
+    """The documentation of a code or strategy, as text: how it works and where it comes from."""
+    return plain(inspect.getdoc(type(thing)) or "", width)
+
+
+def plot_code(code: Code, path: str | Path | None = None) -> Figure:
+    """Draw the encoding matrix: a square for each partition that a worker holds, its colour the coefficient."""
+    figure, axes = new_figure((7.0, 6.0), "the picture of a code")
+    dense = code.encoding.toarray()
+    most = float(np.abs(dense).max()) or 1.0
+    shown: Any = np.ma.masked_equal(dense, 0.0)
+    alike = np.ptp(dense[dense != 0.0]) == 0.0
+    colours = "Blues" if alike else "RdBu_r"
+    image = axes.imshow(shown, cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+    if alike:
+        axes.text(1.0, 1.01, f"held, coefficient {most:g}", transform=axes.transAxes, ha="right", fontsize=9)
+    else:
+        figure.colorbar(image, ax=axes, label="coefficient", shrink=0.8)
+    if max(dense.shape) <= _COLUMNS:
+        for edge in range(1, dense.shape[0]):
+            axes.axhline(edge - 0.5, color="0.85", lw=0.6)
+        for edge in range(1, dense.shape[1]):
+            axes.axvline(edge - 0.5, color="0.85", lw=0.6)
+    axes.set_xlabel("partition" if code.blocks == 1 else "partition x block")
+    axes.set_ylabel("worker" if code.messages == 1 else "message (worker by worker)")
+    axes.set_title(f"{code.spec}, {code.workers} workers", fontsize=11, loc="left")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    save(figure, path)
+    return figure
+
+
+def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figure:
+    """Draw residual against stragglers: random sets on the left, an adversary's on the right, closed forms as lines."""
+    if not curves:
+        raise BadInput("there is no code to draw")
+    figure, both = new_figure((11.0, 4.8), "the picture of codes", columns=2)
+    for i, curve in enumerate(curves):
+        colour = COLOURS[i % len(COLOURS)]
+        uncovered = bool(curve.stragglers[0] == 0 and curve.random[0] > EXACT)
+        name = curve.code.spec + " (some partitions on no worker)" * uncovered
+        both[0].errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
+        unknown = np.isnan(curve.expected).all()
+        both[0].plot(
+            curve.stragglers,
+            curve.random if unknown else curve.expected,
+            color=colour,
+            lw=0.8 if unknown else 1.6,
+            alpha=0.5 if unknown else 1.0,
+            ls=":" if unknown else "-",
+        )
+        both[1].plot(curve.stragglers, curve.adversarial, ":", color=colour, lw=0.8, label=name)
+        for exact in (True, False):
+            marked = curve.exact == exact
+            both[1].plot(
+                curve.stragglers[marked],
+                curve.adversarial[marked],
+                "o",
+                color=colour,
+                ms=4,
+                mfc=colour if exact else "none",
+            )
+        both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
+    known = any(not np.isnan(curve.expected).all() for curve in curves)
+    bounded = any(not np.isnan(curve.bound).all() for curve in curves)
+    both[0].set_title(
+        "random stragglers" + (" (points: 2 standard errors; lines: closed forms)" if known else ""),
+        fontsize=11,
+        loc="left",
+    )
+    both[1].set_title(
+        "stragglers chosen to hurt (hollow: found by search, at least this" + ("; dashed: bounds)" if bounded else ")"),
+        fontsize=11,
+        loc="left",
+    )
+    top = max(1.02, max(float(np.nanmax(curve.adversarial)) for curve in curves) * 1.02)
+    for axes in both:
+        axes.set_xlabel(f"stragglers of {curves[0].code.workers} workers")
+        axes.set_ylabel("residual (root mean square)" if axes is both[0] else "residual (largest found)")
+        axes.set_ylim(-0.02, top)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9, loc="upper left")
+    save(figure, path)
+    return figure
+
+
+def curves_table(curves: Sequence[Curve]) -> Columns:
+    """Residuals at a few numbers of stragglers, random and chosen to hurt (≥: found by search); counts of draws."""
+    points = curves[0].stragglers
+    chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), 7)).round().astype(int))
+    rows = []
+    several = any(curve.draws > 1 for curve in curves)
+    for curve in curves:
+        found, certain = ~curve.exact, np.zeros(len(points), dtype=bool)
+        lines = [(curve.code.spec, _draws(curve.draws), curve.random, certain)]
+        lines += [("  standard error", "", curve.spread, certain)] * several
+        lines += [("  chosen to hurt", _draws(min(curve.draws, ATTACKED)), curve.adversarial, found)]
+        for name, draws, values, least in lines:
+            texts = ["≥ " * bool(least[at]) + residual_text(float(values[at])) for at in chosen]
+            rows.append([name, *[draws] * several, *texts])
+    titles = ["residual with\nstragglers:", *[""] * several, *(str(points[at]) for at in chosen)]
+    return Columns(titles, rows, dim=[i for i, row in enumerate(rows) if row[0].startswith("  ")])
+
+
+def _draws(count: int) -> str:
+    return f"{count} draw{'s' * (count > 1)}"
+
+
+def thresholds_table(found: Mapping[str, Mapping[str, Threshold]]) -> Columns:
+    """By code and what the adversary knows, how many stragglers it takes; upper bounds are marked."""
+    titles = ["chosen by one\nwho knows:", *(f"{knows}" for knows in next(iter(found.values())))]
+    rows = [[spec, *(_threshold(one) for one in row.values())] for spec, row in found.items()]
+    return Columns(titles, rows)
+
+
+def _threshold(found: Threshold) -> str:
+    if found.stragglers is None:
+        return "none do"
+    return f"{'≤ ' * (found.found == 'search')}{found.stragglers}"

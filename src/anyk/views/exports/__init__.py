@@ -1,0 +1,7 @@
+"""Runs for other programs: Perfetto's traces, tables, and metrics for Prometheus."""
+
+from anyk.views.exports.log_tables import save_tables
+from anyk.views.exports.perfetto import save_perfetto
+from anyk.views.exports.prometheus import Metrics
+
+__all__ = ["Metrics", "save_perfetto", "save_tables"]

@@ -1,0 +1,37 @@
+"""A run as tables: Parquet or CSV, one file for each table of its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from anyk.errors import BadInput
+from anyk.runs.log.queries import TABLES
+from anyk.runs.run import Run
+
+
+def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = "parquet") -> dict[str, int]:
+    """Write a run's tables (:meth:`anyk.Run.to_frame`) into a folder, made if need be; returns their numbers of rows.
+
+    Raises :class:`~anyk.errors.BadInput` where it cannot be written, and :class:`~anyk.errors.MissingPackage` without
+    pandas and PyArrow (``anyk[data]``).
+
+    >>> import anyk, tempfile
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = anyk.train(problem, "uncoded", "simulated", workers=2, delays="constant:1", steps=3)
+    >>> save_tables(run, tempfile.mkdtemp(), "csv")["chunks"]
+    8
+    """
+    target, counts = Path(folder), {}
+    frames = {name: run.to_frame(name) for name in TABLES}  # before a folder is made
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, frame in frames.items():
+            if kind == "csv":
+                frame.to_csv(target / f"{name}.csv", index=False)
+            else:
+                frame.to_parquet(target / f"{name}.parquet", index=False)
+            counts[name] = len(frame)
+    except OSError as error:
+        raise BadInput(f"the tables cannot be written to '{folder}' ({error.strerror})") from None
+    return counts

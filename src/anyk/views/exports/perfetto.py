@@ -1,0 +1,155 @@
+"""A run as a trace in Chrome's JSON format, which ui.perfetto.dev and chrome://tracing read.
+
+The format is described in Google's document "Trace Event Format"; times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyk.errors import BadInput
+from anyk.runs.log import queries
+from anyk.runs.log.tasks import CUT, FATES, LATE, PHASES, Tasks, tasks_of
+from anyk.runs.run import Run
+
+_DRIVER, _WORKERS = 1, 2  # process numbers: names of groups of tracks
+
+
+def save_perfetto(run: Run, path: str | Path) -> int:
+    """Write a run as a trace that ui.perfetto.dev opens; returns the number of its events.
+
+    A track for each worker has a slice for each task, named by what became of it, and in it waiting, computing and
+    sending; a track for each model has its steps; counters show loss, metric, residual and staleness. A path that ends
+    in ``.gz`` is compressed. Raises :class:`~anyk.errors.BadInput` for another ending than ``.json`` or ``.json.gz``,
+    and where the file cannot be written.
+
+    >>> import anyk, tempfile
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = anyk.train(problem, "uncoded", "simulated", workers=2, delays="constant:1", steps=1)
+    >>> save_perfetto(run, Path(tempfile.mkdtemp()) / "run.json")
+    20
+    """
+    target = Path(path)
+    if not target.name.endswith((".json", ".json.gz")):
+        raise BadInput(f"a Perfetto trace is written as .json or .json.gz, got '{path}'")
+    count = 0
+    try:
+        with gzip.open(target, "wt") if target.suffix == ".gz" else target.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "otherData": ')
+            file.write(json.dumps({key: str(value) for key, value in run.config.items() if value is not None}))
+            file.write(', "traceEvents": [')
+            for event in _events(run):
+                file.write((",\n" if count else "\n") + json.dumps(event, allow_nan=False))
+                count += 1
+            file.write("\n]}\n")
+    except OSError as error:
+        raise BadInput(f"the trace '{path}' cannot be written ({error.strerror})") from None
+    return count
+
+
+def _events(run: Run) -> Iterator[dict[str, Any]]:
+    tasks = tasks_of(run)
+    yield _named("process", _DRIVER, 0, f"driver: {run.config.get('strategy')}")
+    yield _named("process", _WORKERS, 0, "workers")
+    yield from _steps(run)
+    yield from _of_workers(tasks, int(run.config["workers"]))
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _micro(seconds: float) -> float:
+    return round(1e6 * float(seconds), 3)
+
+
+def _slice(name: str, pid: int, tid: int, begin: float, end: float, **more: Any) -> dict[str, Any]:
+    """A complete event; begin and end are in microseconds."""
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": "anyk",
+        "pid": pid,
+        "tid": tid,
+        "ts": begin,
+        "dur": round(max(end - begin, 0.0), 3),
+        **more,
+    }
+
+
+def _steps(run: Run) -> Iterator[dict[str, Any]]:
+    """The steps of each model, and counters of what is known of them."""
+    log = queries.columns(run.log, "steps")
+    for number, slot in enumerate(dict.fromkeys(log["slot"])):
+        yield _named("thread", _DRIVER, number, f"steps of {slot}")
+        before = 0.0
+        for i in np.flatnonzero(log["slot"] == slot).tolist():
+            now = _micro(log["seconds"][i])
+            known = {name: float(log[name][i]) for name in ("residual", "staleness", "loss", "metric")}
+            known = {name: value for name, value in known.items() if math.isfinite(value)}
+            if math.isfinite(log["replies"][i]):
+                step, replies = int(log["step"][i]), int(log["replies"][i])
+                yield _slice(f"step {step}", _DRIVER, number, before, now, args={"messages": replies, **known})
+                before = now
+            for name, value in known.items():
+                shown = run.metric_name if name == "metric" else name
+                yield {
+                    "ph": "C",
+                    "name": f"{shown} of {slot}",
+                    "pid": _DRIVER,
+                    "tid": 0,
+                    "ts": now,
+                    "args": {shown: value},
+                }
+
+
+def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
+    """Slices of tasks; where two of a worker overlap, as a message that is sent beside computing, on another track."""
+    order = np.lexsort((tasks.start, tasks.worker))
+    ends: dict[int, list[float]] = {}
+    widest = 1
+    for i in order.tolist():
+        worker = int(tasks.worker[i])
+        lanes = ends.setdefault(worker, [])
+        edges = [_micro(value) for value in np.cumsum([tasks.start[i], *(getattr(tasks, one)[i] for one in PHASES)])]
+        edges.append(_micro(tasks.end[i]))
+        lane = next((j for j, end in enumerate(lanes) if end <= edges[0]), len(lanes))
+        lanes[lane : lane + 1] = [edges[-1]]
+        widest = max(widest, len(lanes))
+        tid = worker + lane * workers
+        yield _slice(FATES[tasks.fate[i]], _WORKERS, tid, edges[0], edges[-1], args=_told(tasks, i))
+        if tasks.finished[i]:
+            for name, begin, end in zip(PHASES, edges, edges[1:], strict=False):
+                if end > begin:
+                    yield _slice(name, _WORKERS, tid, begin, min(end, edges[-1]))
+    for worker in range(workers):
+        for lane in range(max(len(ends.get(worker, ())), 1)):
+            tid = worker + lane * workers
+            yield _named("thread", _WORKERS, tid, f"worker {worker}" + f" ({lane + 1})" * bool(lane))
+            yield {
+                "ph": "M",
+                "name": "thread_sort_index",
+                "pid": _WORKERS,
+                "tid": tid,
+                "args": {"sort_index": worker * widest + lane},
+            }
+
+
+def _told(tasks: Tasks, i: int) -> dict[str, Any]:
+    told: dict[str, Any] = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]]}
+    told["version"] = int(tasks.version[i])
+    if tasks.fate[i] <= LATE:
+        told |= {"step": int(tasks.step[i]), "weight": float(tasks.weight[i])}
+        told["staleness"] = int(tasks.step[i] - 1 - tasks.version[i])
+    elif tasks.step[i] > 0:
+        told["not waited for in step"] = int(tasks.step[i])
+    if tasks.fate[i] == CUT and math.isfinite(tasks.late[i]):
+        told["seconds late"] = float(tasks.late[i])
+    return told

@@ -1,0 +1,157 @@
+"""A run's state for Prometheus, served over HTTP while it goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Self
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
+
+
+class Metrics(Callback):
+    """Serves steps, seconds, loss, residual, staleness, and workers' shares of steps and losses, to be scraped.
+
+    A callback for :func:`anyk.train` and others. ``port``: 0 takes a free one (:attr:`url` has it); ``host``: who may
+    ask; by default only this machine. In a race the numbers are those of the run at hand, and start again with the
+    next. The server runs in a thread until :meth:`close`, as by ``with``; it costs the run nothing but counting.
+
+    Raises :class:`~anyk.errors.BadInput` where the port is taken or not allowed, and
+    :class:`~anyk.errors.MissingPackage` without prometheus_client (``anyk[metrics]``).
+
+    >>> import anyk, urllib.request
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> with Metrics(0) as metrics:
+    ...     run = anyk.train(problem, "uncoded", "simulated", workers=2, steps=3, callbacks=[metrics])
+    ...     page = urllib.request.urlopen(metrics.url).read().decode()
+    >>> [line for line in page.splitlines() if line.startswith("anyk_steps")]
+    ['anyk_steps_total{model="model",strategy="uncoded"} 3.0']
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        if not 0 <= port <= 65535:
+            raise BadInput(f"a port is a number from 0 to 65535, got {port}")
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError:
+            raise MissingPackage("prometheus_client", "metrics", "serving metrics") from None
+        self._info: RunInfo | None = None
+        self._steps: dict[str, StepInfo] = {}
+        self._evaluated: dict[str, tuple[int, float | None, float | None]] = {}
+        self._taken: Counter[str] = Counter()
+        self._used: Counter[int] = Counter()
+        self._lost: Counter[int] = Counter()
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            raise BadInput(
+                f"metrics cannot be served at {host}:{port} ({error.strerror}); choose another port"
+            ) from None
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop serving; safe to call twice."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    # ------------------------------------------------------------------------------------------- what happens
+
+    def on_begin(self, info: RunInfo) -> None:
+        """See :class:`~anyk.Callback`."""
+        for kept in (self._steps, self._evaluated, self._taken, self._used, self._lost):
+            kept.clear()
+        self._info = info
+
+    def on_step(self, info: StepInfo) -> None:
+        """See :class:`~anyk.Callback`."""
+        self._taken[info.slot] += 1
+        self._used.update(info.driver.used_by)
+        self._steps[info.slot] = info
+
+    def on_evaluation(self, info: EvaluationInfo) -> None:
+        """See :class:`~anyk.Callback`."""
+        if info.step >= self._evaluated.get(info.slot, (0,))[0]:
+            self._evaluated[info.slot] = info.step, info.loss, info.metric
+
+    def on_worker_lost(self, info: LostInfo) -> None:
+        """See :class:`~anyk.Callback`."""
+        self._lost[info.worker] += 1
+
+    # ------------------------------------------------------------------------------------------- what is served
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics as they stand; called by prometheus_client when somebody asks."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        info = self._info
+        if info is None:
+            return
+        strategy = info.strategy
+        of_model = [
+            ("steps", CounterMetricFamily, "Steps taken since the run began or was resumed."),
+            ("version", GaugeMetricFamily, "Newest version of the model."),
+            ("seconds", GaugeMetricFamily, "Time of the newest step on the run's clock."),
+            ("workers_used", GaugeMetricFamily, "Workers whose messages the newest step used."),
+            ("residual", GaugeMetricFamily, "Residual of the newest step."),
+            ("staleness", GaugeMetricFamily, "Mean staleness of its messages, in versions."),
+            ("loss", GaugeMetricFamily, "Loss of the newest version that was evaluated."),
+            ("metric", GaugeMetricFamily, f"Its metric, {info.metric}."),
+        ]
+        values = {slot: self._of(slot, step) for slot, step in list(self._steps.items())}
+        for name, family, text in of_model:
+            made = family(f"anyk_{name}", text, labels=("model", "strategy"))
+            for slot, known in values.items():
+                if known[name] is not None:
+                    made.add_metric((slot, strategy), known[name])
+            yield made
+        total = sum(self._taken.values())
+        on_time = GaugeMetricFamily(
+            "anyk_worker_on_time_share", "Share of the steps that used the worker.", labels=("strategy", "worker")
+        )
+        lost = CounterMetricFamily(
+            "anyk_worker_losses", "How often the worker was lost.", labels=("strategy", "worker")
+        )
+        for worker in range(int(info.config["workers"])):
+            if total:
+                on_time.add_metric((strategy, str(worker)), self._used[worker] / total)
+            lost.add_metric((strategy, str(worker)), self._lost[worker])
+        yield on_time
+        yield lost
+        about = InfoMetricFamily("anyk_run", "What runs.")
+        about.add_metric((), {name: value for name, value in info.settings.items() if name.isidentifier()})
+        yield about
+
+    def _of(self, slot: str, step: StepInfo) -> dict[str, float | None]:
+        _, loss, metric = self._evaluated.get(slot, (0, step.loss, step.metric))
+        return {
+            "steps": self._taken[slot],
+            "version": step.step,
+            "seconds": step.seconds,
+            "workers_used": step.workers,
+            "residual": step.residual,
+            "staleness": step.staleness,
+            "loss": loss,
+            "metric": metric,
+        }
+
+
+def address(text: str) -> tuple[int, str]:
+    """Port and host of ``PORT`` or ``HOST:PORT``; raises :class:`~anyk.errors.BadInput` for anything else.
+
+    >>> address("9100"), address("0.0.0.0:9100")
+    ((9100, '127.0.0.1'), (9100, '0.0.0.0'))
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdigit():
+        raise BadInput(f"--metrics takes PORT or HOST:PORT, as in 9100, got '{text}'")
+    return int(port), host or "127.0.0.1"

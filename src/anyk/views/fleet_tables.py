@@ -1,0 +1,267 @@
+"""Explanations and plans as tables and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyk.fleet import Advice, Checked, Choice, Explanation, Part, Plan, pareto
+from anyk.fleet.explanation.attribution import lower_median
+from anyk.fleet.explanation.sentences import seconds_text
+from anyk.fleet.plans.judging import headline
+from anyk.fleet.records import Record
+from anyk.runs.folder.promise import Estimate
+from anyk.strategies import strategy
+from anyk.views.columns import Columns
+from anyk.views.plots import COLOURS, new_figure, save
+
+_ROWS = 10  # workers in the table
+_BARS = 20  # workers in the picture
+_WORTH = 0.01  # gain of a change of the fleet that is worth a word
+_HIGHEST = 2.0  # times today's seconds, beyond which a strategy is not drawn
+
+
+def explained_table(found: Explanation) -> Columns:
+    """The costliest workers; those that stand out are marked."""
+    rows = [
+        [
+            f"{'> ' if one.worker in found.named else '  '}{one.worker}",
+            seconds_text(one.cost_seconds),
+            f"{100 * one.cost_seconds / found.seconds:.1f} %",
+            "" if one.saves_seconds is None else seconds_text(one.saves_seconds),
+            f"{one.relative:.2f}",
+            f"{one.individual:.2f}",
+            f"{100 * one.straggles:.0f} %",
+        ]
+        for one in found.workers[:_ROWS]
+    ]
+    return Columns(["  worker", "costs s", "of the run", "saves s", "relative", "own best", "straggles"], rows)
+
+
+def explained_note(found: Explanation) -> str:
+    """What the columns of the table mean."""
+    left = len(found.workers) - _ROWS
+    rest = f"; {left} further workers are not shown" if left > 0 else ""
+    return (
+        "costs: share of the waiting beyond each round's median (adds up over workers); saves: by how much "
+        f"'{found.today}' would be sooner with this worker at the others' median; relative: its median over the "
+        f"fleet's; own best: its last quarter over its best{rest}"
+    )
+
+
+def draw_explanation(record: Record, found: Explanation, path: str | Path) -> None:
+    """Each time over its round's median, costliest workers on top, and what each of these costs."""
+    figure, (left, right) = new_figure((11.0, 4.8), "drawing an explanation", columns=2)
+    names = [one.worker for one in found.workers]
+    order = [record.workers.index(name) for name in names]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log2(record.seconds / lower_median(record.seconds)[:, None]).T[order]
+    most = max(0.5, float(np.nanquantile(np.abs(ratio[np.isfinite(ratio)]), 0.995)))
+    image = left.imshow(ratio, aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
+    left.set_xlabel("round")
+    left.set_ylabel("workers, the costliest on top")
+    left.set_yticks([])
+    bar = figure.colorbar(image, ax=left, label="time over the round's median")
+    ticks = [tick for tick in bar.get_ticks() if -most <= tick <= most]
+    bar.set_ticks(ticks, labels=[f"{2.0**tick:.2g}" for tick in ticks])
+    shown = found.workers[:_BARS]
+    colours = [COLOURS[1] if one.worker in found.named else "0.6" for one in shown]
+    right.barh(
+        [str(one.worker) for one in shown], [100 * one.cost_seconds / found.seconds for one in shown], color=colours
+    )
+    right.invert_yaxis()
+    right.set_ylabel("worker")
+    right.set_xlabel("cost in % of the run (coloured: more than chance)")
+    right.grid(axis="x", alpha=0.25)
+    figure.suptitle(
+        f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {found.slowdown:.3g}; "
+        f"{100 * found.apart:.0f} % of the time is waiting beyond the rounds' medians",
+        fontsize=11,
+    )
+    save(figure, path)
+
+
+def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
+    """Strategies with the seconds and gains that are predicted for them, in 90 % intervals; today's is marked.
+
+    With a target: seconds to it, and the learning rate.
+    """
+    to_target = any(one.arrival is not None for one in choices)
+    rows = []
+    for one in choices:
+        seconds, gain = one.arrival or one.seconds_per_step, one.gain
+        known = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
+        if math.isnan(gain.median) or not today.measured:
+            known = "not known"
+        more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
+        rows.append(
+            [
+                f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
+                f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
+                "today's" if one.spec == today.spec else known,
+                f"{one.load:.3g}{more}",
+            ]
+        )
+        if to_target:
+            rate, steps = one.learning_rate, one.steps_to_target
+            rows[-1] += ["schedule" if rate is None else f"{rate:.3g}", "" if steps is None else f"{steps:.0f}"]
+    what = "seconds to\nthe target" if to_target else "seconds a step"
+    heads = ["  strategy", f"{what}\n(90 % interval)", "gain\n(90 % interval)", "load\n(memory)"]
+    return Columns([*heads, "learning\nrate", "steps"] if to_target else heads, rows)
+
+
+def inexact_table(choices: Sequence[Choice]) -> Columns:
+    """Strategies whose steps are not the exact sum, with what their steps are made of."""
+    rows = [
+        [
+            f"  {one.spec}",
+            f"{one.seconds_per_step.median:.3g} ({one.seconds_per_step.low:.3g} to {one.seconds_per_step.high:.3g})",
+            *("" if known is None else f"{known:.3g}" for known in (one.residual, one.staleness, one.samples_per_step)),
+        ]
+        for one in choices
+    ]
+    return Columns(
+        ["  strategy", "seconds a step\n(90 % interval)", "residual", "staleness", "share of the\ndata a step"], rows
+    )
+
+
+def plan_lines(found: Plan) -> list[str]:
+    """The verdict, why, and what it rests on."""
+    advice = headline(found.verdict, found.today)
+    run = f"for a run of {found.horizon} steps"
+    if found.target is not None:
+        run = f"for a run to {found.metric} {found.target:g}, {found.horizon} steps under '{found.today.spec}'"
+    lines = [f"{advice}: {found.why}", f"{run}; evidence: {found.evidence}"]
+    if found.verdict == "change":
+        lines.append(f"'{found.best.spec}': {strategy(found.best.spec, workers=found.fleet['workers']).summary}")
+    lines.append(_cause(found))
+    lines += [text if text.startswith("if ") else f"assumed: {text}" for text in found.assumptions]
+    if found.probe is not None:
+        lines.append(found.probe)
+    for one in found.advice:
+        if max(one.today or 0.0, one.best or 0.0) >= _WORTH:
+            lines.append(f"{one.what}: {_gains(one, found)}")
+    return lines
+
+
+def plan_note() -> str:
+    """What the columns of the table mean."""
+    return (
+        "gain: how much less time it takes than today's; load: the largest share of the data that a worker computes in "
+        "a step (in brackets: that it holds, where that is more)"
+    )
+
+
+def _cause(found: Plan) -> str:
+    """How much there is to gain, and from whom."""
+    share, named = found.fleet["apart"], found.fleet["named"]
+    who = "who is slow changes from round to round"
+    if named:
+        shown = ", ".join(map(str, named[:5])) + (" and others" if len(named) > 5 else "")
+        who = (
+            f"worker{'s' * (len(named) > 1)} {shown} {'cost' if len(named) > 1 else 'costs'} more than chance explains"
+        )
+    return f"where all are waited for, waiting for slow workers takes {100 * share:.0f} % of the time; {who}"
+
+
+def checked_lines(found: Checked) -> list[str]:
+    """Whether a promise held and, if not, what the difference is made of."""
+    lines = [found.sentence]
+    steps = found.measured.steps
+    if found.parts is not None:
+        parts = ", ".join(f"{name} {seconds / steps:+.3g}" for name, seconds in found.parts.items())
+        difference = (found.measured.seconds - found.promised.seconds) / steps
+        lines.append(f"measured minus promised is {difference:+.3g} s a step: {parts}")
+    if found.added is not None:
+        lines.append(f"by the log's own stamps, {found.added / steps:.3g} s a step passed besides the workers' times")
+    return [*lines, *found.remarks]
+
+
+def _gains(one: Advice, found: Plan) -> str:
+    """What a change of the fleet gains over today, under today's strategy and the best."""
+    parts = []
+    for spec, gain in {found.today.spec: one.today, found.best.spec: one.best}.items():
+        known = f"does not exist for so many workers under '{spec}'" if gain is None else f"under '{spec}'"
+        if gain is not None:
+            known = f"{'gains' if gain >= 0 else 'loses'} {100 * abs(gain):.0f} % {known}"
+        parts.append(known)
+    return ", ".join(parts)
+
+
+def parts_table(parts: Sequence[Part]) -> Columns:
+    """Runs that each began where the one before stood, with what was promised of them."""
+    rows = []
+    for part in parts:
+        run, promised = part.run, part.promise and part.promise.seconds_per_step
+        jobs = max(1, run.jobs)
+        rows.append(
+            [
+                run.config["strategy"],
+                f"{run.begun} to {run.steps}",
+                f"{run.seconds:.4g}",
+                f"{run.seconds / jobs:.3g}",
+                f"{promised.low:.3g} to {promised.high:.3g}" if promised else "measures",
+            ]
+        )
+    return Columns(["strategy", "steps", "seconds", "a step", "promised"], rows)
+
+
+def draw_plan(found: Plan, path: str | Path) -> None:
+    """Seconds against load, with intervals; the front of what is neither sooner nor lighter is joined.
+
+    Of a step or, with a target, until it is reached.
+    """
+    figure, axes = new_figure((8.6, 5.0), "drawing a plan")
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    front = pareto(found.candidates)
+
+    def of(one: Choice) -> Estimate:
+        return one.arrival or one.seconds_per_step
+
+    most = _HIGHEST * of(found.today).median
+    near = [one for one in found.candidates if of(one).median <= most]
+    shown = {one.spec: one for one in (*near, found.today)}.values()
+    for one in shown:
+        first = one in front
+        colour = COLOURS[1] if one.spec == found.best.spec else COLOURS[0] if first else "0.7"
+        seconds = of(one)
+        axes.plot([one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7, zorder=2 + first)
+        axes.plot(one.load, seconds.median, "o", color=colour, ms=6, zorder=2 + first)
+    axes.plot([one.load for one in front], [of(one).median for one in front], color=COLOURS[0], lw=1.0)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.margins(x=0.14, y=0.08)
+    taken: list[Any] = []
+    for one in {choice.spec: choice for choice in (found.best, found.today, *front)}.values():
+        label = axes.annotate(  # nothing is below and left of the front
+            one.spec,
+            (one.load, of(one).median),
+            xytext=(-7, -4),
+            textcoords="offset points",
+            fontsize=8,
+            ha="right",
+            va="top",
+        )
+        place = label.get_window_extent()
+        if place.x0 < axes.get_window_extent().x0:
+            label.set_horizontalalignment("left")
+            place = label.get_window_extent()
+        if any(place.overlaps(other) for other in taken):
+            label.remove()  # the table has it
+        else:
+            taken.append(place)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("load: share of the data that a worker computes in a step")
+    what = "seconds a step" if found.target is None else "seconds to the target"
+    axes.set_ylabel(f"{what} (90 % prediction interval)")
+    axes.grid(alpha=0.2, which="both")
+    axes.set_title(plan_lines(found)[0], fontsize=10, loc="left")
+    save(figure, path)

@@ -1,0 +1,130 @@
+"""One self-contained page about a run, a race or several of them, that opens without a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.runs.races.race import Race
+from anyk.runs.run import Run
+
+if TYPE_CHECKING:
+    import jinja2
+    from bokeh.document import Document
+
+_HERE = Path(__file__).parent
+
+
+def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
+    """Write one HTML page that shows runs and races; returns its path.
+
+    It has everything inside: open it anywhere, also without a network. It says what ran and how it ended; draws metric
+    and loss against seconds or steps, every task on a timeline, seconds by worker and step, how each worker's tasks
+    ended, residual, staleness and where the time went; and shows the receipt of any step. Several runs are compared as
+    :func:`anyk.runs.compare` does. Where strategies ran with several seeds, the first seed's run has an account of
+    its own.
+
+    Raises :class:`~anyk.errors.BadInput` where there is no run, or the file cannot be written, and
+    :class:`~anyk.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
+
+    >>> import anyk, tempfile
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = anyk.train(problem, "frc:load=3", "simulated", workers=6, delays="exp:mean=1", steps=5)
+    >>> report(run, Path(tempfile.mkdtemp()) / "report.html").stat().st_size < 4_000_000
+    True
+    """
+    given = [of] if isinstance(of, Run | Race) else list(of)
+    runs = [run for one in given for run in (one.runs if isinstance(one, Race) else [one])]
+    if not runs:
+        raise BadInput("there is no run to report on")
+    target = Path(path)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise BadInput(f"a report is written as .html, got '{path}'")
+    if not target.parent.is_dir():
+        raise BadInput(f"the report '{path}' cannot be written: there is no folder '{target.parent}'")
+    text = page(runs, [title for one in given if isinstance(one, Race) for title in one.waiting])
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"the report '{path}' cannot be written ({error.strerror})") from None
+    return target
+
+
+def needed() -> None:
+    """Raise :class:`~anyk.errors.MissingPackage` where a package is not installed that pages need."""
+    try:
+        import bokeh.document  # noqa: F401
+        import jinja2  # noqa: F401
+    except ImportError as error:
+        package = "jinja2" if "jinja" in str(error) else "bokeh"
+        raise MissingPackage(package, "report", "a report") from None
+
+
+def page(runs: Sequence[Run], waiting: Sequence[str], *, live: bool = False) -> str:
+    """The page as text: with its scripts inside or, ``live``, for a server that has them and tells of news."""
+    needed()
+    from bokeh.document import Document
+    from markupsafe import Markup
+
+    from anyk.runs.log import queries
+    from anyk.views.page.content import chosen, content
+
+    document = Document()
+    filled = content(runs, waiting)
+    roots = {}
+    with document.models.freeze():  # else all models are counted again for each figure
+        for i, (name, figure) in enumerate(filled.pop("figures").items()):
+            document.add_root(figure)
+            roots[name] = f"figure-{i}"
+            filled["about"]["roots"][figure.id] = roots[name]
+    if live:
+        filled["about"]["live"] = [queries.newest_seal(run.log) for run in chosen(runs)]
+    return template("page.html.jinja").render(
+        **filled,
+        roots=roots,
+        live=live,
+        css=Markup(style()),
+        scripts=[] if live else [Markup(script) for script in (*bokeh_scripts(), script("page.js"))],
+        document=Markup(_plain_json(document)),
+    )
+
+
+def template(name: str) -> jinja2.Template:
+    """One of the templates beside this file; text is escaped in them."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template(name)
+
+
+def bokeh_scripts() -> list[str]:
+    """Bokeh's own scripts."""
+    from bokeh.resources import INLINE
+
+    return list(type(INLINE)(mode="inline", components=["bokeh"]).js_raw)
+
+
+def script(name: str) -> str:
+    """One of the scripts beside this file."""
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def style() -> str:
+    """The style sheet of all pages."""
+    return (_HERE / "page.css").read_text(encoding="utf-8")
+
+
+def _plain_json(document: Document) -> str:
+    """A document as JSON that no text in it can break out of."""
+    text = json.dumps(document.to_json(deferred=False), separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+__all__ = ["bokeh_scripts", "needed", "page", "report", "script", "style", "template"]

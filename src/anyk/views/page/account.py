@@ -1,0 +1,151 @@
+"""The time of a run, by what it went into, and the fate of each worker's tasks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.runs.log import queries
+from anyk.runs.log.tasks import CUT, FATES, OPEN, Tasks
+from anyk.runs.run import Run
+
+_ROUNDING = 1e-9  # seconds
+
+
+class Account(NamedTuple):
+    """Seconds of a run by what it waited for at the time; they add up to the time of its last step."""
+
+    waiting: float
+    computing: float
+    sending: float
+    driver: float
+
+    @property
+    def total(self) -> float:
+        """Of all parts."""
+        return sum(self)
+
+
+def account(run: Run, tasks: Tasks) -> Account:
+    """Follow the last message that came before each step: where was it in the time since the step before?
+
+    A step is taken when the message comes that makes it possible, so the phases of that message's task, as far as they
+    lie between the step before and this one, are what the run waited for. What remains of that time is the driver's
+    (taking the step, handing out tasks) or spent until a deadline. Between ``waiting`` for an injected delay and for an
+    order to come nothing is told apart.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = anyk.train(problem, "uncoded", "simulated:task=1,cores=3", workers=3, delays="constant:2", steps=2)
+    >>> from anyk.runs.log.tasks import tasks_of
+    >>> account(run, tasks_of(run))
+    Account(waiting=4.0, computing=2.0, sending=0.0, driver=0.0)
+    """
+    steps = queries.columns(run.log, "steps")
+    times = np.sort(steps["seconds"][np.isfinite(steps["replies"])])
+    came = np.flatnonzero(tasks.finished)
+    step = np.searchsorted(times, tasks.end[came] - _ROUNDING)
+    came, step = came[step < len(times)], step[step < len(times)]
+    order = np.lexsort((tasks.end[came], step))
+    used, step = came[order], step[order]
+    last = np.flatnonzero(np.diff(step, append=-1))
+    used, step = used[last], step[last]
+    since = np.concatenate(([0.0], times))[step]
+    until = np.maximum(times[step], since)
+    first = np.searchsorted(tasks.task, tasks.task[used])  # rows are ordered by task and chunk
+    count = used - first + 1  # the chunks of its task before it are what it waited for
+    own = np.repeat(np.arange(len(used)), count)
+    row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[own]
+    sending = np.where(row == used[own], tasks.sending[row], 0.0)
+    edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], tasks.idle[row], sending], axis=0)
+    parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
+    waiting, computing, _, sending_ = (float(part) for part in parts)
+    rest = float(times.max(initial=0.0)) - waiting - computing - sending_
+    return Account(waiting, computing, sending_, rest if rest > _ROUNDING else 0.0)
+
+
+class Share(NamedTuple):
+    """One worker's tasks: how many ended in which way (by :data:`FATES`), and how late those cut off would have been.
+
+    ``late`` and ``latest``: median and largest seconds after the cut-off; NaN where they are not known.
+    """
+
+    worker: int
+    tasks: int
+    fates: NDArray[np.int64]
+    seconds: float
+    late: float
+    latest: float
+
+
+def shares(tasks: Tasks, workers: int) -> list[Share]:
+    """One row a worker; ``seconds`` is the median from the start to the end of a task, whatever its end."""
+    counts = np.zeros((workers, len(FATES)), dtype=np.int64)
+    np.add.at(counts, (tasks.worker, tasks.fate), 1)
+    order = np.argsort(tasks.worker, kind="stable")
+    places = np.split(order, np.searchsorted(tasks.worker[order], np.arange(1, workers)))
+    found = []
+    for worker, mine in enumerate(places):
+        late = tasks.late[mine][(tasks.fate[mine] == CUT)]
+        late = late[np.isfinite(late)]
+        found.append(
+            Share(
+                worker,
+                len(mine),
+                counts[worker],
+                float(np.median(tasks.seconds[mine])) if len(mine) else float("nan"),
+                float(np.median(late)) if len(late) else float("nan"),
+                float(late.max()) if len(late) else float("nan"),
+            )
+        )
+    return found
+
+
+class Heat(NamedTuple):
+    """Seconds by worker and column, shape (workers, columns), NaN where there was no task; ``cut`` is the share of
+    tasks that were cut off. Column ``i`` stands for the ``each`` steps (or tasks) from ``first + i * each`` on.
+    """
+
+    seconds: NDArray[np.float32]
+    cut: NDArray[np.float32]
+    first: int
+    each: int
+    by_step: bool
+
+
+_CELLS = 120_000
+
+
+def heat(tasks: Tasks, workers: int) -> Heat | None:
+    """Seconds of each worker's task for each step, or by their order where workers take few of the steps, or where
+    they train several models at once.
+
+    Where that is more than can be seen, columns are means. None without tasks.
+    """
+    tasks = tasks.only(tasks.fate != OPEN)
+    if not len(tasks):
+        return None
+    first = tasks.first
+    worker, version = tasks.worker[first], tasks.version[first]
+    spent = np.maximum.reduceat(tasks.start + tasks.seconds, first) - tasks.start[first]
+    interrupted = np.maximum.reduceat(tasks.fate, first) >= CUT
+    low, high = int(version.min()), int(version.max())
+    column, by_step = version - low, len(tasks.slots) == 1 and len(first) >= 0.5 * workers * (high - low + 1)
+    if not by_step:
+        order = np.argsort(worker, kind="stable")
+        starts = np.searchsorted(worker[order], np.arange(workers))
+        column = np.empty(len(first), dtype=np.int64)
+        column[order] = np.arange(len(first)) - starts[worker[order]]
+    columns = int(column.max()) + 1
+    each = -(-columns * workers // _CELLS)
+    column, columns = column // each, -(-columns // each)
+    shape = workers, columns
+    total, count, cut = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    np.add.at(total, (worker, column), spent)
+    np.add.at(count, (worker, column), 1)
+    np.add.at(cut, (worker, column), interrupted)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        seconds, share = total / count, cut / count
+    return Heat(seconds.astype(np.float32), share.astype(np.float32), low + 1 if by_step else 1, each, by_step)

@@ -1,0 +1,279 @@
+"""The words of a report: what ran, how it ended, and what to make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.codes.base import EXACT
+from anyk.errors import BadInput
+from anyk.fleet import explain
+from anyk.fleet.records import Record
+from anyk.runs.log import queries
+from anyk.runs.log.tasks import CUT, LATE, LOST, SPARE, Tasks
+from anyk.runs.races.seeds import OverSeeds, SeedsComparison, compare_seeds
+from anyk.runs.run import Run
+from anyk.views.page.account import Account
+from anyk.views.result_tables import ratio_to_floor
+
+_CELLS = 20_000  # times that are explained; more take seconds
+_WHERE = {
+    "processes": "processes on one machine",
+    "simulated": "simulated workers (seconds are virtual)",
+    "ray": "Ray actors",
+    "mpi": "MPI ranks",
+}
+
+
+def seconds(value: float) -> str:
+    """Seconds in words.
+
+    >>> seconds(0.0213), seconds(3.14159), seconds(4321.0)
+    ('21.3 ms', '3.14 s', '4,321 s')
+    """
+    if value != 0.0 and abs(value) < 0.1:
+        return f"{1e3 * value:.3g} ms"
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def percent(share: float) -> str:
+    """A share in words."""
+    return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
+
+
+def steps(count: int) -> str:
+    """A number of steps in words."""
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
+def subject(config: dict[str, Any]) -> str:
+    """What was trained, as far as the configuration says."""
+    made = config.get("problem") or {}
+    if "many" in made:
+        data = dict.fromkeys(str(one.get("data", "a model")) for one in made["many"])
+        return f"{len(made['many'])} models on {', '.join(data)}"
+    named = [str(made[key]) for key in ("model", "data") if made.get(key)]
+    if made.get("problem"):
+        named.append(Path(str(made["problem"])).name)
+    return " on ".join(named if made.get("model") else ["a model", *named])
+
+
+def where(config: dict[str, Any]) -> str:
+    """On what, with how many workers and which injected delays."""
+    name = str(config.get("cluster", "")).partition(":")[0]
+    delays = str(config.get("delays", "none"))
+    held = "no injected delays" if delays == "none" else f"injected delays {delays}"
+    return f"{config.get('workers')} {_WHERE.get(name, f'workers of {name}')} and {held}"
+
+
+def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
+    """Three sentences on one run."""
+    config = run.config
+    what = f"{config.get('strategy')} trained {subject(config)} with {where(config)}: {steps(run.steps - run.begun)}"
+    what += f" in {seconds(run.seconds)}."
+    return [what, _ending(run), _lesson(run, tasks, spent)]
+
+
+def _ending(run: Run) -> str:
+    value = (run.metric or {}).get("value")
+    worth = [] if run.loss is None else [f"a loss of {run.loss:.4g}"]
+    worth += [] if value is None else [f"{run.metric_name} {value:.4g}"]
+    which = "final model" if run.ledger else "newest model that was evaluated"  # it may go on
+    end = f"The {which} has {' and '.join(worth)}" if worth else f"Its {which.split(' that')[0]} has not been evaluated"
+    target = run.config.get("target")
+    if target is not None and run.time_to_target is not None:
+        end += f"; the target of {target:g} was reached after {seconds(run.time_to_target)}"
+    elif target is not None:
+        end += f"; the target of {target:g} was not reached"
+    last = (run.notes or [{}])[-1]
+    if last.get("kind") in ("failed", "interrupted"):
+        end += f"; the run {'failed' if last['kind'] == 'failed' else 'was interrupted'} ({last['text']})"
+    return end + "."
+
+
+def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
+    taken = max(run.jobs, 1)
+    used = float(np.nansum(run.history["replies"])) / max(run.steps - run.begun, 1)
+    counted = tasks.only((tasks.fate <= LATE) & (tasks.step >= 0))
+    pairs = len(np.unique(np.stack([counted.slot, counted.step, counted.worker]), axis=1).T)
+    senders = pairs / taken
+    cut, spare = (float((tasks.fate == one).sum()) / taken for one in (CUT, SPARE))
+    plural = "message" if f"{used:.3g}" == "1" else "messages"
+    mean = f"On average a step used {used:.3g} {plural}"
+    mean += f" from {senders:.3g} of {run.config.get('workers')} workers" if senders else ""
+    mean += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
+    ratio = ratio_to_floor(run)
+    if ratio is not None:
+        longer = "no longer than" if ratio < 1.005 else f"{ratio:.3g} times as long as"
+        return f"{mean}; the run took {longer} its delays alone make it."
+    name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
+    virtual = str(run.config.get("cluster", "")).startswith("simulated")  # where the driver takes no time
+    rest = "spent until deadlines" if virtual else "spent in the driver or until deadlines"
+    doing = {"waiting": "waiting for delays and orders", "driver": rest}.get(name, name)
+    return f"{mean}; the largest part of the time, {percent(most / spent.total)}, was {doing}." if most else f"{mean}."
+
+
+def race_verdict(runs: Sequence[Run]) -> list[str]:
+    """Three sentences on several runs."""
+    found = compare_seeds(runs)
+    first = runs[0]
+    seeds = max(len(one.runs) for one in found.strategies)
+    count = len(found.strategies)
+    what = f"{count} strateg{'ies' if count > 1 else 'y'} trained {subject(first.config)} with {where(first.config)}"
+    what += f", each with {seeds} seeds" if seeds > 1 else ""
+    unlike = differing(runs)
+    what += f"; the runs differ in {', '.join(unlike)}, so compare them with care." if unlike else "."
+    ranked = sorted((one for one in found.strategies if _took(one, found) is not None), key=lambda o: _took(o, found))  # type: ignore[arg-type, return-value]  # None is left out
+    if not ranked:
+        return [what, _none_reached(found), "Each run's own account is below."]
+    best = ranked[0]
+    ending = _fastest(best, found)
+    return [what, ending, _caveat(best, ranked, found)]
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Settings, other than strategy and seed, in which runs to be compared differ."""
+    names = ("workers", "cluster", "delays", "communication", "optimizer", "lr", "problem")
+    return [name for name in names if len({repr(run.config.get(name)) for run in runs}) > 1]
+
+
+def _took(one: OverSeeds, found: SeedsComparison) -> float | None:
+    """By what strategies are ranked: seconds to the target, seconds a job, or one over the speed-up."""
+    if found.by == "target":
+        return one.spread(lambda run: run.time_to_target).median
+    if found.by == "job":
+        return one.spread(lambda run: None if run.asynchronous else run.seconds_a_job).median
+    speed = one.speed_up.median if one.speed_up is not None else None
+    return 1.0 / speed if speed else None
+
+
+def _none_reached(found: SeedsComparison) -> str:
+    if found.by == "target":
+        return "None of them reached the target."
+    return "They cannot be compared by speed: no two came equally far."
+
+
+def _fastest(best: OverSeeds, found: SeedsComparison) -> str:
+    over = f"{found.over} was the reference"
+    took = _took(best, found)
+    if best.strategy == found.over:
+        over = "the reference itself"
+    elif best.speed_up is not None and best.speed_up.median is not None:
+        bound = "more than " if best.at_least else ""
+        over = f"{bound}{best.speed_up.median:.1f} times as fast as {found.over}"
+    median = "a median of " if len(best.runs) > 1 else ""
+    if found.by == "target" and took is not None:
+        target = best.runs[0].config.get("target")
+        return (
+            f"{best.strategy} was the fastest to reach {best.runs[0].metric_name} {target:g}, "
+            f"in {median}{seconds(took)}: {over}."
+        )
+    if found.by == "job" and took is not None:
+        return f"{best.strategy} was the fastest, with {median}{seconds(took)} a step of one model: {over}."
+    return f"{best.strategy} came soonest to the lowest loss that it shares with the reference: {over}."
+
+
+def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], found: SeedsComparison) -> str:
+    left = [one.strategy for one in found.strategies if one not in ranked]
+    if left:
+        return f"Not ranked, as they did not come as far in most of their runs: {', '.join(left)}."
+    how = ", ".join(departures(best.runs[0]))
+    if not how:
+        return "Its steps were the exact full gradient, so that nothing was traded for the speed."
+    other = next((one for one in ranked if not departures(one.runs[0])), None)
+    if other is None:
+        return f"Its steps were not those of the full gradient: {how}."
+    speed = "" if other.speed_up is None or other.speed_up.median is None else f" ({other.speed_up.median:.1f} times)"
+    return (
+        f"Its steps were not those of the full gradient ({how}); the fastest of those with exact steps was "
+        f"{other.strategy}{speed}."
+    )
+
+
+def promised(run: Run) -> str:
+    """What the plan that a run was made with promised, and what came of it; empty without a plan."""
+    plan = run.config.get("plan")
+    if not plan:
+        return ""
+    span, taken = plan["seconds_per_step"], max(run.steps - run.begun, 1)
+    took = run.seconds / taken
+    kept = "above" if took > span["high"] else "below" if took < span["low"] else "within"
+    told = (
+        f"The plan promised {seconds(span['median'])} a step ({seconds(span['low'])} to {seconds(span['high'])}) for a "
+        f"run of {plan['horizon']:,} steps; this run of {steps(taken)} took {seconds(took)} a step, {kept} that "
+        "interval"
+    )
+    if plan.get("verdict") == "change" and plan.get("today"):
+        today = plan["today"]
+        told += f". Today's strategy, {today['strategy']}, was to take {seconds(today['seconds_per_step']['median'])}"
+    return told + "."
+
+
+def departures(run: Run) -> list[str]:
+    """In what the steps of a run were other than those of the full gradient at the newest model; nothing if exact."""
+    found = []
+    if run.asynchronous:
+        counts = run.staleness()
+        mean = sum(value * count for value, count in counts.items()) / max(sum(counts.values()), 1)
+        found.append(f"messages were {mean:.3g} versions old on average")
+    residual = float(np.nanmax(run.history["residual"], initial=0.0))
+    if not run.asynchronous and residual > EXACT:
+        found.append(f"residual up to {residual:.2g}")
+    works = queries.columns(run.log, "works")
+    if (works["steps"] > 0).any():
+        found.append("workers took local steps")
+    if (works["batch"] > 0).any():
+        found.append("mini-batches")
+    if any(works["compress"]):
+        found.append("compressed messages")
+    return found
+
+
+def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
+    """What it would have cost to wait for all: an introduction and sentences of :func:`anyk.explain`, or why not."""
+    workers = int(run.config["workers"])
+    seconds_, censored = rounds(tasks, workers)
+    most = max(_CELLS // workers, 2)
+    try:
+        if len(seconds_) < 2:
+            return "This run cannot say: its workers were not all given a task at once.", []
+        record = Record(seconds_[:most], censored[:most])
+        if record.cut > 0.5:
+            return (
+                f"{percent(record.cut)} of the tasks were cut off, and how long they would have taken is not known. "
+                "So this run cannot say what slow workers would cost; a run of 'uncoded' can.",
+                [],
+            )
+        found = explain(record)
+    except BadInput as error:
+        return f"This run cannot say: {error}.", []
+    head = "If every step had waited for all workers"
+    head += f" (the first {most:,} of {len(seconds_):,} rounds)" if len(seconds_) > most else ""
+    return head + ":", [sentence[:1].upper() + sentence[1:] + "." for sentence in found.sentences]
+
+
+def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Seconds of each worker's task, (rounds, workers), where all were given one at once; and which are lower bounds.
+
+    As :func:`anyk.runs.log.delay_trace.measured` finds them, in the time that a page of 100,000 tasks may take.
+    """
+    tasks = tasks.only(tasks.fate != LOST)
+    if not len(tasks):
+        return np.empty((0, workers)), np.empty((0, workers), bool)
+    first = tasks.first
+    known = np.isfinite(tasks.late)
+    end = np.where(known, tasks.end + np.where(tasks.finished, 0.0, np.nan_to_num(tasks.late)), tasks.end)
+    end = np.maximum.reduceat(end, first)
+    cut = np.logical_or.reduceat(~known & ~tasks.finished, first)
+    start, worker = tasks.start[first], tasks.worker[first]
+    times, row = np.unique(start, return_inverse=True)
+    count = np.zeros((len(times), workers), dtype=np.int64)
+    np.add.at(count, (row, worker), 1)
+    seconds_, censored = np.zeros(count.shape), np.zeros(count.shape, dtype=bool)
+    seconds_[row, worker], censored[row, worker] = end - start, cut
+    whole = (count == 1).all(axis=1) & ~censored.all(axis=1)
+    return seconds_[whole], censored[whole]

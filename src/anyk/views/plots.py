@@ -1,0 +1,372 @@
+"""Pictures: the metric against seconds on the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput, MissingPackage
+from anyk.runs.races.seeds import Spread, compare_seeds, grouped, spread
+from anyk.runs.races.speedups import compare
+from anyk.runs.run import Run
+from anyk.strategies import strategy as build_strategy
+from anyk.views.columns import shortened
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b0487a", "#6b6b6b")
+
+
+class _Look(NamedTuple):
+    """What a picture is drawn with: on which ground, text, small text, and a colour for each run."""
+
+    paper: str
+    ink: str
+    dim: str
+    colours: tuple[str, ...]
+
+
+_LIGHT = _Look("#ffffff", "#1d2733", "#55616f", COLOURS)
+_DARK = _Look(
+    "#14191f",
+    "#e6ebf1",
+    "#a5b1bf",
+    ("#7db0f5", "#f2926f", "#6fd0a0", "#c19ae6", "#e0bb5c", "#74cfe0", "#ec86b4", "#b4b4b4"),
+)
+
+_Floats = NDArray[np.float64]
+_WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
+_LABELS = 6  # runs that are labelled where they end; more get a legend
+_ROW, _HEIGHT, _AROUND = 0.26, 3.4, 1.2  # inches: for the label of a run, for the curves, for titles and below
+_DECADES = 4  # of a logarithmic axis, from which on only powers of ten are named
+_TINY = 1e-300
+_LONG = 115  # characters of the subtitle's first line
+_FEW = 40  # versions that are shown as points
+
+
+def new_figure(size: tuple[float, float], what: str, *, columns: int = 1) -> tuple[Figure, Any]:
+    """An empty figure and its axes; without matplotlib, one sentence that says what it is needed for."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingPackage("matplotlib", "plot", what) from None
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def save(figure: Figure, path: str | Path | None) -> None:
+    """Write a picture; its ending chooses the kind."""
+    if path is None:
+        return
+    try:
+        figure.savefig(path, dpi=140)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
+
+
+class NothingToDraw(BadInput):
+    """No version of the runs has been evaluated."""
+
+
+def plot(
+    runs: Run | Sequence[Run],
+    path: str | Path | None = None,
+    *,
+    of: Literal["metric", "loss"] = "metric",
+    dark: bool = False,
+) -> Figure:
+    """Draw metric (or loss: asked for, or without held-out data) against the seconds at which each version was made.
+
+    One line a run, labelled where it reached the target or ended. Where strategies ran with several seeds, one line a
+    strategy, the median, in a band from the least to the largest; a run that has ended counts with its last value.
+    Seconds are on a logarithmic axis where runs took very different times. ``path`` saves the picture; its ending
+    chooses the kind. ``dark``: for a dark page.
+
+    Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` where nothing was
+    evaluated.
+    """
+    groups = grouped([runs] if isinstance(runs, Run) else runs)
+    if not groups:
+        raise BadInput("there is no run to draw")
+    chosen = [group[0] for group in groups]
+    rows = len(chosen) if len(chosen) <= _LABELS else 0
+    height = _HEIGHT + _ROW * rows  # inches
+    figure, axes = new_figure((8.6, height + _AROUND), "drawing a picture")
+    metric = next((run.metric_name for group in groups for run in group if run.metric), None)
+    name = metric if metric and of == "metric" else "loss"
+    falls = name in ("mse", "loss")
+    curves = [_curve(group, name, of) for group in groups]
+    if not any(curve.times.size for curve in curves):
+        raise NothingToDraw(f"no version has a known {name}: there is no curve to draw; train with evaluation")
+    ends = [curve.end for curve in curves if curve.end > 0.0]
+    wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
+    target = chosen[0].config.get("target") if of == "metric" else None
+    look = _DARK if dark else _LIGHT
+    for curve, colour in zip(curves, cycle(look.colours), strict=False):
+        shown = curve.times > 0.0 if wide else curve.times >= 0.0
+        few = shown.sum() < _FEW
+        axes.plot(curve.times[shown], curve.values[shown], color=colour, lw=2.0, marker="o" if few else None, ms=3)
+        if curve.band is not None:
+            low, high = curve.band
+            axes.fill_between(curve.times[shown], low[shown], high[shown], color=colour, alpha=0.18, lw=0)
+    lowest = None if falls else lower_end([(curve.times, curve.values) for curve in curves])
+    if lowest is not None:
+        axes.set_ylim(bottom=lowest)
+    axes.set_xscale("log" if wide else "linear")
+    axes.set_yscale("log" if falls else "linear")
+    if not wide:
+        axes.set_xlim(left=0)
+    if target is not None:
+        axes.axhline(target, color=look.dim, lw=0.9, ls="--", zorder=0)
+        axes.annotate(
+            f"target {target:g}",
+            (0.0, target),
+            xycoords=("axes fraction", "data"),
+            xytext=(5, -4 if falls else 4),
+            textcoords="offset points",
+            ha="left",
+            va="top" if falls else "bottom",
+            color=look.dim,
+            fontsize=9,
+        )
+    texts = []
+    if rows:
+        texts = _label(axes, groups, curves, name, falls, target, _ROW / height, look)
+    else:
+        for run, line in zip(chosen, axes.lines, strict=False):
+            line.set_label(str(run.config["strategy"]))
+        axes.legend(frameon=False, fontsize=8, loc="upper right" if falls else "lower right", labelcolor=look.ink)
+    config = chosen[0].config
+    clock = "virtual seconds" if str(config.get("cluster", "")).startswith("simulated") else "wall-clock seconds"
+    axes.set_xlabel(clock + (", logarithmic" if wide else ""))
+    axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
+    if wide:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    title = _title(chosen, name, target) + "\n" * 2
+    axes.set_title(title, fontsize=13, fontweight="bold", loc="left", color=look.ink)
+    below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color=look.dim)
+    below.set_in_layout(False)  # the title has left room for it; long names are not to squeeze the curves
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    _dress(figure, axes, look)
+    _keep_inside(figure, axes, texts)
+    save(figure, path)
+    return figure
+
+
+class _Curve(NamedTuple):
+    """Times and values of the versions evaluated, and the point to label: the target reached, or the last.
+
+    Of several seeds: medians at all their times, and the ``band`` from least to largest.
+    """
+
+    times: NDArray[np.float64]
+    values: NDArray[np.float64]
+    end: float
+    height: float
+    reached: Spread | None = None
+    band: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+
+def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
+    lines = [line for run in group if (line := _line(run, name))[0].size]
+    if not lines:
+        return _Curve(np.empty(0), np.empty(0), 0.0, float("nan"))
+    times, values, band = banded(lines)
+    at = len(times) - 1
+    reached = spread(run.time_to_target for run in group)
+    if of == "metric" and reached.median is not None:
+        at = min(int(np.searchsorted(times, reached.median)), at)
+    return _Curve(times, values, float(times[at]), float(values[at]), reached if of == "metric" else None, band)
+
+
+def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, tuple[_Floats, _Floats] | None]:
+    """Times, medians of several lines (their times and values) and the band from least to largest; None for one."""
+    if len(lines) == 1:
+        return *lines[0], None
+    times = np.unique(np.concatenate([own for own, _ in lines]))
+    each = np.array([np.interp(times, *line) for line in lines])  # after its end: the last value
+    return times, np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
+
+
+def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
+    """Where the axis of a value that rises begins: below the least median of the lines, by half of what remains above.
+
+    What precedes is a steep rise, which would leave the lines a small part of the figure. None for a single line, or
+    where no line rises after that.
+    """
+    medians = [float(np.median(values)) for _, values in lines if len(values)]
+    lows = [float(np.min(values)) for _, values in lines if len(values)]
+    tops = [float(np.max(values)) for _, values in lines if len(values)]
+    if len(medians) < 2 or min(medians) >= max(tops):
+        return None
+    start = min(medians) - 0.5 * (max(tops) - min(medians))
+    return start if start > min(lows) else None
+
+
+def _line(run: Run, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times and values of the versions evaluated."""
+    history = run.history
+    column = history.get(name, np.full(len(history["seconds"]), np.nan))  # a run that failed may have no metric
+    good = np.isfinite(column)
+    return history["seconds"][good], column[good]
+
+
+def _dress(figure: Figure, axes: Any, look: _Look) -> None:
+    """Ground, axes and their words in the colours of a look."""
+    figure.set_facecolor(look.paper)
+    axes.set_facecolor(look.paper)
+    axes.tick_params(which="both", colors=look.ink)
+    for part in (axes.xaxis.label, axes.yaxis.label):
+        part.set_color(look.ink)
+    for spine in axes.spines.values():
+        spine.set_color(look.dim)
+
+
+def _label(
+    axes: Any,
+    groups: Sequence[Sequence[Run]],
+    curves: Sequence[_Curve],
+    name: str,
+    falls: bool,
+    target: float | None,
+    each: float,
+    look: _Look,
+) -> list[Any]:
+    """A line from where each curve ends to its name, in rows above the curves (below those that fall).
+
+    ``each``: the part of the height that a row takes.
+    """
+    order = sorted((i for i, curve in enumerate(curves) if curve.times.size), key=lambda i: curves[i].end)
+    space = each * len(order)
+    low, high = axes.get_ylim()
+    if falls:
+        first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+        every, within = max(1, (last - first) // 6), (1, 2, 5) if last - first < _DECADES else (1,)
+        ticks = [m * 10.0**e for e in range(first, last + 1, every) for m in within]
+        axes.set_yticks([tick for tick in ticks if low <= tick <= high])
+        axes.set_yticks([], minor=True)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        low = max(high * (low / high) ** (1.0 / (1.0 - space)), _TINY)
+    else:
+        ceiling = min(high, 1.0) if name in ("auc", "accuracy") else high
+        axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= ceiling])
+        high = low + (ceiling - low) / (1.0 - space)
+    axes.set_ylim(low, high)
+    texts = []
+    faster = _faster(groups)
+    left, right = axes.get_xlim()
+    wide = axes.get_xscale() == "log"
+    both = ("data", "axes fraction")
+    for row, i in enumerate(order):
+        run, curve, colour = groups[i][0], curves[i], look.colours[i % len(look.colours)]
+        at = 1.0 - each * (row + 0.45)
+        at = 1.0 - at if falls else at
+        place = np.log(curve.end / left) / np.log(right / left) if wide else (curve.end - left) / (right - left)
+        side = "left" if place < 0.5 else "right"
+        axes.annotate(
+            "",
+            (curve.end, curve.height),
+            xytext=(curve.end, at),
+            textcoords=both,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
+        )
+        axes.plot(curve.end, curve.height, "o", ms=8, mfc=look.paper, mec=colour, mew=2, zorder=4)
+        head = f"{shortened(str(run.config['strategy']), _LONG // 2)}   {_result(groups[i], curve, name, target)}"
+        head += faster[i]
+        text = {"xycoords": both, "textcoords": "offset points", "ha": side, "zorder": 5}
+        shift = 5 if side == "left" else -5
+        back = {"boxstyle": "square,pad=0.12", "fc": look.paper, "ec": "none"}
+        font = {"fontsize": 9.5, "fontweight": "bold", "color": colour}
+        texts.append(axes.annotate(head, (curve.end, at), xytext=(shift, 0), va="center", bbox=back, **font, **text))
+    return texts
+
+
+def _keep_inside(figure: Figure, axes: Any, texts: Sequence[Any]) -> None:
+    """Move labels that stick out of the axes back into them."""
+    for text in texts:
+        text.set_in_layout(False)
+    figure.draw_without_rendering()
+    frame = axes.get_window_extent()
+    for text in texts:
+        box = text.get_window_extent()
+        out = max(0.0, frame.x0 + 4 - box.x0) - max(0.0, box.x1 - frame.x1)
+        x, y = text.get_position()
+        text.set_position((x + out * 72 / figure.dpi, y))
+
+
+def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """By how much each is faster than the reference, for its label; over several seeds with the range."""
+    found = compare_seeds([run for group in groups for run in group])
+    texts = []
+    for one in found.strategies:
+        if one.strategy == found.over or one.speed_up is None or one.speed_up.median is None:
+            texts.append("")
+            continue
+        middle, least, most = one.speed_up
+        span = f" ({least:.1f} to {most:.1f})" if len(one.runs) > 1 and least is not None else ""
+        bound = "more than " if one.at_least else ""
+        texts.append(f", {bound}{middle:.1f} times as fast{span}{' a job' * (found.by == 'job')}")
+    return texts
+
+
+def _result(group: Sequence[Run], curve: _Curve, name: str, target: float | None) -> str:
+    """Where a strategy came to, and when."""
+    took = curve.reached or Spread(None, None, None)
+    if target is None or took.least is None:
+        return f"{name} {curve.height:.3g} after {curve.end:.3g} s"
+    if len(group) == 1:
+        return f"{curve.end:.3g} s"
+    if took.most is not None:
+        return f"{took.median:.3g} s ({took.least:.3g} to {took.most:.3g})"
+    with_seeds = f"target reached with {sum(run.time_to_target is not None for run in group)} of {len(group)} seeds"
+    if took.median is None:
+        return f"{name} {curve.height:.3g} after {curve.end:.3g} s, {with_seeds}"
+    return f"{took.median:.3g} s, {with_seeds}"
+
+
+def _title(runs: Sequence[Run], name: str, target: float | None) -> str:
+    name = {"auc": "AUC", "mse": "MSE"}.get(name, name)
+    what = f"seconds to {name} {target:g}" if target is not None else f"{name} against seconds"
+    if len(runs) == 1:
+        return f"{shortened(str(runs[0].config['strategy']), _LONG // 2)}: {what}"
+    return f"{what[0].upper()}{what[1:]}, with the same stragglers for all"
+
+
+def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
+    config = groups[0][0].config
+    seeds = sorted({int(run.config["seed"]) for group in groups for run in group})
+    made = config.get("problem") or {}
+    data = ", ".join(
+        str(part) for part in (made.get("data"), Path(made.get("problem", "")).name, made.get("model")) if part
+    )
+    delays = str(config.get("delays"))
+    held_up = "no injected delays" if delays == "none" else f"each task is held up by an injected delay, {delays}"
+    cluster = str(config.get("cluster", "")).partition(":")[0]
+    parts = [data] * bool(data) + [
+        f"{config.get('workers')} workers ({cluster})",
+        held_up,
+        f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}",
+    ]
+    setting = shortened("; ".join(parts), _LONG)
+    bands = "lines: medians over the seeds, bands: least to largest" if len(seeds) > 1 else ""
+    if len(groups) == 1:
+        return f"{setting}\n{bands}"
+    over, by, _ = compare([group[0] for group in groups])
+    how = {"target": "to the target", "loss": "to the lowest loss that both reached", "job": "by seconds a job"}[by]
+    return f"{setting}\nspeed compared with {over}, {how}{'; ' * bool(bands)}{bands}"
+
+
+def purpose(run: Run) -> str:
+    """What a run's strategy does, in a few words; empty where that cannot be told from its spec."""
+    workers = int(run.config["workers"])
+    try:
+        return build_strategy(str(run.config["strategy"]), workers=workers).summary
+    except BadInput:  # made in Python, or by a plug-in that is not loaded
+        return ""

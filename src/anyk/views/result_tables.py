@@ -1,0 +1,262 @@
+"""Results as tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.runs.cluster_speed import ClusterSpeed
+from anyk.runs.floor import SHOWN_FROM
+from anyk.runs.limits import LIMIT
+from anyk.runs.log.schema import DIFFERENT
+from anyk.runs.races.seeds import SeedsComparison, Spread, compare_seeds, grouped, spread
+from anyk.runs.races.speedups import compare
+from anyk.runs.run import Run
+from anyk.views.columns import Columns, shortened
+
+FREE = 0.05  # of a task's delay: computing that takes less does not show
+_WIDEST = 16  # characters of the reference's spec in a title
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for a table; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}g}"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds for a table."""
+    return "–" if value is None else f"{value:.3f}" if value < 10 else f"{value:.2f}"
+
+
+def ratio_to_floor(run: Run) -> float | None:
+    """Seconds over floor seconds; None where the floor is too small to say anything."""
+    floor = run.floor_seconds
+    taken = run.steps - run.begun
+    if not floor or not taken or floor / taken < SHOWN_FROM:
+        return None
+    return run.seconds / floor
+
+
+def race_table(runs: Sequence[Run]) -> Columns:
+    """One row a strategy; with several, how many times sooner each came equally far (:func:`anyk.runs.compare`).
+
+    Three rows where strategies ran with several seeds: median, least and largest.
+    """
+    if max(map(len, grouped(runs))) > 1:
+        return _seeds_table(compare_seeds(runs))
+    found = compare(runs) if len(runs) > 1 else None
+    target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
+    several = any(run.models_trained > 1 for run in runs)
+    below = any(_ended_below(run) for run in runs)
+    titles = ["strategy", "steps", *["models", "jobs"] * several, "seconds", *["seconds\na job"] * several]
+    further = _beside(runs)
+    titles += ["floor\ns", "ratio", "loss", runs[0].metric_name, *further.values(), *["best"] * below]
+    titles += [] if target is None else [f"s to\n{target:g}"]
+    if found is not None:
+        titles += ["at\nloss"] * (found.by == "loss")
+        by = "\na job" if found.by == "job" else ""
+        titles += [f"speed-up{by}\nvs {shortened(found.over, _WIDEST)}"]
+    rows = []
+    for i, run in enumerate(runs):
+        metric: dict[str, Any] = run.metric or {}
+        ratio = ratio_to_floor(run)
+        row = [str(run.config["strategy"]), str(run.steps)]
+        row += [str(run.models_trained), str(run.jobs)] * several
+        row += [seconds(run.seconds), *[seconds(run.seconds_a_job)] * several, seconds(run.floor_seconds)]
+        row += ["–" if ratio is None else f"{ratio:.3f}", number(run.loss), number(metric.get("value"))]
+        row += [number(run.metrics.get(name)) for name in further]
+        row += [number(run.best)] * below
+        row += [] if target is None else [seconds(run.time_to_target)]
+        if found is not None:
+            speed_up = found.speed_ups[i]
+            row += [number(speed_up.at)] * (found.by == "loss")
+            row += [_times(speed_up.times, at_least=speed_up.at_least)]
+        rows.append(row)
+    return Columns(titles, rows)
+
+
+def _seeds_table(found: SeedsComparison) -> Columns:
+    """Three rows a strategy: the median over the seeds, the least and the largest."""
+    runs = [run for one in found.strategies for run in one.runs]
+    target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
+    several = any(run.models_trained > 1 for run in runs)
+    metric = next((run.metric_name for run in runs if run.metric), "metric")
+    further = _beside(runs)
+    titles = ["strategy,\nmedian", "seeds", "steps", "seconds", *["seconds\na job"] * several, "loss", metric]
+    titles += further.values()
+    titles += [] if target is None else [f"s to\n{target:g}", "reached"]
+    titles += [f"speed-up\nvs {shortened(found.over, _WIDEST)}"] * (len(found.strategies) > 1)
+    rows = []
+    for one in found.strategies:
+        columns = [(str(len(one.runs)), "", ""), _three(one.spread(lambda run: run.steps), "{:g}".format)]
+        columns += [_three(one.spread(lambda run: run.seconds), seconds)]
+        columns += [_three(one.spread(lambda run: run.seconds_a_job), seconds)] * several
+        columns += [_three(one.spread(lambda run: run.loss), number), _three(one.metric, number)]
+        columns += [
+            _three(spread((run.metrics.get(name) for run in one.runs), missing=-math.inf), number) for name in further
+        ]
+        if target is not None:
+            columns += [_three(one.spread(lambda run: run.time_to_target), seconds)]
+            columns += [(f"{one.reached} of {len(one.runs)}", "", "")]
+        if len(found.strategies) > 1:
+            columns += [_three(one.speed_up or Spread(None, None, None), partial(_times, at_least=one.at_least))]
+        rows += [list(row) for row in zip((one.strategy, "  least", "  largest"), *columns, strict=True)]
+    return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
+
+
+def _beside(runs: Sequence[Run]) -> dict[str, str]:
+    """Titles of the further columns that say how good a model is, by the metric's name."""
+    return {
+        name: title
+        for name, title in (("accuracy", "accuracy"), ("r2", "R²"))
+        if any(name in run.metrics and name != run.metric_name for run in runs)
+    }
+
+
+def _three(values: Spread, form: Callable[[float | None], str]) -> tuple[str, str, str]:
+    return form(values.median), form(values.least), form(values.most)
+
+
+def _times(value: float | None, at_least: bool = False) -> str:
+    return "–" if value is None else f"{'> ' * at_least}{value:.1f}x"
+
+
+def race_notes(runs: Sequence[Run]) -> list[str]:
+    """What a reader of the table should know: targets missed at a limit, a loss still falling, load that is free."""
+    groups = grouped(runs)
+    several = any(len(group) > 1 for group in groups)
+    lines = ["medians over the seeds; below them the least and the largest value"] * several
+    for group in groups:
+        run, target = group[0], group[0].config.get("target")
+        missed = [one for one in group if one.time_to_target is None]
+        if target is None or not missed:
+            continue
+        steps = missed[0].config.get("steps")
+        if len(group) > 1:
+            seeds = ", ".join(str(one.config["seed"]) for one in missed)
+            lines.append(
+                f"{run.config['strategy']} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
+                f"not with {seeds}; these count as later than all others"
+            )
+        elif steps is not None and run.steps >= steps:
+            assumed = steps == run.begun + LIMIT and run.config.get("seconds") is None
+            lines.append(
+                f"{run.config['strategy']} did not reach {target:g} in {steps:,} steps"
+                + (", the limit where no other is given" if assumed else "")
+            )
+    lines += [
+        f"{run.config['strategy']}: {note['text']}" for run in runs for note in run.notes if note["kind"] == DIFFERENT
+    ]
+    if len({run.models_trained for run in runs}) > 1:
+        most = max(run.models_trained for run in runs)
+        lines.append(f"a job is a step of one model; --models {most} gives all strategies as many models")
+    return lines + _loss_notes(runs) + load_notes(runs)
+
+
+def _loss_notes(runs: Sequence[Run]) -> list[str]:
+    """What a constant model comes to, and whether more steps or other steps would do better than those taken."""
+    lines = []
+    majority = next((run.metrics["majority"] for run in runs if "majority" in run.metrics), None)
+    if majority is not None:
+        lines.append(f"for comparison, the most frequent class alone has accuracy {number(majority)}")
+    falling, rising = ([run for run in runs if at_end(run)] for at_end in (falls_fast, _has_risen))
+    if falling:
+        lines.append(
+            f"{_whose(falling, runs)} was still falling fast at the end; more steps, or another learning rate than "
+            f"{falling[0].config.get('lr')}, would probably lower it further"
+        )
+    if rising:
+        lines.append(
+            f"{_whose(rising, runs)} ended above that of the first model; lower the learning rate (now "
+            f"{rising[0].config.get('lr')})"
+        )
+    return lines
+
+
+def _whose(some: Sequence[Run], runs: Sequence[Run]) -> str:
+    """Whose loss a line is about: the runs' strategies, unless it is about all."""
+    specs = dict.fromkeys(str(run.config.get("strategy")) for run in some)
+    return "the loss" if len(some) == len(runs) else f"the loss of {', '.join(specs)}"
+
+
+def falls_fast(run: Run) -> bool:
+    """Return whether the loss was still falling fast when a run ended that reached no target.
+
+    Between the medians of the third and the last quarter of the steps it fell by more than a twentieth of its whole
+    fall, or by more than a tenth of what is left (and a thousandth of its fall, or a perfect fit would never end).
+    """
+    steps, losses = _losses(run)
+    if run.time_to_target is not None or steps.size < 4:
+        return False
+    share = (steps - steps[0]) / (steps[-1] - steps[0])
+    third, last = losses[(share >= 0.5) & (share < 0.75)], losses[share >= 0.75]
+    if not third.size:
+        return False
+    fall, whole, left = np.median(third) - np.median(last), losses[0] - losses[-1], abs(losses[-1])
+    return bool(whole > 0.0 and (fall > whole / 20 or fall > max(left / 10, whole / 1000)))
+
+
+def _has_risen(run: Run) -> bool:
+    _, losses = _losses(run)
+    failed = any(note["kind"] == "failed" for note in run.notes[-1:])  # for a reason that is printed
+    return bool(not failed and losses.size > 1 and losses[-1] > losses[0])
+
+
+def _losses(run: Run) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The steps at which the loss was evaluated, and the losses; both of shape (evaluations,)."""
+    history = run.history
+    known = np.isfinite(history["loss"])
+    return history["step"][known], history["loss"][known]
+
+
+def load_notes(runs: Sequence[Run]) -> list[str]:
+    """A line where runs differ in load and load costs nothing, or next to nothing beside the delays."""
+    costs = [run.cost for run in runs]
+    if not costs or max(cost.load for cost in costs) == min(cost.load for cost in costs):
+        return []
+    computing = max(cost.computing for cost in costs)
+    waiting = max(cost.waiting for cost in costs)
+    if any(cost.by_load for cost in costs) or computing > FREE * waiting or not waiting:
+        return []
+    loads = f"{min(cost.load for cost in costs):.3g} to {max(cost.load for cost in costs):.3g} of the data per worker"
+    if not computing:
+        return [
+            f"load costs nothing here ({loads}): computing takes no time, and delays do not depend on load; to charge "
+            "for it, use --cluster simulated:partition=SECONDS or delays with per=load (of a trace: slope=SECONDS)"
+        ]
+    return [
+        f"load costs next to nothing here ({loads}): computing takes {1e3 * computing:.2g} ms of a task, the injected "
+        f"delay {1e3 * waiting:.3g} ms"
+    ]
+
+
+def _ended_below(run: Run) -> bool:
+    """Whether the final model misses the target that an earlier version reached."""
+    value = (run.metric or {}).get("value")
+    if run.time_to_target is None or value is None:
+        return False
+    target = run.config["target"]
+    return bool(value < target if run.config.get("better") == "higher" else value > target)
+
+
+def speed_table(speed: ClusterSpeed) -> Columns:
+    """One row a size."""
+    rows = []
+    for each in speed.speeds:
+        rate = speed.bandwidth(each)
+        rows.append(
+            [
+                f"{each.size / 1e6:g} MB",
+                f"{1e3 * each.trip:.2f}",
+                "–" if rate is None else f"{rate / 1e6:,.0f}",
+                f"{1e3 * each.step:.2f}",
+                f"{1e3 * each.floor:.2f}",
+                f"{each.ratio:.2f}",
+            ]
+        )
+    return Columns(["message", "round trip ms", "MB/s", "step ms", "floor ms", "step / floor"], rows)

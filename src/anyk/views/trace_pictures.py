@@ -1,0 +1,110 @@
+"""Traces of delays: what is in them, in words and as a picture."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.delays import DelayModel, fit
+from anyk.errors import BadInput
+from anyk.strategies import stragglers
+from anyk.views.plots import COLOURS, new_figure, save
+
+Floats = NDArray[np.float64]
+
+
+def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+    """What a table of seconds (rounds x workers) says: spread, who straggles, for how long, and laws that fit."""
+    late = stragglers(times, mu)
+    runs = _runs(late)
+    centred = times - times.mean(axis=0)
+    power = (centred**2).sum(axis=0)
+    lag = (centred[1:] * centred[:-1]).sum(axis=0)[power > 0] / power[power > 0] if len(times) > 2 else np.empty(0)
+    between = float(times.mean(axis=0).var() / times.var()) if times.var() else 0.0
+    share = late.mean(axis=0)
+    slow = np.argsort(-share, kind="stable")[:5]
+    try:
+        laws = [{"law": _rounded(one.law), "misfit": one.misfit} for one in fit(times, censored=censored)]
+    except BadInput:
+        laws = []
+    return {
+        "rounds": len(times),
+        "workers": times.shape[1],
+        "mean": float(times.mean()),
+        "median": float(np.median(times)),
+        "longest": float(times.max()),
+        "variation": float(times.std() / times.mean()) if times.mean() else 0.0,
+        "autocorrelation": float(lag.mean()) if lag.size else 0.0,
+        "between_workers": between,
+        "stragglers": float(late.mean()),
+        "bursts": {int(length): int(count) for length, count in zip(*np.unique(runs, return_counts=True), strict=True)},
+        "slowest": [{"worker": int(i), "share": float(share[i])} for i in slow if share[i] > 0],
+        "laws": laws,
+    }
+
+
+def _rounded(law: DelayModel) -> str:
+    """A law's spec with four digits."""
+    values: dict[str, Any] = {f.name: float(f"{getattr(law, f.name):.4g}") for f in fields(law) if f.type == "float"}
+    return replace(law, **values).spec
+
+
+def _runs(late: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Lengths of all runs of rounds in which a worker straggles."""
+    lengths: list[int] = []
+    for column in late.T:
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], column.astype(np.int8), [0]))))
+        lengths += (edges[1::2] - edges[::2]).tolist()
+    return np.array(lengths, dtype=np.int64)
+
+
+def trace_text(found: dict[str, Any], mu: float) -> str:
+    """The facts for people."""
+    bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(found["bursts"].items())[:8]) or "none"
+    slow = ", ".join(f"{one['worker']} ({100 * one['share']:.0f} %)" for one in found["slowest"]) or "nobody"
+    lines = [
+        f"{found['rounds']} rounds x {found['workers']} workers, seconds: mean {found['mean']:.4g}, median "
+        f"{found['median']:.4g}, longest {found['longest']:.4g}, variation {found['variation']:.3g}",
+        f"from round to round: autocorrelation {found['autocorrelation']:.3g}; between workers: "
+        f"{100 * found['between_workers']:.3g} % of the variance",
+        f"stragglers (beyond {1 + mu:g} times the fastest of a round): {100 * found['stragglers']:.3g} %; bursts of "
+        + bursts,
+        f"most often late: {slow}",
+    ]
+    lines += [f"law {one['law']:<44} misfit {one['misfit']:.3f}" for one in found["laws"]]
+    if found["laws"] and found["laws"][0]["misfit"] > 0.1:
+        lines.append("no law fits well; plan by replaying the trace")
+    return "\n".join(lines)
+
+
+def draw_trace(times: Floats, path: str | Path, censored: NDArray[np.bool_] | None, title: str) -> None:
+    """Heat map workers x rounds, and the distribution with the laws that fit best."""
+    figure, (left, right) = new_figure((11.0, 4.6), "drawing a trace", columns=2)
+    image = left.imshow(times.T, aspect="auto", cmap="viridis", vmax=float(np.quantile(times, 0.995)), origin="lower")
+    left.set_xlabel("round")
+    left.set_ylabel("worker")
+    figure.colorbar(image, ax=left, label="seconds (colours end at 99.5 %)")
+    values = np.sort(times, axis=None)
+    right.plot(values, 1.0 - np.arange(values.size) / values.size, color="0.2", lw=2.2, label="measured")
+    try:
+        laws = fit(times, censored=censored)
+    except BadInput:
+        laws = []
+    uniforms = np.linspace(0, 1 - 1 / values.size, 2000)
+    for colour, one in zip(COLOURS, [law for law in laws if law.law.name != "bimodal"][:3], strict=False):
+        drawn = np.sort(one.law.seconds(uniforms, 0))
+        right.plot(drawn, 1.0 - uniforms, color=colour, lw=1.3, label=f"{one.law.name}, misfit {one.misfit:.2f}")
+    right.set_xscale("log")
+    right.set_yscale("log")
+    right.set_ylim(bottom=0.5 / values.size)
+    right.set_xlim(values[values > 0].min() * 0.8, values.max() * 1.3)
+    right.set_xlabel("seconds")
+    right.set_ylabel("share of tasks that take longer")
+    right.grid(alpha=0.25)
+    right.legend(frameon=False)
+    figure.suptitle(title, fontsize=11)
+    save(figure, path)

@@ -1,0 +1,334 @@
+"""Runs as pages that follow them while they go on, served to this machine only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.runs.log import queries
+from anyk.runs.log.copies import LogCopy, remove_abandoned
+from anyk.runs.log.following import LOG, Following
+from anyk.runs.races.race_folder import NAME as RACE
+from anyk.runs.races.race_folder import entries, is_race, read_race, run_folders
+from anyk.runs.run import Run
+from anyk.views.page import bokeh_scripts, needed, page, script, style, template
+from anyk.views.page.facts import seconds, steps
+from anyk.views.result_tables import number
+
+_HOST = "127.0.0.1"
+_LEAST, _SHARE = 4.0, 0.02  # seconds between two readings of a whole page, and the share of time that they may take
+_SILENT = 10.0  # seconds without news after which a run is said to be silent
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "font-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+_State = tuple[str, str]  # for the style sheet, and in words
+
+
+class Watch:
+    """Serves a live page for each of some run folders, races, and folders of them, at :attr:`url`.
+
+    A page is the report of :func:`anyk.report`, and goes on as its run does: new steps and tasks are added within a
+    second, the rest is made again in at most 2 % of the time. What is shown is read from the runs' logs alone
+    (:class:`anyk.runs.Following`): runs may be those of other processes, and of other machines where
+    :class:`anyk.callbacks.Mirror` copies their logs; nothing is written to their folders. Runs that begin later in a
+    folder of runs appear.
+
+    Only this machine can ask, and only by this machine's own names, so that no page of another site can read along.
+    ``port``: 0 takes a free one. Nothing is served before :meth:`serve`.
+
+    Raises :class:`~anyk.errors.BadInput` where there is no such folder or the port is taken, and
+    :class:`~anyk.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
+    """
+
+    @typed
+    def __init__(self, folders: Sequence[str | Path], *, port: int = 0) -> None:
+        needed()
+        if not 0 <= port <= 65535:
+            raise BadInput(f"a port is a number from 0 to 65535, got {port}")
+        remove_abandoned()
+        self._folders = [Path(folder) for folder in folders]
+        for folder in self._folders:
+            if not folder.is_dir():
+                raise BadInput(f"there is no folder '{folder}' to watch")
+        self._pages: dict[Path, _Page] = {}
+        self._lock = threading.Lock()
+        self._scripts = {
+            "/bokeh.js": "\n".join(bokeh_scripts()),
+            "/page.js": script("page.js"),
+            "/live.js": script("live.js"),
+        }
+        watch = self
+
+        class Handler(_Handler):
+            """Answers for this watch."""
+
+            answer = staticmethod(watch._answer)
+
+        try:
+            self._server = ThreadingHTTPServer((_HOST, port), Handler)
+        except OSError as error:
+            raise BadInput(
+                f"the page cannot be served at {_HOST}:{port} ({error.strerror}); --port 0 takes a free port"
+            ) from None
+        self._server.daemon_threads = False  # closing waits for answers that are under way
+        self.url = f"http://{_HOST}:{self._server.server_port}/"
+        self._served = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def serve(self) -> None:
+        """Answer until :meth:`close` is called in another thread, or Ctrl-C."""
+        self._served = True
+        self._server.serve_forever(poll_interval=0.1)
+
+    def close(self) -> None:
+        """Stop serving and remove all copies; safe to call twice."""
+        if self._served:
+            self._server.shutdown()
+        self._server.server_close()
+        for shown in self._pages.values():
+            shown.close()
+
+    # ------------------------------------------------------------------------------------------- answers
+
+    def _answer(self, path: str, asked: dict[str, list[str]]) -> tuple[str, str] | None:
+        """Kind and text for a path; None where there is nothing."""
+        if path in self._scripts:
+            return "text/javascript", self._scripts[path]
+        with self._lock:
+            self._look()
+            pages = list(self._pages.values())
+        if path == "/":
+            return "text/html", self._list(pages)
+        first, _, rest = path[1:].partition("/")
+        if not first.isdecimal() or len(first) > 6 or int(first) >= len(pages) or rest not in ("", "news"):
+            return None
+        shown = pages[int(first)]
+        if rest:
+            return "application/json", json.dumps(shown.news(asked.get("seals", [""])[0].split(",")))
+        try:
+            return "text/html", shown.whole()
+        except BadInput as error:
+            return "text/html", _list_page(shown.name, str(error), [])
+
+    def _look(self) -> None:
+        """Find runs that have begun."""
+        for folder in self._folders:
+            inner = sorted(folder.iterdir()) if folder.is_dir() else []
+            alone = (folder / "run.toml").is_file() or (folder / RACE).is_file()
+            for one in [folder] if alone else [one for one in inner if one.is_dir()]:
+                if one not in self._pages and ((one / "run.toml").is_file() or is_race(one)):
+                    self._pages[one] = _Page(one)
+
+    def _list(self, pages: Sequence[_Page]) -> str:
+        lines = [shown.line() | {"number": i} for i, shown in enumerate(pages)]
+        lines.sort(key=lambda line: (line["state"][0] == "ended", -line["number"]))
+        where = ", ".join(str(folder) for folder in self._folders)
+        message = "" if lines else "No run has begun yet; this page shows the first as soon as it does."
+        return _list_page(f"Runs in {where}", message, lines)
+
+
+def _list_page(title: str, message: str, lines: Sequence[dict[str, Any]]) -> str:
+    from markupsafe import Markup
+
+    return template("list.html.jinja").render(title=title, message=message, entries=lines, css=Markup(style()))
+
+
+class _Runs:
+    """The runs of a run folder or race, as they are followed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._followed: dict[Path, Following] = {}
+
+    def close(self) -> None:
+        """Remove the copies."""
+        for one in self._followed.values():
+            one.close()
+        self._followed.clear()
+
+    def folders(self) -> tuple[list[Path], list[str]]:
+        """The folders of the runs that have begun, and the titles of those that have not."""
+        if (self.folder / RACE).is_file():
+            planned = [(self.folder / entry.folder, entry.title) for entry in entries(read_race(self.folder))]
+            waiting = [title for folder, title in planned if not (folder / LOG).is_file()]
+            return [folder for folder, title in planned if title not in waiting], waiting
+        return [self.folder] if (self.folder / "run.toml").is_file() else run_folders(self.folder), []
+
+    def read(self) -> tuple[list[Run], list[str]]:
+        """The runs that have begun, as they stand, and the titles of those that have not."""
+        folders, waiting = self.folders()
+        if not folders:
+            raise BadInput(f"'{self.folder}' has no run that has begun")
+        for folder in folders:
+            if folder not in self._followed:
+                self._followed[folder] = Following(folder)
+        return [self._followed[folder].run() for folder in folders], waiting
+
+    def of(self, run: Run) -> Following:
+        """How a run is followed."""
+        assert run.path is not None
+        return self._followed[run.path]
+
+
+class _Page:
+    """A run or a race: its live page, and its line in the list."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name or str(folder)
+        self._runs = _Runs(folder)
+        self._lock = threading.Lock()
+        # making the whole page takes seconds on a busy machine, and nobody is to wait for news meanwhile
+        self._whole_runs = _Runs(folder)
+        self._whole_lock = threading.Lock()
+        self._text: tuple[list[object], str] | None = None  # the whole page, and how its runs stood
+        self._next = 0.0  # when the whole page may be made again
+        self._line: tuple[list[object], dict[str, Any]] | None = None  # the line of what has ended
+
+    def close(self) -> None:
+        """Remove the copies."""
+        self._runs.close()
+        self._whole_runs.close()
+
+    def _state(self, runs: Sequence[Run], waiting: Sequence[str]) -> _State:
+        """How it stands: running, silent or ended, and in words."""
+        followed = [self._runs.of(run) for run in runs]
+        at = [one for one in followed if not one.ended]
+        if not at and not waiting:
+            last = (runs[-1].notes or [{}])[-1]
+            how = {"failed": "failed", "interrupted": "interrupted"}.get(str(last.get("kind")), "ended")
+            return "ended", how if len(runs) == 1 else f"ended, {len(runs)} runs"
+        last_run = runs[followed.index(at[-1])] if at else runs[-1]
+        words = f"{steps(last_run.steps)} in {seconds(last_run.seconds)}"
+        if len(runs) + len(waiting) > 1:
+            words = f"run {len(runs)} of {len(runs) + len(waiting)}, {last_run.config.get('strategy')}: {words}"
+        quiet = min(one.quiet for one in at or followed)
+        if quiet > _SILENT:
+            return "silent", f"no news for {seconds(float(int(quiet)))}, after {words}"
+        return "running", f"running: {words}"
+
+    def line(self) -> dict[str, Any]:
+        """Its line in the list."""
+        with self._lock:
+            return self._made_line()
+
+    def _made_line(self) -> dict[str, Any]:
+        try:
+            stand: list[object] = [(folder, *LogCopy.stand(folder / LOG)) for folder in self._runs.folders()[0]]
+            if self._line is not None and self._line[0] == stand:
+                return self._line[1]
+            runs, waiting = self._runs.read()
+        except (BadInput, OSError) as error:
+            return {"name": self.name, "state": ("silent", str(error)), "cells": [""] * 6}
+        state = self._state(runs, waiting)
+        last = runs[-1]
+        what = f"race of {len(runs) + len(waiting)} runs" if len(runs) + len(waiting) > 1 else last.config["strategy"]
+        metric = (last.metric or {}).get("value")
+        named = "" if metric is None else f"{last.metric_name} {number(metric)}"
+        cells = [what, last.config["workers"], f"{last.steps:,}", seconds(last.seconds), number(last.loss), named]
+        made = {"name": self.name, "state": state, "cells": cells}
+        if state[0] == "ended":
+            self._line = stand, made
+            self._runs.close()  # copies are made again when somebody looks at it
+        return made
+
+    def whole(self) -> str:
+        """The whole page, as things stand."""
+        with self._whole_lock:
+            runs, waiting = self._whole_runs.read()
+            stand = _stand(runs)
+            if self._text is None or self._text[0] != stand:
+                begun = time.thread_time()
+                self._text = stand, page(runs, waiting, live=True)
+                self._next = time.monotonic() + max(_LEAST, (time.thread_time() - begun) / _SHARE)
+            return self._text[1]
+
+    def news(self, seals: Sequence[str]) -> dict[str, Any]:
+        """What has come since a page had these seals."""
+        with self._lock:
+            try:
+                return self._news(seals)
+            except BadInput:  # the folder is gone, or was begun anew
+                return {"lost": True}
+
+    def _news(self, seals: Sequence[str]) -> dict[str, Any]:
+        from anyk.views.page.content import chosen  # these import Bokeh and markupsafe
+        from anyk.views.page.news import news
+
+        runs, waiting = self._runs.read()
+        shown = chosen(runs)
+        found = [news(run, seal) for run, seal in zip(shown, seals, strict=False)]
+        if len(shown) != len(seals) or None in found:
+            return {"lost": True}
+        state = self._state(runs, waiting)
+        new = self._text is None or self._text[0] != _stand(runs)
+        again = new and (state[0] == "ended" or time.monotonic() > self._next)
+        return {
+            "lost": False,
+            "runs": found,
+            "state": state,
+            "again": again,
+        }
+
+
+def _stand(runs: Sequence[Run]) -> list[object]:
+    """What changes when there is anything new."""
+    return [(run.path, queries.newest_seal(run.log)) for run in runs]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers this machine's own requests."""
+
+    server_version = "anyk"
+    sys_version = ""
+    timeout = 10  # seconds for a request to be sent
+    answer: Any
+
+    def do_GET(self) -> None:
+        port = self.connection.getsockname()[1]
+        if self.headers.get("Host", "") not in (f"{_HOST}:{port}", f"localhost:{port}"):
+            # a name of somebody else's that leads here: a page of theirs would be allowed to read what it is told
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", f"ask for http://{_HOST}:{port}/")
+            return
+        asked = urlsplit(self.path)
+        try:
+            found = self.answer(asked.path, parse_qs(asked.query))
+        except Exception as error:  # one page is not to end the others
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{type(error).__name__}: {error}")
+            return
+        if found is None:
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is no such page")
+            return
+        self._send(HTTPStatus.OK, *found)
+
+    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        with contextlib.suppress(ConnectionError, TimeoutError):  # whoever asked has gone
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""

@@ -1,0 +1,193 @@
+"""Training that measures, plans, switches and checks: no step is lost, and exact steps stay exact."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+from anyk.delays import Table
+from anyk.errors import BadInput
+from anyk.fleet.auto.training import continues, left_out
+from anyk.fleet.records import Record
+from anyk.runs.callbacks import Watching
+
+N = 4
+
+
+def problem() -> Any:
+    return anyk.problems.from_data("synthetic:rows=120,features=4")
+
+
+def wandering(rounds: int, then: int = 0) -> Any:
+    """Each round another worker takes 10 s, the others 1; then all workers take 5 s."""
+    times = np.full((rounds + then, N), 5.0)
+    times[:rounds] = 1.0
+    times[np.arange(rounds), np.arange(rounds) % N] = 10.0
+    return times
+
+
+def test_it_switches_plans_again_and_loses_no_step() -> None:
+    heard: list[str] = []
+    found = anyk.train_auto(
+        problem(), workers=N, cluster="simulated", delays=Table(wandering(30, 70), by="round"), steps=70, measure=10,
+        every=10, tell=heard.append,
+    )  # fmt: skip
+    parts = [(run.config["strategy"], run.begun, run.steps) for run in found.runs]
+    # windows of 10 from step 10: two in a row are missed after the fleet has changed at step 30
+    coded = found.runs[1].config["strategy"]
+    assert parts == [("uncoded", 0, 10), (coded, 10, 50), ("uncoded", 50, 60), ("uncoded", 60, 70)]
+    assert coded != "uncoded" and anyk.strategy(coded, workers=N).exact
+    assert found.history["step"].tolist() == list(range(71))  # every step once
+    seconds = found.history["seconds"]
+    assert seconds[10] == 100.0 and seconds[30] == pytest.approx(120.0) and (np.diff(seconds) > 0).all()
+    assert found.seconds == pytest.approx(100 + 20 + 40 * 5)
+    assert [part.plan is None for part in found.parts] == [True, False, True, False]
+    missed, held = found.parts[1].checked, found.parts[3].checked
+    assert missed is not None and (missed.held, missed.broke) == (False, "delays") and held is not None and held.held
+    assert [text.split(":")[0] for text in heard if text.startswith("at step")] == ["at step 40", "at step 50"]
+    alone = anyk.train(problem(), "uncoded", "simulated", workers=N, steps=70)
+    assert found.model == pytest.approx(alone.model, rel=1e-12)  # the sums are exact
+    assert found.history["loss"][-1] == pytest.approx(alone.history["loss"][-1], rel=1e-12)
+
+
+@pytest.mark.slow
+def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": Table(wandering(60), by="round")}
+    only = anyk.train_auto(problem(), **given, steps=8, measure=10)
+    assert [run.steps for run in only.runs] == [8] and only.parts[0].plan is None
+    short = anyk.train_auto(problem(), **given, seconds=120.0, measure=10)
+    assert [run.config["strategy"] for run in short.runs] == ["uncoded", "frc:stragglers=1"]
+    assert 118.0 <= short.seconds <= 120.0
+    known = anyk.train_auto(
+        problem(), **given, steps=20, record=Record(wandering(60), load=1 / N), slope=0.0, every=10, out=tmp_path / "a"
+    )
+    assert (tmp_path / "a" / "record.npz").exists()  # the first part is checked against it, whenever that is resumed
+    assert [(run.config["strategy"], run.steps) for run in known.runs] == [("frc:stragglers=1", 20)]
+    with pytest.raises(BadInput, match="the record is of 4 workers, and 5 are to train"):
+        anyk.train_auto(problem(), **(given | {"workers": 5}), record=Record(wandering(60), load=1 / N))
+
+
+@pytest.mark.slow
+def test_stopped_in_each_part_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Any) -> None:
+    """Once in each part, between two missed windows, while planning, and killed before a part's first checkpoint."""
+    np.savez(tmp_path / "fleet.npz", seconds=wandering(30, 70))
+    given: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": f"trace:{tmp_path}/fleet.npz,by=round", "steps": 70,
+                             "measure": 10, "every": 10, "slope": 0.0}  # fmt: skip
+    whole = anyk.train_auto(problem(), **given)
+    assert [(run.begun, run.steps) for run in whole.runs] == [(0, 10), (10, 50), (50, 60), (60, 70)]
+    heard: list[str] = []
+    first: dict[str, Any] = {"out": tmp_path / "auto", "tell": heard.append, "checkpoint_every": 1e-6}
+
+    class Kill(anyk.Callback):
+        def __init__(self, step: int) -> None:
+            self.step = step
+
+        def on_step(self, info: Any) -> None:
+            if info.step == self.step:
+                raise SystemExit  # as SIGKILL: nothing is written any more
+
+    def stop(driver: Any, _: Any) -> None:
+        if driver.step == 45:
+            driver.interrupt()
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        anyk.train_auto(problem(), **given, **first, callbacks=[Kill(5)])
+    again = {"tell": heard.append, "checkpoint_every": 1e-6}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("anyk.fleet.auto.parts.plan", interrupted)
+        anyk.resume_auto(tmp_path / "auto", **again)
+    with pytest.raises(KeyboardInterrupt):  # one window of two has been missed
+        anyk.resume_auto(tmp_path / "auto", **again, callbacks=[Watching(stop)])
+    with pytest.raises(SystemExit):
+        anyk.resume_auto(tmp_path / "auto", **(again | {"checkpoint_every": 1e9}), callbacks=[Kill(55)])
+    (tmp_path / "auto" / "4-uncoded").mkdir()
+    (tmp_path / "auto" / "4-uncoded" / "lock").touch()  # killed before its run.toml was written
+    found = anyk.resume_auto(tmp_path / "auto", **again)
+    assert found.model.tobytes() == whole.model.tobytes()
+    for name, column in whole.history.items():
+        assert np.array_equal(found.history[name], column, equal_nan=True), name
+    assert [part.promise for part in found.parts] == [part.promise for part in whole.parts]
+    assert [part.checked and part.checked.report() for part in found.parts] == [
+        part.checked and part.checked.report() for part in whole.parts
+    ]
+    assert [text.split(":")[0] for text in heard if text.startswith("at step")] == ["at step 40", "at step 50"]
+    further = anyk.resume_auto(tmp_path / "auto", steps=75)
+    assert [run.steps for run in further.runs] == [10, 50, 60, 75]
+
+
+@pytest.mark.slow
+def test_several_models_are_trained_in_turn_and_codes_over_several_rounds_take_part() -> None:
+    """Bursts of two rounds that any worker may have: what is chosen gives each model the steps of uncoded."""
+    random = np.random.default_rng(3)
+    times = np.ones((80, 8))
+    for t in range(0, 80, 4):
+        times[t : t + 2, random.choice(8, 3, replace=False)] = 6.0
+    problems = [anyk.problems.from_data(f"synthetic:rows=160,features=4,seed={i}") for i in range(3)]
+    found = anyk.train_auto(
+        problems, workers=8, cluster="simulated", delays=Table(times, by="round"), steps=20, measure=30, every=12
+    )
+    measured, coded = found.runs[:2]
+    assert (measured.config["strategy"], measured.steps) == ("uncoded:models=3", 10)
+    plan = found.parts[1].plan
+    assert plan is not None and {"m-sgc", "sr-sgc", "gc"} <= {one.family for one in plan.candidates}
+    assert coded.seconds_a_job < measured.seconds_a_job
+    alone = anyk.train_many(problems, "uncoded", "simulated", workers=8, steps=20)
+    for slot, model in alone.models.items():
+        assert found.models[slot] == pytest.approx(model, rel=1e-9)
+        assert found.history_of(slot)["step"].tolist() == list(range(21))
+    assert not {"gc", "m-sgc"} & set(left_out(8, 3)) and {"pasgd", "dpsgd"} <= set(left_out(8, 3))
+
+
+def test_those_that_cannot_continue_a_run_are_left_out() -> None:
+    names = left_out(N)
+    assert {"pasgd", "dpsgd", "diloco"} <= set(names) and not {"frc", "uncoded", "cyclic"} & set(names)
+    assert continues(anyk.strategy("frc:load=2", workers=N)) and not continues(anyk.strategy("dpsgd", workers=N))
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ({"measure": 4}, "measure must be at least 5 steps"),
+        ({"every": 0}, "every must be at least 1 step"),
+        ({"delays": "none"}, "there is nothing to measure; give delays"),
+    ],
+)
+def test_what_cannot_be_found(given_: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        anyk.train_auto(problem(), **({"workers": N, "cluster": "simulated", "delays": "exp:mean=1"} | given_))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("fleet.npz", seconds=wandering(60))
+    words = ["train", "--data", "synthetic:rows=120,features=4", "--cluster", "simulated", "--quiet", "--workers", str(N),
+             "--delays", "trace:fleet.npz"]  # fmt: skip
+    done = CliRunner().invoke(main, [*words, "--strategy", "auto:measure=12", "--steps", "30", "--out", "run", "--json",
+                                     "run.json"])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "from step 0: measuring 12 steps of 'uncoded'" in done.output and "from step 12: 'frc" in done.output
+    assert "steps 12 to 30: held: a step took 1 s" in done.output and "left out: ad-psgd, " in done.output
+    assert sorted(one.name for one in Path("run").iterdir()) == ["1-measure", "2-frc", "auto.toml"]
+    again = CliRunner().invoke(main, ["resume", "run", "--steps", "33", "--quiet"])
+    assert again.exit_code == 0 and "steps 12 to 33: held: a step took 1 s" in again.output, again.output
+    refused = CliRunner().invoke(main, ["resume", "run", "--add", "uncoded"])
+    assert refused.exit_code == 2 and "--seeds are for the folder of a race" in refused.output
+    report = json.loads(Path("run.json").read_text())
+    assert [part["steps"] for part in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
+    for more, why in (
+        (["--strategy", "auto:measures=12"], "measures"),
+        (["--strategy", "auto", "--from", "run/2-frc"], "starts a new run"),
+        (["--strategy", "auto:record=nowhere.csv"], "nowhere.csv"),
+        (["--strategy", "auto", "--out", "run"], "'run' exists; choose another, or go on with it: anyk resume run"),
+    ):
+        failed = CliRunner().invoke(main, [*words, *more])
+        assert failed.exit_code == 2 and why in failed.output and failed.output.count("\n") <= 2, failed.output
+    assert "auto:measure=12" in CliRunner().invoke(main, [*words, "--strategy", "auto:measure=12", "--settings"]).output

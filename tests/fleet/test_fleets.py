@@ -1,0 +1,129 @@
+"""Measured fleets: who is slow for good, how times grow with load, and rounds in closed form against the virtual clock."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import anyk
+from anyk.clusters import Compute, Simulated
+from anyk.errors import BadInput
+from anyk.fleet import simulate
+from anyk.fleet.plans.measured import Fleet, fleet_of, slowness
+from anyk.fleet.records import Record
+
+N = 6
+
+
+def fleet(times: Any, slope: Any, load: float = 1 / N) -> Fleet:
+    table = np.asarray(times, dtype=float)
+    return Fleet(table, np.zeros(table.shape, bool), load, slope)
+
+
+def test_two_speeds_all_computing() -> None:
+    """Half of the workers take twice as long for good: cut 2 to 1, all take 4/3; twice the load takes all twice."""
+    found = fleet(np.tile([1.0, 2.0] * 3, (10, 1)), slope=float(N))
+    assert found.slopes == pytest.approx([N, 2 * N] * 3)
+    assert found.alone("uncoded") == 2.0
+    assert found.seconds(np.array([2.0, 1.0] * 3) / 9) == pytest.approx(np.full((10, N), 4 / 3))
+    assert found.alone("frc:load=2") == pytest.approx(2.0)  # each group waits for its fast worker, which takes 2
+    apart = fleet(np.tile([1.0] * 3 + [2.0] * 3, (10, 1)), slope=float(N))
+    assert apart.alone("frc:load=3") == pytest.approx(6.0)  # a group of slow ones alone
+
+
+def test_wandering_stragglers_are_no_slower_at_computing() -> None:
+    """Each round another worker takes 10 s more; twice the load takes 1 s more of all, also of who straggles."""
+    times = np.ones((60, N))
+    times[np.arange(60), np.arange(60) % N] += 10.0
+    found = fleet(times, slope=float(N))
+    assert found.slopes == pytest.approx(np.full(N, N))
+    assert found.seconds(np.full(N, 2 / N)) == pytest.approx(times + 1.0)
+    half = fleet(times, slope=float(N / 2))
+    assert half.seconds(np.full(N, 2 / N)) == pytest.approx(times + 0.5)
+
+
+def test_both_persistent_and_wandering() -> None:
+    random = np.random.default_rng(0)
+    speeds = np.array([1.0, 1.0, 1.0, 1.0, 3.0, 3.0])
+    times = speeds * (1.0 + 0.05 * random.random((100, N)))
+    times[np.arange(100), random.integers(0, N, 100)] += 20.0
+    assert slowness(times) == pytest.approx(speeds, rel=0.02)
+    clean = 1.0 + random.exponential(1.0, (100, 30))
+    assert np.ptp(np.log(slowness(clean))) < 0.5 * np.ptp(np.log(np.median(clean, axis=0)))  # chance is drawn in
+
+
+@pytest.mark.parametrize("rounds", [20, 120])  # a slope for all, and one for each
+def test_a_rare_stall_is_not_how_times_grow(rounds: int) -> None:
+    """One task in 120 takes 40 s more at the larger load: 0.33 s on average, twice what the load adds."""
+    times = 1.0 + np.random.default_rng(0).exponential(0.05, (rounds, N))
+    stalled = times[::-1] + (2 / N - 1 / N)
+    stalled[np.arange(0, rounds, 20), 1] += 40.0
+    found = fleet_of(Record(times, load=1 / N), Record(stalled, load=2 / N))[0]
+    assert found.slopes == pytest.approx(np.full(N, 1.0), rel=0.15)
+
+
+def test_slopes_of_two_records_and_of_compute_stamps() -> None:
+    random = np.random.default_rng(0)
+    fixed, speeds = 1.0 + 0.1 * random.random((80, N)), np.array([1.0, 1.0, 1.0, 2.0, 2.0, 4.0])
+    first, second = Record(fixed + speeds / N, load=1 / N), Record(fixed[::-1] + speeds / 2, load=1 / 2)
+    found, assumptions, guessed = fleet_of(first, second)
+    assert found.slopes == pytest.approx(speeds, rel=0.05) and not assumptions and not guessed
+    stamped = Record(fixed + speeds / N, load=1 / N, parts={"compute": np.tile(speeds / N, (80, 1))})
+    assert fleet_of(stamped)[0].slopes == pytest.approx(speeds)
+    typical, said, _ = fleet_of(Record(np.tile(speeds, (80, 1)), load=1 / N), slope=2.0)
+    assert typical.slopes == pytest.approx(2.0 * speeds) and "compute slowly" in said[0]
+    assert fleet_of(Record(fixed, load=1 / N), slope=2.0)[1] == []
+
+
+def test_partitions_cost_each_worker_its_own_on_the_virtual_clock() -> None:
+    """Without delays, a worker whose partition costs twice as much is done after twice the time."""
+    cluster = Simulated(3, compute=Compute(0.0, (1.0, 2.0, 3.0), 0.0, 3))
+    ends: list[float] = []
+    driver = anyk.runs.Driver(
+        anyk.strategy("uncoded:wait=2", workers=3), cluster, steps=3, on_step=lambda driver: ends.append(driver.time)
+    )
+    with anyk.runs.engine.session(driver):
+        driver.run()
+    assert ends == [2.0, 4.0, 6.0]
+    with pytest.raises(BadInput, match="given for 2 workers"):
+        Simulated(3, compute=Compute(0.0, (1.0, 2.0), 0.0, 3))
+
+
+CLOSED = ["nested:stragglers=3", "nested:stragglers=2,kind=cyclic", "progress:load=3", "progress:load=2,placement=random",
+          "partial:stragglers=1", "partial:stragglers=1,load=5,inner=cyclic", "tree:children=2", "tree:children=6",
+          "binary:stragglers=1", "binary:stragglers=3", "frc:stragglers=2", "cyclic:stragglers=2", "k-sync:k=4"]  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(CLOSED), st.integers(0, 999), st.sampled_from([0.0, 0.5, 3.0]), st.booleans())
+def test_rounds_in_closed_form_are_those_of_the_virtual_clock(spec: str, seed: int, slope: float, slow: bool) -> None:
+    """Also where parts of a task count, and some workers compute at a third of the speed of the others."""
+    n = 8 if spec.startswith("nested:stragglers=3") else N
+    random = np.random.default_rng(seed)
+    times = 1.5 + random.exponential(1.0, (9, n))
+    slope = 1e3 if spec.startswith("partial") else slope  # all computing: there a task's messages come in its order
+    slopes = slope * np.where(np.arange(n) % 3 == 2, 3.0, 1.0) if slow else np.full(n, slope)
+    found = fleet(times, slopes, load=1 / n)
+    strategy = anyk.strategy(spec, workers=n)
+    closed = found.closed(strategy)
+    assert closed is not None and closed == pytest.approx(found.simulated(strategy), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["gc:stragglers=2", "gc:stragglers=1,end=cutoff", "sr-sgc:B=1,W=2,lambda=2", "sr-sgc:B=2,W=3,lambda=4",
+                     "sr-sgc:B=1,W=2,lambda=2,inner=frc,end=decodable", "m-sgc:B=1,W=2,lambda=1", "m-sgc:B=2,W=3,lambda=6",
+                     "m-sgc:B=1,W=3,lambda=2,end=decodable", "m-sgc:B=1,W=2,lambda=1,inner=frc,end=decodable"]),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_rounds_of_sequential_codes_are_those_of_the_virtual_clock(spec: str, seed: int) -> None:
+    """Without an end of jobs: of as many jobs as there are rounds, the rounds that begin one."""
+    random = np.random.default_rng(seed)
+    times = 0.5 + random.exponential(1.0, (16, N)) * random.integers(0, 2, (16, N))
+    strategy = anyk.strategy(spec, workers=N)
+    assert strategy.exact
+    jobs = 16 - (strategy.for_jobs(16).rounds_for(16) - 16)
+    durations = strategy.durations(times)
+    assert durations is not None and durations[:jobs] == pytest.approx(simulate(strategy, times, jobs=jobs)[0][:jobs])

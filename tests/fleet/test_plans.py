@@ -1,0 +1,328 @@
+"""Plans: pace against closed forms and simulation, intervals that cover, and decisions on fleets whose answer is known."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import anyk
+from anyk.cli import main
+from anyk.errors import BadInput
+from anyk.fleet import simulate
+from anyk.fleet.plans.plan import Fleet, pareto, specs_for
+from anyk.fleet.plans.resampling import block_length, resampled
+from anyk.fleet.records import Record
+from anyk.views.fleet_tables import draw_plan, plan_lines, plan_table
+
+N = 6
+
+
+def record(times: Any, **more: Any) -> Record:
+    return Record(times, load=1 / np.shape(times)[1], **more)
+
+
+def exponential(rounds: int, seed: int = 0, workers: int = N) -> Any:
+    return np.random.default_rng(seed).exponential(1.0, (rounds, workers))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["uncoded", "frc:stragglers=1", "frc:load=3", "k-sync:k=4", "cyclic:stragglers=2", "agc:load=2,wait=4",
+                     "mds:stragglers=2", "comm-efficient:stragglers=1"]),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_seconds_of_rounds_are_those_of_the_strategy_itself(spec: str, seed: int) -> None:
+    times = exponential(12, seed) + 0.01
+    strategy = anyk.strategy(spec, workers=N)
+    found = strategy.durations(times)
+    assert found is not None
+    assert found == pytest.approx(simulate(strategy, times, jobs=12)[0], abs=1e-9)
+
+
+def test_a_gain_is_no_less_than_in_the_worst_round() -> None:
+    """Of 16 rounds two stall for 100 s, which a code cuts off: no step of it takes longer, however unsure its gain."""
+    times = 1.0 + 0.01 * np.random.default_rng(0).random((16, 6))
+    times[[3, 11], [0, 4]] = 100.0
+    found = anyk.plan(Record(times, load=1 / 6), slope=0.0, resamples=200)
+    coded = next(one for one in found.candidates if one.spec == "frc:stragglers=1")
+    assert coded.gain.median > 0.8 and coded.gain.low >= 1.0 - math.exp(coded.optimism) - 1e-12
+    assert coded.gain.high > coded.gain.median  # and no more is taken of the other side
+
+
+def test_the_pace_is_that_of_the_closed_forms() -> None:
+    """Exponential times, slope 0: H_n for all, H_n - H_{n-k} for k, and groups of 2: the largest of 3 least of 2."""
+    fleet = Fleet(exponential(40_000), np.zeros((40_000, N), bool), 1 / N, 0.0)
+    harmonic = np.cumsum(1 / np.arange(1, N + 1))
+    for spec, mean in (
+        ("uncoded", harmonic[5]),
+        ("k-sync:k=4", harmonic[5] - harmonic[1]),
+        ("frc:load=2", harmonic[2] / 2),
+    ):
+        assert fleet.alone(spec) == pytest.approx(mean, rel=0.02)
+
+
+def test_load_costs_what_the_slope_says() -> None:
+    times = exponential(30) + 1.0
+    lean, loaded = Record(times, load=1 / N), Record(times + 3.0 * (1 / 2 - 1 / N), load=1 / 2)
+    found = anyk.plan(lean, other=loaded, resamples=50, max_load=1 / 3)
+    assert found.assumptions == () and all(one.load <= 1 / 3 for one in found.candidates)
+    shown = {one.spec: one.seconds_per_step.median - 0.0 for one in found.candidates}
+    code = anyk.code("frc:stragglers=1", workers=N)
+    expected = code.finish_times(times + 3.0 * (code.load / N - 1 / N)).mean()
+    one = next(choice for choice in found.candidates if choice.spec == "frc:stragglers=1")
+    assert shown["frc:stragglers=1"] == pytest.approx(expected * np.exp(one.optimism), rel=1e-9)
+    with pytest.raises(BadInput, match="two records that say their loads"):
+        anyk.plan(Record(times), other=loaded)
+
+
+def test_intervals_cover_the_means_of_future_runs() -> None:
+    """Of 300 records of 100 rounds, correlated by 0.6, the 90 % interval holds the next run's mean in 80 % or more (less 3 %)."""
+    random = np.random.default_rng(1)
+    held = 0
+    for _ in range(300):
+        noise = random.normal(size=200) * 0.2
+        for t in range(1, 200):
+            noise[t] += 0.6 * noise[t - 1]
+        series = np.exp(noise)
+        past, future = series[:100], series[100:]
+        block = max(int(np.ceil(block_length(past))), 5)
+        drawn = resampled(100, 100, block, 200, random)
+        one, other = drawn.spread(past[None])
+        low, high = drawn.widened((one - np.log(past.mean()) + other)[:, 0])
+        held += low <= np.log(future.mean() / past.mean()) <= high
+    assert 0.77 <= held / 300 <= 0.97
+
+
+@pytest.mark.slow
+def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
+    wandering = np.ones((60, N))
+    wandering[np.arange(60), np.arange(60) % N] = 10.0
+    found = anyk.plan(record(wandering), slope=0.0, resamples=100)
+    assert (found.verdict, found.best.spec, found.evidence) == ("change", "frc:stragglers=1", "enough")
+    assert found.best.gain.median == pytest.approx(0.9) and found.fleet["named"] == []
+    clean = 1.0 + 0.01 * np.random.default_rng(0).random((60, N))
+    shown = found._repr_html_()
+    assert shown.startswith("<table>") and "change: " in shown and f"<td>{found.best.spec}</td>" in shown
+    nothing = anyk.plan(record(clean), resamples=100)
+    assert (nothing.verdict, nothing.best.spec) == ("nothing", "uncoded")
+    assert "all of a task's 1" in nothing.assumptions[0] and "if only half" in nothing.assumptions[1]
+    drifting = anyk.plan(record(exponential(60) * 0.1 + np.linspace(1, 2, 60)[:, None]), slope=0.0, resamples=50)
+    assert any("though it drifts" in text for text in drifting.assumptions)
+    assert not any("though it drifts" in text for text in nothing.assumptions)
+    dear = anyk.plan(record(exponential(60) * 0.1 + 5.0), slope=5.0 * N, resamples=100)  # a second partition: 5 s more
+    assert dear.verdict == "nothing" and dear.best.spec == "uncoded"
+
+
+def test_thin_evidence_and_gains_that_are_not_sure() -> None:
+    few = np.ones((8, N))
+    few[3, 2] = 4.0  # one stall in eight rounds, in one half only
+    found = anyk.plan(record(few), slope=0.0, resamples=100)
+    assert (found.verdict, found.evidence) == ("nothing", "thin") and "which is not sure" in found.why
+    assert found.candidates[0].gain.median > 0.2 and found.best == found.today
+    small = np.ones((40, N))
+    small[::3, 0] = small[1::7, 1] = 1.1  # coded steps are never longer, and sooner or later shorter
+    gained = anyk.plan(record(small), slope=0.0, resamples=100)
+    assert (
+        gained.verdict == "nothing" and 0.0 <= gained.candidates[0].gain.low < 0.03 <= gained.candidates[0].gain.median
+    )
+    again = anyk.plan(record(few), slope=0.0, resamples=100)
+    assert again == found and anyk.plan(record(few), slope=0.0, resamples=100, seed=1) != found
+
+
+def test_what_was_cut_off_never_decides() -> None:
+    times = exponential(40) + 0.5
+    slow = times > np.sort(times, axis=1)[:, 3:4]
+    cut = np.where(slow, np.sort(times, axis=1)[:, 3:4], times)  # the last two of six are cut off at the fourth
+    found = anyk.plan(record(cut, censored=slow), today="k-sync:k=4", slope=0.0, resamples=50)
+    assert found.verdict == "nothing" and found.today.seen == 1.0
+    unknown = anyk.plan(record(cut, censored=slow), slope=0.0, resamples=50)
+    assert unknown.evidence == "none" and unknown.today.seen == 0.0 and "too many times were cut off" in unknown.why
+
+
+def test_strategies_of_users_take_part_and_others_are_not_ranked() -> None:
+    @anyk.strategies.register("mine", grid=lambda workers: ("mine:load=2", "mine:load=99"))
+    def mine(workers: int, *, load: int = 1) -> Any:
+        """As frc."""
+        return anyk.strategy(f"frc:load={load}", workers=workers)
+
+    try:
+        assert {"mine:load=2", "mine:load=99"} <= set(specs_for(N))
+        found = anyk.plan(record(exponential(40)), slope=0.0, resamples=50, everything=True)
+    finally:
+        del anyk.strategies.registry.entries["mine"]
+    assert "frc:load=2" in {one.spec for one in found.candidates} and all(one.exact for one in found.candidates)
+    assert any(one.family in ("uncoded", "k-batch-sync") and not one.exact for one in found.others)
+    half = next(one for one in found.others if one.spec == "uncoded:wait=3")
+    assert (half.residual, half.samples_per_step) == pytest.approx((1.0, 0.5)) and half.staleness == 0.0
+    stale = next(one for one in found.others if one.spec == "async")
+    assert stale.samples_per_step == pytest.approx(1 / 6) and 3 < (stale.staleness or 0) < 5.5  # n - 1, from 0 on
+    assert {"pasgd", "frc"} <= {one.spec.partition(":")[0] for one in found.others} | {"frc"}  # local steps are no sums
+    front = pareto(found.candidates)
+    prices = [(one.seconds_per_step.median, one.load, one.memory) for one in front]
+    assert all(any(a < b for a, b in zip(one, two, strict=True)) for one in prices for two in prices if one is not two)
+    assert sum(one.probability_best for one in found.candidates) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ({"slope": -1.0}, "slope must be at least 0"),
+        ({"max_load": 0.0}, "max_load must be above 0"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"resamples": 5}, "resamples must be at least 20"),
+        ({"today": "frc:load=4"}, "frc:load=4 does not exist for 6 workers"),
+    ],
+)
+def test_what_cannot_be_planned(given_: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        anyk.plan(record(exponential(20)), **given_)
+    with pytest.raises(BadInput, match="5 rounds or more"):
+        anyk.plan(record(exponential(4)))
+    with pytest.raises(BadInput, match="say for how many workers"):
+        anyk.plan(anyk.delays.parse("exp:mean=1"))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    wandering = np.ones((40, N))
+    wandering[np.arange(40), np.arange(40) % N] = 10.0
+    record(wandering).save("fleet.csv")
+    words = ["plan", "fleet.csv", "--slope", "0", "--quiet"]
+    done = CliRunner().invoke(main, [*words, "--picture", "x.png", "--json", "x.json"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("change: 'frc:stragglers=1' would take 90 % less") and "> uncoded" in done.output
+    assert Path("x.png").stat().st_size > 10_000
+    report = json.loads(Path("x.json").read_text())
+    assert (report["version"], report["verdict"], report["interval"]) == (1, "change", "prediction")
+    assert report["best"]["gain"]["low"] > 0.8 and report["candidates"][0]["spec"] == "frc:stragglers=1"
+    for wrong, why in ((["fleet.csv", "--workers", "3"], "a record knows its workers"), (["nowhere.csv"], "no fleet record"),
+                       (["exp:mean=1"], "for how many workers")):  # fmt: skip
+        refused = CliRunner().invoke(main, ["plan", *wrong])
+        assert refused.exit_code == 2 and why in refused.output and refused.output.count("\n") == 1, refused.output
+
+
+def test_names_in_the_picture_of_a_dense_front_can_be_read(monkeypatch: Any) -> None:
+    """They cover neither each other nor a point."""
+    drawn: list[Any] = []
+    monkeypatch.setattr("anyk.views.fleet_tables.save", lambda figure, path: drawn.append(figure))
+    found = anyk.plan(record(1.0 + exponential(40, workers=30)), slope=1.5)
+    draw_plan(found, "x.png")
+    (axes,) = drawn[0].axes
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert {found.best.spec, "uncoded"} <= set(boxes) and len(boxes) >= 4
+    names = sorted(boxes)
+    assert not [(a, b) for i, a in enumerate(names) for b in names[:i] if boxes[a].overlaps(boxes[b])]
+    points = axes.transData.transform([(one.load, one.seconds_per_step.median) for one in found.candidates])
+    assert not [name for name in names for point in points if boxes[name].contains(*point)]
+    assert all(axes.get_window_extent().x0 <= box.x0 for box in boxes.values())
+
+
+def test_leaving_out_a_worker_is_not_told_where_todays_strategy_does_not_exist_without_it() -> None:
+    found = anyk.plan(record(exponential(20)), today="frc:load=3", slope=0.0, resamples=50)  # 3 does not divide 5
+    assert found.today.spec == "frc:load=3" and found.advice[0].today is None
+    assert anyk.plan(record(exponential(20)), slope=0.0, resamples=50).advice[0].today is not None
+
+
+def test_changes_of_the_fleet_and_what_they_gain() -> None:
+    """A worker three times as slow: without it or repaired, two thirds are gained; a spare helps a code, not who waits for all."""
+    times = np.ones((40, N))
+    times[:, 2] = 3.0
+    found = anyk.plan(record(times), slope=0.0, resamples=50)
+    advice = {one.what: one for one in found.advice}
+    assert advice["worker 2 left out"].today == pytest.approx(2 / 3)
+    assert advice["worker 2 repaired"].today == pytest.approx(2 / 3)
+    assert advice["1 spare worker"].today == pytest.approx(0.0) and set(advice) >= {"2 spare workers"}
+    assert found.best.exact and found.best.gain.median == pytest.approx(2 / 3)
+
+
+@pytest.mark.slow
+def test_times_that_were_cut_off_are_continued_by_laws_and_probed() -> None:
+    times = exponential(60, workers=12) + 0.5
+    fifth = np.sort(times, axis=1)[:, 4:5]
+    cut = Record(np.minimum(times, fifth), censored=times > fifth, load=1 / 12)
+    found = anyk.plan(cut, today="k-sync:k=5", slope=0.0, resamples=50, everything=True)
+    uncoded = next(one for one in found.others if one.spec == "uncoded")
+    truth = times.max(axis=1).mean()
+    assert found.verdict == "nothing" and uncoded.seen == 0.0
+    assert uncoded.seconds_per_step.low < truth < uncoded.seconds_per_step.high
+    assert found.probe is not None and "--strategy uncoded --steps 30" in found.probe
+    with pytest.raises(BadInput, match="every time of the record is cut off"):
+        anyk.plan(Record(times, censored=np.ones(times.shape, bool)))
+    assert anyk.plan(record(exponential(20)), resamples=20).probe is None
+
+
+@pytest.mark.parametrize(("spec", "models"), [("frc:load=3", 1), ("m-sgc:B=1,W=2,lambda=2", 2)])
+def test_a_plan_for_a_run_compares_with_the_strategy_of_the_run(spec: str, models: int) -> None:
+    """Its replies that came too late were cut off, so that only its own steps were measured, not those of uncoded."""
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    fleet = anyk.clusters.Simulated(6, delays="exp:mean=0.2", seed=1)
+    train = anyk.train if models == 1 else anyk.train_many
+    run = train(problem if models == 1 else [problem] * models, spec, fleet, steps=20)
+    found = anyk.plan(run, resamples=20, among=lambda one: one.spec.startswith("frc"))
+    asked = anyk.strategies.strategy(run.config["strategy"], workers=6)
+    assert found.today.spec == asked.spec and found.today.measured
+    assert plan_lines(found)[0].startswith(("change: ", f"stay with '{found.today.spec}'"))
+
+
+def test_a_plan_that_lacks_todays_times_neither_advises_nor_promises_a_gain() -> None:
+    times = np.random.default_rng(0).exponential(1.0, (40, 6))
+    slow = times > np.sort(times)[:, 1:2]
+    cut = Record(times, censored=slow, load=1 / 6)
+    found = anyk.plan(cut, slope=0.0, resamples=20, among=lambda one: one.spec.startswith("frc"))
+    assert found.evidence == "none" and found.candidates[0].gain.low > 0
+    assert plan_lines(found)[0].startswith("no advice: how long steps of 'uncoded' take is not known")
+    gains = {row[0].strip(): row[2] for row in plan_table(found.candidates, found.today).rows}
+    assert gains.pop("> uncoded") == "today's" and set(gains.values()) == {"not known"}
+    assert "%" not in found._repr_html_() and found.probe is not None and "e+" not in found.probe
+
+
+def test_several_models_bring_codes_over_rounds_and_limits_hold() -> None:
+    """Bursts of one round, four workers: with two models m-sgc is soonest; a limit of memory leaves less."""
+    times = np.ones((60, 4))
+    times[np.arange(0, 60, 2), np.arange(30) % 4] = 9.0
+    one = anyk.plan(Record(times, load=1 / 4), slope=4.0, resamples=30)
+    two = anyk.plan(Record(times, load=1 / 4), slope=4.0, models=2, resamples=30)
+    assert one.best.family not in ("m-sgc", "sr-sgc") and two.best.family in ("m-sgc", "sr-sgc")
+    assert two.best.seconds_per_step.median < one.best.seconds_per_step.median
+    assert "models=2" in two.today.spec
+    lean = anyk.plan(Record(times, load=1 / 4), slope=4.0, memory=0.25, resamples=30)
+    assert {choice.memory for choice in lean.candidates} == {0.25} and lean.verdict == "nothing"
+
+
+def test_a_fleet_of_two_speeds_is_balanced_and_one_of_wandering_stragglers_coded() -> None:
+    """Half of six take twice as long, all computing: shares of 2 to 1 take 4/3 in place of 2; and both remedies together."""
+    random = np.random.default_rng(0)
+    two = np.tile([1.0, 2.0] * 3, (60, 1)) * (1.0 + 0.001 * random.random((60, N)))
+    found = anyk.plan(record(two), slope=float(N), resamples=50)
+    shares = next(one for one in found.candidates if one.spec == "uncoded:balance=auto")
+    assert found.verdict == "change" and found.best.seconds_per_step.median <= shares.seconds_per_step.median * 1.01
+    assert shares.seconds_per_step.median == pytest.approx(4 / 3, rel=0.05)
+    assert shares.load == pytest.approx(2 / 9, rel=0.1) and shares.memory == 1.0  # any part may become its own
+    wandering = np.ones((60, N))
+    wandering[np.arange(60), np.arange(60) % N] += 9.0
+    coded = anyk.plan(record(wandering), slope=float(N), resamples=50)
+    assert coded.best.exact and "balance" not in coded.best.spec
+    held = two.copy()
+    held[np.arange(60), random.integers(0, N, 60)] += 20.0
+    both = anyk.plan(record(held), slope=float(N), resamples=50)
+    assert both.verdict == "change" and both.best.family in ("frc", "nested", "progress")
+
+
+def test_records_that_tell_too_little() -> None:
+    five = anyk.plan(record(exponential(5)), resamples=20)
+    assert five.evidence == "thin"
+    never = exponential(20)
+    never[:, 2] = np.nan
+    for times, why in (
+        (np.ones((20, 1)), "2 workers or more"),
+        (np.zeros((20, 4)), "all times of the fleet record are 0"),
+        (never, "no time is known of worker 2"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            anyk.plan(record(times))

@@ -1,0 +1,278 @@
+"""Pages that follow runs: what is told in parts is the whole, nothing is written, and nobody else can ask."""
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+from anyk.runs.log import queries
+from anyk.runs.log.following import Following
+from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.schema import TABLES
+from anyk.runs.log.tasks import tasks_of
+from anyk.views import Watch
+from anyk.views.page.content import works_of
+from anyk.views.page.figures import columns, kinds
+from anyk.views.page.news import news
+
+PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})
+STEPS = 12
+
+
+class Writer:
+    """Writes the log of a run that has ended into its folder again, up to one step after the other."""
+
+    def __init__(self, folder, strategy="frc:load=3", **more):
+        fleet = anyk.cluster("simulated:partition=0.05", workers=6, delays="exp:mean=1", seed=3)
+        with anyk.train(PROBLEM, strategy, fleet, steps=STEPS, out=folder, **more) as run:
+            self.rows = {name: run.log.rows(f"SELECT * FROM {name}") for name in TABLES}
+        for file in folder.glob("*.safetensors"):
+            file.unlink()
+        (folder / "log.sqlite").unlink()
+        self.log = RunLog(folder / "log.sqlite")
+        self.written = dict.fromkeys(TABLES, 0)
+
+    def upto(self, step):
+        """All that had happened when a step was taken; after the last step also the end."""
+        seq = next((row[-1] for row in self.rows["updates"] if row[1] == step + 1), float("inf"))
+        for name, all_rows in self.rows.items():
+            place = 1 if name == "evaluations" else 0 if name == "events" else -1
+            limit = step if name == "evaluations" else seq - 1
+            if name in ("works", "partitions"):
+                limit = float("inf")
+            due = [row for row in all_rows if row[place] is None or isinstance(row[place], str) or row[place] <= limit]
+            self.log._rows[name].extend(due[self.written[name] :])
+            self.written[name] = len(due)
+        self.log.flush()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A watch of a folder of runs, in a thread."""
+    watch = Watch([tmp_path])
+    thread = threading.Thread(target=watch.serve)
+    thread.start()
+    yield watch
+    watch.close()
+    thread.join()
+
+
+def ask(watch, path, method="GET", **headers):
+    """Status, text and headers of an answer."""
+    link = http.client.HTTPConnection("127.0.0.1", int(watch.url.rsplit(":")[-1].strip("/")), timeout=60)
+    link.request(method, path, headers=headers)
+    answer = link.getresponse()
+    found = answer.status, answer.read().decode(), dict(answer.getheaders())
+    link.close()
+    return found
+
+
+def stand(folder):
+    return {
+        file.name: (hashlib.sha256(file.read_bytes()).hexdigest(), file.stat().st_mtime_ns) for file in folder.iterdir()
+    }
+
+
+@pytest.mark.parametrize("strategy", ["frc:load=3", "agc:load=3,wait=2", "async:lr_scale=0.1", "pasgd:tau=3"])
+def test_news_in_parts_are_the_whole(tmp_path, strategy):
+    writer = Writer(tmp_path / "run", strategy)
+    with Following(tmp_path / "run") as followed:
+        parts, seal = [], ""
+        for step in (1, 4, 5, STEPS):
+            writer.upto(step)
+            run = followed.run()
+            assert run.steps == step and followed.ended == (step == STEPS)
+            parts.append(news(run, seal))
+            seal = parts[-1]["seal"]
+        assert news(run, seal) == {"seal": seal, "whole": False}
+        assert parts[0]["whole"]  # there were no works before
+        whole, places = tasks_of(run), works_of(run).places
+        whole.work[:] = places[whole.work]
+        first = parts[0]["seal"]
+        told = tasks_of(run, behind=queries.sealed(run.log, first))
+        begun = set(whole.task.tolist()) - set(told.task.tolist())
+        for kind, (which, _) in kinds(whole).items():
+            new = which & ~np.isin(whole.task, list(begun))
+            expected = columns(whole, new, kind)
+            for name in ("task", "worker", "step", "version", "start"):
+                found = [value for part in parts[1:] for value in part["tasks"].get(kind, {}).get(name, [])]
+                assert sorted(found) == sorted(expected[name].tolist())
+        for name, column in (("steps", "step"), ("loss", "loss")):
+            found = [value for part in parts for value in part["evaluated"][name]]
+            assert found == run.history[column][np.isfinite(run.history["loss"])].tolist()
+        assert [step for part in parts[1:] for step in part["steps"]["step"]] == list(range(2, STEPS + 1))
+    writer.log.close()
+
+
+def test_a_log_that_was_cut_back_is_read_anew(tmp_path, served):
+    writer = Writer(tmp_path / "run")
+    writer.upto(5)
+    seal = writer.log.seal
+    assert json.loads(ask(served, f"/0/news?seals={seal}")[1])["lost"] is False
+    writer.log.truncate(writer.rows["updates"][1][-1])
+    assert json.loads(ask(served, f"/0/news?seals={seal}")[1]) == {"lost": True}
+    writer.log.close()
+    assert json.loads(ask(served, "/0/news?seals=%27%20OR%201")[1])["lost"] is True
+
+
+def test_only_this_machine_may_ask_and_only_read(tmp_path, served):
+    name = "<img src=x onerror=alert(1)>"
+    anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=tmp_path / name).close()
+    host = served.url.removeprefix("http://").strip("/")
+    assert served.url.startswith("http://127.0.0.1:")
+    status, text, headers = ask(served, "/", Host=host)
+    assert status == 200 and "<img" not in text and "&lt;img src=x" in text
+    assert "default-src 'none'" in headers["Content-Security-Policy"] and "Access-Control-Allow-Origin" not in headers
+    for foreign in ("evil.example", f"evil.example:{host.split(':')[1]}", "127.0.0.1", "127.0.0.1:1", ""):
+        for path in ("/", "/0", "/0/news?seals=", "/page.js"):
+            status, text, _ = ask(served, path, Host=foreign)
+            assert status == 403 and "img" not in text
+    for path in ("/1", "/-1", "/0/other", "/..%2f..%2fetc/passwd", "/../../etc/passwd", "/run.toml", "//evil.example/"):
+        assert ask(served, path)[0] == 404
+    assert ask(served, "/", method="POST")[0] == 501 and ask(served, "/0", method="DELETE")[0] == 501
+
+
+def test_a_race_and_runs_that_have_not_begun(tmp_path, served):
+    assert "No run has begun yet" in ask(served, "/")[1]
+    with anyk.race(PROBLEM, ["uncoded", "frc:load=3"], workers=6, cluster="simulated", steps=3, seeds=2,
+                   out=tmp_path / "race") as race:  # fmt: skip
+        titles = [race.title(run) for run in race.runs]
+    for name in ("frc-load=3", "frc-load=3_seed=1", "uncoded_seed=1"):
+        shutil.move(tmp_path / "race" / name, tmp_path.parent / f"{tmp_path.name}-{name}")
+    text = ask(served, "/")[1]
+    assert "race of 4 runs" in text and "run 1 of 4, uncoded: 3 steps" in text
+    status, page, _ = ask(served, "/0")
+    assert status == 200 and f"not begun yet: {', '.join(titles[1:])}" in page
+    (tmp_path / "race" / "race.toml").write_text("format = 1")
+    assert "race.toml" in ask(served, "/0")[1] and ask(served, "/")[0] == 200
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGHUP])
+def test_on_the_command_line_it_ends_with_a_signal_and_leaves_nothing(tmp_path, ending):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "copies").mkdir()
+    anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=tmp_path / "runs" / "a").close()
+    before = stand(tmp_path / "runs" / "a")
+    script = (  # interrupts may be ignored where these tests run
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from anyk.__main__ import main; main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "watch", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path / "copies")},
+    ) as process:  # fmt: skip
+        said = process.stdout.readline()
+        port = int(re.search(r"watching runs at http://127\.0\.0\.1:(\d+)/", said)[1])
+        link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        link.request("GET", "/")
+        assert 'href="/0"' in link.getresponse().read().decode()
+        link.request("GET", "/0")
+        assert link.getresponse().status == 200 and list((tmp_path / "copies").iterdir())
+        link.close()
+        taken = CliRunner().invoke(main, ["watch", str(tmp_path), "--port", str(port)])
+        process.send_signal(ending)
+        assert process.wait(60) == 0 and process.stderr.read() == ""
+    assert list((tmp_path / "copies").iterdir()) == [] and stand(tmp_path / "runs" / "a") == before
+    assert taken.exit_code == 2 and f"cannot be served at 127.0.0.1:{port}" in taken.output
+    for words, why in ((["none"], "no folder 'none' to watch"), (["--port", "70000", "."], "from 0 to 65535")):
+        refused = CliRunner().invoke(main, ["watch", *words])
+        assert refused.exit_code == 2 and why in refused.output
+
+
+def test_copies_of_a_process_that_was_killed_are_removed_by_the_next(tmp_path, monkeypatch):
+    """And no others: neither those of a process that lives, nor what a link with such a name leads to."""
+    runs, copies, mine = tmp_path / "runs", tmp_path / "copies", tmp_path / "mine"
+    for folder in (runs, copies, mine):
+        folder.mkdir()
+    anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=runs / "a").close()
+    (mine / "file").touch()
+    (copies / "anyk-copy-link").symlink_to(mine)
+    monkeypatch.setattr("tempfile.tempdir", str(copies))
+    script = (
+        "import os, sys; from anyk.runs import Following; followed = Following(sys.argv[1]); followed.run(); "
+        "os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, runs / "a"], env=os.environ | {"TMPDIR": str(copies)})
+    assert killed.returncode == -signal.SIGKILL
+    with Following(runs / "a") as followed:
+        followed.run()
+        (place,) = {*copies.iterdir()} - {copies / "anyk-copy-link"} - {Path(followed._place.name)}
+        assert (place / "log.sqlite").is_file()
+        Watch([runs]).close()
+        assert {*copies.iterdir()} == {copies / "anyk-copy-link", Path(followed._place.name)}
+        assert followed.run().steps == 1
+    assert [*copies.iterdir()] == [copies / "anyk-copy-link"] and (mine / "file").exists()
+
+
+def test_live_numbers_move(tmp_path, served, opened):
+    folder = tmp_path / "run"
+    writer = Writer(folder)
+    writer.upto(3)
+    shown = opened(f"{served.url}0")
+    page = shown.page
+
+    def moved(step):
+        """The page tells of a step, soon after it was taken; it may load itself anew for what has no figure yet."""
+        with Following(folder) as followed:
+            run = followed.run()
+            tasks = tasks_of(run)
+            told = {
+                "counts": [int(kinds(tasks)[kind][0].sum()) for kind in ("used", "cut")],
+                "end": float(tasks.end.max()),
+                "loss": run.history["loss"][: step + 1].tolist(),
+                "step": step,
+                "used": [one[0] for one in run.receipt(step).used],
+            }
+        page.wait_for_function(
+            """({counts, end, loss, step, used}) => {
+                if (document.documentElement.dataset.ready !== "yes") return false;
+                const model = (name) => Bokeh.documents[0].get_model_by_name(name);
+                const drawn = model("curve 1").renderers.find((one) => one.tags[0] === "steps").data_source.data;
+                document.getElementById("run0-step").value = step;
+                document.querySelector("#run0-ask button").click();
+                const receipt = document.querySelector("#run0-receipt table");
+                const workers = receipt && [...receipt.tBodies[0].rows].map((row) => Number(row.cells[0].textContent));
+                return document.querySelector("#cards b").textContent === String(step)
+                    && ["used", "cut"].every((kind, i) => model(`run0 ${kind}`)?.data.start.length === counts[i])
+                    && model("run0 steps").data.step.at(-1) === step
+                    && Math.abs(model("run0 timeline").x_range.end - end) < 1e-9
+                    && JSON.stringify([...drawn.y]) === JSON.stringify(loss)
+                    && JSON.stringify(workers) === JSON.stringify(used)
+                    && document.getElementById("run0-receipt").textContent.includes("All 6 partitions counted with weight 1.");
+            }""",
+            arg=told,
+            timeout=120_000,
+        )
+
+    assert re.match("(running: |no news for .* after )3 steps", page.inner_text("#state"))  # the latter if it took long
+    for step in (4, 9):
+        writer.upto(step)
+        moved(step)
+    writer.upto(STEPS)
+    writer.log.close()
+    before = stand(folder)
+    page.wait_for_function(  # the whole page has been read again
+        """wide => document.documentElement.dataset.ready === "yes"
+            && document.getElementById("state").textContent === "ended"
+            && Bokeh.documents[0].get_model_by_name("run0 heat").renderers[0].data_source.data.dw[0] === wide""",
+        arg=STEPS,
+        timeout=120_000,
+    )
+    assert f"{STEPS} steps" in page.inner_text(".verdict") and "The final model" in page.inner_text(".verdict")
+    page.click("nav a")
+    page.wait_for_selector("td.ended", timeout=120_000)
+    assert stand(folder) == before
+    assert shown.complaints == []
+    assert all(url.startswith((served.url, "data:", "blob:")) for url in shown.requests)
