@@ -2,13 +2,15 @@
 
 import inspect
 import re
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import pytest
 
 import anyk
 from anyk import clusters, codes, compression, delays, html, optimizers, problems, strategies
-from anyk.checks import check
+from anyk.checks import AtLeastOne, Share, check
 from anyk.clusters.messages import describe
 from anyk.errors import BadInput, RunFailed, told
 
@@ -61,6 +63,19 @@ def test_a_number_must_be_a_number(made, key):
             made(**required | {key: bad})
         sentence = str(caught.value)
         assert sentence.startswith(f"{key.rstrip('_')} must be a ") and sentence.endswith(f"got {shown}")
+
+
+def test_a_number_must_be_in_its_range():
+    tenths = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+    for value, annotation, words in (
+        (0, AtLeastOne, "a whole number of at least 1"),
+        (2, Share | None, "a number from 0 to 1 or None"),
+        (1.0, tenths, "a number of at least 0 and below 1"),
+        ((3, 0), tuple[AtLeastOne, ...], "a tuple of whole numbers of at least 1"),
+    ):
+        with pytest.raises(anyk.BadInput, match=f"^load must be {words}, got "):
+            check(value, annotation, "load")
+    assert check(np.int64(1), AtLeastOne, "load") == 1 and check(0, tenths, "load") == 0.0
 
 
 def test_numbers_of_numpy_are_numbers():

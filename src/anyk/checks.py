@@ -1,4 +1,4 @@
-"""Arguments checked against their annotations: whole numbers, numbers, truth values, names, and tuples of those."""
+"""Arguments checked against their annotations: numbers and their ranges, truth values, names, and tuples of those."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +20,13 @@ import numpy as np
 from anyk.errors import BadInput
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
+
+# ranges that many settings share; any other is declared in place, as Annotated[float, msgspec.Meta(ge=0, lt=1)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Nonnegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 MOST_WORKERS = 1_000_000
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -29,15 +36,18 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: 
 def check(value: Any, annotation: Any, name: str) -> Any:
     """``value`` if it is what ``annotation`` says, numbers of NumPy as Python's own; else BadInput that names it.
 
-    Strict: no text is read as a number, no number as a truth value, no NaN as a number. As in specs, a value may stand
-    for a tuple of one. Annotations that say nothing to a check at run time (protocols, functions, classes that are
-    ``duck_typed``) let everything pass.
+    Strict: no text is read as a number, no number as a truth value, no NaN as a number. Ranges are those of
+    ``Annotated[int, msgspec.Meta(ge=1)]``. As in specs, a value may stand for a tuple of one. Annotations that say
+    nothing to a check at run time (protocols, functions, classes that are ``duck_typed``) let everything pass.
 
     >>> check(np.int64(4), int, "workers"), check([1, 2], tuple[int, ...], "byzantine")
     (4, (1, 2))
     >>> check("4", int | None, "workers")
     Traceback (most recent call last):
     anyk.errors.BadInput: workers must be a whole number or None, got '4'
+    >>> check(0, AtLeastOne, "load")
+    Traceback (most recent call last):
+    anyk.errors.BadInput: load must be a whole number of at least 1, got 0
     """
     kinds = _kinds(annotation)
     if any(map(_opaque, kinds)):
@@ -94,7 +104,7 @@ def typed(thing: Thing) -> Thing:
 
     @functools.cache
     def hints() -> dict[str, Any]:  # resolved when first asked for: names may be defined further down
-        return typing.get_type_hints(thing if is_dataclass(thing) else function)
+        return typing.get_type_hints(thing if is_dataclass(thing) else function, include_extras=True)
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -132,8 +142,10 @@ def _kinds(annotation: Any) -> list[Any]:
 def _opaque(kind: Any) -> bool:
     """Whether nothing can be checked."""
     if typing.get_origin(kind) is tuple:
-        return not all(part in _PLAIN or part is ... for part in typing.get_args(kind))
-    if typing.get_origin(kind) is typing.Literal:
+        return not all(
+            part in _PLAIN or part is ... or typing.get_origin(part) is Annotated for part in typing.get_args(kind)
+        )
+    if typing.get_origin(kind) in (typing.Literal, Annotated):
         return False
     return (
         kind is Any or not inspect.isclass(kind) or any(getattr(kind, m, False) for m in ("_is_protocol", "duck_typed"))
@@ -163,8 +175,21 @@ def _words(kind: Any) -> list[str]:
         return [str(option) for option in typing.get_args(kind)]
     if typing.get_origin(kind) is tuple:
         one = _either(_words(typing.get_args(kind)[0]))
-        return [f"a tuple of {one.removeprefix('a ')}s"]
+        plural = one.replace("number", "numbers") if "number" in one else f"{one}s"
+        return [f"a tuple of {plural.removeprefix('a ')}"]
+    if typing.get_origin(kind) is Annotated:
+        base, *extras = typing.get_args(kind)
+        ranges = [word for extra in extras if isinstance(extra, msgspec.Meta) for word in _range_words(extra)]
+        return [f"{_either(_words(base))} {' and '.join(ranges)}"]
     return [_PLAIN.get(kind) or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"]
+
+
+def _range_words(meta: msgspec.Meta) -> list[str]:
+    """Return the bounds of a range in words."""
+    if meta.ge is not None and meta.le is not None:
+        return [f"from {meta.ge:g} to {meta.le:g}"]
+    bounds = {"of at least": meta.ge, "above": meta.gt, "of at most": meta.le, "below": meta.lt}
+    return [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
 
 
 def _either(words: list[str]) -> str:
