@@ -130,8 +130,10 @@ def typed(thing: Thing) -> Thing:
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """What a union is of, or the annotation alone; sequences of plain values as tuples."""
+    """Return the members of a union, or the annotation alone; sequences of plain values as tuples."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated and not any(isinstance(extra, msgspec.Meta) for extra in parts[1:]):
+        return _kinds(parts[0])  # for readers and for specs
     if origin in (typing.Union, types.UnionType):
         return [kind for part in parts for kind in _kinds(part)]
     if origin is Sequence and parts[0] in _PLAIN:

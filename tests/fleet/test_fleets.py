@@ -84,7 +84,7 @@ def test_partitions_cost_each_worker_its_own_on_the_virtual_clock() -> None:
     driver = anyk.runs.Driver(
         anyk.strategy("uncoded:wait=2", workers=3), cluster, steps=3, on_step=lambda driver: ends.append(driver.time)
     )
-    with anyk.runs.engine.session(driver):
+    with anyk.runs.session(driver):
         driver.run()
     assert ends == [2.0, 4.0, 6.0]
     with pytest.raises(BadInput, match="given for 2 workers"):

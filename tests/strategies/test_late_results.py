@@ -62,7 +62,7 @@ def told(spec: str, table: Any, jobs: int) -> list[Command]:
     cluster = Simulated(made.layout.workers, delays=Table(np.asarray(table, dtype=float), by="round"))
     driver = anyk.runs.Driver(made, cluster)
     driver.running = Noted(made)
-    with anyk.runs.engine.session(driver):
+    with anyk.runs.session(driver):
         driver.run()
     assert driver.running.state.combined == jobs
     return commands

@@ -174,7 +174,7 @@ def test_without_stragglers_nothing_is_done_twice() -> None:
         object.__setattr__(made, "_job_sum", summed)
         cluster = anyk.clusters.Simulated(5, delays=anyk.delays.Constant(1.0))
         driver = anyk.runs.Driver(made, cluster)
-        with anyk.runs.engine.session(driver):
+        with anyk.runs.session(driver):
             driver.run()
         assert len(pieces) == len(set(pieces))
         if spec.startswith("m-sgc"):

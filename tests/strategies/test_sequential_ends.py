@@ -69,7 +69,7 @@ def rounds_of_jobs(spec: str, table: Any, jobs: int) -> list[int]:
 
     driver = anyk.runs.Driver(made, Simulated(made.layout.workers, delays=Table(np.asarray(table), by="round")))
     driver.running = Noted(made)
-    with anyk.runs.engine.session(driver):
+    with anyk.runs.session(driver):
         driver.run()
     return at
 
