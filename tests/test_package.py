@@ -1,6 +1,7 @@
 """The package as a whole: what importing costs, what README and docs say, and that examples run."""
 
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -169,6 +170,33 @@ def test_docstring_examples_run():
         count += result.attempted
     assert not failures
     assert count > 40
+
+
+def test_every_public_method_has_a_docstring_of_its_own_or_inherited():
+    """Ruff's D102 would demand that overrides repeat the docstrings that they inherit."""
+    import pkgutil
+
+    missing, checked = [], 0
+    for module in pkgutil.walk_packages(anyk.__path__, "anyk."):
+        if module.name.endswith("__main__") or module.name.startswith("anyk.papers.items."):
+            continue
+        for owner in vars(importlib.import_module(module.name)).values():
+            if not inspect.isclass(owner) or owner.__module__ != module.name or owner.__name__.startswith("_"):
+                continue
+            methods = [name for name in vars(owner) if not name.startswith("_") and is_method(owner, name)]
+            checked += len(methods)
+            for name in methods:
+                if not any(vars(base)[name].__doc__ for base in owner.__mro__ if name in vars(base)):
+                    missing.append(f"{module.name}.{owner.__name__}.{name}")
+    assert not missing
+    assert checked > 1000
+
+
+def is_method(owner, name):
+    """Return whether the class's own source defines a method or computed property of this name."""
+    value = vars(owner)[name]
+    function = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", None) or value
+    return inspect.isfunction(function) and function.__qualname__ == f"{owner.__qualname__}.{name}"
 
 
 def test_nothing_in_the_project_names_where_it_was_made():
