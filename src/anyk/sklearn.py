@@ -59,7 +59,6 @@ class _Settled(Callback):
         self._before: Vector | None = None
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`~anyk.runs.callbacks.Callback`."""
         w = info.model
         if self._before is None:
             self._before = w.copy()  # the cluster's own is written over

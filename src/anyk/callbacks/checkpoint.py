@@ -56,19 +56,16 @@ class Checkpoint(Callback):
         self._restored: dict[str, Any] = {}
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`Callback`."""
         self._info, self._seen = info, {}
         self._into = self.folder / info.title if info.title else self.folder
         if self.best is not None:
             Best(self.best).begin(info, "best of Checkpoint")
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`Callback`."""
         if self.every is not None and info.step % self.every == 0:
             self._write(info.slot, f"step-{info.step:08}", info.model)
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
-        """See :class:`Callback`."""
         if self.best is None:
             return
         if info.slot not in self._seen:

@@ -46,7 +46,6 @@ class EarlyStopping(Callback):
         return self._best.value
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`Callback`."""
         self._reset()
         self._best.begin(info, "EarlyStopping")
         if self._restored is not None:
@@ -54,7 +53,6 @@ class EarlyStopping(Callback):
             self._slot, self.waited, self._restored = self._restored["slot"], self._restored["waited"], None
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
-        """See :class:`Callback`."""
         self._slot = self._slot or info.slot
         better = self._best.improved(info) if info.slot == self._slot else None
         if better is None:

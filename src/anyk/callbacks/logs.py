@@ -31,13 +31,11 @@ class Logging(Callback):
         self._every, self.logger = every, logging.getLogger(logger)
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`Callback`."""
         self._metric = info.metric
         where = "in memory" if info.path is None else info.path
         self.logger.info("%s begins at step %d (%s, %s)", info.strategy, info.step, info.config["cluster"], where)
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`Callback`."""
         if info.step % self._every == 0:
             self.logger.info(
                 "step %d of %s at %.3f s: %d workers, residual %.3g, staleness %.3g",
@@ -50,18 +48,15 @@ class Logging(Callback):
             )
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
-        """See :class:`Callback`."""
         self.logger.info("step %d of %s: %s", info.step, info.slot, _values(info, self._metric))
 
     def on_worker_lost(self, info: LostInfo) -> None:
-        """See :class:`Callback`."""
         fate = "given up" if info.gone else "lost"
         self.logger.warning(
             "worker %d %s at step %d, %.3f s: %s", info.worker, fate, info.step, info.seconds, info.reason
         )
 
     def on_end(self, info: EndInfo) -> None:
-        """See :class:`Callback`."""
         if info.error is None:
             self.logger.info("ended at step %d, %.3f s: %s", info.step, info.seconds, _values(info, self._metric))
         else:

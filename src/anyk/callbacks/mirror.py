@@ -53,7 +53,6 @@ class Mirror(Callback):
         self._thread: threading.Thread | None = None
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`Callback`."""
         if info.path is None:
             raise BadInput("a Mirror copies a run's folder and this run has none; give out='runs/NAME'")
         origin, into = info.path, self.folder / info.title if info.title else self.folder
@@ -85,7 +84,6 @@ class Mirror(Callback):
             pause = max(self.every, (time.monotonic() - begun) / _SHARE)
 
     def on_end(self, info: EndInfo) -> None:
-        """See :class:`Callback`."""
         if self._thread is None:
             return
         self._over.set()

@@ -34,7 +34,6 @@ class MLflow(Callback):
         self._run: str | None = None
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`Callback`."""
         self._metric = info.metric
         self._run = self._client.create_run(self._experiment_id(), run_name=info.title or info.strategy).info.run_id
         for key, value in info.settings.items():
@@ -46,17 +45,14 @@ class MLflow(Callback):
         return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`Callback`."""
         if info.step % self._every == 0:
             values = {"residual": info.residual, "staleness": info.staleness, "workers": info.workers}
             self._log(info.slot, values | {"seconds": info.seconds}, info.step)
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
-        """See :class:`Callback`."""
         self._log(info.slot, {"loss": info.loss, self._metric: info.metric}, info.step)
 
     def on_end(self, info: EndInfo) -> None:
-        """See :class:`Callback`."""
         if self._run is not None:
             killed = isinstance(info.error, KeyboardInterrupt)
             status = "FINISHED" if info.error is None else "KILLED" if killed else "FAILED"

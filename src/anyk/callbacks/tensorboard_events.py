@@ -32,7 +32,6 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`Callback`."""
         writer = _package()
         self._metric, self._lost = info.metric, 0
         try:
@@ -43,25 +42,21 @@ class TensorBoard(Callback):
         self._text("settings", f"| setting | value |\n| --- | --- |\n{rows}", info.step)
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`Callback`."""
         if info.step % self._every == 0:
             values = {"residual": info.residual, "staleness": info.staleness, "workers": info.workers}
             values |= {"seconds": info.seconds}
             self._scalars({f"train/{_of(info.slot)}{name}": value for name, value in values.items()}, info.step)
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
-        """See :class:`Callback`."""
         values = {"loss": info.loss, self._metric: info.metric}
         found = {f"{_of(info.slot)}{name}": value for name, value in values.items() if value is not None}
         self._scalars(found, info.step)
 
     def on_worker_lost(self, info: LostInfo) -> None:
-        """See :class:`Callback`."""
         self._lost += 1
         self._scalars({"workers lost": self._lost}, info.step)
 
     def on_end(self, info: EndInfo) -> None:
-        """See :class:`Callback`."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -323,12 +323,10 @@ class MatrixCode(Code):
 
     @fixed_property
     def encoding(self) -> scipy.sparse.csr_array:
-        """See :attr:`Code.encoding`."""
         return valid_matrix(self._matrix(), (self.replies, self.partitions))
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """See :attr:`Code.rows`."""
         starts, indices, values = self.encoding.indptr.tolist(), self.encoding.indices, self.encoding.data
         return tuple((tuple(indices[a:b].tolist()), tuple(values[a:b].tolist())) for a, b in pairwise(starts))
 

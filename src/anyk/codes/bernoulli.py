@@ -89,7 +89,6 @@ class BernoulliCode(_RandomCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"bgc:load={self.expected_load}" + (f",seed={self.seed}" if self.seed else "")
 
     def _matrix(self) -> scipy.sparse.csr_array:
@@ -129,7 +128,6 @@ class RegularisedBernoulliCode(BernoulliCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return "r" + super().spec
 
     @property
@@ -207,7 +205,6 @@ class StochasticBlockCode(_RandomCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return show(
             "sbc", {"block": self.block, "inside": self.inside, "outside": self.outside, "seed": self.seed}, {"seed": 0}
         )

@@ -44,7 +44,6 @@ class BinaryCode(Code):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"binary:stragglers={self.stragglers}"
 
     @property
@@ -54,7 +53,6 @@ class BinaryCode(Code):
 
     @property
     def tolerates(self) -> int:
-        """See :attr:`Code.tolerates`."""
         return self.stragglers or 0
 
     @property
@@ -64,7 +62,6 @@ class BinaryCode(Code):
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """See :attr:`Code.rows`."""
         rows: list[Row] = [((), ())] * self.workers
         for c in range(self.classes):
             members = range(c, self.workers, self.classes)
@@ -80,16 +77,13 @@ class BinaryCode(Code):
         return FractionalRepetition(self.workers, stragglers=self.stragglers)
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return _ClassDecoder(self) if self._repetition is None else self._repetition.decoder()
 
     @property
     def quick(self) -> bool:
-        """See :attr:`Code.quick`."""
         return self._repetition is not None
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
-        """See :meth:`Code.finish_times`."""
         return super().finish_times(arrivals) if self._repetition is None else self._repetition.finish_times(arrivals)
 
     def _solve(self, replies: Indices) -> Floats:
@@ -113,7 +107,6 @@ class _ClassDecoder(LeastSquaresDecoder):
         self._left = np.bincount(np.arange(code.workers) % code.classes).tolist()
 
     def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`."""
         group = worker % self._classes
         self._left[group] -= 1
         if not self._left[group]:
@@ -124,5 +117,4 @@ class _ClassDecoder(LeastSquaresDecoder):
 
     @property
     def residual(self) -> float:
-        """See :attr:`Decoder.residual`."""
         return 0.0 if self.decodable else super().residual

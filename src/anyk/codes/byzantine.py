@@ -94,7 +94,6 @@ class DracoCode(Code):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         late = f",stragglers={self.stragglers}" if self.stragglers else ""
         return f"draco:byzantine={self.byzantine}{late}" + ("" if self.kind == "repetition" else f",kind={self.kind}")
 
@@ -118,11 +117,9 @@ class DracoCode(Code):
 
     @property
     def rows(self) -> Sequence[Row]:
-        """See :attr:`Code.rows`."""
         return self.code.rows
 
     def policy(self) -> Policy:
-        """See :meth:`Code.policy`."""
         return Policy(projected=True)
 
     def decoder(self) -> Decoder:
@@ -143,14 +140,12 @@ class ByzantineDecoder(Decoder):
         self.byzantine: tuple[int, ...] = ()
 
     def measure(self, worker: int, value: float) -> None:
-        """See :meth:`Decoder.measure`."""
         if np.isfinite(value):
             self._value[worker] = value
         else:
             self._known.add(worker)
 
     def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`."""
         if worker not in self._known:
             self._value.setdefault(worker, 0.0)
         code, replied = self._code, sorted(self._value)

@@ -56,7 +56,6 @@ class CommunicationEfficient(Code):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         seed = f",seed={self.seed}" if self.seed else ""
         return f"comm-efficient:stragglers={self.stragglers},blocks={self.blocks}{seed}"
 
@@ -67,7 +66,6 @@ class CommunicationEfficient(Code):
 
     @property
     def tolerates(self) -> int:
-        """See :attr:`Code.tolerates`."""
         return self.stragglers or 0
 
     @property
@@ -104,7 +102,6 @@ class CommunicationEfficient(Code):
 
     @fixed_property
     def assignment(self) -> tuple[tuple[int, ...], ...]:
-        """See :attr:`Code.assignment`."""
         return windows(self.workers, self.load)
 
     @fixed_property
@@ -125,7 +122,6 @@ class CommunicationEfficient(Code):
         return np.asarray(np.linalg.norm(self._drawn[2], axis=(1, 2)))
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return CountingDecoder(self)
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:

@@ -49,7 +49,6 @@ class BatchedCoupons(RepetitionCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"bcc:batches={self.batches}" + (f",seed={self.seed}" if self.seed else "")
 
     @property
@@ -69,7 +68,6 @@ class BatchedCoupons(RepetitionCode):
 
     @fixed_property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """See :attr:`RepetitionCode.members`."""
         b = self.groups
         picks = keyed.generator(self.seed, "bcc", self.workers, b).integers(b, size=self.workers)
         counts = np.bincount(picks, minlength=b)

@@ -51,7 +51,6 @@ class CyclicRepetition(Code):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"cyclic:stragglers={self.stragglers}" + (f",seed={self.seed}" if self.seed else "")
 
     @property
@@ -61,7 +60,6 @@ class CyclicRepetition(Code):
 
     @property
     def tolerates(self) -> int:
-        """See :attr:`Code.tolerates`."""
         return self.stragglers or 0
 
     @property
@@ -71,17 +69,14 @@ class CyclicRepetition(Code):
 
     @fixed_property
     def assignment(self) -> tuple[tuple[int, ...], ...]:
-        """See :attr:`Code.assignment`."""
         return windows(self.workers, self.load)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """See :attr:`Code.rows`."""
         drawn = self._drawn
         return tuple((tuple(s), tuple(v)) for s, v in zip(drawn.supports.tolist(), drawn.values.tolist(), strict=True))
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return CountingDecoder(self)
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:

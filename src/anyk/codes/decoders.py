@@ -107,20 +107,18 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(Method):
     """The code's own way: its closed form where it has one, else least squares."""
 
     def weights(self, code: Code, replies: Indices) -> Floats:
-        """See :class:`Method`."""
         return code._solve(replies)
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Method):
     """The code's own way, refused with :class:`~anyk.errors.NotDecodable` where the sum would not be exact."""
 
     def weights(self, code: Code, replies: Indices) -> Floats:
-        """See :class:`Method`."""
         weights = code._solve(replies)
         decoding = code.judge(weights)
         if not decoding.exact:
@@ -134,7 +132,7 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class LeastSquares:
+class LeastSquares(Method):
     """Weights of smallest norm among those nearest to the sum: ``argmin ||a B - 1||``, the optimal decoder.
 
     Small sets are solved densely; of codes with up to 160,000 entries few lost replies are taken away from a
@@ -142,7 +140,6 @@ class LeastSquares:
     """
 
     def weights(self, code: Code, replies: Indices) -> Floats:
-        """See :class:`Method`."""
         n, m = code.replies, code.partitions
         if len(replies) * m > _DENSE and n * m <= _DECOMPOSED and 3 * (n - len(replies)) <= n:
             found = code.removal.weights(np.setdiff1d(np.arange(n), replies))
@@ -169,7 +166,7 @@ def least_squares(rows: Any, partitions: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class OneStep:
+class OneStep(Method):
     """One number for all replies: ``a_i = m n / (r sum(B))``, for which the mean coefficient is 1 on average.
 
     Unbiased over uniformly random sets of r replies where all partitions have equally many holders (Charles,
@@ -177,7 +174,6 @@ class OneStep:
     """
 
     def weights(self, code: Code, replies: Indices) -> Floats:
-        """See :class:`Method`."""
         weights = np.zeros(code.replies)
         if len(replies):
             total = float(code.encoding.sum())
@@ -189,7 +185,7 @@ class OneStep:
 
 @typed
 @dataclass(frozen=True)
-class Algorithmic:
+class Algorithmic(Method):
     """``iterations`` gradient steps from zero towards the least-squares weights.
 
     ``a <- a + B_S (1 - a B_S) / nu`` with ``nu = ||B_S||_1 ||B_S||_inf >= ||B_S||_2^2``, so that the error never
@@ -203,7 +199,6 @@ class Algorithmic:
             raise BadInput(f"iterations must be a whole number of at least 1, got {self.iterations}")
 
     def weights(self, code: Code, replies: Indices) -> Floats:
-        """See :class:`Method`."""
         weights = np.zeros(code.replies)
         if not len(replies):
             return weights
@@ -260,11 +255,9 @@ class SetDecoder(Decoder):
 
     @property
     def residual(self) -> float:
-        """See :attr:`Decoder.residual`."""
         return self.decode().residual if self._replied else 1.0
 
     def decode(self) -> Decoding:
-        """See :meth:`Decoder.decode`."""
         return self._code._decode(np.array(sorted(self._replied), dtype=np.int64), self._how)
 
 
@@ -275,7 +268,6 @@ class CountingDecoder(SetDecoder):
     """
 
     def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`."""
         self._replied.append(worker)
         if not self.decodable and len(self._replied) >= self._code.replies - self._code.tolerates:
             self.decodable = self.decode().exact
@@ -283,7 +275,6 @@ class CountingDecoder(SetDecoder):
 
     @property
     def residual(self) -> float:
-        """See :attr:`Decoder.residual`."""
         return 0.0 if self.decodable else super().residual
 
 
@@ -307,7 +298,6 @@ class LeastSquaresDecoder(SetDecoder):
             self._rest = np.ones(code.partitions)
 
     def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`."""
         self._replied.append(worker)
         if self.decodable:
             return True
@@ -348,7 +338,6 @@ class LeastSquaresDecoder(SetDecoder):
 
     @property
     def residual(self) -> float:
-        """See :attr:`Decoder.residual`."""
         if not self._small:
             return super().residual
         return float(np.linalg.norm(self._rest) / np.sqrt(self._code.partitions))

@@ -243,7 +243,6 @@ class BlockDesignCode(MatrixCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"bibd:family={self.family}"
 
     @property
@@ -257,7 +256,6 @@ class BlockDesignCode(MatrixCode):
         return csr_array(_BUILD[self.design.family](self.workers).astype(np.float64))
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return SetDecoder(self)
 
     def _solve(self, replies: Indices) -> Floats:

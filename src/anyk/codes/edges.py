@@ -58,7 +58,6 @@ class EdgeCode(MatrixCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"graph:load={self.degree}" + (f",seed={self.seed}" if self.seed else "")
 
     @property

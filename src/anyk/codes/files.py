@@ -53,7 +53,6 @@ class FileCode(MatrixCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return show("matrix", {"file": self.file})
 
     @property

@@ -83,7 +83,6 @@ class HeterogeneousCode(MatrixCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         load = self.budgets if len(set(self.budgets)) > 1 else self.budgets[0]
         values = {"probability": self.probability, "load": load, "partitions": self.partitions}
         return show("hetero", values | {"relearn": self.relearn}, {"partitions": self.workers, "relearn": 20})
@@ -146,11 +145,9 @@ class HeterogeneousCode(MatrixCode):
         return code
 
     def policy(self) -> Policy:
-        """See :meth:`Code.policy`."""
         return Policy(every=self.relearn, relearned=self.relearned) if self.relearn else Policy()
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return SetDecoder(self)
 
     def _solve(self, replies: Indices) -> Floats:

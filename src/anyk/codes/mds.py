@@ -67,7 +67,6 @@ class CyclicMDS(Code):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"mds:stragglers={self.stragglers}"
 
     @property
@@ -77,7 +76,6 @@ class CyclicMDS(Code):
 
     @property
     def tolerates(self) -> int:
-        """See :attr:`Code.tolerates`."""
         return self.stragglers or 0
 
     @property
@@ -109,12 +107,10 @@ class CyclicMDS(Code):
 
     @fixed_property
     def assignment(self) -> tuple[tuple[int, ...], ...]:
-        """See :attr:`Code.assignment`."""
         return windows(self.workers, self.tolerates + 1)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """See :attr:`Code.rows`."""
         n, s = self.workers, self.tolerates
         rows: list[Row] = []
         for i in range(n):
@@ -125,7 +121,6 @@ class CyclicMDS(Code):
         return tuple(rows)
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return CountingDecoder(self)
 
     @property

@@ -57,7 +57,6 @@ class PartialStragglers(Code):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         inner = "" if self.inner == "frc" else f",inner={self.inner}"
         return f"partial:stragglers={self.stragglers},load={self.__dict__['_share']}{inner}"
 
@@ -88,7 +87,6 @@ class PartialStragglers(Code):
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """See :attr:`Code.rows`."""
         rows: list[Row] = []
         first = self.workers * self._private
         for worker, (held, coefficients) in enumerate(self.code.rows):
@@ -102,7 +100,6 @@ class PartialStragglers(Code):
         return np.asarray(np.maximum(times[:, ::2].max(axis=1), self.code.finish_times(times[:, 1::2])))
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return _TwoPartDecoder(self)
 
     def _solve(self, replies: Indices) -> Floats:
@@ -132,11 +129,9 @@ class _TwoPartDecoder(Decoder):
 
     @property
     def residual(self) -> float:
-        """See :attr:`Decoder.residual`."""
         return 0.0 if self.decodable else self.decode().residual
 
     def decode(self) -> Decoding:
-        """See :meth:`Decoder.decode`."""
         weights = np.zeros(self._code.replies)
         weights[[2 * worker for worker in self._private]] = 1.0
         weights[1::2] = self._inner.decode().weights

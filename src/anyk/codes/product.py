@@ -49,7 +49,6 @@ class KroneckerCode(MatrixCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"kronecker:left=({self.left.spec}),right=({self.right.spec}),split={self.left.workers}"
 
     @property

@@ -65,7 +65,6 @@ class ProgressCode(Code):
     """
 
     def policy(self) -> Policy:
-        """See :meth:`Code.policy`."""
         return Policy(rounds="progress")
 
     @property
@@ -75,7 +74,6 @@ class ProgressCode(Code):
 
     @fixed_property
     def assignment(self) -> tuple[tuple[int, ...], ...]:
-        """See :attr:`Code.assignment`."""
         return tuple(tuple(sorted(order)) for order in self.orders)
 
     @abstractmethod
@@ -141,7 +139,6 @@ class NestedCode(ProgressCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         seed = f",seed={self.seed}" if self.seed else ""
         return f"nested:stragglers={self.stragglers},kind={self.kind}{seed}"
 
@@ -152,7 +149,6 @@ class NestedCode(ProgressCode):
 
     @property
     def tolerates(self) -> int:
-        """See :attr:`Code.tolerates`."""
         return self.stragglers or 0
 
     @fixed_property
@@ -165,7 +161,6 @@ class NestedCode(ProgressCode):
 
     @fixed_property
     def orders(self) -> tuple[tuple[int, ...], ...]:
-        """See :attr:`ProgressCode.orders`."""
         n, load = self.workers, self.tolerates + 1
         if self.kind == "binary":
             return tuple(tuple(i ^ step for step in range(load)) for i in range(n))
@@ -184,7 +179,6 @@ class NestedCode(ProgressCode):
         return self.levels[-1]._solve(replies)
 
     def watch(self) -> Watch:
-        """See :meth:`ProgressCode.watch`."""
         return _LevelWatch(self)
 
     def ready_times(self, seconds: Floats, each: Floats) -> Floats:
@@ -220,7 +214,6 @@ class _LevelWatch(Watch):
         return min(range(len(self._decoders)), key=lambda level: self._decoders[level].residual)
 
     def asks(self) -> list[Ask]:
-        """See :meth:`Watch.asks`."""
         level = self._best()
         code = self._code.levels[level]
         found = self._decoders[level].select()
@@ -233,7 +226,6 @@ class _LevelWatch(Watch):
 
     @property
     def residual(self) -> float:
-        """See :attr:`Watch.residual`."""
         return self._decoders[self._best()].residual
 
 
@@ -271,7 +263,6 @@ class ChunkOrderCode(ProgressCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         place = "" if self.placement == "cyclic" else f",placement={self.placement}"
         return f"progress:load={self.load}{place}" + (f",seed={self.seed}" if self.seed else "")
 
@@ -287,7 +278,6 @@ class ChunkOrderCode(ProgressCode):
 
     @fixed_property
     def orders(self) -> tuple[tuple[int, ...], ...]:
-        """See :attr:`ProgressCode.orders`."""
         n, load = self.workers, self.load
         if self.placement == "cyclic":
             return tuple(tuple((i + step) % n for step in range(load)) for i in range(n))
@@ -316,7 +306,6 @@ class ChunkOrderCode(ProgressCode):
         return tuple(((j,), (1.0,)) for order in self.orders for j in order)
 
     def watch(self) -> Watch:
-        """See :meth:`ProgressCode.watch`."""
         return _CoverWatch(self)
 
     def ready_times(self, seconds: Floats, each: Floats) -> Floats:
@@ -343,7 +332,6 @@ class _CoverWatch(Watch):
         self._missing = code.partitions
 
     def saw(self, worker: int, done: int) -> bool:
-        """See :meth:`Watch.saw`."""
         before = self._done.get(worker, 0)
         self._done[worker] = done
         for j in self._code.orders[worker][before:done]:
@@ -367,5 +355,4 @@ class _CoverWatch(Watch):
 
     @property
     def residual(self) -> float:
-        """See :attr:`Watch.residual`."""
         return float((self._missing / self._code.partitions) ** 0.5)

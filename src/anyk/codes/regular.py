@@ -94,7 +94,6 @@ class ExpanderCode(BiregularCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"expander:load={self.load}" + (f",seed={self.seed}" if self.seed else "")
 
     def _matrix(self) -> scipy.sparse.csr_array:
@@ -154,7 +153,6 @@ class RandomBiregularCode(BiregularCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         own = f",partitions={self.partitions}" if self.partitions != self.workers else ""
         return f"biregular:load={self.load}{own}" + (f",seed={self.seed}" if self.seed else "")
 

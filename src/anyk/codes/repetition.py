@@ -87,7 +87,6 @@ class RepetitionCode(Code):
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """See :attr:`Code.rows`."""
         rows = [(block, (1.0,) * len(block)) for block in self.blocks_of]
         return tuple(rows[g] for g in self.group_of)
 
@@ -97,7 +96,6 @@ class RepetitionCode(Code):
         return min(len(members) for members in self.members) - 1
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return _GroupDecoder(self)
 
     @fixed_property
@@ -159,7 +157,6 @@ class _GroupDecoder(Decoder):
         self.decodable = False
 
     def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`."""
         group = self._group_of[worker]
         known = self._first.get(group)
         if known is None:
@@ -172,7 +169,6 @@ class _GroupDecoder(Decoder):
 
     @property
     def residual(self) -> float:
-        """See :attr:`Decoder.residual`."""
         if self.decodable:
             return 0.0
         blocks = self._code.blocks_of
@@ -180,14 +176,12 @@ class _GroupDecoder(Decoder):
         return float((lost / self._code.partitions) ** 0.5)
 
     def decode(self) -> Decoding:
-        """See :meth:`Decoder.decode`."""
         used, values, residual, gain = self.select()
         weights = np.zeros(self._code.workers)
         weights[used] = values
         return Decoding(weights, residual, gain, 0.0 if self.decodable else 1.0)
 
     def select(self) -> Selection:
-        """See :meth:`Decoder.select`."""
         blocks = self._code.blocks_of
         covered = self._code.partitions if self.decodable else sum(len(blocks[g]) for g in self._first)
         used = sorted(self._first.values())
@@ -217,7 +211,6 @@ class Uncoded(RepetitionCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return show("uncoded", {"shares": self.shares}, {"shares": ()})
 
     @property
@@ -231,7 +224,6 @@ class Uncoded(RepetitionCode):
         return self.workers
 
     def cut(self, sizes: Sequence[int]) -> Uncoded:
-        """See :meth:`RepetitionCode.cut`."""
         return replace(self, shares=tuple(sizes))
 
 
@@ -292,12 +284,10 @@ class FractionalRepetition(RepetitionCode):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         usual = {"load": None, "stragglers": None, "partitions": self.workers, "shares": ()}
         return show("frc", dict(self.__dict__["_even"]) | {"shares": self.shares}, usual)
 
     def cut(self, sizes: Sequence[int]) -> FractionalRepetition:
-        """See :meth:`RepetitionCode.cut`."""
         shares = tuple(sizes[g] for g in self.group_of)
         return FractionalRepetition(self.workers, shares=shares, **dict(self.__dict__["_even"]))
 

@@ -68,12 +68,10 @@ class TreeCode(Code):
         object.__setattr__(self, "children", children)
 
     def policy(self) -> Policy:
-        """See :meth:`Code.policy`."""
         return Policy(rounds="tree")
 
     @property
     def spec(self) -> str:
-        """See :attr:`Code.spec`."""
         return f"tree:children={self.children},stragglers={self.stragglers}"
 
     @property
@@ -152,7 +150,6 @@ class TreeCode(Code):
         return tuple(found)
 
     def decoder(self) -> Decoder:
-        """See :meth:`Code.decoder`."""
         return _TreeDecoder(self)
 
     def weights_below(self, node: int, ready: Sequence[int]) -> dict[int, float] | None:
@@ -188,7 +185,6 @@ class _TreeDecoder(SetDecoder):
     """Decodable when every parent on the way up can decode its children."""
 
     def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`."""
         self._replied.append(worker)
         if not self.decodable:
             self.decodable = self.decode().exact

@@ -93,7 +93,6 @@ class RandomK(Compressor):
             raise BadInput(f"share of 'random-k' must be above 0 and at most 1, got {self.share:g}")
 
     def size(self, length: int, itemsize: int) -> int:
-        """See :meth:`Compressor.size`."""
         return _padded(_kept(self.share, length) * itemsize)
 
     def _places(self, length: int, key: Key) -> NDArray[np.int64]:
@@ -101,12 +100,10 @@ class RandomK(Compressor):
         return np.sort(random.choice(length, _kept(self.share, length), replace=False))
 
     def pack(self, vector: Vector, key: Key) -> Payload:
-        """See :meth:`Compressor.pack`."""
         places = self._places(vector.size, key)
         return _words(vector[places] * vector.dtype.type(vector.size / places.size))
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        """See :meth:`Compressor.unpack`."""
         places = self._places(length, key)
         out = np.zeros(length, dtype=dtype)
         out[places] = payload.view(dtype)[: places.size]
@@ -131,12 +128,10 @@ class QSGD(Compressor):
             raise BadInput(f"levels of 'qsgd' must be 1 to 127 (a byte a number), got {self.levels}")
 
     def size(self, length: int, itemsize: int) -> int:
-        """See :meth:`Compressor.size`."""
         del itemsize
         return _padded(8 + length)
 
     def pack(self, vector: Vector, key: Key) -> Payload:
-        """See :meth:`Compressor.pack`."""
         norm = float(np.sqrt(np.add.reduce(vector * vector, dtype=np.float64)))
         if not np.isfinite(norm):
             return _words(np.array([norm]), np.zeros(vector.size, dtype=np.int8))
@@ -146,7 +141,6 @@ class QSGD(Compressor):
         return _words(np.array([norm]), (np.sign(vector) * steps).astype(np.int8))
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        """See :meth:`Compressor.unpack`."""
         del key
         norm = float(payload[:8].view(np.float64)[0])
         return (payload[8 : 8 + length].view(np.int8) * (norm / self.levels)).astype(dtype)
@@ -160,19 +154,16 @@ class Half(Compressor):
     promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "unbiased"
 
     def size(self, length: int, itemsize: int) -> int:
-        """See :meth:`Compressor.size`."""
         del itemsize
         return _padded(8 + 2 * length)
 
     def pack(self, vector: Vector, key: Key) -> Payload:
-        """See :meth:`Compressor.pack`."""
         del key
         top = float(np.abs(vector).max(initial=0.0))
         scaled = vector / top if 0.0 < top < np.inf else np.zeros_like(vector)
         return _words(np.array([top]), (scaled * 2.0**10).astype(np.float16))
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        """See :meth:`Compressor.unpack`."""
         del key
         top = float(payload[:8].view(np.float64)[0])
         values = payload[8 : 8 + 2 * length].view(np.float16).astype(np.float64)
@@ -200,11 +191,9 @@ class TopK(Compressor):
             )
 
     def size(self, length: int, itemsize: int) -> int:
-        """See :meth:`Compressor.size`."""
         return _padded(_kept(self.share, length) * (4 + itemsize))
 
     def pack(self, vector: Vector, key: Key) -> Payload:
-        """See :meth:`Compressor.pack`."""
         del key
         kept = _kept(self.share, vector.size)
         if not kept:
@@ -213,7 +202,6 @@ class TopK(Compressor):
         return _words(vector[places], places)
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        """See :meth:`Compressor.unpack`."""
         del key
         kept, item = _kept(self.share, length), np.dtype(dtype).itemsize
         out = np.zeros(length, dtype=dtype)
@@ -234,18 +222,15 @@ class Sign(Compressor):
     feedback: ClassVar[bool] = True
 
     def size(self, length: int, itemsize: int) -> int:
-        """See :meth:`Compressor.size`."""
         del itemsize
         return _padded(8 + -(-length // 8))
 
     def pack(self, vector: Vector, key: Key) -> Payload:
-        """See :meth:`Compressor.pack`."""
         del key
         mean = float(np.abs(vector, dtype=np.float64).mean()) if vector.size else 0.0
         return _words(np.array([mean]), np.packbits(vector < 0.0))
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        """See :meth:`Compressor.unpack`."""
         del key
         mean = float(payload[:8].view(np.float64)[0])
         negative = np.unpackbits(payload[8:], count=length).astype(bool)
