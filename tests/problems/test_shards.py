@@ -36,8 +36,7 @@ def here(monkeypatch):
     """Passes in this process, and blocks of some rows only."""
     for module in (survey, sharded, modules):
         monkeypatch.setattr(module, "in_processes", inline)
-    monkeypatch.setattr(formats, "_BYTES", 600)
-    monkeypatch.setattr(formats, "_TEXT", 600)
+    monkeypatch.setattr(formats, "_BLOCK", 600)
 
 
 def numbers(seed=0):
@@ -59,12 +58,8 @@ def write(folder, kind, X, y, files=3, words=None):
                 table.insert(1, "colour", words[rows])
             table["y"] = y[rows]
             table.to_csv(name, index=False) if kind == "csv" else table.to_parquet(name, row_group_size=7)
-        elif kind == "npz":
-            np.savez(name, X=X[rows], y=y[rows])
         else:
-            from sklearn.datasets import dump_svmlight_file
-
-            dump_svmlight_file(X[rows], y[rows], str(name), zero_based=False)
+            np.savez(name, X=X[rows], y=y[rows])
     return str(folder / f"part-*.{kind}")
 
 
@@ -73,16 +68,14 @@ def loaded(address):
         return found["X"], found["y"]
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "svmlight", "read"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "read"])
 @pytest.mark.parametrize("model", [LogisticRegression, LeastSquares])
 def test_a_model_on_shards_is_that_of_the_arrays(here, tmp_path, kind, model):
     X, y = numbers()
     files = write(tmp_path, "npz" if kind == "read" else kind, X, y)
     shards = Shards(files, read=loaded if kind == "read" else None, cache_mb=0.002)
     found = model(shards, intercept=True, standardize=True, l2=0.1)
-    from scipy import sparse
-
-    expected = model(sparse.csr_array(X) if kind == "svmlight" else X, y, intercept=True, standardize=True, l2=0.1)
+    expected = model(X, y, intercept=True, standardize=True, l2=0.1)
     assert (found.samples, found.dimension) == (ROWS, 4)
     np.testing.assert_allclose(found.scaling.center, expected.scaling.center, atol=1e-12)
     np.testing.assert_allclose(found.scaling.scale, expected.scaling.scale, rtol=1e-12)
@@ -206,14 +199,15 @@ class TestNetworks:
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
 
-    @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
+    @pytest.mark.parametrize("kind", ["csv", "parquet", "read"])
     def test_gradients_are_those_of_the_arrays(self, here, tmp_path, kind):
         import torch
 
         X, y = numbers()
         y = (y - 1).astype(np.int64)
         loss = torch.nn.CrossEntropyLoss()
-        shards = Shards(write(tmp_path, kind, X, y), cache_mb=0.001)
+        files = write(tmp_path, "npz" if kind == "read" else kind, X, y)
+        shards = Shards(files, read=loaded if kind == "read" else None, cache_mb=0.001)
         found = anyk.problems.TorchProblem(self.network(), loss, shards, held_out=shards, microbatch=7)
         expected = anyk.problems.TorchProblem(self.network(), loss, (X, y), held_out=(X, y))
         w = expected.initial()
@@ -331,10 +325,12 @@ def by_name(address):
     [
         (lambda t: Shards(f"{t}/none-*.csv"), "there is no file '.*none-"),
         (lambda t: Shards(str(t)), "is a folder; give a pattern of its files"),
-        (lambda t: Shards([f"{t}/a.csv", f"{t}/c.npz"]), "shards must all be of one kind, got .*a.csv and .*c.npz"),
-        (lambda t: Shards(f"{t}/odd.txt"), "for any other give read="),
+        (lambda t: Shards([f"{t}/a.csv", f"{t}/p.parquet"]), "shards must all be of one kind, got .*a.csv and .*p.parq"),
+        (lambda t: Shards(f"{t}/*.npz"), r"c.npz cannot be a shard: shards are Parquet \(.parquet\) or CSV"),
+        (lambda t: anyk.problems.from_data(f"{t}/*.svm"), "d.svm cannot be a shard: .* any other format give read="),
+        (lambda t: Shards(f"{t}/odd.txt"), "for any other format give read="),
         (lambda t: Shards([f"{t}/a.csv", f"{t}/a.csv"]), "1 of the files are named twice"),
-        (lambda t: Shards(f"{t}/c.npz", target="y"), "target is for parquet and csv files, and these are npz"),
+        (lambda t: Shards(f"{t}/c.npz", target="y", read=by_name), "target is for parquet and csv files, and these are"),
         (lambda t: Shards(f"{t}/a.csv", rows=[1, 2]), "rows must be one number for each of the 1 files, got 2"),
         (lambda t: LeastSquares(Shards(f"{t}/[ab].csv")), "b.csv has the columns 'u', 'y', .*a.csv has 'x', 'y'"),
         (lambda t: LeastSquares(Shards(f"{t}/gap.csv")), r"column 'x' of .*gap.csv is missing or not finite in 1 rows"),
@@ -359,13 +355,14 @@ def test_what_cannot_be_is_said(here, tmp_path, make, sentence):
     (tmp_path / "a.csv").write_text("x,y\n1,1\n2,2\n3,3\n4,4.5\n")
     (tmp_path / "b.csv").write_text("u,y\n1,1\n2,2\n3,3\n")
     (tmp_path / "gap.csv").write_text("x,y\n1,1\n,2\n3,3\n")
-    (tmp_path / "odd.txt").write_text("x")
+    for name in ("odd.txt", "p.parquet", "d.svm"):
+        (tmp_path / name).write_text("x")
     np.savez(tmp_path / "c.npz", X=np.eye(2), y=np.arange(2.0))
     with pytest.raises(BadInput, match=sentence):
         make(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "svmlight", "read"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "read"])
 def test_a_shard_that_changes_while_it_is_used_is_named(here, tmp_path, kind):
     """With other values in as many rows, shorter, gone, and with a pipe in its place, which keeps nobody waiting."""
     X, y = np.arange(36.0).reshape(12, 3), np.arange(12.0)

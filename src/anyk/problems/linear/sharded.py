@@ -51,8 +51,6 @@ class Design:
             assert found is not None
             y = found
             if hasattr(X, "indptr"):
-                if self.encoding.base:
-                    X = X[:, self.encoding.base :]
                 if X.shape[1] > self.features:
                     raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
                 X.resize(X.shape[0], self.features)
@@ -104,7 +102,7 @@ class ShardRows:
         encoding, moments, features = _encoding(shards, found, fill, where)
         labels, found_task = _labels(found, task, where)
         if standardize:
-            scaling = standard(moments, found.rows, encoding, dense=_dense(shards, encoding), ridge=ridge)
+            scaling = standard(moments, found.rows, encoding, ridge)
         if scaling is not None and len(scaling.scale) != features:
             raise BadInput(f"scaling is of {len(scaling.scale)} columns, {where} have {features}")
         if labels and encoding.label:
@@ -179,10 +177,6 @@ def surveyed(shards: Shards) -> Survey:
     return found
 
 
-def _dense(shards: Shards, encoding: Encoding) -> bool:
-    return shards.kind != "svmlight" and not any(column.categories for column in encoding.columns)
-
-
 def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[Labels, Task]:
     """The classes, and the task as :func:`~anyk.problems.data.dataset.read_target` tells it."""
     said = f"the target of {where}"
@@ -203,11 +197,9 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
     if not found.first.names:
         if fill is not None:
             raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
-        base = min(found.least, 1) if shards.kind == "svmlight" else None
-        kept = Moments(*(part[base or 0 :] for part in moments))
-        if not len(kept.mean):
+        if not len(moments.mean):
             raise BadInput(f"{where} have no columns beside the target")
-        return Encoding(base=base), kept, len(kept.mean)
+        return Encoding(), moments, len(moments.mean)
     names = found.first.names
     places, target = places_of(shards, names, where)
     if not places:
@@ -251,14 +243,15 @@ def _of_counts(counts: Sequence[float], rows: float) -> Moments:
     return Moments(np.full(len(ones), rows), ones, share, rows * share * (1.0 - share), low, high)
 
 
-def standard(moments: Moments, rows: int, encoding: Encoding, *, dense: bool, ridge: float) -> Scaling:
-    """As :meth:`Scaling.standard`, from what is known of the columns."""
+def standard(moments: Moments, rows: int, encoding: Encoding, ridge: float) -> Scaling:
+    """Return what :meth:`Scaling.standard` gives for columns with these moments."""
+    categories = encoding.categorical
     return Scaling.from_moments(
         moments.mean,
         np.sqrt(moments.deviation / rows),
         constant=moments.low == moments.high,
-        full=dense | (2 * moments.nonzero >= rows),
-        categories=encoding.categorical if encoding.columns else None,
+        full=(not categories.any()) | (2 * moments.nonzero >= rows),
+        categories=categories,
         ridge=ridge,
     )
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage, told
 from anyk.problems.data.shards.sources import Content, Shards, opened
@@ -21,14 +19,12 @@ from anyk.tables import (
     converted,
     has_header,
     lines,
-    listed,
     read_parquet,
     reading,
     shown,
 )
 
-_BYTES = 8 << 20  # of a block, about
-_TEXT = 4 << 20  # of CSV: cells take ten times as much while they are read
+_BLOCK = 4 << 20  # bytes of CSV, about: cells take ten times as much while they are read
 _ENDLESS = 1 << 62
 HEAD = 32  # rows at the beginning of a file that every pass reads: on these a module and its loss are tried
 
@@ -62,9 +58,7 @@ def format_of(shards: Shards, address: str, *, header: bool | None = None) -> Fo
         return _Read(address, shards.read)
     if shards.kind == "parquet":
         return _Parquet(address, shards)
-    if shards.kind == "csv":
-        return _Csv(address, shards.header if header is None else header)
-    return _Npz(address) if shards.kind == "npz" else _Svmlight(address)
+    return _Csv(address, shards.header if header is None else header)
 
 
 class _Read:
@@ -186,7 +180,7 @@ class _Csv:
                         )
                     held.append(row)
                     cells += len(row)
-                if row is None or position.at - begin >= _TEXT:
+                if row is None or position.at - begin >= _BLOCK:
                     if not self._names:
                         columns = [converted(column, i in text) for i, column in enumerate(zip(*held, strict=True))]
                         if self.header is None:
@@ -235,132 +229,3 @@ def _rows(position: _Position) -> Iterator[list[str]]:
     """Of CSV; a row is given when just its lines have been taken."""
     found = csv.reader(lines(position, position._address), strict=True, skipinitialspace=True)
     return (row for row in found if row)
-
-
-class _Svmlight:
-    """Blocks are runs of whole lines, by their bytes; columns are counted from 0, as they stand."""
-
-    whole: bool | None = None
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        del deep, text
-        with reading(self._address, "svmlight"), opened(self._address) as file:
-            at = 0
-            while block := file.readlines(_BYTES):
-                content = self._parsed(b"".join(block))
-                size = sum(map(len, block))
-                if content[0].shape[0]:
-                    yield Piece(at, size, content[0].shape[0], content)
-                at += size
-
-    def read(self, at: int, size: int, text: set[int]) -> Content:
-        del text
-        with reading(self._address, "svmlight"), opened(self._address) as file:
-            file.seek(at)
-            return self._parsed(file.read(size))
-
-    def _parsed(self, block: bytes) -> tuple[Any, NDArray[np.float64]]:
-        from scipy import sparse
-        from sklearn.datasets import load_svmlight_file
-
-        X, y = load_svmlight_file(io.BytesIO(block), zero_based=True)
-        return sparse.csr_array(X), y
-
-
-class _Npz:
-    """Arrays ``X`` and ``y``; blocks are runs of rows, or the whole of a file that is compressed."""
-
-    whole: bool | None = None
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        del text
-        with opened(self._address) as file:
-            members = self._members(file)
-            rows = members[0].shape[0]
-            each = max(1, sum(member.row for member in members))
-            step = rows if members[0].packed or members[1].packed else max(1, _BYTES // each)
-            for a in range(0, rows, step):
-                count = min(step, rows - a)
-                yield Piece(a, count, count, self._rows(file, members, a, count) if deep or a < HEAD else None)
-
-    def read(self, at: int, size: int, text: set[int]) -> Content:
-        del text
-        with opened(self._address) as file:
-            return self._rows(file, self._members(file), at, size)
-
-    def _members(self, file: IO[bytes]) -> Sequence[_Member]:
-        with reading(self._address, "npz"), zipfile.ZipFile(file) as archive:
-            there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            found = [_member(file, archive, there[name]) for name in ("X", "y") if name in there]
-        if len(found) < 2:
-            raise BadInput(
-                f"{shown(self._address)} holds {listed(list(there)) or 'nothing'}, but needs the arrays X and y"
-            )
-        if found[0].shape[0] != found[1].shape[0]:
-            raise BadInput(
-                f"X of {shown(self._address)} has {found[0].shape[0]} rows but y has {found[1].shape[0]}; they must "
-                "agree"
-            )
-        return found
-
-    def _rows(self, file: IO[bytes], members: Sequence[_Member], a: int, count: int) -> tuple[NDArray[Any], ...]:
-        with reading(self._address, "npz"):
-            return tuple(member.rows(file, a, count) for member in members)
-
-
-class _Member(NamedTuple):
-    """An array in an npz file; ``begin``: the byte where its numbers begin, unless it is ``packed``."""
-
-    info: zipfile.ZipInfo
-    begin: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    packed: bool
-
-    @property
-    def row(self) -> int:
-        """Bytes of a row."""
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-
-    def rows(self, file: IO[bytes], a: int, count: int) -> NDArray[Any]:
-        """Some rows."""
-        size = count * self.row
-        if self.packed:
-            with zipfile.ZipFile(file) as archive, archive.open(self.info) as member:
-                member.read(self.begin)
-                content = member.read(size)
-        else:
-            file.seek(self.begin + a * self.row)
-            content = file.read(size)
-        if len(content) != size:
-            raise BadInput("it is truncated or damaged")
-        return np.frombuffer(content, dtype=self.dtype).reshape(count, *self.shape[1:])
-
-
-def _member(file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
-    name = info.filename
-    with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-        if read is None:
-            raise BadInput(f"array '{name}' is of npy format {version[0]}.{version[1]}; only 1.0 and 2.0 can be read")
-        shape, fortran, dtype = read(member)
-        header = member.tell()
-    if dtype.hasobject:
-        raise BadInput(
-            f"array '{name}' holds Python objects, which only unpickling could read; save it as numbers or text"
-        )
-    if not shape or (fortran and len(shape) > 1):
-        raise BadInput(f"array '{name}' does not lie row by row; save it with np.ascontiguousarray")
-    packed = info.compress_type != zipfile.ZIP_STORED
-    if packed:
-        return _Member(info, header, shape, dtype, packed)
-    file.seek(info.header_offset + 26)  # of the local header: the lengths of the name and of what comes after it
-    lengths = np.frombuffer(file.read(4), dtype="<u2")
-    return _Member(info, info.header_offset + 30 + int(lengths.sum()) + header, shape, dtype, packed)

@@ -44,8 +44,8 @@ def from_shards(
 ) -> ShardedData:
     """Files that only the workers open which hold their rows, larger than memory: ``--data "train-*.parquet"``.
 
-    ``files``: a path, a pattern or an address (``s3://bucket/train-*.parquet``, by fsspec) of Parquet, CSV, svmlight or
-    npz files, all of one kind. ``test``: those to hold out, as a pattern; ``last`` (the last of several files) or
+    ``files``: a path, a pattern or an address (``s3://bucket/train-*.parquet``, by fsspec) of Parquet or CSV files, all
+    of one kind. ``test``: those to hold out, as a pattern; ``last`` (the last of several files) or
     ``none``. ``target``, ``task``, ``header`` and ``intercept`` as of data set ``file``; ``columns``: those to learn
     from, a/b/c; ``fill=mean``: what is put where a value is missing. ``cache_mb``: what
     each worker keeps of blocks that it has read. Raises BadInput for files that cannot be used, with the reason.
@@ -69,8 +69,7 @@ def from_shards(
     rows = ShardRows.learned(train, task, intercept=intercept, fill=fill)
     if progress is not None:
         progress(_summary(files, rows, held))
-    table = intercept and train.kind != "svmlight"
-    return ShardedData(train, last, rows.design.task, rows.shape[0], intercept, table, fill)
+    return ShardedData(train, last, rows.design.task, rows.shape[0], intercept, intercept, fill)
 
 
 def _summary(files: str, rows: ShardRows, held: list[str]) -> str:

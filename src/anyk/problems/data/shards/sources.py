@@ -18,9 +18,7 @@ from anyk.named import admit_address
 from anyk.tables import listed, reading, shown
 
 Content = Any  # of a block: a Table, a tuple of arrays, or a dictionary of arrays
-KINDS = {".parquet": "parquet", ".csv": "csv", ".npz": "npz"} | dict.fromkeys(
-    (".svm", ".svmlight", ".libsvm"), "svmlight"
-)
+KINDS: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".csv": "csv"}
 
 
 class File(NamedTuple):
@@ -49,9 +47,8 @@ class Shards:
     that processes of their own make at the start (:mod:`anyk.problems.data.shards.survey`).
 
     - ``files``: a path, a pattern (``train-*.parquet``) or several; an address with a scheme (``s3://…``, ``gs://…``,
-      ``https://…``) is opened by ``fsspec``, which needs the package for it. All are Parquet, CSV, npz (arrays ``X``
-      and ``y``) or svmlight files. A block, which is read at once, is a row group of Parquet, and else about 8 MB; of a
-      compressed npz file it is the file.
+      ``https://…``) is opened by ``fsspec``, which needs the package for it. All are Parquet or all CSV files. A
+      block, which is read at once, is a row group of Parquet or about 4 MB of CSV.
     - ``target``: the column to predict (Parquet and CSV), by name or number; left out, the one called target, label or
       y, else the last. ``columns``: those to learn from, by name; left out, all others.
     - ``read``: a function of a file's address that gives its samples as a tuple of arrays with equal first axis (the
@@ -65,8 +62,9 @@ class Shards:
     >>> import anyk, tempfile, numpy as np
     >>> folder = tempfile.mkdtemp()
     >>> for i in range(2):
-    ...     np.savez(f"{folder}/part-{i}.npz", X=np.eye(4) + i, y=np.arange(4) % 2)
-    >>> problem = anyk.problems.LogisticRegression(anyk.data.Shards(f"{folder}/part-*.npz"))
+    ...     table = np.column_stack([np.eye(4) + i, np.arange(4) % 2])
+    ...     np.savetxt(f"{folder}/part-{i}.csv", table, delimiter=",", header="a,b,c,d,y", comments="")
+    >>> problem = anyk.problems.LogisticRegression(anyk.data.Shards(f"{folder}/part-*.csv"))
     >>> problem.samples, problem.dimension
     (8, 4)
     """
@@ -115,17 +113,17 @@ class Shards:
         return tuple(found)
 
     @cached_property
-    def kind(self) -> Literal["parquet", "csv", "npz", "svmlight", "read"]:
-        """What the files are, by their extensions."""
+    def kind(self) -> Literal["parquet", "csv", "read"]:
+        """The format of the files, by their extensions."""
         if self.read is not None:
             return "read"
-        kinds: dict[Any, str] = {}
+        kinds: dict[Literal["parquet", "csv"], str] = {}
         for file in self.found:
             extension = Path(file.address).suffix.lower()
             if extension not in KINDS:
                 raise BadInput(
-                    f"the extension of {shown(file.address)} is not that of a known format; known are "
-                    f"{', '.join(KINDS)}; for any other give read=, a function that reads a file"
+                    f"{shown(file.address)} cannot be a shard: shards are Parquet (.parquet) or CSV (.csv) files; for "
+                    "any other format give read=, a function that reads a file"
                 )
             kinds.setdefault(KINDS[extension], file.address)
         if len(kinds) > 1:

@@ -98,7 +98,6 @@ class FileFacts(msgspec.Struct):
     mixed: list[int] = []  # columns that look like numbers in some blocks only
     labels: list[float] | None = []  # None: too many
     whole: bool = True  # whether the target is whole numbers, of a type that says so or one by one
-    least: int = -1  # the first column of svmlight that has an entry
     single: bool = False  # whether X is float32
     head: list[tuple[str, str, tuple[int, ...], bytes]] = []  # of the first rows: name, type, shape and numbers
 
@@ -114,7 +113,6 @@ class Survey:
     moments: Moments
     labels: tuple[float, ...] | tuple[str, ...] | None
     whole: bool
-    least: int
 
     @property
     def rows(self) -> int:
@@ -181,9 +179,6 @@ def _facts(shards: Shards, wanted: Wanted, text: tuple[int, ...], number: int) -
             own = Moments.of(X)
             wide = max(len(own.mean), len(moments.mean))
             moments = moments.widened(wide).merged(own.widened(wide))
-            if hasattr(X, "indptr") and X.nnz:
-                least = int(X.indices.min())
-                facts.least = least if facts.least < 0 else min(least, facts.least)
             if y is not None and facts.labels is not None:
                 several = np.union1d(facts.labels, y)
                 facts.labels = several.tolist() if len(several) <= _LABELS else None
@@ -330,8 +325,6 @@ def _merged(shards: Shards, found: Sequence[FileFacts]) -> Survey:
         for i, counts in facts.words.items():
             words.setdefault(i, Counter()).update(counts)
         labels |= set(facts.labels or ())
-    if shards.kind not in ("svmlight", "read") and any(len(facts.moments) // 48 not in (0, wide) for facts in found):
-        raise BadInput("the arrays X of the files do not all have the same number of columns")
     known: Any = tuple(sorted(labels))
     if any(facts.labels is None for facts in found) or len(labels) > _LABELS:
         known = None
@@ -341,7 +334,6 @@ def _merged(shards: Shards, found: Sequence[FileFacts]) -> Survey:
         if target in words:
             check_categories(words[target], f"column '{shown(first.names[target])}' of {where}")
             known = tuple(sorted(words[target]))
-    least = [facts.least for facts in found if facts.least >= 0]
     return Survey(
         blocks,
         first,
@@ -350,5 +342,4 @@ def _merged(shards: Shards, found: Sequence[FileFacts]) -> Survey:
         moments,
         known,
         all(facts.whole for facts in found),
-        min(least, default=0),
     )
