@@ -39,8 +39,8 @@ DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "shared" / "
 SLOW = (
     "clusters/test_conformance.py", "clusters/test_limits.py", "clusters/test_mpi.py", "clusters/test_processes.py",
     "clusters/test_protocol_additions.py", "codes/test_codes_review.py", "codes/test_designs.py", "codes/test_mds.py",
-    "decompile/", "end_to_end/", "papers/", "optimizers/test_torch_and_optax.py", "fleet/test_golden_values.py",
-    "fleet/test_sequential_planning.py", "problems/test_compared.py", "problems/test_jax.py",
+    "decompile/", "end_to_end/", "papers/", "optimizers/test_torch_and_optax.py", "fleet/theory/test_golden_values.py",
+    "fleet/plans/test_sequential_planning.py", "problems/test_compared.py", "problems/test_jax.py",
     "problems/test_numpy_workers.py", "problems/test_replicas.py", "problems/test_sums.py", "problems/test_torch.py",
     "views/test_in_a_browser.py", "views/test_watch.py",
     "strategies/test_late_results.py", "strategies/test_local.py", "test_package.py", "test_readers.py",

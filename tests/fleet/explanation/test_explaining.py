@@ -20,7 +20,7 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation.attribution import lower_median, mean_burst, shares, stands_out
 from anyk.fleet.records import Record
 
-DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[3] / "shared" / "data"))
+DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
 
 @settings(max_examples=40, deadline=None)
