@@ -3,10 +3,10 @@
 Usage: python benchmarks/watching.py [WINDOWS] [DELAYS]
 
 One run on processes goes on throughout. In every other window of ten seconds a client reads its live page as a browser
-does: news twice a second, and the whole page when it is told to. In the others `anyk watch` and the client are stopped.
-Printed are the ratios of the mean step of each watched window to that of its two neighbours, the share of one core that
-`anyk watch` used, and the seconds from a step's end until the client had read of it. With delays of `none` all cores
-are busy with the run, which is where a reader costs most.
+does: its state twice a second, and the page when it has been made again. In the others `anyk watch` and the client are
+stopped. Printed are the ratios of the mean step of each watched window to that of its two neighbours, the share of one
+core that `anyk watch` used, and the seconds from a step's end until the client had read of it. With delays of `none`
+all cores are busy with the run, which is where a reader costs most.
 """
 
 import bisect
@@ -52,21 +52,16 @@ def client(url):
     """Read a live page as a browser does, and print when there was news of which step."""
 
     def whole():
+        """Read the page; print when it showed which step."""
         text = urllib.request.urlopen(url).read().decode()
-        return json.loads(re.search(r'id="about"[^>]*>(.*?)</script>', text, re.S)[1])["live"][0]
+        print(time.monotonic(), re.search(r'id="run0-step"[^>]* max="(\d+)"', text)[1], flush=True)
+        return json.loads(re.search(r'id="about"[^>]*>(.*?)</script>', text, re.S)[1])["live"]
 
-    seal, reading = whole(), None
+    seals, reading = [whole()], None
     while True:
-        news = json.loads(urllib.request.urlopen(f"{url}/news?seals={seal}").read())
-        if news["lost"]:
-            seal = whole()
-            continue
-        one = news["runs"][0]
-        seal = one["seal"]
-        if one.get("steps", {}).get("step"):
-            print(time.monotonic(), max(one["steps"]["step"]), flush=True)
-        if news["again"] and not (reading and reading.is_alive()):
-            reading = threading.Thread(target=whole, daemon=True)
+        state = json.loads(urllib.request.urlopen(f"{url}/state").read())
+        if state["due"] and state["seals"] != seals[-1] and not (reading and reading.is_alive()):
+            reading = threading.Thread(target=lambda: seals.append(whole()), daemon=True)
             reading.start()
         time.sleep(POLL)
 

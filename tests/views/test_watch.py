@@ -1,4 +1,4 @@
-"""Pages that follow runs: what is told in parts is the whole, nothing is written, and nobody else can ask."""
+"""Pages that follow runs: they show what is in the log, write nothing, and answer this machine only."""
 
 import hashlib
 import http.client
@@ -12,24 +12,21 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import anyk
 from anyk.cli import main
-from anyk.runs.log import queries
 from anyk.runs.log.following import Following
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import TABLES
 from anyk.runs.log.tasks import tasks_of
 from anyk.views import Watch
-from anyk.views.page.content import works_of
-from anyk.views.page.figures import columns, kinds
-from anyk.views.page.news import news
+from anyk.views.page.figures import kinds
 
 PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})
 STEPS = 12
+SEALS = re.compile(r'"live": ?("[^"]*")')
 
 
 class Writer:
@@ -86,46 +83,26 @@ def stand(folder):
     }
 
 
-@pytest.mark.parametrize("strategy", ["frc:load=3", "agc:load=3,wait=2", "async:lr_scale=0.1", "pasgd:tau=3"])
-def test_news_in_parts_are_the_whole(tmp_path, strategy):
-    writer = Writer(tmp_path / "run", strategy)
-    with Following(tmp_path / "run") as followed:
-        parts, seal = [], ""
-        for step in (1, 4, 5, STEPS):
-            writer.upto(step)
-            run = followed.run()
-            assert run.steps == step and followed.ended == (step == STEPS)
-            parts.append(news(run, seal))
-            seal = parts[-1]["seal"]
-        assert news(run, seal) == {"seal": seal, "whole": False}
-        assert parts[0]["whole"]  # there were no works before
-        whole, places = tasks_of(run), works_of(run).places
-        whole.work[:] = places[whole.work]
-        first = parts[0]["seal"]
-        told = tasks_of(run, behind=queries.sealed(run.log, first))
-        begun = set(whole.task.tolist()) - set(told.task.tolist())
-        for kind, (which, _) in kinds(whole).items():
-            new = which & ~np.isin(whole.task, list(begun))
-            expected = columns(whole, new, kind)
-            for name in ("task", "worker", "step", "version", "start"):
-                found = [value for part in parts[1:] for value in part["tasks"].get(kind, {}).get(name, [])]
-                assert sorted(found) == sorted(expected[name].tolist())
-        for name, column in (("steps", "step"), ("loss", "loss")):
-            found = [value for part in parts for value in part["evaluated"][name]]
-            assert found == run.history[column][np.isfinite(run.history["loss"])].tolist()
-        assert [step for part in parts[1:] for step in part["steps"]["step"]] == list(range(2, STEPS + 1))
-    writer.log.close()
-
-
-def test_a_log_that_was_cut_back_is_read_anew(tmp_path, served):
+def test_the_state_tells_when_a_page_is_to_be_made_again(tmp_path, served):
     writer = Writer(tmp_path / "run")
+
+    def seals():
+        return json.loads(ask(served, "/0/state")[1])["seals"], json.loads(SEALS.search(ask(served, "/0")[1])[1])
+
     writer.upto(5)
-    seal = writer.log.seal
-    assert json.loads(ask(served, f"/0/news?seals={seal}")[1])["lost"] is False
-    writer.log.truncate(writer.rows["updates"][1][-1])
-    assert json.loads(ask(served, f"/0/news?seals={seal}")[1]) == {"lost": True}
+    newest, shown = seals()
+    assert newest == shown == writer.log.seal
+    writer.upto(9)
+    assert seals() == (writer.log.seal, writer.log.seal) and writer.log.seal != newest
+    writer.log.truncate(writer.rows["updates"][1][-1])  # cut back, as when it is resumed from a checkpoint
+    assert seals() == (writer.log.seal, writer.log.seal)
+    state = json.loads(ask(served, "/0/state")[1])
+    assert state["state"][0] in ("running", "silent") and not state["due"]  # it has just been made
+    writer.upto(STEPS)
     writer.log.close()
-    assert json.loads(ask(served, "/0/news?seals=%27%20OR%201")[1])["lost"] is True
+    assert json.loads(ask(served, "/0/state")[1])["due"]  # what has ended is shown immediately
+    shutil.rmtree(tmp_path / "run")
+    assert json.loads(ask(served, "/0/state")[1])["state"][0] == "silent"
 
 
 def test_only_this_machine_may_ask_and_only_read(tmp_path, served):
@@ -137,7 +114,7 @@ def test_only_this_machine_may_ask_and_only_read(tmp_path, served):
     assert status == 200 and "<img" not in text and "&lt;img src=x" in text
     assert "default-src 'none'" in headers["Content-Security-Policy"] and "Access-Control-Allow-Origin" not in headers
     for foreign in ("evil.example", f"evil.example:{host.split(':')[1]}", "127.0.0.1", "127.0.0.1:1", ""):
-        for path in ("/", "/0", "/0/news?seals=", "/page.js"):
+        for path in ("/", "/0", "/0/state", "/page.js"):
             status, text, _ = ask(served, path, Host=foreign)
             assert status == 403 and "img" not in text
     for path in ("/1", "/-1", "/0/other", "/..%2f..%2fetc/passwd", "/../../etc/passwd", "/run.toml", "//evil.example/"):

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from anyk.checks import typed
 from anyk.errors import BadInput
@@ -26,7 +26,7 @@ from anyk.views.page.facts import seconds, steps
 from anyk.views.result_tables import number
 
 _HOST = "127.0.0.1"
-_LEAST, _SHARE = 4.0, 0.02  # seconds between two readings of a whole page, and the share of time that they may take
+_LEAST, _SHARE = 1.0, 0.1  # seconds between two makings of a page, and the share of time that they may take
 _SILENT = 10.0  # seconds without news after which a run is said to be silent
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -38,9 +38,9 @@ _State = tuple[str, str]  # for the style sheet, and in words
 class Watch:
     """Serves a live page for each of some run folders, races, and folders of them, at :attr:`url`.
 
-    A page is the report of :func:`anyk.report`, and goes on as its run does: new steps and tasks are added within a
-    second, the rest is made again in at most 2 % of the time. What is shown is read from the runs' logs alone
-    (:class:`anyk.runs.Following`): runs may be those of other processes, and of other machines where
+    A page is the report of :func:`anyk.report`. Its state follows the run twice a second; the report is made again when
+    the log has grown, at most once a second and in at most 10 % of the time. What is shown is read from the runs' logs
+    alone (:class:`anyk.runs.Following`): runs may be those of other processes, and of other machines where
     :class:`anyk.callbacks.Mirror` copies their logs; nothing is written to their folders. Runs that begin later in a
     folder of runs appear.
 
@@ -106,7 +106,7 @@ class Watch:
 
     # ------------------------------------------------------------------------------------------- answers
 
-    def _answer(self, path: str, asked: dict[str, list[str]]) -> tuple[str, str] | None:
+    def _answer(self, path: str) -> tuple[str, str] | None:
         """Kind and text for a path; None where there is nothing."""
         if path in self._scripts:
             return "text/javascript", self._scripts[path]
@@ -116,11 +116,11 @@ class Watch:
         if path == "/":
             return "text/html", self._list(pages)
         first, _, rest = path[1:].partition("/")
-        if not first.isdecimal() or len(first) > 6 or int(first) >= len(pages) or rest not in ("", "news"):
+        if not first.isdecimal() or len(first) > 6 or int(first) >= len(pages) or rest not in ("", "state"):
             return None
         shown = pages[int(first)]
         if rest:
-            return "application/json", json.dumps(shown.news(asked.get("seals", [""])[0].split(",")))
+            return "application/json", json.dumps(shown.state())
         try:
             return "text/html", shown.whole()
         except BadInput as error:
@@ -193,17 +193,14 @@ class _Page:
         self.name = folder.name or str(folder)
         self._runs = _Runs(folder)
         self._lock = threading.Lock()
-        # making the whole page takes seconds on a busy machine, and nobody is to wait for news meanwhile
-        self._whole_runs = _Runs(folder)
-        self._whole_lock = threading.Lock()
-        self._text: tuple[list[object], str] | None = None  # the whole page, and how its runs stood
-        self._next = 0.0  # when the whole page may be made again
-        self._line: tuple[list[object], dict[str, Any]] | None = None  # the line of what has ended
+        self._text: tuple[str, str] | None = None  # the seals of the logs that the page shows, and the page
+        self._next = 0.0  # when the page may be made again
+        self._answer: dict[str, Any] = {"state": ("running", "the page is being made"), "seals": "", "due": False}
+        self._line: tuple[list[object], dict[str, Any]] | None = None  # the line of a run that has ended
 
     def close(self) -> None:
         """Remove the copies."""
         self._runs.close()
-        self._whole_runs.close()
 
     def _state(self, runs: Sequence[Run], waiting: Sequence[str]) -> _State:
         """How it stands: running, silent or ended, and in words."""
@@ -248,47 +245,37 @@ class _Page:
         return made
 
     def whole(self) -> str:
-        """The whole page, as things stand."""
-        with self._whole_lock:
-            runs, waiting = self._whole_runs.read()
-            stand = _stand(runs)
-            if self._text is None or self._text[0] != stand:
-                begun = time.thread_time()
-                self._text = stand, page(runs, waiting, live=True)
-                self._next = time.monotonic() + max(_LEAST, (time.thread_time() - begun) / _SHARE)
+        """Return the page of the runs as their logs stand."""
+        with self._lock:
+            runs, waiting = self._runs.read()
+            seals = _seals(runs)
+            if self._text is None or self._text[0] != seals:
+                start = time.thread_time()
+                self._text = seals, page(runs, waiting, live=seals)
+                self._next = time.monotonic() + max(_LEAST, (time.thread_time() - start) / _SHARE)
             return self._text[1]
 
-    def news(self, seals: Sequence[str]) -> dict[str, Any]:
-        """What has come since a page had these seals."""
-        with self._lock:
+    def state(self) -> dict[str, Any]:
+        """Return the state in words, the newest seals, and whether the page may be made again.
+
+        While the page is being made, which may take seconds, the last answer is returned.
+        """
+        if self._lock.acquire(blocking=False):
             try:
-                return self._news(seals)
-            except BadInput:  # the folder is gone, or was begun anew
-                return {"lost": True}
-
-    def _news(self, seals: Sequence[str]) -> dict[str, Any]:
-        from anyk.views.page.content import chosen  # these import Bokeh and markupsafe
-        from anyk.views.page.news import news
-
-        runs, waiting = self._runs.read()
-        shown = chosen(runs)
-        found = [news(run, seal) for run, seal in zip(shown, seals, strict=False)]
-        if len(shown) != len(seals) or None in found:
-            return {"lost": True}
-        state = self._state(runs, waiting)
-        new = self._text is None or self._text[0] != _stand(runs)
-        again = new and (state[0] == "ended" or time.monotonic() > self._next)
-        return {
-            "lost": False,
-            "runs": found,
-            "state": state,
-            "again": again,
-        }
+                runs, waiting = self._runs.read()
+                state = self._state(runs, waiting)
+                due = state[0] == "ended" or time.monotonic() >= self._next
+                self._answer = {"state": state, "seals": _seals(runs), "due": due}
+            except BadInput as error:  # the folder is gone
+                self._answer = {"state": ("silent", str(error)), "seals": "", "due": False}
+            finally:
+                self._lock.release()
+        return self._answer
 
 
-def _stand(runs: Sequence[Run]) -> list[object]:
-    """What changes when there is anything new."""
-    return [(run.path, queries.newest_seal(run.log)) for run in runs]
+def _seals(runs: Sequence[Run]) -> str:
+    """Return the newest seals of the runs' logs, which change whenever something is written."""
+    return ",".join(queries.newest_seal(run.log) for run in runs)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -305,9 +292,8 @@ class _Handler(BaseHTTPRequestHandler):
             # a name of somebody else's that leads here: a page of theirs would be allowed to read what it is told
             self._send(HTTPStatus.FORBIDDEN, "text/plain", f"ask for http://{_HOST}:{port}/")
             return
-        asked = urlsplit(self.path)
         try:
-            found = self.answer(asked.path, parse_qs(asked.query))
+            found = self.answer(urlsplit(self.path).path)
         except Exception as error:  # one page is not to end the others
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{type(error).__name__}: {error}")
             return

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from anyk.errors import BadInput
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import RESET, START, Totals
-from anyk.runs.log.schema import TABLES as SCHEMA_TABLES
 
 
 class Decision(NamedTuple):
@@ -363,26 +362,15 @@ COUNTS = (
 )  # whole, though floats where some are missing
 
 
-_SINCE = {  # the rows behind a number
-    "chunks": _QUERIES["chunks"].replace("ORDER BY", "WHERE rowid > ? ORDER BY"),
-    "steps": "SELECT slot, version AS step, time AS seconds, replies, residual, gain FROM updates WHERE rowid > ? "
-    "ORDER BY slot, version",
-    "evaluations": "SELECT slot, version AS step, time AS seconds, loss, metric FROM evaluations WHERE rowid > ? "
-    "ORDER BY version",
-}
+def columns(log: RunLog, table: str) -> dict[str, NDArray[Any]]:
+    """Return a table of the log, one of :data:`TABLES`, as columns.
 
-
-def columns(log: RunLog, table: str, *, behind: int | None = None) -> dict[str, NDArray[Any]]:
-    """A table of the log, one of :data:`TABLES`, as columns; numbers that are not known are NaN, or None in text.
-
-    A weight is the mean over blocks where a message has one for each. ``behind``: of chunks, steps and evaluations
-    only what was written after so many rows (of steps: not their loss and metric). Raises
-    :class:`~anyk.errors.BadInput` for another table.
+    Numbers that are not known are NaN, or None in text. A weight is the mean over blocks where
+    a message has one for each. Raises :class:`~anyk.errors.BadInput` for another table.
     """
-    queries, values = (_QUERIES, ()) if behind is None else (_SINCE, (behind,))
-    if table not in queries:
-        raise BadInput(f"a run has no table '{table}'; it has {', '.join(queries)}")
-    names, found = log.select(queries[table], values)
+    if table not in _QUERIES:
+        raise BadInput(f"a run has no table '{table}'; it has {', '.join(_QUERIES)}")
+    names, found = log.select(_QUERIES[table])
     made: dict[str, NDArray[Any]] = {}
     for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True):
         whole = name in _WHOLE and not (table == "events" and name in ("worker", "task", "chunk"))
@@ -394,28 +382,6 @@ def newest_seal(log: RunLog) -> str:
     """The seal of what was written last: it stands for all rows up to there; empty before the first."""
     found = log.rows("SELECT seal FROM seals ORDER BY id DESC LIMIT 1")
     return str(found[0][0]) if found else ""
-
-
-def sealed(log: RunLog, seal: str) -> dict[str, int] | None:
-    """How many rows of each table a seal stands for; None where the log does not have it, as it was cut back."""
-    if not seal:
-        return dict.fromkeys(SCHEMA_TABLES, 0)
-    found = log.rows("SELECT upto FROM seals WHERE seal = ? ORDER BY id DESC LIMIT 1", (seal,))
-    return dict(zip(SCHEMA_TABLES, json.loads(found[0][0]), strict=True)) if found else None
-
-
-def slots(log: RunLog) -> list[str]:
-    """The slots of its chunks, in order."""
-    found = log.rows(  # works are few, and of each slot a chunk comes early
-        "SELECT slot FROM (SELECT DISTINCT slot FROM works) w WHERE EXISTS "
-        "(SELECT 1 FROM chunks c WHERE c.slot = w.slot) ORDER BY slot"
-    )
-    return [str(slot) for (slot,) in found]
-
-
-def count(log: RunLog, table: str) -> int:
-    """The number of the last row of a table of the log."""
-    return int(log.rows(f"SELECT max(rowid) FROM {table}")[0][0] or 0)
 
 
 def last_evaluated(log: RunLog, slot: str) -> tuple[float | None, float | None]:

@@ -24,7 +24,6 @@ FATES = (
 )
 USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
 PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in this order
-_BEFORE = 2000  # steps before those that are new, one of which may have cut off a task that ends now
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +87,10 @@ class Tasks:
         return np.flatnonzero(np.diff(self.task, prepend=-1))
 
 
-def tasks_of(run: Run, *, behind: Mapping[str, int] | None = None) -> Tasks:
-    """All tasks of a run, or those that were written behind so many rows of each table.
-
-    Of the latter a chunk that is not the first of its task may begin too early: the chunk before it is not looked up.
-    """
-    log = queries.columns(run.log, "chunks", behind=None if behind is None else behind["chunks"])
-    steps = queries.columns(run.log, "steps", behind=None if behind is None else max(behind["updates"] - _BEFORE, 0))
+def tasks_of(run: Run) -> Tasks:
+    """Return all tasks of a run."""
+    log = queries.columns(run.log, "chunks")
+    steps = queries.columns(run.log, "steps")
     slots, slot = _coded(log["slot"])
     start = _starts(log)
     fate = _fates(run, log, slots, slot)

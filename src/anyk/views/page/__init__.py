@@ -63,14 +63,16 @@ def needed() -> None:
         raise MissingPackage(package, "report", "a report") from None
 
 
-def page(runs: Sequence[Run], waiting: Sequence[str], *, live: bool = False) -> str:
-    """The page as text: with its scripts inside or, ``live``, for a server that has them and tells of news."""
+def page(runs: Sequence[Run], waiting: Sequence[str], *, live: str | None = None) -> str:
+    """Return the page as text, with its scripts inside or, with ``live``, for a server that has them.
+
+    ``live``: the newest seals of the logs, by which the page notices that they have grown.
+    """
     needed()
     from bokeh.document import Document
     from markupsafe import Markup
 
-    from anyk.runs.log import queries
-    from anyk.views.page.content import chosen, content
+    from anyk.views.page.content import content
 
     document = Document()
     filled = content(runs, waiting)
@@ -80,14 +82,14 @@ def page(runs: Sequence[Run], waiting: Sequence[str], *, live: bool = False) -> 
             document.add_root(figure)
             roots[name] = f"figure-{i}"
             filled["about"]["roots"][figure.id] = roots[name]
-    if live:
-        filled["about"]["live"] = [queries.newest_seal(run.log) for run in chosen(runs)]
+    if live is not None:
+        filled["about"]["live"] = live
     return template("page.html.jinja").render(
         **filled,
         roots=roots,
-        live=live,
+        live=live is not None,
         css=Markup(style()),
-        scripts=[] if live else [Markup(script) for script in (*bokeh_scripts(), script("page.js"))],
+        scripts=[] if live is not None else [Markup(script) for script in (*bokeh_scripts(), script("page.js"))],
         document=Markup(_plain_json(document)),
     )
 

@@ -68,8 +68,6 @@ def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
             "fates": FATES,
             "roots": {},
             "curves": filled["curves"],
-            "columns": filled.pop("columns"),
-            "several": [len(group) > 1 for group in groups],
             "runs": [one.pop("about") for one in sections],
         },
         **filled,
@@ -117,7 +115,7 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str,
     names = dict.fromkeys(run.metric_name for run in runs if run.metric)
     targets = {run.config.get("target") for run in runs}
     target = targets.pop() if len(targets) == 1 else None
-    shown: dict[str, str] = {}  # figures, and what they draw
+    shown: list[str] = []  # names of figures
     for column in [*names, "loss"]:
         lines = [_line(group, column) for group in groups]
         if any(len(line.by["seconds"][0]) for line in lines):
@@ -125,7 +123,7 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str,
             goal = target if column != "loss" and len(names) == 1 else None
             rises = column not in ("loss", "mse")
             drawn[name] = figures.curves(lines, column, name, clock=clock, target=goal, rises=rises)
-            shown[name] = column
+            shown.append(name)
     ends = [group[0].seconds for group in groups if group[0].seconds > 0.0]
     legend = [
         {
@@ -140,8 +138,7 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str,
         note = "Lines are medians over the seeds, bands reach from the least to the largest value; a run that has "
         note += "ended counts with its last value. "
     return {
-        "curves": list(shown),
-        "columns": list(shown.values()),
+        "curves": shown,
         "legend": legend,
         "log_seconds": bool(len(ends) > 1 and max(ends) > _WIDE * min(ends)),
         "curves_note": note,

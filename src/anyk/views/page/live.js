@@ -1,5 +1,5 @@
-// Keeps a page up to date while its runs go on: asks for news, adds them to the figures' data, and now and then reads
-// the whole page again and takes over its texts and data. Text from runs comes escaped from the server.
+// Keeps a page up to date while its runs go on: asks for their state and, when the logs have grown, reads the page again
+// and takes over its texts and data. Text from runs comes escaped from the server.
 (function () {
   "use strict";
   const POLL = 500; // milliseconds
@@ -24,40 +24,7 @@
     return answer;
   }
 
-  // ---------------------------------------------------------------- news
-  const KINDS = [Float64Array, Float32Array, Int32Array, Uint32Array, Uint16Array, Uint8Array];
-  function append(source, more, key) {
-    const data = source.data, old = data[key].length, size = old + more[key].length;
-    if (size === old) return;
-    const at = (i) => (i < old ? data[key][i] : more[key][i - old]);
-    let order = null;
-    for (let i = Math.max(old, 1); i < size && !order; i++)
-      if (at(i) < at(i - 1)) order = Array.from({ length: size }, (_, j) => j).sort((a, b) => at(a) - at(b) || a - b);
-    const joined = (name) => {
-      const made = new (KINDS.find((kind) => data[name] instanceof kind) || Array)(size), news = more[name] || [];
-      for (let i = 0; i < size; i++) {
-        const j = order ? order[i] : i;
-        made[i] = j < old ? data[name][j] : news[j - old] ?? NaN;
-      }
-      return made;
-    };
-    source.data = Object.fromEntries(Object.keys(data).map((name) => [name, joined(name)]));
-    page.lengths.delete(source);
-  }
-  const known = (news, name) => news.evaluated[name]?.some((value) => value !== null);
-  function evaluated(i, news) {
-    for (const column of Object.keys(news.evaluated)) {
-      if (["seconds", "steps"].includes(column) || !known(news, column)) continue;
-      const k = about.columns.indexOf(column);
-      if (k < 0) return reload(); // the first value of this kind: its figure is not there yet
-      if (about.several[i]) continue; // a median over several runs
-      const kept = news.evaluated[column].map((value, j) => (value === null ? -1 : j)).filter((j) => j >= 0);
-      const y = kept.map((j) => news.evaluated[column][j]);
-      for (const one of page.find(about.curves[k]).renderers)
-        if (one.tags[1] === i && one.glyph.type === "Line")
-          append(one.data_source, { x: kept.map((j) => news.evaluated[one.tags[0]][j]), y }, "x");
-    }
-  }
+  // ---------------------------------------------------------------- timelines
   function tasks(run) {
     return ["used", "spare", "cut"].reduce((sum, part) => sum + (page.find(`${run.name} ${part}`)?.data.start.length || 0), 0);
   }
@@ -71,32 +38,6 @@
     if (box.checked) range.setv({ start: whole ? 0 : Math.max(0, end - span), end });
     page.look(run);
   }
-  function handed(run, news) {
-    if (!page.find(run.name + " timeline")) return reload();
-    for (const [part, more] of Object.entries(news.tasks)) {
-      const source = page.find(`${run.name} ${part}`);
-      if (!source) return reload(); // the first task that ended in this way
-      append(source, more, "start");
-    }
-    append(page.find(run.name + " steps"), news.steps, "seconds");
-    const ask = document.getElementById(run.name + "-step");
-    if (news.steps.step.length) ask.max = Math.max(Number(ask.max), ...news.steps.step);
-    follow(run, news.end);
-  }
-  function take(answer) {
-    if (answer.lost) return reload();
-    answer.runs.forEach((news, i) => {
-      if (leaving) return;
-      const run = about.runs[i];
-      about.live[i] = news.seal;
-      if (news.evaluated) evaluated(i, news);
-      if (news.tasks && (Object.keys(news.tasks).length || news.steps.step.length)) handed(run, news);
-    });
-    if (leaving) return;
-    if (answer.runs.some((news) => news.evaluated)) page.curves(true);
-    tell(...answer.state);
-  }
-
   // ---------------------------------------------------------------- the whole page again
   function texts(other) {
     const old = document.querySelectorAll("[data-live]"), now = other.querySelectorAll("[data-live]");
@@ -139,7 +80,10 @@
     about.live = fresh.live;
     for (const run of about.runs) {
       const figure = now.find((one) => one.name === run.name + " timeline");
-      if (figure) follow(run, figure.x_range.bounds[1]);
+      if (!figure) continue;
+      follow(run, figure.x_range.bounds[1]);
+      const ask = document.getElementById(run.name + "-step"), fresh = other.getElementById(run.name + "-step");
+      if (ask && fresh) ask.max = fresh.max;
     }
     if (about.curves.length) page.curves(true);
   }
@@ -154,13 +98,13 @@
     for (;;) {
       let pause = POLL;
       try {
-        const answer = await (await read(`${location.pathname}/news?seals=${about.live.join(",")}`)).json();
-        take(answer);
-        if (leaving) return;
-        if (answer.again && !reading) {
-          reading = true; // news go on meanwhile
+        const answer = await (await read(`${location.pathname}/state`)).json();
+        tell(...answer.state);
+        if (answer.due && answer.seals !== about.live && !reading) {
+          reading = true; // the state goes on meanwhile
           whole().catch(() => {}).finally(() => (reading = false));
         }
+        if (leaving) return;
         if (answer.state[0] === "ended") pause = 4 * POLL;
       } catch (error) {
         tell("gone", `nobody answers; is anyk watch still running? (${error.message})`);
