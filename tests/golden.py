@@ -1,20 +1,34 @@
-"""Decisions of every code and strategy as JSON lines, to compare one state of the package with another bit for bit.
+"""Decisions of every strategy and numbers of every code, to compare one state of the package with another.
 
-    python tests/golden.py write FOLDER     write a file for each strategy
-    python tests/golden.py compare FOLDER   decide again, and say where that differs from what was written
+    python tests/golden.py             compare with tests/golden.txt; exit status 1 where a case differs
+    python tests/golden.py --write     write tests/golden.txt
+    python tests/golden.py --show CASE print the whole text of a case, such as 'strategy async workers=4 seed=0'
 
-Each file has, for three seeds with workers lost and found, every event that the strategy was told and every command
-it gave: numbers, weights, times; no texts. Each run is made twice, the second time with the strategy saved, through
-JSON, and restored into a fresh one at every tenth event; both must be the same. Weights depend on the machine's
-linear algebra in the last digits, so both states are to be run on one machine.
+A strategy is played a hostile schedule (:mod:`anyk.testing.hostile`) beside a twin that is saved as plain data and
+restored after every tenth event, and must decide the same. A code is asked for its encoding matrix and for decodings of random replies.
+The texts of both would fill megabytes, so a line of the golden file has, of each case:
+
+- ``digest``: of the text, with numbers to 12 significant digits;
+- ``form`` and ``sum``: the digest of the text without fractional numbers, and a weighted sum of these. Linear algebra
+  differs in the last digits from one machine to another, and a number near a rounding boundary then changes the
+  digest. Such a case passes when form and sum agree; sums are compared with a tolerance, so there is no boundary. It is
+  reported, and ``--exact`` refuses it;
+- ``trail``: a character for each event, of the digest of all text up to it with numbers to 6 digits. The first that
+  differs is the first event that differs (once in 64 times, the one after it).
+
+To see what an event was before, run ``--show`` in a checkout of the former state.
 """
 
 from __future__ import annotations
 
-import copy
-import json
+import argparse
+import hashlib
+import math
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,160 +36,287 @@ import numpy as np
 
 import anyk
 from anyk import keyed
-from anyk.clusters import Outage, Simulated
 from anyk.codes import registry as codes
-from anyk.delays import parse
-from anyk.errors import RunFailed
-from anyk.problems.many import ManyProblems
-from anyk.protocol import Combine, Failed, Lost, Mix, Note, Reply, Running, Stop
-from anyk.runs.engine.driver import Driver
-from anyk.runs.engine.session import session
+from anyk.protocol import Combine, Failed, Lost, Note, Stop
+from anyk.specs import parse, show
+from anyk.strategies import registry as strategies
+from anyk.testing.hostile import Play
+from anyk.testing.soak import STRATEGIES
 
-STEPS, EVERY, SEEDS = 60, 10, (0, 1, 2)
-FORMER = {  # specs that decide as another did when a log was written
-    "gc:stragglers=1,end=cutoff": "gc:stragglers=1", "gc:stragglers=2,end=cutoff,models=2": "gc:stragglers=2,models=2",
-}  # fmt: skip
-SPECS = [
-    *(entry.name for entry in codes if entry.build.__module__.startswith("anyk.") and entry.name != "matrix"),
-    *("agc:load=3", "agc:load=2,scaling=marginal,wait=3", "nested:kind=cyclic", "progress:placement=random,wait=20%"),
-    *("draco:kind=cyclic", "tree:children=2,stragglers=0", "bgc:decoder=one-step", "biregular:decoder=algorithmic"),
-    *("hetero:relearn=5", "frc:stragglers=2,cancel=discard", "cyclic:stragglers=2,batch=3", "frc:load=2,models=3"),
-    *("uncoded:wait=3&3mad", "uncoded:wait=4|0.2s", "expander:wait=30%", "partial:stragglers=1,load=3,inner=cyclic"),
-    *("sync", "k-sync:k=4", "k-batch-sync:k=4,batch=2", "k-batch-sync:k=8,cancel=discard,batch=2", "async"),
-    *("async:stale=inverse,cutoff=7", "async:stale=distance,bound=0.01", "async:compensate=0.04,batch=2"),
-    *("k-async:k=3", "k-batch-async:k=3,batch=2,stale=sqrt", "adasync:base=k-async,interval=0.5"),
-    *("adasync:base=k-sync,rule=noise,interval=0.5,batch=4", "adasync:base=k-batch-sync,rule=delays,interval=0.5"),
-    *("gradual:base=k-batch-async,every=5", "pasgd:tau=3", "pasgd:tau=3,wait=4,batch=2", "fedavg:tau=3,clients=4"),
-    *("slowmo:tau=3", "diloco:tau=3", "adacomm:tau=8,interval=2", "fedbuff:tau=3,k=3", "dpsgd:graph=ring,tau=2"),
-    *("matcha:graph=ring,tau=2", "easgd:tau=2", "ad-psgd", *FORMER),
-    *("sr-sgc:B=2,W=3,lambda=3", "m-sgc:B=1,W=2,lambda=2", "m-sgc:B=2,W=3,lambda=1,late=keep"),
-    *("compressed:of=(frc:load=2),by=(qsgd:levels=4)", "compressed:of=(pasgd:tau=3),by=(top-k:share=0.5)"),
-]
-DELAYS = ("exp:mean=0.3", "bimodal:fast=0.1,slow=1,probability=0.2", "hetero:means=0.1/0.2/0.6")
-NAMES: dict[str, str] = {  # commands and events that have been renamed since a log was written
-    "EvaluateLoss": "Assess", "LossEvaluated": "Assessed", "MeasureDrift": "Compare", "DriftMeasured": "Compared",
-    "MeasureNoise": "Scatter", "NoiseMeasured": "Scattered", "ProjectMessage": "Measure", "MessageProjected": "Measured",
-    "RequestMessage": "Collect",
-}  # fmt: skip
+FILE = Path(__file__).with_suffix(".txt")
+SEEDS = (0, 1, 2)
+EVENTS = 140  # of a schedule, before everything goes well
+EVERY = 10  # events after which the twin is saved and restored
+SETS = 12  # of random replies that a code decodes
+NOISE = 1e-9  # numbers below it are written as 0
+TOLERANCE = 1e-9  # of a sum, relative to the sum of absolute values
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+RENAMED: dict[str, str] = {}  # events and commands by their present class names: their names in the golden file
+TEXTS = {Failed: ("reason",), Lost: ("reason",), Stop: ("reason",)}  # fields for readers, which no decision depends on
 
 
-class Watched(Running):
-    """A strategy whose events and commands are written down, and which is now and then replaced by its restored self."""
-
-    def __init__(self, strategy: Any, restored: bool) -> None:
-        super().__init__(strategy)
-        self._fresh, self._restored = copy.deepcopy(strategy), restored
-        self._heard = 0
-        self.lines: list[Any] = []
-
-    def start(self, fleet: Any) -> Sequence[Any]:
-        commands = self._told(["start", *fleet], super().start(fleet))
-        self._watch()
-        return commands
-
-    def _watch(self) -> None:
-        self._on, self.on = self.on, self._hear
-
-    def _hear(self, event: Any) -> Sequence[Any]:
-        self._heard += 1
-        if self._restored and self._heard % EVERY == 0:
-            state = json.loads(json.dumps(self.save()))
-            self.strategy = copy.deepcopy(self._fresh)
-            self.restore(state)
-            self._watch()
-        fields = list(event)
-        if isinstance(event, (Reply, Failed)):
-            fields = fields[:4]
-        elif isinstance(event, Lost):
-            fields = [event.time, event.worker, event.gone]
-        return self._told([type(event).__name__, *fields], self._on(event))
-
-    def _told(self, event: list[Any], commands: Sequence[Any]) -> Sequence[Any]:
-        given = [
-            [type(command).__name__, *([command.failed] if isinstance(command, Stop) else map(plain, _fields(command)))]
-            for command in commands
-            if not isinstance(command, Note)
-        ]
-        for line in (event, *given):
-            line[0] = NAMES.get(line[0], line[0])
-        self.lines.append([event, given])
-        return commands
+# ------------------------------------------------------------------------------------------------------- text
 
 
-def _fields(command: Any) -> Sequence[Any]:
-    """Those of a command, without one that commands had not when logs were written."""
-    return command[:-1] if isinstance(command, (Combine, Mix)) and not command.keep else command
+def text_of(value: Any, number: Callable[[float], str]) -> str:
+    """A value as text: fractional numbers as ``number`` writes them, named tuples without the names of fields."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, int, str)):
+        return "-" if value is None else str(value)
+    if isinstance(value, float):
+        return number(value)
+    fields = getattr(value, "_fields", None)
+    if fields is not None:
+        kind = type(value)
+        shown = [part for name, part in zip(fields, value, strict=True) if name not in TEXTS.get(kind, ())]
+        return f"{RENAMED.get(kind.__name__, kind.__name__)}({', '.join(text_of(part, number) for part in shown)})"
+    return f"[{' '.join(text_of(part, number) for part in value)}]"
 
 
-def plain(value: Any) -> Any:
-    """Ranges, tuples and NumPy's numbers as JSON has them."""
-    if isinstance(value, (range, tuple, list)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return value.item() if isinstance(value, np.generic) else value
+def without_noise(number: float) -> float:
+    """A number, or 0 where it is nothing but rounding; never minus zero."""
+    return 0.0 if abs(number) < NOISE else number
 
 
-def decisions(spec: str, seed: int, *, restored: bool) -> Iterator[str]:
-    """The lines of one run."""
-    n = 7 if spec.startswith("bibd") else 6
-    random = keyed.generator(seed, "golden", FORMER.get(spec, spec))
-    outages = []
-    for _ in range(3):
-        time = float(random.exponential(1.5))
-        outages.append(Outage(time, int(random.integers(n)), time + float(random.exponential(0.5))))
-    strategy: Any = anyk.strategy(spec, workers=n)
-    strategy = strategy.planned(STEPS)
-    watched: Any = Watched(strategy, restored)
-    byzantine = (1,) if spec.startswith("draco") else ()
-    cluster = Simulated(n, delays=parse(DELAYS[seed % len(DELAYS)]), seed=seed, outages=outages, byzantine=byzantine)
-    problem: Any = anyk.problems.from_data("synthetic:rows=60,features=4")
-    if strategy.layout.slots[0].startswith("model "):
-        problem = ManyProblems([problem] * len(strategy.layout.slots))
-    driver = Driver(strategy, cluster, problem=problem, optimizer=anyk.optimizers.GD(lr=0.3), steps=STEPS)
-    driver.running = watched
-    with session(driver):
-        try:
-            driver.run()
-        except RunFailed:
-            watched.lines.append(["failed"])
-    yield json.dumps(["run", FORMER.get(spec, spec), seed, driver.step])
-    yield from map(json.dumps, watched.lines)
+def digits(count: int) -> Callable[[float], str]:
+    """A writer of numbers with so many significant digits."""
+    return lambda number: f"{without_noise(number):.{count}g}"
 
 
-def written(spec: str) -> str:
-    """Everything of one strategy."""
-    lines: list[str] = []
-    for seed in SEEDS:
-        whole = list(decisions(spec, seed, restored=False))
-        if list(decisions(spec, seed, restored=True)) != whole:
-            print(f"{spec}, seed {seed}: restored, it decides otherwise", flush=True)
-        lines += whole
-    return "\n".join(lines) + "\n"
+def without_unused(command: Any) -> Any:
+    """A combine without messages whose weight is nothing but rounding: linear algebra elsewhere may make it 0."""
+    if not isinstance(command, Combine):
+        return command
+    pairs = zip(command.messages, command.weights, strict=True)
+    used = [(message, weight) for message, weight in pairs if np.abs(weight).max() >= NOISE]
+    return command._replace(messages=[message for message, _ in used], weights=[weight for _, weight in used])
 
 
-def main(what: str, folder: str) -> None:
-    different = 0
-    for spec in SPECS:
-        file = Path(folder) / (FORMER.get(spec, spec).replace("/", "-") + ".jsonl")
-        text = written(spec)
-        if what == "write":
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-            print(f"{spec}: {text.count(chr(10))} lines", flush=True)
-            continue
-        known = file.read_text().splitlines()
-        found = text.splitlines()
-        if known != found:
-            different += 1
-            at = next(
-                (i for i, (a, b) in enumerate(zip(known, found, strict=False)) if a != b), min(len(known), len(found))
+def digest(text: str) -> str:
+    """A digest of a text, 12 hexadecimal digits."""
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+class Case:
+    """The text of a case, line by line, in the forms that are compared."""
+
+    def __init__(self, summary: str, lines: list[tuple[str, list[Any]]]) -> None:
+        self.summary = summary
+        self.lines = self._lines(lines, digits(12))
+        self.coarse = self._lines(lines, digits(6))
+        numbers: list[float] = []
+
+        def gathered(number: float) -> str:
+            if not math.isfinite(number):
+                return str(number)
+            numbers.append(without_noise(number))
+            return "#"
+
+        self.form = digest("\n".join(self._lines(lines, gathered)))
+        factors = np.random.default_rng(0).uniform(0.5, 1.5, len(numbers)).tolist()
+        products = [factor * number for factor, number in zip(factors, numbers, strict=True)]
+        self.sum, self.size = math.fsum(products), math.fsum(map(abs, products))
+
+    @staticmethod
+    def _lines(lines: list[tuple[str, list[Any]]], number: Callable[[float], str]) -> list[str]:
+        return ["\n    ".join([head, *(text_of(value, number) for value in values)]).lstrip() for head, values in lines]
+
+    @property
+    def trail(self) -> str:
+        """A character for each line, of the digest of all lines up to it."""
+        running, characters = hashlib.blake2b(digest_size=1), []
+        for line in self.coarse:
+            running.update(line.encode())
+            characters.append(ALPHABET[running.digest()[0] % 64])
+        return "".join(characters)
+
+    def record(self) -> str:
+        """The line of the golden file, without the name."""
+        sums = f"form={self.form} sum={self.sum:.15g}"
+        return f"{self.summary} digest={digest(chr(10).join(self.lines))} {sums} trail={self.trail}"
+
+
+# ------------------------------------------------------------------------------------------------------ cases
+
+
+def transcript(strategy: Any, seed: int, name: str) -> list[tuple[Any, Sequence[Any]]]:
+    """The events of the hostile schedule of a name and a seed, each with the commands that a strategy answers."""
+    play = Play(strategy, seed, name)
+    schedule = (action._replace(save=len(play.done) % EVERY == EVERY - 1) for action in play.drawn(EVENTS))
+    play.play(schedule, whole=True)
+    entries = [entry for entry in play.told_of if not isinstance(entry, str)]
+    return list(zip(entries[::2], entries[1::2], strict=True))
+
+
+def strategy_case(spec: str, workers: int, seed: int) -> Case:
+    """The decisions of a strategy in the schedule of a seed."""
+    with_file, folder = "FILE" in spec, tempfile.TemporaryDirectory()
+    with folder:
+        strategy = anyk.strategy(spec.replace("FILE", matrix_file(folder.name)) if with_file else spec, workers=workers)
+        entries = transcript(strategy, seed, spec)
+    lines, counts = [], Counter[str]()
+    for event, commands in entries:
+        given = [without_unused(command) for command in commands if not isinstance(command, Note)]
+        counts.update(RENAMED.get(type(command).__name__, type(command).__name__) for command in given)
+        lines.append(("", [event, *given]))
+    shown = ",".join(f"{name}:{count}" for name, count in sorted(counts.items()))
+    return Case(f"events={len(entries)} commands={shown}", lines)
+
+
+def code_case(spec: str, workers: int) -> Case:
+    """The encoding matrix of a code, and how it decodes random sets of replies."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = anyk.code(spec.replace("FILE", matrix_file(folder)), workers=workers)
+        facts = [code.partitions, code.replies, code.blocks, code.tolerates, code.load]
+        lines = [("facts", [*facts, code.approximate]), ("encoding", code.encoding.toarray().tolist())]
+        random = keyed.generator(0, "golden", spec, workers)
+        for number in range(SETS):
+            fewest = max(1, code.replies - code.tolerates) if number % 2 else 1
+            order = random.permutation(code.replies)[: int(random.integers(fewest, code.replies + 1))].tolist()
+            for decoder in ("own", "least-squares"):
+                lines.append((f"{decoder} {sorted(order)}", decoded(code, order, decoder)))
+            lines.append((f"decodable after {order}", [first_decodable(code, order)]))
+    return Case(f"partitions={facts[0]} replies={facts[1]} tolerates={facts[3]}", lines)
+
+
+def decoded(code: Any, replies: list[int], decoder: str) -> list[Any]:
+    """Weights, residual and gain."""
+    try:
+        weights, residual, gain = code.decode(replies, decoder=decoder)
+    except anyk.BadInput:
+        return ["refused"]
+    return [weights, residual, gain]
+
+
+def first_decodable(code: Any, order: list[int]) -> int | None:
+    """The number of replies, in order of arrival, after which the incremental decoder has enough."""
+    if code.policy().projected:
+        return None  # it wants to see what is in the messages
+    decoder = code.decoder()
+    return next((count for count, worker in enumerate(order, 1) if decoder.add(worker)), None)
+
+
+def matrix_file(folder: str) -> str:
+    """A file with the matrix of a code for 5 workers."""
+    file = Path(folder) / "matrix.csv"
+    file.write_text("1,1,0,0\n0,1,2,0\n0,0,1,1\n1,0,0,-1\n1,1,1,1\n")
+    return str(file)
+
+
+def built_in(registry: Any) -> list[Any]:
+    """The entries that are not of plug-ins."""
+    return [entry for entry in registry if entry.build.__module__.startswith("anyk.")]
+
+
+def strategy_specs() -> list[tuple[str, int]]:
+    """Specs of every registered strategy and code, with workers."""
+    specs = [*STRATEGIES, ("matrix:file=FILE", 5), ("matrix:file=FILE,wait=3", 5)]
+    known = {parse(spec)[0] for spec, _ in specs}
+    return [*specs, *((entry.name, 6) for entry in built_in(strategies) + built_in(codes) if entry.name not in known)]
+
+
+def code_specs() -> list[tuple[str, int]]:
+    """Specs of every registered code, with workers: those of its strategies, and those that planning tries."""
+    entries = {entry.name: entry for entry in built_in(codes)}
+    specs: dict[tuple[str, int], None] = {}
+    for spec, workers in strategy_specs():
+        name, values = parse(spec)
+        if name in entries:
+            own = {key: value for key, value in values.items() if key in entries[name].parameters()}
+            brackets = {key: f"({value})" if ":" in value else value for key, value in own.items()}
+            specs[show(name, brackets), workers] = None
+    for entry in entries.values():
+        specs.update(((spec, 12), None) for spec in (entry.grid(12) if entry.grid else ()) if exists(spec, 12))
+    return list(specs)
+
+
+def exists(spec: str, workers: int) -> bool:
+    """Whether there is such a code; planning tries some that do not exist."""
+    try:
+        anyk.code(spec, workers=workers)
+    except anyk.BadInput:
+        return False
+    return True
+
+
+def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Names of all cases, each with the function that computes it."""
+    for spec, workers in code_specs():
+        yield f"code {spec} workers={workers}", lambda spec=spec, workers=workers: code_case(spec, workers)
+    for spec, workers in strategy_specs():
+        for seed in SEEDS:
+            yield (
+                f"strategy {spec} workers={workers} seed={seed}",
+                lambda spec=spec, workers=workers, seed=seed: strategy_case(spec, workers, seed),
             )
-            print(f"{spec}: line {at + 1} differs\n  was {known[at : at + 1]}\n  is  {found[at : at + 1]}", flush=True)
-    if what == "compare":
-        print(f"{len(SPECS) - different} of {len(SPECS)} strategies decide as before")
-        sys.exit(1 if different else 0)
+
+
+# ------------------------------------------------------------------------------------------------- comparison
+
+
+def read() -> dict[str, str]:
+    """The golden file: records by the names of cases."""
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    return {name: record for name, _, record in (line.partition(" | ") for line in lines)}
+
+
+def difference(known: str, case: Case, *, exact: bool = False) -> str | None:
+    """The first difference between a case and its record, as text; None where they agree, '' but for rounding."""
+    if known == case.record():
+        return None
+    was, now = (dict(item.split("=", 1) for item in record.split(" ")) for record in (known, case.record()))
+    near = abs(float(was["sum"]) - case.sum) <= TOLERANCE * case.size
+    if near and not exact and known.startswith(f"{case.summary} ") and was["form"] == now["form"]:
+        return ""
+    for place, (before, after) in enumerate(zip_longest(was["trail"], now["trail"])):
+        if before != after:
+            if after is None:
+                return f"it has {len(now['trail'])} lines, and had {len(was['trail'])}"
+            return f"line {place + 1} is now\n{case.lines[place]}"
+    return "numbers differ by less than their sixth digit; compare the outputs of --show before and after"
+
+
+def compare(only: str = "", *, exact: bool = False) -> tuple[list[str], int, int]:
+    """What differs from the golden file, as texts; the number of cases, and of those that differ in last digits."""
+    known, problems, rounded = read(), [], 0
+    every = {name: compute for name, compute in cases() if only in name}
+    for name, compute in every.items():
+        if name not in known:
+            problems.append(f"{name}: not in {FILE.name}; write it again")
+            continue
+        try:
+            text = difference(known[name], compute(), exact=exact)
+        except Exception as error:  # a rule that was broken, or an exception of a strategy or code
+            text = f"{type(error).__name__}: {error}"
+        rounded += text == ""
+        if text:
+            problems.append(f"{name}: {text}")
+    gone = [name for name in known if only in name and name not in every]
+    return [*problems, *(f"{name}: in {FILE.name}, and no longer a case" for name in gone)], len(every), rounded
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write, compare or show; returns the exit status."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help=f"write {FILE.name}")
+    parser.add_argument("--exact", action="store_true", help="refuse differences of rounding, too")
+    parser.add_argument("--only", default="", metavar="TEXT", help="compare only cases whose names have TEXT in them")
+    parser.add_argument("--show", metavar="CASE", help="print the text of a case")
+    given = parser.parse_args(arguments)
+    if given.show is not None:
+        print("\n".join(dict(cases())[given.show]().lines))
+        return 0
+    if given.write:
+        FILE.write_text("".join(sorted(f"{name} | {compute().record()}\n" for name, compute in cases())))
+        print(f"{FILE}: {FILE.stat().st_size} bytes")
+        return 0
+    problems, count, rounded = compare(given.only, exact=given.exact)
+    print("\n".join([*problems, f"{len(problems)} of {count} cases differ"]))
+    if rounded:
+        print(f"{rounded} others differ in the last digits of numbers")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main())

@@ -36,7 +36,7 @@ from anyk.testing.world import Broken, World
 _PATIENCE = 2000  # events that all go well, within which a strategy must step and end what it began
 _ENOUGH = 2  # steps to take in that time
 _WAITS = (0.0, 0.01, 0.3)
-_SHRINKING = 50_000  # events that may be spent on finding a shorter schedule
+_SHRINKING = 100_000  # events and answers that may be spent on finding a shorter schedule
 
 
 def _saved(running: Running) -> str:
@@ -47,19 +47,18 @@ def _saved(running: Running) -> str:
         raise Broken("state", f"its state is not plain data that JSON can hold: {error}") from error
 
 
-class _Play:
+class Play:
     """One schedule being played to a strategy and its twin."""
 
-    def __init__(self, strategy: Strategy, seed: int) -> None:
+    def __init__(self, strategy: Strategy, seed: int, name: str = "") -> None:
         self.pristine, self.seed = strategy, seed
-        self.random = keyed.generator(seed, "hostile", strategy.spec, strategy.layout.workers)
+        self.random = keyed.generator(seed, "hostile", name or strategy.spec, strategy.layout.workers)
         self.fleet = self._fleet()
         self.world = World(strategy, self.fleet, seed)
         self.fate = Fate(self.world)
         self.subject, self.twin = Running(copy.deepcopy(strategy)), Running(copy.deepcopy(strategy))
         self.told_of: list[Any] = []  # events, and what was said to them
         self.done: list[Action] = []  # the actions that happened
-        self.told = 0  # events
         self.ended = False  # whether all actions are over
 
     def _fleet(self) -> Fleet:
@@ -79,7 +78,6 @@ class _Play:
 
     def _both(self, what: Fleet | Event, react: Callable[[Running], Sequence[Command]], *, save: bool) -> None:
         """Tell both, compare and carry out what they say, and answer what they ask."""
-        self.told += 1
         self.told_of.append(what)
         commands, others = list(react(self.subject)), list(react(self.twin))
         self.told_of.append(commands)
@@ -92,7 +90,7 @@ class _Play:
             self._tell(self.world.questions.popleft())
 
     def _restore(self) -> None:
-        self.told_of.append(["saved and restored"])
+        self.told_of.append("    saved and restored")
         state = json.loads(_saved(self.twin))
         self.twin = Running(copy.deepcopy(self.pristine))
         self.twin.restore(state)
@@ -237,9 +235,9 @@ def explained(error: Exception) -> Broken:
 
 def _played(
     strategy: Strategy, seed: int, actions: Iterable[Action] | None, *, events: int = 0, whole: bool = True
-) -> tuple[_Play, Broken | None]:
+) -> tuple[Play, Broken | None]:
     """Play a schedule, or one that is drawn; what it broke, if anything."""
-    play = _Play(strategy, seed)
+    play = Play(strategy, seed)
     try:
         play.play(play.drawn(events) if actions is None else actions, whole=whole)
     except Exception as error:  # whatever a strategy of a user's raises
@@ -256,7 +254,7 @@ def _shortest(strategy: Strategy, seed: int, actions: list[Action], kind: str, *
         if spent > _SHRINKING:
             return False
         play, broken = _played(strategy, seed, some, whole=whole)
-        spent += play.told
+        spent += len(play.told_of)
         return broken is not None and broken.kind == kind
 
     before = -1
