@@ -22,6 +22,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 os.environ.pop("COLUMNS", None)  # set by pytest-xdist; output into a pipe is as wide as it needs to be
 os.environ["ANYK_RACE_REPORT"] = "none"  # a page takes a second; the tests of pages ask for one
 
+if "ANYK_MESSAGES" in os.environ:  # a folder for the sentences of bad input that tests meet
+    import messages
+
+    messages.record(os.environ["ANYK_MESSAGES"])
+
 # whether the kernel lists children, without a look at every process of the machine, which tests would wait for
 LISTED = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
@@ -43,8 +48,8 @@ SLOW = (
     "fleet/plans/test_sequential_planning.py", "problems/test_compared.py", "problems/test_jax.py",
     "problems/test_numpy_workers.py", "problems/test_replicas.py", "problems/test_sums.py", "problems/test_torch.py",
     "views/test_in_a_browser.py", "views/test_watch.py",
-    "strategies/test_late_results.py", "strategies/test_local.py", "test_package.py", "test_readers.py",
-    "test_sklearn.py", "runs/test_corruption.py", "runs/test_replays.py", "runs/test_stepping.py",
+    "strategies/test_late_results.py", "strategies/test_local.py", "test_doclines.py", "test_package.py",
+    "test_readers.py", "test_sklearn.py", "runs/test_corruption.py", "runs/test_replays.py", "runs/test_stepping.py",
     "runs/test_surroundings.py",
 )  # fmt: skip
 
