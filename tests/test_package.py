@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import anyk
 from anyk.cli import main
+from doclines import lines_of, pages
 
 ROOT = Path(__file__).parents[1]
 EXTRA = {"click", "rich", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "cloudpickle", "safetensors", "torch",
@@ -53,7 +54,7 @@ def need_modules(code):
 
 
 def code_blocks():
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
+    for path in pages():
         text = path.read_text(encoding="utf-8")
         blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
         if blocks:
@@ -71,11 +72,9 @@ def test_the_docs_code_runs(code, tmp_path):
 
 
 def command_lines():
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]:
-        for block in re.findall(r"^```console\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.M | re.S):
-            for line in block.splitlines():
-                if line.startswith("$ anyk "):
-                    yield pytest.param(line[2:], id=f"{path.name}: {line[2:42]}")
+    for path in pages():
+        for line in lines_of(path):
+            yield pytest.param(line, id=f"{path.name}: {line[:40]}")
 
 
 @pytest.mark.parametrize("line", list(command_lines()))
