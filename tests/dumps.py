@@ -30,6 +30,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -444,6 +445,11 @@ def _of_table(table: str, was: Record, now: Record, tolerance: float) -> Iterato
             yield "value", f"{table}: the column {name} is new"
 
 
+def possible() -> list[str]:
+    """The runs whose packages are installed."""
+    return [name for name in RUNS if "torch" not in name or find_spec("torch") is not None]
+
+
 def compare(names: Sequence[str], *, exact: bool = False) -> tuple[list[str], list[str]]:
     """What differs from the file, as sentences with the logs of which they are true; and where only bits differ."""
     known = {
@@ -486,7 +492,7 @@ def main(arguments: list[str] | None = None) -> int:
                 for row in zip(*table.columns.values(), strict=True):
                     print("  ".join(text_of(value, digits(12)) for value in row))
         return 0
-    names = [name for name in RUNS if given.only in name]
+    names = [name for name in possible() if given.only in name]
     if given.write:
         whole = records(list(RUNS))
         lines = [f"{log} | {table} | {record}\n" for log, of in whole.items() for table, record in of.items()]

@@ -312,7 +312,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{FILE}: {FILE.stat().st_size} bytes")
         return 0
     problems, count, rounded = compare(given.only, exact=given.exact)
-    print("\n".join([*problems, f"{len(problems)} of {count} cases differ"]))
+    print("\n".join([*problems, f"{len(problems)} differences in {count} cases"]))
     if rounded:
         print(f"{rounded} others differ in the last digits of numbers")
     return 1 if problems else 0
