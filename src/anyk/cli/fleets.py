@@ -107,14 +107,16 @@ def explain(
         raise BadInput(f"seed must be at least 0, got {seed}")
     source = read_all(list(sources), unit=unit, max_gb=max_gb)
     found = explained(source, today=today, seed=seed)
+    # files first: a reader of the output may stop early, as head does
+    write_json(found.report(), json_file)
+    if picture is not None:
+        draw_explanation(source, found, picture)
     if json_file != "-":
         console = people(json_file)
         say(console, source.summary, "", *(f"- {sentence}" for sentence in found.sentences), "")
         say(console, explained_table(found), explained_note(found))
     if picture is not None:
-        draw_explanation(source, found, picture)
         click.echo(f"picture: {picture}", err=json_file == "-")
-    write_json(found.report(), json_file)
 
 
 @main.command()
@@ -256,6 +258,12 @@ def plan(
         max_staleness=max_staleness,
         tell=tell,
     )
+    # files first: a reader of the output may stop early, as head does
+    if out is not None:
+        found.save(out)
+    write_json(found.report(), json_file)
+    if picture is not None:
+        draw_plan(found, picture)
     if json_file != "-":
         console = people(json_file)
         front = pareto(found.candidates)
@@ -278,12 +286,9 @@ def plan(
             say(console, "", why)
             say(console, inexact_table(inexact))
     if picture is not None:
-        draw_plan(found, picture)
         click.echo(f"picture: {picture}", err=json_file == "-")
     if out is not None:
-        found.save(out)
         click.echo(f"plan: {out}; run it with: anyk train --plan {out}", err=json_file == "-")
-    write_json(found.report(), json_file)
 
 
 @main.command()
@@ -304,9 +309,9 @@ def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> N
     from anyk.views.fleet_tables import checked_lines
 
     found = checked(run, record=source, tell=None if quiet else _tell)
+    write_json(found.report(), json_file)
     if json_file != "-":
         say(people(json_file), *checked_lines(found))
-    write_json(found.report(), json_file)
 
 
 def _problem(given: dict[str, Any], target: float | None, trained: dict[str, str | None]) -> Any:

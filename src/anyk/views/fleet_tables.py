@@ -144,7 +144,7 @@ def plan_lines(found: Plan) -> list[str]:
         lines.append(found.probe)
     for one in found.advice:
         if max(one.today or 0.0, one.best or 0.0) >= _WORTH:
-            lines.append(f"{one.what}: {_gains(one, found)}")
+            lines.append(f"with {one.what}, {_gains(one, found)}")
     return lines
 
 
@@ -165,7 +165,8 @@ def _cause(found: Plan) -> str:
         who = (
             f"worker{'s' * (len(named) > 1)} {shown} {'cost' if len(named) > 1 else 'costs'} more than chance explains"
         )
-    return f"where all are waited for, waiting for slow workers takes {100 * share:.0f} % of the time; {who}"
+    least = "at least " if found.record["censored"] else ""  # what was cut off may have taken far longer
+    return f"where all are waited for, waiting for slow workers takes {least}{100 * share:.0f} % of the time; {who}"
 
 
 def checked_lines(found: Checked) -> list[str]:
@@ -182,14 +183,15 @@ def checked_lines(found: Checked) -> list[str]:
 
 
 def _gains(one: Advice, found: Plan) -> str:
-    """What a change of the fleet gains over today, under today's strategy and the best."""
-    parts = []
-    for spec, gain in {found.today.spec: one.today, found.best.spec: one.best}.items():
-        known = f"does not exist for so many workers under '{spec}'" if gain is None else f"under '{spec}'"
-        if gain is not None:
-            known = f"{'gains' if gain >= 0 else 'loses'} {100 * abs(gain):.0f} % {known}"
-        parts.append(known)
-    return ", ".join(parts)
+    """Return what a change of the fleet saves today's strategy and the best one, each compared with itself."""
+    gains = {found.today.spec: one.today, found.best.spec: one.best}
+    parts = [
+        f"'{spec}' takes {100 * abs(gain):.0f} % {'less' if gain >= 0 else 'more'}"
+        for spec, gain in gains.items()
+        if gain is not None
+    ]
+    missing = "".join(f" ('{spec}' does not exist for that number)" for spec, gain in gains.items() if gain is None)
+    return f"{' and '.join(parts)} than on the fleet as it is{missing}"
 
 
 def parts_table(parts: Sequence[Part]) -> Columns:

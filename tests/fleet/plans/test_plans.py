@@ -207,6 +207,22 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
         assert refused.exit_code == 2 and why in refused.output and refused.output.count("\n") == 1, refused.output
 
 
+def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatch: Any) -> None:
+    """A reader of the output may stop early, as head does, and the files are there all the same."""
+    monkeypatch.chdir(tmp_path)
+    record(exponential(20)).save("fleet.csv")
+
+    def closed(*_: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("anyk.cli.fleets.say", closed)
+    words = ["plan", "fleet.csv", "--slope", "0", "--quiet", "--resamples", "20", "-o", "plan.toml"]
+    for command in (words, ["explain", "fleet.csv"]):
+        CliRunner().invoke(main, [*command, "--json", f"{command[0]}.json", "--picture", f"{command[0]}.png"])
+    written = {"plan.toml", "plan.json", "plan.png", "explain.json", "explain.png"}
+    assert all(Path(name).stat().st_size for name in written)
+
+
 def test_names_in_the_picture_of_a_dense_front_can_be_read(monkeypatch: Any) -> None:
     """They cover neither each other nor a point."""
     drawn: list[Any] = []
@@ -239,6 +255,12 @@ def test_changes_of_the_fleet_and_what_they_gain() -> None:
     assert advice["worker 2 repaired"].today == pytest.approx(2 / 3)
     assert advice["1 spare worker"].today == pytest.approx(0.0) and set(advice) >= {"2 spare workers"}
     assert found.best.exact and found.best.gain.median == pytest.approx(2 / 3)
+    # the best strategy does not wait for the slow worker, so that it saves nothing to be without it
+    assert advice["worker 2 left out"].best == pytest.approx(0.0)
+    line = next(line for line in plan_lines(found) if "worker 2 left out" in line)
+    assert line == (
+        f"with worker 2 left out, 'uncoded' takes 67 % less and '{found.best.spec}' takes 0 % less than on the fleet as it is"
+    )
 
 
 @pytest.mark.slow
@@ -267,6 +289,8 @@ def test_a_plan_for_a_run_compares_with_the_strategy_of_the_run(spec: str, model
     found = anyk.plan(run, resamples=20, among=lambda one: one.spec.startswith("frc"))
     asked = anyk.strategies.strategy(run.config["strategy"], workers=6)
     assert found.today.spec == asked.spec and found.today.measured
+    cause = next(line for line in plan_lines(found) if line.startswith("where all are waited for"))
+    assert "waiting for slow workers takes at least " in cause  # what was cut off may have taken far longer
     assert plan_lines(found)[0].startswith(("change: ", f"stay with '{found.today.spec}'"))
 
 

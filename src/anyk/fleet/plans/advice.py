@@ -20,9 +20,9 @@ _FAR = 1000.0  # times its lower end, from which on the upper end of an interval
 
 @dataclass(frozen=True)
 class Advice:
-    """A change of the fleet, and its gain over today (1 - its seconds over today's).
+    """A change of the fleet, and the share of a step's time that it saves ``today``'s strategy and the ``best`` one.
 
-    Under ``today``'s strategy and under the ``best`` one; None where that does not exist for so many workers.
+    Each is compared with itself on the fleet without the change. None: it does not exist for that number of workers.
     """
 
     what: str
@@ -33,12 +33,12 @@ class Advice:
 def advice(
     fleet: Fleet, names: Sequence[int | str], costliest: int, named: Iterable[int], specs: tuple[str, str], seed: int
 ) -> tuple[Advice, ...]:
-    """Changes of the fleet under today's strategy and the best one, ``specs``; workers by their columns."""
-    level = fleet.alone(specs[0])
+    """Return what changes of the fleet save today's strategy and the best one, ``specs``; workers by their columns."""
+    seconds = {spec: fleet.alone(spec) for spec in specs}
 
     def gain(changed: Fleet, spec: str) -> float | None:
         try:
-            return 1.0 - changed.alone(spec) / level
+            return 1.0 - changed.alone(spec) / seconds[spec]
         except (BadInput, RunFailed):
             return None
 
