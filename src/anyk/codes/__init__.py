@@ -54,7 +54,7 @@ register("binary", grid=spread("binary", "stragglers", most=8))(BinaryCode)
 register("nested", grid=spread("nested", "stragglers", most=8))(NestedCode)
 register("progress", grid=spread("progress", "load", least=2, most=8))(ChunkOrderCode)
 register("partial", grid=spread("partial", "stragglers", most=8))(PartialStragglers)
-register("bcc", grid=spread("bcc", "load", least=2))(BatchedCoupons)
+register("bcc", grid=spread("bcc", "batches", least=2))(BatchedCoupons)
 register("comm-efficient", grid=spread("comm-efficient", "stragglers", most=8))(CommunicationEfficient)
 register("draco", grid=lambda workers: ())(DracoCode)  # against Byzantine workers, not stragglers
 register("tree")(TreeCode)
