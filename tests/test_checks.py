@@ -87,10 +87,10 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: delays.Exponential(1e308), "the mean of 'exp' must be at most 1e+09 s (30 years), got 1e+308"),
+        (lambda: delays.Exponential(1e308), "'mean' of 'exp' must be at most 1e+09 s (30 years), got 1e+308"),
         (
             lambda: delays.Pareto(1.0, 0.01),
-            "the alpha of 'pareto' must be at least 0.1, got 0.01; delays would overflow",
+            "'alpha' of 'pareto' must be at least 0.1, got 0.01; delays would overflow",
         ),
         (lambda: clusters.cluster("simulated:cores=0", workers=4), "cores must be at least 1, got 0"),
         (

@@ -1,4 +1,4 @@
-"""Delays: how long workers take, as laws or as measured traces."""
+"""Delays of workers, as delay models or measured traces."""
 
 from typing import Annotated, Literal
 
@@ -49,15 +49,15 @@ def _mixture(
     per: Literal["task", "load"] = "task",
     uninterruptible: bool = False,
 ) -> DelayModel:
-    """Each delay follows one of several laws: laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1."""
-    inside = laws.strip("()").split(")/(")
-    return Mixture(tuple(map(parse, inside)), weights, by=by, per=per, uninterruptible=uninterruptible)
+    """Each delay follows one of several models: laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1."""
+    specs = laws.strip("()").split(")/(")
+    return Mixture(tuple(map(parse, specs)), weights, by=by, per=per, uninterruptible=uninterruptible)
 
 
 def parse(spec: str | DelayModel) -> DelayModel:
     """Build a delay model from its spec; every model also takes ``by``, ``per`` and ``uninterruptible``.
 
-    A delay model is taken as it is. Raises :class:`~anyk.errors.BadInput` when the spec is wrong.
+    A delay model is returned unchanged. Raises :class:`~anyk.errors.BadInput` if the spec is wrong.
 
     >>> parse("exp:mean=0.5").spec
     'exp:mean=0.5'
@@ -77,22 +77,22 @@ _links: Registry[Communication] = Registry("communication")
 def _link(
     *, latency: Annotated[str, registry] = "none", bandwidth: float = 0.0, links: Links = "parallel"
 ) -> Communication:
-    """A latency, which is a law or a number of seconds, and bytes over a bandwidth."""
+    """A latency, which is a delay model or a number of seconds, and bytes over a bandwidth."""
     constant = latency[:1].isdigit() or latency[:1] == "."
     return Communication(parse(f"constant:{latency}" if constant else latency), bandwidth, links)
 
 
 def settled(spec: str) -> str:
-    """The spec of a law or of communication that means the same in any folder: files have absolute paths."""
+    """Return the spec of a delay model or of communication with absolute paths, so that it is valid in any folder."""
     return with_files(spec, absolute, registry, _links)
 
 
 def communication(spec: str | DelayModel | Communication) -> Communication:
-    """Build a model of communication: a law for the latency, or ``link:latency=0.01,bandwidth=1e8,links=serial``.
+    """Build a model of communication from a delay model (the latency) or a spec: ``link:latency=0.01,bandwidth=1e8``.
 
-    ``latency`` may be a law in brackets, ``link:latency=(exp:mean=0.1),bandwidth=1e8`` (bytes a second). ``links``:
-    ``parallel`` (default), ``serial`` or ``shared``, see :class:`Communication`. Raises
-    :class:`~anyk.errors.BadInput` when the spec is wrong. A law, or what this returned before, is taken as it is.
+    ``latency``: seconds, or a delay model in brackets, ``link:latency=(exp:mean=0.1),bandwidth=1e8,links=serial``.
+    ``bandwidth``: bytes per second. ``links``: ``parallel`` (default), ``serial`` or ``shared``, see
+    :class:`Communication`, which is returned unchanged. Raises :class:`~anyk.errors.BadInput` if the spec is wrong.
 
     >>> communication("constant:0.5").spec, communication("link:latency=0.5,bandwidth=1e6").spec
     ('constant:value=0.5', 'link:latency=(constant:value=0.5),bandwidth=1000000')

@@ -1,6 +1,6 @@
-"""The base class of delay laws: seconds drawn by key, and the facts that a law knows of itself.
+"""The base class of delay models: seconds drawn by key, and facts about their distribution.
 
-A law knows its distribution, mean and order statistics; those that have no closed form are None, and whoever asked
+A model provides its distribution, mean and order statistics; each is None if it has no closed form, and the caller
 simulates instead. Keyed uniform draws become seconds, so a delay is a pure function of (seed, worker, number) and
 strategies that are compared meet the same luck. Seconds are rounded to the nanosecond, which makes them equal on
 machines whose logarithms differ in the last bit.
@@ -20,8 +20,8 @@ from anyk.errors import BadInput
 from anyk.specs import show
 
 Floats = NDArray[np.float64]
-_FAR = 1e15  # beyond it distribution functions are 1 to rounding, and tell nothing of the tail
-MOST = 1e9  # seconds; sums of draws of longer ones are no longer good to a microsecond, or overflow
+_FAR = 1e15  # seconds beyond which distribution functions are 1 up to rounding, and say nothing about the tail
+MOST = 1e9  # seconds; sums of longer draws are not accurate to a microsecond, or overflow
 
 
 def check_seconds(name: str, value: float, *, strictly: bool = True) -> None:
@@ -35,85 +35,93 @@ def check_seconds(name: str, value: float, *, strictly: bool = True) -> None:
 
 @dataclass(frozen=True)
 class DelayModel(ABC):
-    """How long a worker is held up before its reply is ready, in seconds, beyond its real computation.
+    """Seconds by which a worker's reply is delayed, beyond its real computation.
 
     ``by``: what numbers the draws of a worker: its dispatched ``task``s (default), the ``round`` (model version), or
-    the ``item`` (model version and how-many-th task on it). ``per="load"``: the drawn seconds are for one partition and
-    held before each; ``per="task"``: once, before the first. ``uninterruptible``: the worker cannot be preempted while
-    it is held up.
+    the ``item`` (model version, and number of the task on it). ``per="load"``: the worker waits for the drawn seconds
+    before each partition; ``per="task"``: once, before the first. ``uninterruptible``: the worker cannot be preempted
+    while it waits. ``above_zero``, ``from_zero``: names of fields whose seconds must be above 0, or at least 0.
     """
 
     by: Literal["task", "round", "item"] = field(default="task", kw_only=True)
     per: Literal["task", "load"] = field(default="task", kw_only=True)
     uninterruptible: bool = field(default=False, kw_only=True)
     name: ClassVar[str] = ""
+    above_zero: ClassVar[tuple[str, ...]] = ()
+    from_zero: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for key, known in (("by", ("task", "round", "item")), ("per", ("task", "load"))):
-            if getattr(self, key) not in known:
-                raise BadInput(f"{key} of '{self.name}' must be one of {', '.join(known)}, got {getattr(self, key)!r}")
+        values = vars(self)
+        for key, allowed in (("by", ("task", "round", "item")), ("per", ("task", "load"))):
+            if values[key] not in allowed:
+                raise BadInput(f"{key} of '{self.name}' must be one of {', '.join(allowed)}, got {values[key]!r}")
+        for key in (*self.from_zero, *self.above_zero):
+            check_seconds(f"'{key}' of '{self.name}'", values[key], strictly=key in self.above_zero)
 
     @property
     def spec(self) -> str:
         """The short form that :func:`anyk.delays.parse` reads back."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        return show(self.name, values, {f.name: f.default for f in fields(self)})
+        return self._spec_with()
+
+    def _spec_with(self, **shown: str) -> str:
+        """Return the short form, with some fields shown as given."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return show(self.name, {name: vars(self)[name] for name in defaults} | shown, defaults)
 
     @abstractmethod
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """The delays that uniform draws in [0, 1) stand for, same shape; finite and at least 0."""
+        """Return the delays for uniform draws in [0, 1), same shape, in seconds; finite and at least 0."""
 
     def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
-        """Delays ``start`` to ``start + count - 1`` of a worker, in seconds, shape (count,).
+        """Return delays ``start`` to ``start + count - 1`` of a worker, in seconds, shape (count,).
 
         >>> import anyk
-        >>> law = anyk.delays.Exponential(mean=0.5)
-        >>> law.draws(1, 0, 3, 2).tolist() == law.draws(1, 0, 0, 5)[3:].tolist()
+        >>> model = anyk.delays.Exponential(mean=0.5)
+        >>> model.draws(1, 0, 3, 2).tolist() == model.draws(1, 0, 0, 5)[3:].tolist()
         True
         """
         draws = keyed.uniforms(seed, "delay", worker, start=start, count=count)
         return self._rounded(draws, worker)
 
     def item_draw(self, seed: int, worker: int, version: int, repeat: int) -> float:
-        """The delay of a worker's ``repeat``-th task on a model version (``by="item"``)."""
+        """Return the delay of a worker's ``repeat``-th task on a model version (``by="item"``), in seconds."""
         draws = keyed.uniforms(seed, "delay-item", worker, version, start=repeat, count=1)
         return float(self._rounded(draws, worker)[0])
 
     def _rounded(self, uniforms: Floats, worker: int) -> Floats:
-        """Seconds to the nanosecond; raises where a law of the user's gives what is no delay."""
-        found = np.asarray(self.seconds(uniforms, worker))
-        if found.shape != uniforms.shape or not (found.min(initial=0.0) >= 0.0 and found.max(initial=0.0) < np.inf):
+        """Return the seconds, rounded to nanoseconds; raise if a custom delay model returns something else."""
+        seconds = np.asarray(self.seconds(uniforms, worker))
+        valid = seconds.min(initial=0.0) >= 0.0 and seconds.max(initial=0.0) < np.inf
+        if seconds.shape != uniforms.shape or not valid:
             raise BadInput(
                 f"seconds of '{self.name}' must be finite numbers of at least 0, shape {uniforms.shape}, "
-                f"got {np.array2string(found, precision=3, threshold=4, edgeitems=2)}, shape {found.shape}"
+                f"got {np.array2string(seconds, precision=3, threshold=4, edgeitems=2)}, shape {seconds.shape}"
             )
-        return np.round(found, 9)
+        return np.round(seconds, 9)
 
     # ------------------------------------------------------------------------------------------- facts
 
     silent: ClassVar[bool] = False  # no delay at all
-    memoryless: ClassVar[bool] = False  # what is left of a delay under way is distributed as a new one
+    memoryless: ClassVar[bool] = False  # the remainder of a delay is distributed as a new delay
 
     def cdf(self, seconds: Floats, worker: int) -> Floats | None:
-        """P(delay <= seconds) of a worker, same shape as ``seconds``; None where it is not known."""
-        del seconds, worker
+        """Return P(delay <= seconds) of a worker, same shape as ``seconds``; None if it is not known."""
         return None
 
     def expected(self, worker: int = 0) -> float | None:
-        """Mean delay of a worker in seconds: inf where it does not exist, None where it is not known.
+        """Return the mean delay of a worker in seconds: inf if it does not exist, None if it is not known.
 
         >>> import anyk
         >>> anyk.delays.Pareto(minimum=1.0, alpha=3.0).expected(), anyk.delays.Pareto(minimum=1.0, alpha=1.0).expected()
         (1.5, inf)
         """
-        del worker
         return None
 
     def order_statistic(self, k: int, workers: int) -> float | None:
-        """Mean of the k-th smallest of one delay for each of ``workers`` workers, in seconds.
+        """Return the mean of the k-th smallest of one delay for each of ``workers`` workers, in seconds.
 
-        Here of independent delays, by integrating the chance that fewer than k are over; None where the distribution
-        is not known.
+        By default of independent delays, by integrating the chance that fewer than k are over; None if the
+        distribution is not known.
 
         >>> import anyk
         >>> round(anyk.delays.Heterogeneous((1.0, 1.0, 1.0, 1.0)).order_statistic(2, 4) or 0, 6)  # 1/4 + 1/3
@@ -122,14 +130,13 @@ class DelayModel(ABC):
         return mean_of_kth(self, k, workers)
 
     def longest_sum(self, count: int, workers: int) -> float | None:
-        """Mean of the largest of ``workers`` sums of ``count`` independent delays, in seconds; None where not known."""
-        del count, workers
+        """Return the mean of the largest of ``workers`` sums of ``count`` independent delays, in seconds, or None."""
         return None
 
     def short_of(self, k: int, workers: int, begin: float, end: float) -> float | None:
-        """Mean time between ``begin`` and ``end`` in which fewer than k of independent delays are over, in seconds.
+        """Return the mean time between ``begin`` and ``end`` with fewer than k independent delays over, in seconds.
 
-        None for a law without a distribution.
+        None for a model without a distribution.
 
         >>> import anyk
         >>> round(anyk.delays.Exponential(mean=1.0).short_of(1, 4, 0.0, 9.0) or 0, 6)  # of the first of four
@@ -142,41 +149,38 @@ class DelayModel(ABC):
         return float(quad(lambda t: _fewer(self, k, workers, t), begin, end, limit=500, full_output=1)[0])
 
     def at_load(self, seconds: float, relative_load: float) -> float:
-        """A drawn delay adjusted to the share of the data that the task covers; only traces change it."""
-        del relative_load
+        """Return a drawn delay adjusted to the share of the data that the task covers; only traces change it."""
         return seconds
 
-    def check_fleet(self, workers: int) -> None:
-        """Raise :class:`~anyk.errors.BadInput` when the model cannot serve this many workers."""
-        del workers
+    def check_fleet(self, workers: int) -> None:  # noqa: B027
+        """Raise :class:`~anyk.errors.BadInput` if the model cannot serve this number of workers."""
 
 
-def _fewer(law: DelayModel, k: int, workers: int, t: float) -> float:
-    """The chance that fewer than k of independent delays are over by t."""
+def _fewer(model: DelayModel, k: int, workers: int, t: float) -> float:
+    """Return the chance that fewer than k of independent delays are over by t."""
     counts = np.zeros(k)  # chance that exactly j < k are
     counts[0] = 1.0
     for worker in range(workers):
-        known = law.cdf(np.array([t]), worker)
-        p = float(known[0]) if known is not None else 0.0
+        chance = model.cdf(np.array([t]), worker)
+        p = float(chance[0]) if chance is not None else 0.0
         counts[1:] = counts[1:] * (1.0 - p) + counts[:-1] * p
         counts[0] *= 1.0 - p
     return float(counts.sum())
 
 
-def mean_of_kth(law: DelayModel, k: int, workers: int) -> float | None:
-    """Mean of the k-th smallest of independent delays: ``integral of P(fewer than k of them <= t) dt``, in seconds.
+def mean_of_kth(model: DelayModel, k: int, workers: int) -> float | None:
+    """Return the mean of the k-th smallest of independent delays, ``integral of P(fewer than k <= t) dt``, in seconds.
 
     The number of workers that are done by t is Poisson-binomial. The integral is taken over pieces that double in
-    length until a piece no longer counts. None for a law without a distribution, and where the tail is so heavy that
-    the pieces go on counting: then the mean may be infinite. Good to about six digits: jumps of the distribution cost
-    the rest, of which SciPy would warn.
+    length until a piece no longer counts. None for a model without a distribution, and if the tail is so heavy that
+    all pieces count: then the mean may be infinite. Accurate to about six digits, because distributions may jump.
     """
-    if law.cdf(np.zeros(1), 0) is None:
+    if model.cdf(np.zeros(1), 0) is None:
         return None
     from scipy.integrate import quad
 
     def fewer(t: float) -> float:
-        return _fewer(law, k, workers, t)
+        return _fewer(model, k, workers, t)
 
     end = 1e-9
     while fewer(end) > 0.5 and end < _FAR:

@@ -1,4 +1,4 @@
-"""How long vectors are under way between driver and workers, or between neighbours."""
+"""Models of the time that vectors take between driver and workers, or between neighbours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Links = Literal["parallel", "serial", "shared"]
 
 
 class Traffic(NamedTuple):
-    """The vectors of one task: with how many neighbours and with the driver, and how many bytes in each case."""
+    """The vectors of one task: exchanges with neighbours and with the driver, and their bytes."""
 
     neighbours: int = 0
     read: int = 0  # bytes from each neighbour
@@ -28,21 +28,21 @@ class Traffic(NamedTuple):
 @typed
 @dataclass(frozen=True)
 class Communication:
-    """How long the vectors of a task are under way: a ``latency`` for each exchange, and bytes over the ``bandwidth``.
+    """The time of a task's vectors: a ``latency`` for each exchange, and bytes over the ``bandwidth``.
 
-    A task has one exchange with the driver, from which it gets models and to which it sends messages, or one with each
-    neighbour whose model it reads, or both. ``links`` says what exchanges at one machine do to each other:
+    A task has one exchange with the driver, which sends models and receives messages, or one with each neighbour whose
+    model it reads, or both. ``links`` specifies how exchanges at one machine affect each other:
 
-    - ``parallel``: nothing; each has a link of its own, and a task waits for its longest,
+    - ``parallel``: not at all; each has its own link, and a task waits for its longest,
       ``latency + bytes / bandwidth``;
-    - ``serial``: a machine has one at a time: a task that reads k neighbours waits k times as long, and of n tasks
-      given at once the last waits n times as long for the driver;
-    - ``shared``: latencies overlap, but a machine's bytes go one after another: k neighbours take
-      ``latency + k bytes / bandwidth``, and so does the last of k tasks given at once.
+    - ``serial``: a machine has one exchange at a time: a task that reads k neighbours waits k times as long, and of n
+      tasks dispatched simultaneously the last waits n times as long for the driver;
+    - ``shared``: latencies overlap, but a machine transfers bytes one after another: k neighbours take
+      ``latency + k bytes / bandwidth``, and so does the last of k tasks dispatched simultaneously.
 
-    The driver has its exchanges in the order in which tasks are given; those of a task that is cancelled before its
-    turn fall out. A neighbour is charged for what it reads, not for being read. ``latency`` is a law (constant,
-    random), drawn once a task by (seed, worker, number); ``bandwidth`` is in bytes a second, 0 for endless.
+    The driver's exchanges follow the order in which tasks are dispatched; a task that is cancelled before its turn has
+    none. Only the reader of a model waits, not the neighbour that is read. ``latency`` is a delay model, drawn once
+    for each task by (seed, worker, number); ``bandwidth`` is in bytes per second, 0 for unlimited.
 
     >>> from anyk.delays import NoDelay
     >>> Communication(NoDelay(), bandwidth=1e6, links="serial").spec
@@ -55,7 +55,7 @@ class Communication:
 
     def __post_init__(self) -> None:
         if self.bandwidth and not 1.0 <= self.bandwidth < float("inf"):
-            raise BadInput(f"bandwidth must be at least 1 byte a second, or 0 for endless, got {self.bandwidth:g}")
+            raise BadInput(f"bandwidth must be at least 1 byte a second, or 0 for unlimited, got {self.bandwidth:g}")
 
     @property
     def silent(self) -> bool:
@@ -64,7 +64,7 @@ class Communication:
 
     @property
     def spec(self) -> str:
-        """The short form."""
+        """The short form that :func:`anyk.delays.communication` reads back."""
         if not self.bandwidth and self.links == "parallel":
             return self.latency.spec
         law = self.latency.spec
@@ -73,27 +73,27 @@ class Communication:
         return show("link", values, {"bandwidth": 0.0, "links": "parallel"})
 
     def stream(self, seed: int, workers: int) -> CommunicationStream:
-        """Its draws for a fleet."""
+        """Return the draws for a fleet."""
         return CommunicationStream(self, seed, workers)
 
 
 class CommunicationStream:
-    """The draws of a fleet's communication, apart from those of its delays, and who has the driver's attention."""
+    """The draws of a fleet's communication, independent of its delays, and the driver's exchanges."""
 
-    def __init__(self, law: Communication, seed: int, workers: int) -> None:
-        self._law = law
+    def __init__(self, model: Communication, seed: int, workers: int) -> None:
+        self._model = model
         own = int(keyed.uniform(seed, "communication", number=0) * 2**53)
-        self._latency = DelayStream(law.latency, own, workers)
-        self.turns: dict[int, tuple[float, float]] = {}  # tasks that take a turn at the driver: from when to when
+        self._latency = DelayStream(model.latency, own, workers)
+        self.turns: dict[int, tuple[float, float]] = {}  # start and end of tasks' exchanges with the driver
 
     def seconds(self, task: int, worker: int, number: int, traffic: Traffic, now: float) -> float:
-        """How long after ``now`` a task, the ``number``-th of its worker, has exchanged its vectors."""
+        """Return the seconds after ``now`` until a task, its worker's ``number``-th, has exchanged its vectors."""
         count = traffic.neighbours
         if not count and not traffic.driver:
             return 0.0
         latency = 0.0 if self._latency.silent else self._latency.at(worker, number)
         each, whole = self._transfer(traffic.read), self._transfer(traffic.exchanged)
-        links = self._law.links
+        links = self._model.links
         if links == "parallel":
             return latency + max(each if count else 0.0, whole if traffic.driver else 0.0)
         serial = links == "serial"
@@ -105,15 +105,15 @@ class CommunicationStream:
         return neighbours + (begin - now) + latency + whole
 
     def _transfer(self, size: int) -> float:
-        return size / self._law.bandwidth if self._law.bandwidth else 0.0
+        return size / self._model.bandwidth if self._model.bandwidth else 0.0
 
     def _turn(self, now: float) -> float:
-        """When the driver is free for one more exchange."""
+        """Return the time at which the driver is free for another exchange."""
         self.turns = {task: turn for task, turn in self.turns.items() if turn[1] > now}
         return max((end for _, end in self.turns.values()), default=now)
 
     def cancel(self, tasks: Iterable[int], now: float) -> None:
-        """Drop the exchanges that a cancelled task has not begun."""
+        """Remove the exchanges that cancelled tasks have not started."""
         for task in tasks if self.turns else ():
             if self.turns.get(task, (-1.0, 0.0))[0] >= now:
                 del self.turns[task]

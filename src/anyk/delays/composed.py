@@ -1,35 +1,34 @@
-"""Laws made of others: mixtures, and any law that SciPy knows."""
+"""Delay models made of others: mixtures, and the continuous distributions of SciPy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anyk.checks import typed
 from anyk.delays.base import DelayModel, Floats
 from anyk.errors import BadInput
-from anyk.specs import show
 
 
 @typed
 @dataclass(frozen=True)
 class Mixture(DelayModel):
-    """Each delay follows one of several ``laws``, drawn with ``weights`` (normalised to add up to 1).
+    """Each delay follows one of several models, ``laws``, sampled with ``weights`` (normalised to add up to 1).
 
-    Of exponential laws this is the hyper-exponential law, whose delays vary more than those of one exponential.
+    A mixture of exponential delays is hyper-exponential: its delays vary more than exponential ones.
 
     >>> import anyk
-    >>> law = anyk.delays.parse("mixture:laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1")
-    >>> law.spec, law.expected()
+    >>> mixture = anyk.delays.parse("mixture:laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1")
+    >>> mixture.spec, mixture.expected()
     ('mixture:laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1', 1.0)
     """
 
     laws: tuple[DelayModel, ...]
     weights: tuple[float, ...]
-    name: ClassVar[str] = "mixture"
+    name = "mixture"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,42 +44,36 @@ class Mixture(DelayModel):
 
     @property
     def spec(self) -> str:
-        """See :attr:`DelayModel.spec`."""
-        laws = "/".join(f"({law.spec})" for law in self.laws)
-        values = {"laws": laws} | {f.name: getattr(self, f.name) for f in fields(self) if f.name != "laws"}
-        return show(self.name, values, {f.name: f.default for f in fields(self)})
+        return self._spec_with(laws="/".join(f"({law.spec})" for law in self.laws))
 
     @cached_property
     def _tops(self) -> Floats:
-        """Where each law's share of the unit interval ends."""
+        """The end of each model's share of the unit interval, shape (models,)."""
         return np.cumsum(self.weights) / sum(self.weights)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`: the part of the unit interval chooses the law, the place in it the delay."""
+        """The part of the unit interval chooses the model, the place in it the delay."""
         tops = self._tops
         which = np.minimum(np.searchsorted(tops, uniforms, side="right"), len(tops) - 1)
         starts = np.concatenate(([0.0], tops[:-1]))
         drawn = np.empty_like(uniforms)
         for i, law in enumerate(self.laws):
-            chosen = which == i
-            inside = np.minimum((uniforms[chosen] - starts[i]) / (tops[i] - starts[i]), np.nextafter(1.0, 0.0))
-            drawn[chosen] = law.seconds(inside, worker)
+            own = which == i
+            inside = np.minimum((uniforms[own] - starts[i]) / (tops[i] - starts[i]), np.nextafter(1.0, 0.0))
+            drawn[own] = law.seconds(inside, worker)
         return drawn
 
     def cdf(self, seconds: Floats, worker: int) -> Floats | None:
-        """See :meth:`DelayModel.cdf`."""
-        known = [law.cdf(seconds, worker) for law in self.laws]
-        if any(part is None for part in known):
+        parts = [law.cdf(seconds, worker) for law in self.laws]
+        if any(part is None for part in parts):
             return None
-        return np.average(np.array(known), axis=0, weights=self.weights)
+        return np.average(np.array(parts), axis=0, weights=self.weights)
 
     def expected(self, worker: int = 0) -> float | None:
-        """See :meth:`DelayModel.expected`."""
         means = [law.expected(worker) for law in self.laws]
         return None if None in means else float(np.average(np.array(means, dtype=float), weights=self.weights))
 
     def check_fleet(self, workers: int) -> None:
-        """See :meth:`DelayModel.check_fleet`."""
         for law in self.laws:
             law.check_fleet(workers)
 
@@ -88,12 +81,12 @@ class Mixture(DelayModel):
 @typed
 @dataclass(frozen=True)
 class ScipyLaw(DelayModel):
-    """A law of :mod:`scipy.stats`: ``loc + scale x X``, X with the shape parameters ``args`` in SciPy's order.
+    """A distribution of :mod:`scipy.stats`: ``loc + scale x X``, X with the shape parameters ``args`` in SciPy's order.
 
-    Draws depend on the installed SciPy in the last digits, which the rounding to nanoseconds mostly hides.
+    The last digits of draws depend on the installed SciPy; rounding to nanoseconds mostly hides that.
 
-    >>> law = ScipyLaw("gamma", args=(2.0,), scale=0.5)
-    >>> law.spec, law.expected()
+    >>> gamma = ScipyLaw("gamma", args=(2.0,), scale=0.5)
+    >>> gamma.spec, gamma.expected()
     ('scipy:law=gamma,args=2,scale=0.5', 1.0)
     """
 
@@ -101,7 +94,7 @@ class ScipyLaw(DelayModel):
     args: tuple[float, ...] = ()
     loc: float = 0.0
     scale: float = 1.0
-    name: ClassVar[str] = "scipy"
+    name = "scipy"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,16 +125,10 @@ class ScipyLaw(DelayModel):
         return getattr(stats, self.law)(*self.args, loc=self.loc, scale=self.scale)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`: the inverse of the distribution function."""
-        del worker
         return np.asarray(self._frozen.ppf(uniforms), dtype=np.float64)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
-        del worker
         return np.asarray(self._frozen.cdf(seconds), dtype=np.float64)
 
     def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        del worker
         return float(self._frozen.mean())

@@ -1,9 +1,8 @@
-"""Delay laws: constant, uniform, exponential, shifted exponential, Pareto, two-valued, heterogeneous."""
+"""Delay models: constant, uniform, exponential, shifted exponential, Pareto, two-valued, heterogeneous."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,78 +10,47 @@ from anyk.checks import typed
 from anyk.delays.base import DelayModel, Floats, check_seconds
 from anyk.errors import BadInput
 
-HEAVIEST = 0.1  # exponent of a Pareto law; with a smaller one the longest draws overflow
+HEAVIEST = 0.1  # least exponent of a Pareto delay model; with a smaller one the longest draws overflow
+
+
+class _Fixed(DelayModel):
+    """The same delay always, ``value`` seconds."""
+
+    value: float
+
+    def seconds(self, uniforms: Floats, worker: int) -> Floats:
+        return np.full_like(uniforms, self.value)
+
+    def cdf(self, seconds: Floats, worker: int) -> Floats:
+        return np.where(seconds >= self.value, 1.0, 0.0)
+
+    def expected(self, worker: int = 0) -> float:
+        return self.value
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        return self.value
+
+    def longest_sum(self, count: int, workers: int) -> float:
+        return count * self.value
 
 
 @dataclass(frozen=True)
-class NoDelay(DelayModel):
+class NoDelay(_Fixed):
     """No injected delay."""
 
-    name: ClassVar[str] = "none"
-    silent: ClassVar[bool] = True
-
-    def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`."""
-        del worker
-        return np.zeros_like(uniforms)
-
-    def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
-        del worker
-        return np.where(seconds >= 0.0, 1.0, 0.0)
-
-    def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        del worker
-        return 0.0
-
-    def order_statistic(self, k: int, workers: int) -> float:
-        """See :meth:`DelayModel.order_statistic`."""
-        del k, workers
-        return 0.0
-
-    def longest_sum(self, count: int, workers: int) -> float:
-        """See :meth:`DelayModel.longest_sum`."""
-        del count, workers
-        return 0.0
+    value = 0.0
+    name = "none"
+    silent = True
 
 
 @typed
 @dataclass(frozen=True)
-class Constant(DelayModel):
+class Constant(_Fixed):
     """The same delay always."""
 
     value: float
-    name: ClassVar[str] = "constant"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_seconds("the value of 'constant'", self.value)
-
-    def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`."""
-        del worker
-        return np.full_like(uniforms, self.value)
-
-    def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
-        del worker
-        return np.where(seconds >= self.value, 1.0, 0.0)
-
-    def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        del worker
-        return self.value
-
-    def order_statistic(self, k: int, workers: int) -> float:
-        """See :meth:`DelayModel.order_statistic`."""
-        del k, workers
-        return self.value
-
-    def longest_sum(self, count: int, workers: int) -> float:
-        """See :meth:`DelayModel.longest_sum`."""
-        del workers
-        return count * self.value
+    name = "constant"
+    above_zero = ("value",)
 
 
 @typed
@@ -92,28 +60,22 @@ class Uniform(DelayModel):
 
     low: float
     high: float
-    name: ClassVar[str] = "uniform"
+    name = "uniform"
+    above_zero = ("high",)
+    from_zero = ("low",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_seconds("'low' of 'uniform'", self.low, strictly=False)
-        check_seconds("'high' of 'uniform'", self.high)
         if self.high <= self.low:
             raise BadInput(f"'high' of 'uniform' must be above 'low' ({self.low:g}), got {self.high:g}")
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`."""
-        del worker
         return self.low + (self.high - self.low) * uniforms
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
-        del worker
         return np.clip((seconds - self.low) / (self.high - self.low), 0.0, 1.0)
 
     def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        del worker
         return 0.5 * (self.low + self.high)
 
     def order_statistic(self, k: int, workers: int) -> float:
@@ -131,26 +93,17 @@ class Exponential(DelayModel):
     """
 
     mean: float
-    name: ClassVar[str] = "exp"
-    memoryless: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_seconds("the mean of 'exp'", self.mean)
+    name = "exp"
+    memoryless = True
+    above_zero = ("mean",)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`."""
-        del worker
         return -self.mean * np.log1p(-uniforms)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
-        del worker
         return -np.expm1(-np.maximum(seconds, 0.0) / self.mean)
 
     def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        del worker
         return self.mean
 
     def order_statistic(self, k: int, workers: int) -> float:
@@ -183,36 +136,27 @@ class ShiftedExponential(DelayModel):
 
     shift: float
     mean: float
-    name: ClassVar[str] = "shifted-exp"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_seconds("the shift of 'shifted-exp'", self.shift, strictly=False)
-        check_seconds("the mean of 'shifted-exp'", self.mean)
+    name = "shifted-exp"
+    above_zero = ("mean",)
+    from_zero = ("shift",)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`."""
-        del worker
-        return self.shift - self.mean * np.log1p(-uniforms)
+        return self.shift + self._exponential.seconds(uniforms, worker)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
-        return self._beyond.cdf(seconds - self.shift, worker)
+        return self._exponential.cdf(seconds - self.shift, worker)
 
     def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        return self.shift + self._beyond.expected(worker)
+        return self.shift + self.mean
 
     def order_statistic(self, k: int, workers: int) -> float:
-        """See :meth:`DelayModel.order_statistic`."""
-        return self.shift + self._beyond.order_statistic(k, workers)
+        return self.shift + self._exponential.order_statistic(k, workers)
 
     def longest_sum(self, count: int, workers: int) -> float:
-        """See :meth:`DelayModel.longest_sum`."""
-        return count * self.shift + self._beyond.longest_sum(count, workers)
+        return count * self.shift + self._exponential.longest_sum(count, workers)
 
     @property
-    def _beyond(self) -> Exponential:
+    def _exponential(self) -> Exponential:
         return Exponential(mean=self.mean)
 
 
@@ -223,30 +167,23 @@ class Pareto(DelayModel):
 
     minimum: float
     alpha: float
-    name: ClassVar[str] = "pareto"
+    name = "pareto"
+    above_zero = ("minimum", "alpha")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_seconds("the minimum of 'pareto'", self.minimum)
-        check_seconds("the alpha of 'pareto'", self.alpha)
         if self.alpha < HEAVIEST:
             raise BadInput(
-                f"the alpha of 'pareto' must be at least {HEAVIEST:g}, got {self.alpha:g}; delays would overflow"
+                f"'alpha' of 'pareto' must be at least {HEAVIEST:g}, got {self.alpha:g}; delays would overflow"
             )
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`."""
-        del worker
         return self.minimum * (1.0 - uniforms) ** (-1.0 / self.alpha)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
-        del worker
         return 1.0 - (self.minimum / np.maximum(seconds, self.minimum)) ** self.alpha
 
     def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        del worker
         return self.minimum * self.alpha / (self.alpha - 1.0) if self.alpha > 1.0 else float("inf")
 
     def order_statistic(self, k: int, workers: int) -> float:
@@ -271,36 +208,31 @@ class Bimodal(DelayModel):
     fast: float
     slow: float
     probability: tuple[float, ...] = (0.1,)
-    name: ClassVar[str] = "bimodal"
+    name = "bimodal"
+    above_zero = ("slow",)
+    from_zero = ("fast",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_seconds("'fast' of 'bimodal'", self.fast, strictly=False)
-        check_seconds("'slow' of 'bimodal'", self.slow)
-        given: Any = self.probability
-        object.__setattr__(self, "probability", tuple(given) if isinstance(given, (tuple, list)) else (given,))
         if not self.probability:
             raise BadInput("'bimodal' needs at least one probability, as in probability=0.1")
-        for one in self.probability:
-            if not 0.0 < one < 1.0:
-                raise BadInput(f"the probability of 'bimodal' must be between 0 and 1, got {one:g}")
+        for probability in self.probability:
+            if not 0.0 < probability < 1.0:
+                raise BadInput(f"the probability of 'bimodal' must be between 0 and 1, got {probability:g}")
         if self.slow <= self.fast:
             raise BadInput(f"'slow' of 'bimodal' must be above 'fast' ({self.fast:g}), got {self.slow:g}")
 
     def of(self, worker: int) -> float:
-        """The probability with which a worker is slow."""
+        """Return the probability with which a worker is slow."""
         return self.probability[worker % len(self.probability)]
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`."""
         return np.where(uniforms < self.of(worker), self.slow, self.fast)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
         return np.where(seconds >= self.slow, 1.0, np.where(seconds >= self.fast, 1.0 - self.of(worker), 0.0))
 
     def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
         return self.fast + (self.slow - self.fast) * self.of(worker)
 
     def order_statistic(self, k: int, workers: int) -> float:
@@ -318,7 +250,7 @@ class Heterogeneous(DelayModel):
     """Exponential delays whose mean differs by worker: ``hetero:means=0.1/0.1/0.4``, repeated over the fleet."""
 
     means: tuple[float, ...]
-    name: ClassVar[str] = "hetero"
+    name = "hetero"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,13 +260,10 @@ class Heterogeneous(DelayModel):
             check_seconds("each mean of 'hetero'", mean)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.seconds`."""
         return -self.expected(worker) * np.log1p(-uniforms)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        """See :meth:`DelayModel.cdf`."""
         return -np.expm1(-np.maximum(seconds, 0.0) / self.expected(worker))
 
     def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
         return self.means[worker % len(self.means)]

@@ -1,4 +1,4 @@
-"""Delays as a cluster uses them: one worker's next delay, quickly."""
+"""Delays for clusters: the next delay of a worker, from blocks of draws."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BLOCK = 256
 
 
 class DelayStream:
-    """Looks up delays by (worker, number) and keeps a block of draws for each worker at hand."""
+    """Delays by (worker, number), from a block of draws for each worker."""
 
     def __init__(self, model: DelayModel, seed: int, workers: int) -> None:
         model.check_fleet(workers)
@@ -21,7 +21,7 @@ class DelayStream:
         self._blocks: list[list[float]] = [[] for _ in range(workers)]
 
     def at(self, worker: int, number: int) -> float:
-        """The ``number``-th delay of a worker, in seconds."""
+        """Return the ``number``-th delay of a worker, in seconds."""
         offset = number - self._starts[worker]
         if not 0 <= offset < _BLOCK or self._starts[worker] < 0:
             start = number - number % _BLOCK
@@ -31,7 +31,7 @@ class DelayStream:
         return self._blocks[worker][offset]
 
     def row(self, number: int) -> list[float]:
-        """The ``number``-th delay of every worker, in seconds."""
+        """Return the ``number``-th delay of every worker, in seconds."""
         if not self._row_start <= number < self._row_start + len(self._rows):
             start = self._row_start = number - number % _BLOCK
             workers = range(len(self._starts))
@@ -42,10 +42,10 @@ class DelayStream:
     def for_task(
         self, worker: int, *, number: int, version: int, repeat: int, partitions: int, relative_load: float
     ) -> tuple[float, float]:
-        """Seconds held up before a task and before each of its partitions.
+        """Return the seconds of delay before a task and before each of its partitions.
 
-        ``number``: how many tasks were dispatched to the worker before; ``version``, ``repeat``: the model version
-        and how many of its tasks on that version came before.
+        ``number``: tasks that were dispatched to the worker before; ``version``: the model version; ``repeat``: the
+        worker's tasks on that version before.
         """
         if self.silent:
             return 0.0, 0.0

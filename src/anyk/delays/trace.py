@@ -1,11 +1,11 @@
-"""Delays replayed from a measured table: one row a round, one column a worker."""
+"""Delays replayed from a measured table: one row for each round, one column for each worker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,41 @@ from anyk.specs import File, absolute, parse
 from anyk.tables import shown
 
 Floats = NDArray[np.float64]
-_LEAST = 1e-6  # a load-adjusted delay never falls below this many seconds
+_LEAST = 1e-6  # seconds of a load-adjusted delay, at least
+
+
+class _Rows(DelayModel):
+    """Delays from a table; a draw is a row's entry, so delays of a row belong together."""
+
+    times: Floats  # seconds, shape (rounds, workers)
+
+    def _title(self) -> str:
+        """Return the table's name in messages."""
+        return "the table"
+
+    def seconds(self, uniforms: Floats, worker: int) -> Floats:
+        """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
+        column = np.sort(self.times[:, worker])
+        return np.asarray(column[(uniforms * len(column)).astype(np.int64)])
+
+    def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
+        return np.asarray(self.times[(start + np.arange(count)) % len(self.times), worker])
+
+    def expected(self, worker: int = 0) -> float:
+        return float(self.times[:, worker].mean())
+
+    def order_statistic(self, k: int, workers: int) -> float:
+        """Mean over the rows of the k-th smallest of each row's first ``workers`` delays."""
+        return float(np.sort(self.times[:, :workers], axis=1)[:, k - 1].mean())
+
+    def check_fleet(self, workers: int) -> None:
+        width = self.times.shape[1]
+        if width < workers:
+            raise BadInput(f"{self._title()} has {width} workers, fewer than the fleet's {workers}")
 
 
 @dataclass(frozen=True, eq=False)
-class Table(DelayModel):
+class Table(_Rows):
     """Delays from a table in memory, seconds, rounds x workers: draw t of worker i is row t mod rounds, column i.
 
     >>> Table(np.array([[1.0, 2.0]])).draws(seed=0, worker=1, start=0, count=2).tolist()
@@ -30,7 +60,7 @@ class Table(DelayModel):
     """
 
     times: Floats
-    name: ClassVar[str] = "table"
+    name = "table"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,45 +69,23 @@ class Table(DelayModel):
 
     @property
     def spec(self) -> str:
-        """Its shape; a table has no short form that can be read back."""
+        """The table's shape; a table has no short form that can be read back."""
         return f"table:{'x'.join(map(str, self.times.shape))}"
-
-    def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
-        column = np.sort(self.times[:, worker])
-        return np.asarray(column[(uniforms * len(column)).astype(np.int64)])
-
-    def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
-        """See :meth:`DelayModel.draws`."""
-        del seed
-        return np.asarray(self.times[(start + np.arange(count)) % len(self.times), worker])
-
-    def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        return float(self.times[:, worker].mean())
-
-    def order_statistic(self, k: int, workers: int) -> float:
-        """Mean over the rows of the k-th of each row's first ``workers``: delays of a row belong together."""
-        return float(np.sort(self.times[:, :workers], axis=1)[:, k - 1].mean())
-
-    def check_fleet(self, workers: int) -> None:
-        """See :meth:`DelayModel.check_fleet`."""
-        if self.times.shape[1] < workers:
-            raise BadInput(f"the table has {self.times.shape[1]} workers, fewer than the fleet's {workers}")
 
 
 @typed
 @dataclass(frozen=True)
-class Trace(DelayModel):
+class Trace(_Rows):
     """Measured delays: ``trace:file.npz`` (array ``seconds``, rounds x workers), CSV or Parquet.
 
-    CSV and Parquet have one column a worker and one row a round, with or without a header and a first column of row
-    numbers, or are long: columns round, worker and seconds. Draw t of worker i is row ``t mod rounds``, column i.
-    ``unit`` is s, ms or us, else what the columns' names say, else s; ``summary`` tells how the file was understood.
+    CSV and Parquet have one column for each worker and one row for each round, with or without a header and a first
+    column of row numbers, or are long: columns round, worker and seconds. Draw t of worker i is row ``t mod rounds``,
+    column i. ``unit`` is s, ms or us, else the unit in the columns' names, else s; ``summary`` reports how the file
+    was understood.
 
     A task that covers another share of the data than the ``load`` the trace was measured at takes
-    ``(share - load) * slope`` seconds more; ``load`` is read from the file where it says. ``max_gb`` limits the memory
-    that the file's contents may take, by default 1 GB or 8 times its size, whichever is more.
+    ``(share - load) * slope`` seconds more; ``load`` is read from the file if it is stored there. ``max_gb`` limits the
+    memory of the file's contents, by default 1 GB or 8 times its size, whichever is more.
     """
 
     file: File
@@ -85,7 +93,7 @@ class Trace(DelayModel):
     load: float | None = None
     unit: Literal["s", "ms", "us"] | None = None
     max_gb: float | None = None
-    name: ClassVar[str] = "trace"
+    name = "trace"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,8 +101,6 @@ class Trace(DelayModel):
             raise BadInput(f"the slope of 'trace' must be a finite number, got {self.slope:g}")
         if self.load is not None and not 0.0 <= self.load < float("inf"):
             raise BadInput(f"the load of 'trace' must be a share of the data, at least 0, got {self.load:g}")
-        if self.unit not in (None, "s", "ms", "us"):
-            raise BadInput(f"the unit of 'trace' must be one of s, ms, us, got {self.unit!r}")
         if self.per == "load":
             raise BadInput("a trace holds the delays of whole tasks; use slope=… instead of per=load")
         _ = self._measured
@@ -113,58 +119,35 @@ class Trace(DelayModel):
 
     @property
     def summary(self) -> str:
-        """How the file was understood, in one line."""
+        """The interpretation of the file, in one line."""
         return f"{Path(self.file).name}: {self._measured.summary}"
 
     def summary_for(self, workers: int) -> str:
-        """As ``summary``, and how many of the trace's workers a fleet of so many uses."""
+        """Return ``summary``, with a note if a fleet of that size uses only some of the trace's workers."""
         if self.times.shape[1] <= workers:
             return self.summary
         return f"{self.summary}; the fleet's {workers} workers are the first of them"
 
     @property
     def load_measured(self) -> float | None:
-        """The relative load that the table was measured at."""
+        """The share of the data that each worker computed in the measured tasks."""
         return self.load if self.load is not None else self._measured.load
 
     @property
     def censored(self) -> NDArray[np.bool_] | None:
-        """Which times are only known to be at least so long, where the file says."""
+        """Times that are lower bounds, shape (rounds, workers); None if the file does not say."""
         return self._measured.censored
 
-    @property
+    @cached_property
     def times(self) -> Floats:
-        """The table, seconds, rounds x workers."""
+        """The table in seconds, shape (rounds, workers)."""
         return self._measured.times
 
-    def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
-        column = np.sort(self.times[:, worker])
-        return np.asarray(column[(uniforms * len(column)).astype(np.int64)])
-
-    def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
-        """See :meth:`DelayModel.draws`."""
-        del seed
-        table = self.times
-        return np.asarray(table[(start + np.arange(count)) % len(table), worker])
+    def _title(self) -> str:
+        return f"the trace '{shown(self.file)}'"
 
     def at_load(self, seconds: float, relative_load: float) -> float:
-        """See :meth:`DelayModel.at_load`."""
         measured = self.load_measured
         if not self.slope or measured is None:
             return seconds
         return max(_LEAST, seconds + (relative_load - measured) * self.slope)
-
-    def expected(self, worker: int = 0) -> float:
-        """See :meth:`DelayModel.expected`."""
-        return float(self.times[:, worker].mean())
-
-    def order_statistic(self, k: int, workers: int) -> float:
-        """Mean over the rows of the k-th of each row's first ``workers``: delays of a row belong together."""
-        return float(np.sort(self.times[:, :workers], axis=1)[:, k - 1].mean())
-
-    def check_fleet(self, workers: int) -> None:
-        """See :meth:`DelayModel.check_fleet`."""
-        width = self.times.shape[1]
-        if width < workers:
-            raise BadInput(f"the trace '{shown(self.file)}' has {width} workers, fewer than the fleet's {workers}")
