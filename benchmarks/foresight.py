@@ -101,9 +101,10 @@ def replay(asked):
         fleet = Fleet(times, np.zeros(times.shape, bool), 1 / WORKERS, 0.0)
         for spec in EIGHT:
             strategy = anyk.strategy(spec, workers=WORKERS)
-            with anyk.clusters.Processes(WORKERS, delays=anyk.delays.Table(times, by="round" if strategy.exact or
+            with anyk.clusters.Processes(WORKERS, delays=anyk.delays.Table(times, by="round" if strategy.facts.exact or
                                          spec.startswith("agc") else "task")) as cluster:  # fmt: skip
-                run = anyk.train(problem, strategy, cluster, steps=steps // strategy.models_trained, evaluate="none")
+                each = steps // anyk.protocol.models_trained(strategy)
+                run = anyk.train(problem, strategy, cluster, steps=each, evaluate="none")
             errors[spec].append(run.seconds / run.jobs / float(fleet.durations(strategy)[: run.jobs].mean()) - 1.0)
     for spec, found in errors.items():
         row(f"replay: {spec} on processes over its simulation", "", f"{100 * np.median(found):+.1f} %")

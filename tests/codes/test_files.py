@@ -80,7 +80,7 @@ def test_where_too_many_sets_would_be_tried_the_number_is_a_lower_bound() -> Non
 def test_a_matrix_without_the_exact_sum_is_approximate(tmp_path: Path) -> None:
     code = saved(tmp_path, np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]), "npy")
     assert code.approximate and code.tolerates == 0
-    assert anyk.strategy(code).spec == f"{code.spec},wait=2" and not anyk.strategy(code).exact
+    assert anyk.strategy(code).spec == f"{code.spec},wait=2" and not anyk.strategy(code).facts.exact
     check_code(code)
     assert code.decode([0, 1]).residual == pytest.approx(1 / 3)  # weights 2/3 give 2/3, 2/3, 4/3
 

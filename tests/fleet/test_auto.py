@@ -41,7 +41,7 @@ def test_it_switches_plans_again_and_loses_no_step() -> None:
     # windows of 10 from step 10: two in a row are missed after the fleet has changed at step 30
     coded = found.runs[1].config["strategy"]
     assert parts == [("uncoded", 0, 10), (coded, 10, 50), ("uncoded", 50, 60), ("uncoded", 60, 70)]
-    assert coded != "uncoded" and anyk.strategy(coded, workers=N).exact
+    assert coded != "uncoded" and anyk.strategy(coded, workers=N).facts.exact
     assert found.history["step"].tolist() == list(range(71))  # every step once
     seconds = found.history["seconds"]
     assert seconds[10] == 100.0 and seconds[30] == pytest.approx(120.0) and (np.diff(seconds) > 0).all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Dispatch,
+    EvaluateLoss,
     Failed,
     Fleet,
     Joined,
@@ -199,6 +201,22 @@ class Strange(Turns):
         return [c._replace(chunks=((Chunk((0,), (1.0,)),),)) for c in super().next_turn(state)]
 
 
+class Curious(Turns):
+    """Asks for losses, which its layout does not state."""
+
+    def start(self, fleet):
+        state, commands = super().start(fleet)
+        return state, [EvaluateLoss("model"), *commands]
+
+
+class Complete(Turns):
+    """Computes full batches, and states mini-batches."""
+
+    @property
+    def layout(self):
+        return replace(super().layout, minibatches=True)
+
+
 class Alarmed(Turns):
     def on(self, state, event):
         return [SetAlarm("now", float("nan")), *super().on(state, event)] if not isinstance(event, Alarm) else []
@@ -220,6 +238,8 @@ class Alarmed(Turns):
         (Faint, r"^it stopped though no worker was given up and nothing failed: too many", 1),
         (Worn, r"^used before, it does not start as a fresh one does", 1),
         (Strange, r"^task \d+ asks worker \d for partitions that it does not hold", 1),
+        (Curious, r"^it asks for the loss, and losses is not set in its layout", 1),
+        (Complete, r"^task 0 computes full batches; the layout states mini-batches", 2),
         (Alarmed, r"^an alarm is set for nan", 1),
     ],
 )

@@ -121,13 +121,20 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
         raise BadInput(f"delays must be a table of rounds x workers, got shape {table.shape}")
     if isinstance(strategy, str):
         strategy = build_strategy(strategy, workers=table.shape[1])
-    found = strategy.for_jobs(jobs)
-    rounds = found.rounds_for(jobs)
+    found, facts = for_jobs(strategy, jobs), strategy.facts
+    rounds = jobs + facts.extra_rounds
     if jobs < 1 or len(table) < rounds:
         raise BadInput(
             f"{jobs} jobs of '{strategy.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
     cluster = Simulated(found.layout.workers, delays=Table(table[:rounds], by="round"))
     ends, state = driven(found, cluster, jobs)
-    known = found.waited(state)
-    return (np.diff(ends), jobs) if known is None else (np.array(known[0]), known[1])
+    if facts.round_seconds is None:
+        return np.diff(ends), jobs
+    seconds, waits = facts.round_seconds(state)
+    return np.array(seconds), waits
+
+
+def for_jobs(strategy: Strategy, jobs: int) -> Strategy:
+    """Return the strategy for a number of steps of all models together."""
+    return strategy if strategy.facts.for_jobs is None else strategy.facts.for_jobs(jobs)

@@ -38,8 +38,9 @@ from anyk.protocol.events import (
     Progress,
     Reply,
 )
+from anyk.protocol.facts import Compressor, Facts, models_trained, share_stored, shares_computed
 from anyk.protocol.pace import DelayLaw, Pace
-from anyk.protocol.strategy import Compressor, Fleet, Layout, Running, Strategy, slot_names
+from anyk.protocol.strategy import Fleet, Layout, Running, Strategy, slot_names
 from anyk.protocol.work import Chunk, Task, Timing
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "DriftMeasured",
     "EvaluateLoss",
     "Event",
+    "Facts",
     "Failed",
     "Fleet",
     "Layout",
@@ -79,5 +81,8 @@ __all__ = [
     "Strategy",
     "Task",
     "Timing",
+    "models_trained",
+    "share_stored",
+    "shares_computed",
     "slot_names",
 ]

@@ -23,7 +23,7 @@ class DelayLaw(Protocol):
 
     @property
     def spec(self) -> str:
-        """The short form."""
+        """The delay model as text."""
         ...
 
     @property

@@ -6,17 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
-from anyk.errors import BadInput
 from anyk.plain import from_plain, to_plain
 from anyk.protocol.commands import Command
 from anyk.protocol.events import Event
-from anyk.protocol.pace import DelayLaw, Pace
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from anyk.protocol.facts import Facts
 
 
 def slot_names(models: int) -> tuple[str, ...]:
@@ -40,7 +35,8 @@ class Layout:
     empty (None: they compute gradients). ``voting``: messages of the same partitions are compared, and one that differs
     is outvoted. ``together``: each message is the plain sum of consecutive partitions, which are computed at once, as
     if they were one (a mini-batch is drawn from all of them). ``replicated``: whether several workers compute gradients
-    of the same partition in a step (None: if it is assigned to several).
+    of the same partition in a step (None: if it is assigned to several). ``losses``: the strategy asks for the training
+    loss. ``minibatches``: every chunk draws a mini-batch, so that the data may be a stream without an end.
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -58,6 +54,8 @@ class Layout:
     voting: bool = False
     together: bool = False
     replicated: bool | None = None
+    losses: bool = False
+    minibatches: bool = False
 
     @property
     def unit(self) -> float:
@@ -69,29 +67,12 @@ class Layout:
         """The slots that are trained for their own sake."""
         return tuple(slot for slot in self.slots if slot not in self.auxiliary)
 
-
-def _assigned(layout: Layout) -> list[float]:
-    """The share of the data that each worker is assigned."""
-    sizes = layout.shares or (1,) * layout.partitions
-    total = sum(sizes)
-    return [sum(sizes[j] for j in held) / total for held in layout.assignment]
-
-
-class Compressor(Protocol):
-    """Facts of a compressor of messages that a strategy may depend on.
-
-    ``promise``: linear, unbiased or contractive.
-    """
-
     @property
-    def spec(self) -> str:
-        """The short form."""
-        ...
-
-    @property
-    def promise(self) -> str:
-        """The property of messages that can be relied on."""
-        ...
+    def shares_assigned(self) -> list[float]:
+        """The share of the data that each worker is assigned."""
+        sizes = self.shares or (1,) * self.partitions
+        total = sum(sizes)
+        return [sum(sizes[j] for j in partitions) / total for partitions in self.assignment]
 
 
 class Fleet(NamedTuple):
@@ -126,7 +107,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The short form from which it can be built again."""
+        """The strategy as text, from which it can be built again."""
 
     @property
     @abstractmethod
@@ -135,113 +116,30 @@ class Strategy(ABC):
 
     @abstractmethod
     def start(self, fleet: Fleet) -> tuple[Any, Sequence[Command]]:
-        """Begin: the state of a new run, and the first commands."""
+        """Return the state of a new run, and the first commands."""
 
     @abstractmethod
     def on(self, state: Any, event: Event) -> Sequence[Command]:
-        """React to one event."""
+        """Update the state by an event and return the commands that follow."""
 
     def rebuild(self, state: Any) -> None:
-        """Work out the derived fields of a state that has been read back; by default there are none."""
+        """Compute the derived fields of a state that has been restored; by default there are none."""
         del state
 
     def planned(self, steps: int | None) -> Strategy:
-        """The strategy for a run of so many steps of each model (None: without an end); by default as it is."""
+        """Return the strategy for a run of ``steps`` steps of each model (None: no limit); by default itself."""
         del steps
         return self
-
-    def check_further(self, state: Any, steps: int, begun: int = 0) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where a state cannot go on beyond the steps that it was planned for.
-
-        Of the ``steps``, an earlier run has taken those ``begun``.
-        """
-        del state, steps, begun
-
-    @property
-    def exact(self) -> bool:
-        """Whether every step is made of the exact sum; by default that is not known."""
-        return False
 
     @property
     def summary(self) -> str:
         """A description in a few words; by default the first line of the class's documentation."""
         return (type(self).__doc__ or "").partition("\n")[0].replace("``", "")
 
-    def for_jobs(self, jobs: int) -> Strategy:
-        """The strategy for a run of so many steps of all models together; by default as it is."""
-        del jobs
-        return self
-
-    def rounds_for(self, jobs: int) -> int:
-        """The rounds that so many steps take; by default as many."""
-        return jobs
-
-    def waited(self, state: Any) -> tuple[Sequence[float], int] | None:
-        """Seconds of each round so far, and in how many stragglers were waited for; None if it does not know."""
-        del state
-        return None
-
     @property
-    def shares_computed(self) -> Sequence[float]:
-        """The share of the data that each worker computes in a step; by default, all that it is assigned."""
-        return _assigned(self.layout)
-
-    @property
-    def share_held(self) -> float:
-        """The largest share of the data that a worker holds; by default, all that it is assigned."""
-        return max(_assigned(self.layout))
-
-    @property
-    def vectors_sent(self) -> float | None:
-        """Vectors as long as the model that workers are sent and send back in a step, at most; None: not known.
-
-        By default, where steps are exact, every worker is sent the model and sends a message.
-        """
-        layout = self.layout
-        return layout.workers * (1.0 + 1.0 / layout.blocks) if self.exact else None
-
-    @property
-    def models_trained(self) -> int:
-        """The models that are trained at once."""
-        return len(self.layout.trained)
-
-    def durations(self, seconds: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """Seconds of each round, if workers take so long for their tasks (shape rounds x workers); None: simulate."""
-        del seconds
-        return None
-
-    def durations_by_parts(
-        self, seconds: NDArray[np.float64], whole: NDArray[np.float64]
-    ) -> NDArray[np.float64] | None:
-        """As :meth:`durations`, for strategies that use parts of a task; by default they count when all is done.
-
-        ``whole``: seconds for computing on the whole data (rounds x workers), of which each partition takes its share,
-        one after another at the end of a task.
-        """
-        del whole
-        return self.durations(seconds)
-
-    def settled(self, seconds: NDArray[np.float64], slopes: NDArray[np.float64], load: float) -> Strategy:
-        """The strategy as it runs once it has come to know a fleet, for one that adapts; by default as it is.
-
-        ``seconds``: of tasks that cover the share ``load`` of the data, shape (rounds, workers); ``slopes``: seconds
-        for the whole data, shape (workers,).
-        """
-        del seconds, slopes, load
-        return self
-
-    def pace(self, delays: DelayLaw) -> Pace:
-        """Expected seconds of an update and mean staleness under a delay law; by default not known."""
-        del delays
-        return Pace(None, None, "no closed form; simulate")
-
-    def check_compressor(self, by: Compressor) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where messages must not be compressed by this; by default always."""
-        del by
-        raise BadInput(
-            f"'{self.spec}' does not compose with compressed messages; a strategy of your own allows them by "
-            "overriding check_compressor"
-        )
+    def facts(self) -> Facts:
+        """Facts that planners and compressors need without running the strategy."""
+        return Facts()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.spec}, {self.layout.workers} workers>"

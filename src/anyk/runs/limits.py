@@ -9,7 +9,7 @@ from anyk.clusters import Cluster
 from anyk.errors import BadInput, told
 from anyk.problems.base import Problem, endless
 from anyk.problems.data.streams import NO_PASS
-from anyk.protocol import Dispatch, Fleet, Strategy
+from anyk.protocol import Strategy
 from anyk.specs import parse
 
 LIMIT = 10_000  # steps at most where a target is the only limit: it may be out of reach
@@ -28,12 +28,8 @@ def check_launcher() -> None:
 
 def check_rows(problem: Problem, strategy: Strategy) -> None:
     """Raise where there are fewer rows than partitions, or full batches are to be computed of a stream."""
-    if endless(problem):
-        n = strategy.layout.workers
-        commands = strategy.start(Fleet(n, tuple(range(n))))[1]
-        chunks = [chunk for one in commands if isinstance(one, Dispatch) for task in one.chunks for chunk in task]
-        if any(chunk.partitions and not chunk.batch for chunk in chunks):
-            raise BadInput(NO_PASS)
+    if endless(problem) and not strategy.layout.minibatches:
+        raise BadInput(NO_PASS)
     if problem.samples < strategy.layout.partitions:
         raise BadInput(
             f"{problem.samples} rows cannot be cut into {strategy.layout.partitions} partitions of at least one row; "

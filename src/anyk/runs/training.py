@@ -325,9 +325,10 @@ def _resume(
                 saved = checkpoints.newest(folder, whole, or_older=True)
                 if saved is not None and (lost := lost_on_resume(cluster, whole)):
                     _tell(beside, lost)
-            if saved and planned and config.get("steps") != planned:
+            check_further = strategy.facts.check_further
+            if check_further and saved and planned and config.get("steps") != planned:
                 state = from_plain(strategy.State, saved.state["strategy"], strategy)
-                strategy.check_further(state, planned, begun)
+                check_further(state, planned, begun)
             if saved is not None and saved.instead is not None:
                 step = min(saved.state["versions"].values())
                 _tell(beside, f"{saved.instead}; going on from the checkpoint before, at step {step}")

@@ -13,7 +13,6 @@ from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.corrections import Scaling
 from anyk.strategies.rounds.on_demand import ProgressRounds
-from anyk.strategies.rounds.parts import PartRounds
 from anyk.strategies.rounds.rounds import Rounds
 from anyk.strategies.rounds.tree import TreeRounds
 
@@ -54,8 +53,6 @@ def rounds(code: codes.Code, **keys: Any) -> Strategy:
     'ProgressRounds'
     """
     made: Any = _ROUNDS[code.policy().rounds]
-    if made is Rounds and code.messages > 1:
-        made = PartRounds
     known = {f.name for f in fields(made)}
     for key in keys:
         if key not in known:

@@ -9,20 +9,20 @@ from typing import Any
 
 from anyk.checks import typed
 from anyk.compression import Compressor, compressor
+from anyk.errors import BadInput
 from anyk.plain import part
 from anyk.protocol import (
     Cancel,
     Combine,
     Command,
-    DelayLaw,
     Dispatch,
     Event,
+    Facts,
     Failed,
     Fleet,
     Layout,
     Lost,
     Mix,
-    Pace,
     Reply,
     Strategy,
 )
@@ -68,7 +68,13 @@ class Compressed(Strategy):
     by: str
 
     def __post_init__(self) -> None:
-        self.of.check_compressor(self.compressor)
+        check = self.of.facts.check_compressor
+        if check is None:
+            raise BadInput(
+                f"'{self.of.spec}' does not compose with compressed messages; a custom strategy permits them by "
+                "check_compressor in its facts"
+            )
+        check(self.compressor)
 
     @cached_property
     def compressor(self) -> Compressor:
@@ -77,7 +83,6 @@ class Compressed(Strategy):
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         return show("compressed", {"of": bracketed(self.of.spec), "by": bracketed(self.compressor.spec)})
 
     @property
@@ -86,35 +91,21 @@ class Compressed(Strategy):
         return self.of.layout
 
     @property
-    def exact(self) -> bool:
-        """That of the strategy inside: it is about coefficients, which compression leaves alone."""
-        return self.of.exact
-
-    @property
-    def vectors_sent(self) -> float | None:
-        """None: it depends on the length of the model."""
-        return None
+    def facts(self) -> Facts:
+        return Facts(exact=self.of.facts.exact, pace=self.of.facts.pace)
 
     def planned(self, steps: int | None) -> Strategy:
-        """See :class:`~anyk.protocol.Strategy`."""
         return Compressed(self.of.planned(steps), self.by)
 
-    def pace(self, delays: DelayLaw) -> Pace:
-        """That of the strategy inside."""
-        return self.of.pace(delays)
-
     def start(self, fleet: Fleet) -> tuple[CompressedState, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = CompressedState()
         s.of, commands = self.of.start(fleet)
         return s, self._compressed(s, commands)
 
     def rebuild(self, state: CompressedState) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
         self.of.rebuild(state.of)
 
     def on(self, state: CompressedState, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         if isinstance(event, Lost):
             s.last.pop(event.worker, None)  # what it had left out is gone with it

@@ -106,11 +106,9 @@ class Decodable(Wait):
     approximate = False
 
     def enough(self, waiting: Waiting) -> bool:
-        """See :meth:`Wait.enough`."""
         return waiting.decodable
 
     def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        """See :meth:`Wait.needed`."""
         return workers
 
     def __str__(self) -> str:
@@ -125,15 +123,12 @@ class Count(Wait):
     number: int
 
     def enough(self, waiting: Waiting) -> bool:
-        """See :meth:`Wait.enough`."""
         return waiting.replies >= self.number
 
     def counts(self) -> tuple[int, ...]:
-        """See :meth:`Wait.counts`."""
         return (self.number,)
 
     def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        """See :meth:`Wait.needed`."""
         return self.number
 
     def __str__(self) -> str:
@@ -148,11 +143,9 @@ class ResidualBelow(Wait):
     bound: float
 
     def enough(self, waiting: Waiting) -> bool:
-        """See :meth:`Wait.enough`."""
         return waiting.residual < self.bound
 
     def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        """See :meth:`Wait.needed`."""
         counts = range(1, workers + 1)
         return next((k for k in counts if residual_of(k) < self.bound), workers + 1)
 
@@ -168,20 +161,16 @@ class Deadline(Wait):
     seconds: float
 
     def enough(self, waiting: Waiting) -> bool:
-        """See :meth:`Wait.enough`."""
         # to a microsecond: now - began is rounded, and the alarm rings at began + seconds only once
         return waiting.replies > 0 and waiting.elapsed >= self.seconds - 1e-6
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
-        """See :meth:`Wait.deadlines`."""
         return (self.seconds,)
 
     def changes(self) -> tuple[float, ...]:
-        """See :meth:`Wait.changes`."""
         return (self.seconds,)
 
     def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        """See :meth:`Wait.needed`."""
         return 1 if seconds >= self.seconds else workers + 1
 
     def __str__(self) -> str:
@@ -216,12 +205,10 @@ class Adaptive(Wait):
         return self.after(waiting.recent)
 
     def enough(self, waiting: Waiting) -> bool:
-        """See :meth:`Wait.enough`."""
         bound = self.bound(waiting)
         return bound is not None and waiting.replies > 0 and waiting.elapsed >= bound - 1e-6
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
-        """See :meth:`Wait.deadlines`."""
         bound = self.bound(waiting)
         return () if bound is None else (bound,)
 
@@ -236,7 +223,6 @@ class Predicate(Wait):
     holds: Callable[[Waiting], bool]
 
     def enough(self, waiting: Waiting) -> bool:
-        """See :meth:`Wait.enough`."""
         return self.holds(waiting)
 
     def __str__(self) -> str:
@@ -263,23 +249,18 @@ class AnyOf(Wait):
         return any(rule.remembers for rule in self.rules)
 
     def enough(self, waiting: Waiting) -> bool:
-        """See :meth:`Wait.enough`."""
         return any(rule.enough(waiting) for rule in self.rules)
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
-        """See :meth:`Wait.deadlines`."""
         return tuple(t for rule in self.rules for t in rule.deadlines(waiting))
 
     def counts(self) -> tuple[int, ...]:
-        """See :meth:`Wait.counts`."""
         return tuple(k for rule in self.rules for k in rule.counts())
 
     def changes(self) -> tuple[float, ...]:
-        """See :meth:`Wait.changes`."""
         return tuple(t for rule in self.rules for t in rule.changes())
 
     def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        """See :meth:`Wait.needed`."""
         parts = [rule.needed(workers, seconds, residual_of) for rule in self.rules]
         known = [part for part in parts if part is not None]
         return None if len(known) < len(parts) else self._of_all(known)
@@ -300,7 +281,6 @@ class AllOf(AnyOf):
         return all(rule.approximate for rule in self.rules)
 
     def enough(self, waiting: Waiting) -> bool:
-        """See :meth:`Wait.enough`."""
         return all(rule.enough(waiting) for rule in self.rules)
 
     def _of_all(self, counts: list[int]) -> int:

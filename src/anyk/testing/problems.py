@@ -220,7 +220,7 @@ class Squares:
         self.centres = _Pieces(samples, d, dtype, {}).centres
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Pieces:
-        """See :class:`~anyk.problems.base.Problem`; one sample a partition, whatever the shares."""
+        # one sample for each partition, whatever the shares
         del shares
         self.samples = partitions
         pieces = _Pieces(partitions, self.dimension, self.dtype.str, self.faults)
@@ -236,7 +236,6 @@ class Squares:
         return float(0.5 * ((w - self.centres) ** 2).sum() / len(self.centres))
 
     def sampled(self, samples: int) -> Squares:
-        """See :class:`~anyk.problems.base.Problem`."""
         made = copy(self)
         made.centres = self.centres[some_rows(self.samples, samples, "train")]
         made.samples = len(made.centres)

@@ -44,7 +44,6 @@ class Toy(Strategy):
 
     @property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         return self._layout
 
     @layout.setter
@@ -52,16 +51,13 @@ class Toy(Strategy):
         self._layout = layout
 
     def start(self, fleet: Fleet) -> tuple[Memory, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         self.present = fleet.present
         commands = self.begin(self)
         return Memory(self.memory), commands
 
     def rebuild(self, state: Memory) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
         self.memory = state.values
 
     def on(self, state: Memory, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         self.seen.append(event)
         return self.react(self, event)

@@ -67,12 +67,12 @@ class World:
     """The knowledge of a driver and a cluster, against which each command of a strategy is checked."""
 
     def __init__(self, strategy: Strategy, fleet: Fleet, seed: int) -> None:
-        layout = strategy.layout
+        self.layout = layout = strategy.layout
         self.workers, self.partitions, self.slots = layout.workers, layout.partitions, layout.slots
         self.assignment = [frozenset(held) for held in layout.assignment]
         self.blocks, self.trained = layout.blocks, layout.trained
         self.shares: Sequence[int] = layout.shares or (1,) * self.partitions
-        self.exact = strategy.exact
+        self.exact = strategy.facts.exact
         self.seed = seed
         self.now = fleet.time
         self.present, self.gone = set(fleet.present), set[int]()
@@ -156,6 +156,8 @@ class World:
                 raise Broken("dispatch", f"task {task} is about '{chunk.slot}', which is not one of {self.slots}")
             if not self.assignment[worker].issuperset(chunk.partitions):
                 raise Broken("dispatch", f"task {task} asks worker {worker} for partitions that it does not hold")
+            if self.layout.minibatches and chunk.partitions and not chunk.batch:
+                raise Broken("layout", f"task {task} computes full batches; the layout states mini-batches")
             if len(chunk.coefficients) != len(chunk.partitions) * self.blocks:
                 raise Broken("dispatch", f"task {task} has {len(chunk.coefficients)} coefficients")
             for _, other, index, _ in chunk.mix:
@@ -306,6 +308,8 @@ class World:
         random = self.noise
         self.asked += 1
         if isinstance(command, EvaluateLoss):
+            if not self.layout.losses:
+                raise Broken("layout", "it asks for the loss, and losses is not set in its layout")
             self.loss *= float(random.uniform(0.5, 1.1))
             slot = self._known(command.slot)
             self.questions.append(LossEvaluated(self.now, slot, self.versions[slot], self.loss, 1.0))

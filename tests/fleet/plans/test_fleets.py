@@ -123,7 +123,8 @@ def test_rounds_of_sequential_codes_are_those_of_the_virtual_clock(spec: str, se
     random = np.random.default_rng(seed)
     times = 0.5 + random.exponential(1.0, (16, N)) * random.integers(0, 2, (16, N))
     strategy = anyk.strategy(spec, workers=N)
-    assert strategy.exact
-    jobs = 16 - (strategy.for_jobs(16).rounds_for(16) - 16)
-    durations = strategy.durations(times)
+    facts = strategy.facts
+    assert facts.exact
+    jobs = 16 - facts.extra_rounds
+    durations = facts.durations(times, np.zeros_like(times))
     assert durations is not None and durations[:jobs] == pytest.approx(simulate(strategy, times, jobs=jobs)[0][:jobs])

@@ -49,8 +49,8 @@ def trained(choice: Any, seed: int) -> float:
     """Seconds to the target on rounds that the plan has not seen."""
     optimizer = anyk.optimizers.GD(lr=choice.learning_rate)
     strategy = anyk.strategy(choice.spec, workers=N)
-    seconds = times(100 + seed) + 2.4 * (max(strategy.shares_computed) - 1 / N)  # as the slope says
-    delays = Table(seconds, by="round" if strategy.exact else "task")
+    seconds = times(100 + seed) + 2.4 * (max(anyk.protocol.shares_computed(strategy)) - 1 / N)  # as the slope says
+    delays = Table(seconds, by="round" if strategy.facts.exact else "task")
     cluster = anyk.clusters.Simulated(N, delays=delays, seed=seed)
     with anyk.train(problem(), strategy, cluster, optimizer=optimizer, target=TARGET, steps=5000) as run:
         assert run.time_to_target is not None

@@ -14,7 +14,7 @@ from anyk.fleet.plans.plan import Plan, plan
 from anyk.fleet.records import Record, read
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
-from anyk.protocol import Strategy, slot_names
+from anyk.protocol import Strategy, models_trained, slot_names
 from anyk.runs import Evaluate, Promise, Run, resume, train
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun
 from anyk.runs.folder.config import NAME as RUN
@@ -256,7 +256,7 @@ def _places(folder: Path) -> list[Path]:
 def continues(strategy: Strategy) -> bool:
     """Whether a strategy can go on from a run of as many models."""
     layout = strategy.layout
-    return layout.inner is None and layout.slots == slot_names(strategy.models_trained)
+    return layout.inner is None and layout.slots == slot_names(models_trained(strategy))
 
 
 class _Watcher(Callback):

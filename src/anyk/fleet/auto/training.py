@@ -25,6 +25,7 @@ from anyk.fleet.records import Record, read
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector, ensure_problem
 from anyk.problems.many import ManyProblems
+from anyk.protocol import models_trained
 from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.evaluation.settings import USUAL, Evaluate, read_evaluate, spec_of
@@ -307,7 +308,7 @@ def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
             continue
         with contextlib.suppress(BadInput):
             one = built(spec, workers, models)
-        possible[name] = possible.get(name, False) or (continues(one) and one.models_trained == models)
+        possible[name] = possible.get(name, False) or (continues(one) and models_trained(one) == models)
     return tuple(sorted(name for name, good in possible.items() if not good))
 
 

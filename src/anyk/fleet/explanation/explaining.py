@@ -186,7 +186,7 @@ def _taken(today: str | Strategy, record: Record, times: Floats) -> tuple[str, f
     whole = times[np.isfinite(times).all(axis=1)]
     if not len(whole):
         raise BadInput(f"simulating '{found.spec}' needs rounds in which every worker was measured; there is none")
-    jobs = len(whole) - (found.for_jobs(len(whole)).rounds_for(len(whole)) - len(whole))
+    jobs = len(whole) - found.facts.extra_rounds
     if jobs < 1:
         raise BadInput(f"the record has too few rounds without gaps for '{found.spec}', {len(whole)}")
     return found.spec, float(simulate(found, whole, jobs=jobs)[0].sum())

@@ -14,7 +14,7 @@ from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.measured import Fleet, Quality, code_of, loads_of, slowness
 from anyk.fleet.plans.prices import USUAL, VectorSize
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
 from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
@@ -42,11 +42,11 @@ def built(spec: str, workers: int, models: int, *, exact: bool = False, batch: i
     all of the data.
     """
     made = from_spec(spec, workers)  # without suggestions: most specs that do not exist are skipped
-    if exact and not made.exact:
+    if exact and not made.facts.exact:
         raise BadInput(f"steps of '{spec}' are not the exact sum")
-    if made.models_trained != models:
+    if models_trained(made) != models:
         made = from_spec(with_keys(spec, {"models": models}), workers)
-    if made.models_trained != models:
+    if models_trained(made) != models:
         raise BadInput(f"'{spec}' does not train {models} models at once")
     return made if batch == batch_of(made) else _with_batch(made, batch)
 
@@ -95,7 +95,7 @@ def candidates_for(
         try:
             strategy = built(spec, workers, models, exact=not everything, batch=batch_of(now))
             load = loads_of(fleet.settled(strategy)).max()
-            within = load <= max_load + 1e-12 and strategy.share_held <= memory + 1e-12
+            within = load <= max_load + 1e-12 and share_stored(strategy) <= memory + 1e-12
         except BadInput:
             continue  # it does not exist for so many workers or models
         if within and (among is None or among(strategy)):
@@ -178,8 +178,8 @@ def _promising(fleet: Fleet, rest: dict[str, Strategy], found: Paces, made: dict
     No exact step can be taken before each partition has been computed by someone.
     """
     rounds, workers = fleet.times.shape
-    exact = [spec for spec, strategy in rest.items() if strategy.exact]
-    least = min((series.mean() for spec, series in found.series.items() if made[spec].exact), default=np.inf)
+    exact = [spec for spec, strategy in rest.items() if strategy.facts.exact]
+    least = min((series.mean() for spec, series in found.series.items() if made[spec].facts.exact), default=np.inf)
     bounds = {spec: _bound(fleet, rest[spec]) for spec in exact}
     near = sorted((spec for spec in exact if bounds[spec] < least), key=bounds.__getitem__)
     if len(near) < len(exact):

@@ -16,7 +16,7 @@ from anyk.fleet.plans.measured import Fleet, loads_of
 from anyk.fleet.plans.prices import USUAL, vectors_held
 from anyk.fleet.plans.resampling import Resampled, block_length, resampled
 from anyk.fleet.plans.targets import SEEDS, Arrival, Contest, Goal
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, share_stored
 from anyk.runs.folder.promise import Estimate
 
 __all__ = ["Asked", "Choice", "Estimate", "Judgement", "headline", "in_short", "pareto", "specs_for"]
@@ -233,12 +233,16 @@ class Judgement:
     def _competing(self, at: int) -> list[int]:
         """Of the strategies those that today's is compared with, and today's."""
         seen, arrivals = self._paces.seen, self._arrivals
-        exact = self._made[self._today].exact  # else, without a target, nothing competes: steps are of other progress
+        # without a target nothing competes with steps that are not exact: theirs are of other progress
+        exact = self._made[self._today].facts.exact
         return [
             i
             for i, spec in enumerate(self.specs)
             if i == at
-            or (seen[spec] >= _SEEN and (exact and self._made[spec].exact if arrivals is None else spec in arrivals))
+            or (
+                seen[spec] >= _SEEN
+                and (exact and self._made[spec].facts.exact if arrivals is None else spec in arrivals)
+            )
         ]
 
     def _to_target(self, pace: _Spread, drawn: Resampled) -> _Spread:
@@ -273,7 +277,7 @@ class Judgement:
         return Choice(
             spec,
             spec.partition(":")[0],
-            strategy.exact,
+            strategy.facts.exact,
             seconds,
             gain if spec != self._today else Estimate(0.0, 0.0, 0.0),
             float(loads_of(settled).max()),
@@ -281,7 +285,7 @@ class Judgement:
             shift,
             self._paces.seen[spec],
             workers * seconds.median,
-            strategy.share_held,
+            share_stored(strategy),
             quality.vectors,
             vectors_held=vectors_held(strategy, self._state),
             residual=quality.residual,

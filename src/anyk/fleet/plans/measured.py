@@ -19,8 +19,8 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.prices import USUAL, VectorSize, vectors_sent
 from anyk.fleet.records import Record, read
-from anyk.fleet.simulation import driven
-from anyk.protocol import Strategy
+from anyk.fleet.simulation import driven, for_jobs
+from anyk.protocol import Strategy, shares_computed
 from anyk.runs.log.queries import works
 from anyk.runs.log.runlog import RunLog
 from anyk.strategies import strategy as build_strategy
@@ -98,7 +98,8 @@ class Fleet:
 
     def settled(self, strategy: Strategy) -> Strategy:
         """A strategy as it runs once it has come to know this fleet."""
-        return strategy.settled(self.times, self.slopes, self.load)
+        adapted = strategy.facts.adapted
+        return strategy if adapted is None else adapted(self.times, self.slopes, self.load)
 
     def durations(self, strategy: Strategy) -> Floats:
         """Seconds of each round under a strategy."""
@@ -108,14 +109,13 @@ class Fleet:
     def closed(self, strategy: Strategy) -> Floats | None:
         """The same without the virtual clock; None where the strategy has no such form."""
         strategy = self.settled(strategy)
-        return strategy.durations_by_parts(self.seconds(loads_of(strategy)), self._rate)
+        return strategy.facts.durations(self.seconds(loads_of(strategy)), self._rate)
 
     def simulated(self, strategy: Strategy, log: RunLog | None = None) -> Floats:
         """The same on the virtual clock, which may keep a log."""
         strategy = self.settled(strategy)
-        rounds = len(self.times)
-        jobs = rounds - (strategy.for_jobs(rounds).rounds_for(rounds) - rounds)
-        return np.asarray(np.diff(driven(strategy.for_jobs(jobs), self.cluster(strategy), jobs, log)[0]))
+        jobs = len(self.times) - strategy.facts.extra_rounds
+        return np.asarray(np.diff(driven(for_jobs(strategy, jobs), self.cluster(strategy), jobs, log)[0]))
 
     def cluster(self, strategy: Strategy, seed: int = 0) -> Simulated:
         """The virtual clock on which a strategy meets the measured rounds, again and again."""
@@ -133,7 +133,7 @@ class Fleet:
             return Simulated(workers, delays=Table(fixed, by="round"), compute=compute, seed=seed)
         # a strategy without rounds gives its workers task after task
         return Simulated(
-            workers, delays=Table(self.seconds(loads), by="round" if strategy.exact else "task"), seed=seed
+            workers, delays=Table(self.seconds(loads), by="round" if strategy.facts.exact else "task"), seed=seed
         )
 
     def from_round(self, part: int, parts: int) -> Fleet:
@@ -145,8 +145,9 @@ class Fleet:
 
     def quality(self, strategy: Strategy, size: VectorSize = USUAL) -> Quality:
         """What steps under a strategy are made of: for steps that are not exact, as found on the virtual clock."""
-        if strategy.exact and strategy.vectors_sent is not None:
-            return Quality(0.0, 0.0, 1.0, strategy.vectors_sent)
+        facts = strategy.facts
+        if facts.exact and facts.vectors_sent is not None:
+            return Quality(0.0, 0.0, 1.0, facts.vectors_sent)
         log = RunLog()
         self.simulated(strategy, log)
         residual, staleness, made = log.rows("SELECT avg(residual), avg(staleness), count(*) FROM updates")[0]
@@ -171,7 +172,7 @@ class Fleet:
 
 def loads_of(strategy: Strategy) -> Floats:
     """The share of the data that each worker computes in a step, shape (workers,)."""
-    return np.asarray(strategy.shares_computed, dtype=np.float64)
+    return np.asarray(shares_computed(strategy), dtype=np.float64)
 
 
 def code_of(strategy: Strategy) -> codes.Code | None:

@@ -23,7 +23,7 @@ from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
 from anyk.plain import to_plain
 from anyk.problems.base import Problem, ensure_problem
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
 from anyk.runs.evaluation.settings import USUAL, Evaluate
 from anyk.runs.folder.promise import Estimate, Source, Today
@@ -203,7 +203,7 @@ def plan(
     rounds, n = record.table.shape
     if today is None:
         today = record.strategy or "uncoded"
-        models = models if models > 1 else build_strategy(today, workers=n).models_trained
+        models = models if models > 1 else models_trained(build_strategy(today, workers=n))
     if rounds < 5 or n < 2:
         raise BadInput(
             f"a plan takes 5 rounds or more in which all of 2 workers or more were measured; got {rounds} x {n}"

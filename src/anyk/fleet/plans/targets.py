@@ -117,7 +117,7 @@ class Contest:
         if self._base is None:
             self.left_out.append("the learning rate's schedule was taken as it is for every strategy")
         self._pace = {spec: float(series.mean()) for spec, series in self.paces.series.items()}
-        exact = [spec for spec in self._pace if self.made[spec].exact and self.paces.seen[spec] > 0.0]
+        exact = [spec for spec in self._pace if self.made[spec].facts.exact and self.paces.seen[spec] > 0.0]
         self._exact = min(exact, key=self._pace.__getitem__, default=None)
         self._runs = self.goal.runs
         self._known: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
@@ -129,7 +129,7 @@ class Contest:
         """Today's, the exact one, and of each family in turn the one that sees the most data a second."""
         first = [spec for spec in dict.fromkeys((self.today, self._exact)) if spec and self._of(spec) == spec]
         longest = _LONG * self._pace[self.today]
-        rest = [spec for spec in self._pace if not self.made[spec].exact and spec not in first]
+        rest = [spec for spec in self._pace if not self.made[spec].facts.exact and spec not in first]
         slow = sorted({_family(spec) for spec in rest if self._pace[spec] > longest})
         rest = sorted((spec for spec in rest if self._pace[spec] <= longest), key=self._per_sample)
         if slow:
@@ -149,7 +149,7 @@ class Contest:
 
     def _of(self, spec: str) -> str:
         """The contestant that stands for a strategy."""
-        return self._exact if self._exact is not None and self.made[spec].exact else spec
+        return self._exact if self._exact is not None and self.made[spec].facts.exact else spec
 
     # --------------------------------------------------------------------------------------- the contest
 
@@ -217,7 +217,7 @@ class Contest:
 
     def _arrival(self, spec: str, seconds: float, *, needed: bool = False) -> Arrival | None:
         """With other seeds; None where it does not come to the target with all of them, unless it is needed."""
-        fixed = self.made[spec].exact and not batch_of(self.made[spec])
+        fixed = self.made[spec].facts.exact and not batch_of(self.made[spec])
         runs = [self._run(spec, self._rates[spec], seed, seconds) for seed in range(1, 2 if fixed else SEEDS + 1)]
         late = [one.kind != 0 for one in runs]
         if any(late):
@@ -237,7 +237,7 @@ class Contest:
         found = {}
         for spec in self._pace:
             one = arrivals.get(self._of(spec))
-            if one is not None and self.made[spec].exact:
+            if one is not None and self.made[spec].facts.exact:
                 one = Arrival(one.learning_rate, one.steps * self._pace[spec], one.steps)
             if one is not None:
                 found[spec] = one

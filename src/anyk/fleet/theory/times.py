@@ -10,11 +10,11 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
     """Expected seconds of an update and mean staleness under a delay law, without computing and communication.
 
     Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018; preemption is assumed, and delays that do not depend on load. Each
-    strategy says for itself (:meth:`~anyk.protocol.Strategy.pace`).
+    strategy states it in its :class:`~anyk.protocol.Facts`.
 
     >>> import anyk
     >>> pace(anyk.strategy("k-batch-async:k=4", workers=8), anyk.delays.Exponential(mean=1.0))
     Pace(seconds=0.5, staleness=1.75, why="k over the sum of the workers' rates, whatever the law")
     """
     delays.check_fleet(strategy.layout.workers)
-    return strategy.pace(delays)
+    return strategy.facts.pace(delays)

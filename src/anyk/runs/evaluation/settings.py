@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from anyk.checks import typed
 from anyk.clusters.processes.aside import Aside
@@ -14,7 +14,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, endless
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.many import sampled
-from anyk.protocol import EvaluateLoss, Fleet, Strategy
+from anyk.protocol import Strategy
 from anyk.runs.limits import first_metrics
 from anyk.specs import Registry
 
@@ -143,9 +143,9 @@ def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float 
         raise BadInput(
             f"a target of {target:g} needs evaluation, which evaluate=None switches off; leave out one of them"
         )
-    if not gives_loss(evaluate) and asks_for_loss(strategy):
+    if not gives_loss(evaluate) and strategy.layout.losses:
         raise BadInput(needs_loss(strategy.spec))
-    if evaluate is not None and evaluate.where == "workers" and asks_for_loss(strategy):
+    if evaluate is not None and evaluate.where == "workers" and strategy.layout.losses:
         raise BadInput(
             f"'{strategy.spec}' adapts to the training loss and needs it at once, but workers answer between parts of "
             "their tasks; evaluate where='driver' or 'aside'"
@@ -167,7 +167,7 @@ def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strat
             "a schedule that goes by evaluations (ReduceLROnPlateau) needs them before the next step, and workers "
             "evaluate beside their tasks; evaluate where='driver' or 'aside'"
         )
-    if asks_for_loss(strategy):
+    if strategy.layout.losses:
         raise BadInput(
             f"'{strategy.spec}' adapts to the loss and the learning rate, which it must know from the start; use "
             "another schedule than ReduceLROnPlateau"
@@ -179,13 +179,6 @@ def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strat
         raise BadInput(
             f"the schedule goes by the {name}, of which {better} is better; give ReduceLROnPlateau mode={mode}"
         )
-
-
-def asks_for_loss(strategy: Strategy) -> bool:
-    """Whether a strategy has the driver evaluate the training loss."""
-    n = strategy.layout.workers
-    commands: Any = strategy.start(Fleet(n, tuple(range(n))))[1]
-    return any(isinstance(command, EvaluateLoss) for command in commands)
 
 
 def check_held_out(evaluate: Evaluate | None, evaluated: Problem) -> None:

@@ -69,7 +69,6 @@ class CooperativeSGD(Neighbours):
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         values: dict[str, Any] = {"matrix": bracketed(self.mixing.spec), "auxiliary": self.auxiliary, "tau": self.tau}
         return show("coop", values | {"batch": self.batch, "barrier": self.barrier}, DEFAULTS | {"auxiliary": 0})
 
@@ -86,7 +85,6 @@ class CooperativeSGD(Neighbours):
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         plain = super().layout
         if self.auxiliary < 2:
             return plain
@@ -95,16 +93,15 @@ class CooperativeSGD(Neighbours):
         return replace(plain, slots=("model", *names), auxiliary=tuple(names))
 
     def weights(self, s: GossipState, k: int) -> Weights:
-        """See :class:`~anyk.strategies.averaging.gossip.Neighbours`: those among workers."""
+        """Return the weights among workers."""
         del s
         return self.mixing.at(k)[: self.workers, : self.workers]
 
     def may_begin(self, s: GossipState, node: int) -> bool:
-        """See :class:`~anyk.strategies.averaging.gossip.Gossip`: auxiliary models are those of the round before."""
+        # auxiliary models must be those of the round before
         return (s.version == s.at[node] - 1 or not self._drawn[:, node].any()) and super().may_begin(s, node)
 
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
-        """See :class:`~anyk.strategies.averaging.gossip.Gossip`."""
         mix, _ = super().beginning(s, node, k)
         return mix, float(self._drawn[:, node].sum())
 
@@ -116,7 +113,7 @@ class CooperativeSGD(Neighbours):
         return f"mean {self._means.index(tuple((column / column.sum()).tolist()))}"
 
     def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
-        """See :class:`~anyk.strategies.averaging.gossip.Gossip`: the auxiliary models and their mean.
+        """Return the commands that mix the auxiliary models and take their mean.
 
         The weight of a worker that has been given up goes to the auxiliary models that would have read it.
         """

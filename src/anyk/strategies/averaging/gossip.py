@@ -20,6 +20,7 @@ from anyk.protocol import (
     Compressor,
     Dispatch,
     Event,
+    Facts,
     Failed,
     Fleet,
     Joined,
@@ -79,12 +80,14 @@ class Gossip(Strategy):
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`; a message is a whole model."""
         n = self.workers
-        return Layout(n, n, tuple((i,) for i in range(n)), covers=((),) * n, inner="")
+        return Layout(n, n, tuple((i,) for i in range(n)), covers=((),) * n, inner="", minibatches=self.batch > 0)
 
-    def check_compressor(self, by: Compressor) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
+    @property
+    def facts(self) -> Facts:
+        return Facts(check_compressor=self._check_compressor)
+
+    def _check_compressor(self, by: Compressor) -> None:
         del by
         raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's models")
 
@@ -114,17 +117,14 @@ class Gossip(Strategy):
     # ------------------------------------------------------------------------------------------- events
 
     def start(self, fleet: Fleet) -> tuple[GossipState, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = GossipState(Crew.of(fleet), [0] * self.workers)
         self.rebuild(s)
         return s, self._go(s)
 
     def rebuild(self, state: GossipState) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
         state.drawn = {}
 
     def on(self, state: GossipState, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         if isinstance(event, (Reply, Failed)):
             found = s.under_way.pop(event.task, None)
@@ -214,7 +214,6 @@ class Neighbours(Gossip):
         """W_k, shape (n, n): column j says how node j begins round k + 1."""
 
     def may_begin(self, s: GossipState, node: int) -> bool:
-        """See :class:`Gossip`."""
         k = s.at[node]
         if self.barrier == "global":
             return self._all_ended(s, k - 1)
@@ -222,13 +221,11 @@ class Neighbours(Gossip):
         return all(i in ended or i in gone for i in np.flatnonzero(self.weights(s, k - 1)[:, node]).tolist())
 
     def readers(self, s: GossipState, node: int, k: int) -> Iterable[int]:
-        """See :class:`Gossip`."""
         if self.barrier == "global":
             return super().readers(s, node, k)
         return [*np.flatnonzero(self.weights(s, k)[node]).tolist(), node]
 
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
-        """See :class:`Gossip`."""
         ended = s.ended[k - 1]
         column = self.weights(s, k - 1)[:, node]
         here = [(int(i), float(column[i])) for i in np.flatnonzero(column)]
@@ -264,12 +261,10 @@ class DecentralisedSGD(Neighbours):
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         values: dict[str, Any] = {"graph": bracketed(self.mixing.spec), "tau": self.tau, "batch": self.batch}
         return show("dpsgd", values | {"barrier": self.barrier}, DEFAULTS)
 
     def weights(self, s: GossipState, k: int) -> Weights:
-        """See :class:`Neighbours`."""
         del s
         return self.mixing.at(k)
 
@@ -301,13 +296,11 @@ class MatchaSGD(Neighbours):
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         values: dict[str, Any] = {"graph": bracketed(settled(self.graph)), "budget": self.budget, "tau": self.tau}
         values |= {"batch": self.batch, "barrier": self.barrier, "seed": self.seed}
         return show("matcha", values, DEFAULTS)
 
     def weights(self, s: GossipState, k: int) -> Weights:
-        """See :class:`Neighbours`."""
         if k not in s.drawn:
             s.drawn = {old: w for old, w in s.drawn.items() if old >= s.version - 1}
             s.drawn[k] = self.plan.at(k, self.seed)
@@ -346,18 +339,15 @@ class ElasticSGD(Gossip):
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         return show("easgd", {"alpha": self.pull, "tau": self.tau, "batch": self.batch}, DEFAULTS)
 
     def may_begin(self, s: GossipState, node: int) -> bool:
-        """See :class:`Gossip`: when the centre is that of the round before, neither older nor newer."""
+        # the centre must be that of the round before, neither older nor newer
         return s.version == s.at[node] - 1
 
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
-        """See :class:`Gossip`."""
         return ((node, s.ended[k - 1][node], 0, 1.0 - self.pull),), self.pull
 
     def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
-        """See :class:`Gossip`: the centre."""
         messages = [(task, 0) for task in ended.values()]
         return [Mix("model", messages, [self.pull] * len(messages), share=1.0 - self.pull * len(messages))]

@@ -68,24 +68,21 @@ class PairwiseGossip(Strategy):
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         n = self.workers
         nodes = tuple(f"node {i}" for i in range(n))
-        return Layout(n, n, tuple((i,) for i in range(n)), ("model", *nodes), nodes, covers=((),) * n, inner="")
+        assignment, slots = tuple((i,) for i in range(n)), ("model", *nodes)
+        return Layout(n, n, assignment, slots, nodes, covers=((),) * n, inner="", minibatches=self.batch > 0)
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         values = {"tau": self.tau, "batch": self.batch, "seed": self.seed}
         return show("ad-psgd", values, {"tau": 1, "batch": 0, "seed": 0})
 
     def start(self, fleet: Fleet) -> tuple[PairState, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = PairState(Crew.of(fleet), [0] * self.workers)
         return s, [self._dispatch(s, fleet.present)] if fleet.present else []
 
     def on(self, state: PairState, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         if isinstance(event, (Reply, Failed)):
             node = s.under_way.pop(event.task, None)

@@ -111,6 +111,11 @@ class Growth(ABC):
     why: ClassVar[str]  # there is no closed form for its pace
     State: ClassVar[type[Any]] = NoState
 
+    @property
+    def losses(self) -> bool:
+        """Whether the rule asks for the training loss."""
+        return False
+
     def check(self, family: KFamily) -> None:
         """Raise :class:`~anyk.errors.BadInput` where K of this family cannot grow so."""
         del family
@@ -191,26 +196,26 @@ class AdaSync(Growth):
             raise BadInput(f"interval of 'adasync' must be above 0 s, got {self.interval:g}")
 
     def check(self, family: KFamily) -> None:
-        """See :class:`Growth`."""
         if self.rule == "noise" and family.k < 2:
             raise BadInput("rule=noise of 'adasync' measures how gradients of a step differ; k must be at least 2")
         if family.k > family.workers:
             raise BadInput(f"k of 'adasync' grows up to {family.workers} workers, it cannot start at {family.k}")
 
+    @property
+    def losses(self) -> bool:
+        return self.rule != "noise"
+
     def show(self, family: KFamily) -> str:
-        """See :class:`Growth`."""
         values: dict[str, Any] = {"base": family.kind, "k": family.k, "interval": self.interval, "rule": self.rule}
         values |= {"loss_floor": self.loss_floor, "lr_scale": family.lr_scale, "batch": family.batch}
         usual = {"rule": "loss", "loss_floor": 0.0, "lr_scale": 1.0, "batch": 0, "cancel": "preempt"}
         return show("adasync", values | {"cancel": family.cancel}, usual)
 
     def start(self, s: KState) -> tuple[AdaSyncState, list[Command]]:
-        """See :class:`Growth`."""
         first: list[Command] = [] if self.rule == "noise" else [EvaluateLoss("model")]
         return AdaSyncState(Durations(max(400, 20 * s.crew.size))), [*first, SetAlarm(_ALARM, s.now + self.interval)]
 
     def on(self, family: KFamily, s: KState, event: Event) -> Sequence[Command]:
-        """See :class:`Growth`."""
         if isinstance(event, NoiseMeasured):
             self._weigh(s.growth, event)
             return ()
@@ -223,22 +228,18 @@ class AdaSync(Growth):
     # ------------------------------------------------------------------------------------------- what is measured
 
     def dispatched(self, s: KState, tasks: range) -> None:
-        """See :class:`Growth`."""
         if self.rule != "loss":
             s.growth.began.update(dict.fromkeys(tasks, s.now))
 
     def ended(self, s: KState, task: int, *, whole: bool) -> None:
-        """See :class:`Growth`."""
         began = s.growth.began.pop(task, None)
         if began is not None:
             s.growth.seen.add(s.now - began, ended=whole)
 
     def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
-        """See :class:`Growth`."""
         return [MeasureNoise(used)] if self.rule == "noise" and len(used) > 1 else []
 
     def stepped(self, family: KFamily, s: KState) -> list[Command]:
-        """See :class:`Growth`."""
         s.growth.began = {task: began for task, began in s.growth.began.items() if task in s.under_way}
         return []
 
@@ -319,12 +320,10 @@ class Gradual(Growth):
             raise BadInput(f"every and by of 'gradual' must be at least 1, got every={self.every}, by={self.by}")
 
     def check(self, family: KFamily) -> None:
-        """See :class:`Growth`."""
         if self.last is not None and not family.k <= self.last <= family.workers:
             raise BadInput(f"last of 'gradual' must be k = {family.k} to {family.workers} workers, got {self.last}")
 
     def show(self, family: KFamily) -> str:
-        """See :class:`Growth`."""
         values: dict[str, Any] = {"base": family.kind, "k": family.k, "every": self.every, "by": self.by}
         values |= {"last": self.last, "lr_scale": family.lr_scale, "batch": family.batch, "cancel": family.cancel}
         last = family.workers if self.last == family.workers else None
@@ -332,7 +331,6 @@ class Gradual(Growth):
         return show("gradual", values, usual)
 
     def stepped(self, family: KFamily, s: KState) -> list[Command]:
-        """See :class:`Growth`."""
         last = family.workers if self.last is None else self.last
         k = max(s.k, min(last, family.k + s.version // self.every * self.by))
         if k == s.k:

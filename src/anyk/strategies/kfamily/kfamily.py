@@ -22,6 +22,7 @@ from anyk.protocol import (
     Dispatch,
     DriftMeasured,
     Event,
+    Facts,
     Failed,
     Fleet,
     Joined,
@@ -204,15 +205,19 @@ class KFamily(Strategy):
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         n, local = self.workers, self.work is not None
         return Layout(
-            n, n, tuple((i,) for i in range(n)), covers=((),) * n if local else None, inner="" if local else None
+            n,
+            n,
+            tuple((i,) for i in range(n)),
+            covers=((),) * n if local else None,
+            inner="" if local else None,
+            losses=self.growth is not None and self.growth.losses,
+            minibatches=self.batch > 0,
         )
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         if self.growth is not None:
             return self.growth.show(self)
         stale = {"stale": self.stale, "cutoff": self.cutoff, "bound": self.bound}
@@ -228,12 +233,14 @@ class KFamily(Strategy):
 
     @property
     def summary(self) -> str:
-        """See :class:`~anyk.protocol.Strategy`."""
         few = "every gradient" if self.k == 1 else f"every {self.k} gradients"
         return f"takes a step at {few}, however old its version; waits for nobody"
 
-    def check_compressor(self, by: Compressor) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
+    @property
+    def facts(self) -> Facts:
+        return Facts(pace=self._pace, check_compressor=self._check_compressor)
+
+    def _check_compressor(self, by: Compressor) -> None:
         del by  # a message is one worker's own
         if self.compensate:
             raise BadInput("delay compensation needs uncompressed gradients; leave out compensate")
@@ -241,7 +248,6 @@ class KFamily(Strategy):
     # ------------------------------------------------------------------------------------------- events
 
     def start(self, fleet: Fleet) -> tuple[KState, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = KState(Crew.of(fleet), self.k, fleet.time, [0] * self.workers)
         s.known = {}
         first: list[Command] = []
@@ -250,11 +256,9 @@ class KFamily(Strategy):
         return s, [*first, *self._dispatch(s, sorted(s.crew.present))]
 
     def rebuild(self, state: KState) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
         state.known = {}
 
     def on(self, state: KState, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         if type(event) is Reply and self.bound is not None:
             return (MeasureDrift(event.worker, event.task, event.chunk),) if event.task in s.under_way else ()
@@ -397,8 +401,8 @@ class KFamily(Strategy):
 
     # ------------------------------------------------------------------------------------------- how fast it is
 
-    def pace(self, delays: DelayLaw) -> Pace:
-        """See :class:`~anyk.protocol.Strategy`; Dutta et al. 2018."""
+    def _pace(self, delays: DelayLaw) -> Pace:
+        """Return the pace, in the closed forms of Dutta et al. 2018."""
         n, k, mean = self.workers, self.k, mean_interval(delays, self.workers)
         if self.growth is not None:
             return Pace(None, None, self.growth.why)

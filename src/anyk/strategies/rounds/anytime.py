@@ -21,6 +21,7 @@ from anyk.protocol import (
     DelayLaw,
     Dispatch,
     Event,
+    Facts,
     Failed,
     Fleet,
     Joined,
@@ -129,20 +130,18 @@ class Anytime(Strategy):
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         n, parts = self.workers, self.parts
-        return Layout(n, n * parts, tuple(tuple(range(i * parts, (i + 1) * parts)) for i in range(n)))
+        assignment = tuple(tuple(range(i * parts, (i + 1) * parts)) for i in range(n))
+        return Layout(n, n * parts, assignment, minibatches=self.batch > 0)
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         deadline = str(self.rule).removesuffix("s")
         values = {"deadline": deadline, "parts": self.parts, "batch": self.batch, "seed": self.seed}
         return show("anytime", values, {"deadline": "3mad", "parts": 8, "batch": 0, "seed": 0})
 
     @property
     def summary(self) -> str:
-        """See :class:`~anyk.protocol.Strategy`."""
         return f"steps by the clock (deadline {self.rule}) with what workers have finished of {self.parts} parts each"
 
     def _seconds(self, s: AnytimeState) -> float | None:
@@ -158,16 +157,13 @@ class Anytime(Strategy):
     # ------------------------------------------------------------------------------------------- events
 
     def start(self, fleet: Fleet) -> tuple[AnytimeState, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = AnytimeState(Crew.of(fleet), fleet.time, fleet.rounds)
         return s, self._begin(s)
 
     def rebuild(self, state: AnytimeState) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
         state.orders = self._drawn(state)
 
     def on(self, state: AnytimeState, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         s.now = event[0]
         if isinstance(event, Alarm):
@@ -299,8 +295,12 @@ class Anytime(Strategy):
 
     # ------------------------------------------------------------------------------------------- how fast it is
 
-    def pace(self, delays: DelayLaw) -> Pace:
-        """See :class:`~anyk.protocol.Strategy`.
+    @property
+    def facts(self) -> Facts:
+        return Facts(pace=self._pace)
+
+    def _pace(self, delays: DelayLaw) -> Pace:
+        """Return the pace for a fixed deadline.
 
         A worker is held up once, before its first part. A step is over at the deadline or when the last worker is;
         where nobody is by then, it goes on, under a memoryless law as if it began.

@@ -7,8 +7,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from anyk.checks import typed
 from anyk.codes.base import Floats
 from anyk.codes.progress import ProgressCode, Watch
@@ -23,6 +21,7 @@ from anyk.protocol import (
     Command,
     Dispatch,
     Event,
+    Facts,
     Failed,
     Fleet,
     Joined,
@@ -141,7 +140,7 @@ class ProgressRounds(Strategy):
 
     @cached_property
     def exact(self) -> bool:
-        """See :class:`~anyk.protocol.Strategy`."""
+        """Whether every step is the exact sum."""
         return not self.enough.approximate
 
     @property
@@ -156,12 +155,10 @@ class ProgressRounds(Strategy):
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         return Layout(self.code.workers, self.code.partitions, self.code.assignment, blocks=self.code.blocks)
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         parts = [] if self.rule == Decodable() else [f"wait={self.rule}"]
         return with_keys(self.code.spec, parts + [f"cancel={self.cancel}"] * (self.cancel != "preempt"))
 
@@ -170,12 +167,12 @@ class ProgressRounds(Strategy):
         orders = [tuple(map(int, order)) for order in self.code.orders]
         return tuple((Chunk(order, (1.0,) * len(order), send="request"),) for order in orders)
 
-    def durations(self, seconds: Floats) -> Floats | None:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return self.durations_by_parts(seconds, np.zeros_like(seconds))
+    @property
+    def facts(self) -> Facts:
+        vectors = self.code.workers * (1.0 + 1.0 / self.code.blocks)
+        return Facts(exact=self.exact, vectors_sent=vectors if self.exact else None, durations=self._durations)
 
-    def durations_by_parts(self, seconds: Floats, whole: Floats) -> Floats | None:
-        """See :class:`~anyk.protocol.Strategy`."""
+    def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
         if not self.exact or self.cancel != "preempt":
             return None
         return self.code.ready_times(seconds, whole / self.code.partitions)
@@ -183,16 +180,13 @@ class ProgressRounds(Strategy):
     # ------------------------------------------------------------------------------------------- events
 
     def start(self, fleet: Fleet) -> tuple[ProgressState, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = ProgressState(Crew.of(fleet), fleet.time)
         return s, self._round(s)
 
     def rebuild(self, state: ProgressState) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
         state.watch = self._watched(state)
 
     def on(self, state: ProgressState, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         s.now = event.time
         if isinstance(event, Progress):

@@ -20,6 +20,7 @@ from anyk.protocol import (
     Command,
     Dispatch,
     Event,
+    Facts,
     Failed,
     Fleet,
     Joined,
@@ -35,6 +36,7 @@ from anyk.protocol import (
 )
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.balance import owners
+from anyk.strategies.rounds.facts import facts_of
 from anyk.strategies.rounds.settings import RoundSettings
 from anyk.strategies.rounds.snapshots import corrected
 from anyk.strategies.rounds.state import RoundState, Seen
@@ -90,13 +92,16 @@ class Rounds(RoundSettings):
     'frc:load=3,wait=11'
     """
 
+    @cached_property
+    def facts(self) -> Facts:
+        return facts_of(self)
+
     def start(self, fleet: Fleet) -> tuple[RoundState, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
         self._use_code(s, self.first_code)
         first: list[Command] = []
         if self.balance is not None:
-            s.balance = self.balance.start(self._balanced_code)
+            s.balance = self.balance.start(self.balanced_code)
         if self.work is not None:
             s.work = self.work.start()
         if self.adapt is not None:
@@ -104,13 +109,12 @@ class Rounds(RoundSettings):
         return s, [*first, *self._begin(s)]
 
     def rebuild(self, state: RoundState) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
-        s, policy = state, self._policy
+        s, policy = state, self.policy
         learned = policy.relearned is not None and s.version >= policy.every
         last = s.version - s.version % policy.every if policy.every else 0
         self._use_code(s, policy.relearned(s.learned, last) if learned and policy.relearned else self.first_code)
         if self.balance is not None:
-            self._use_code(s, self._balanced_code.cut(s.balance.sizes))
+            self._use_code(s, self.balanced_code.cut(s.balance.sizes))
         s.decoder = self._fresh(s.code)
         if policy.projected:
             for worker, value in s.values.items():
@@ -121,7 +125,6 @@ class Rounds(RoundSettings):
             s.decoder.add(reply)
 
     def on(self, state: RoundState, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         if type(event) is Reply:
             s.now = event[0]
@@ -131,7 +134,7 @@ class Rounds(RoundSettings):
                 self.work.heard(s, worker, task)
             if s.open.pop(task if messages == 1 else task * messages + event[3], None) is None:
                 return ()  # late, or told twice
-            if self._policy.projected:
+            if self.policy.projected:
                 s.measuring[task] = worker
                 return (ProjectMessage(worker, task, event[3]),)
             return self._arrived(s, worker if messages == 1 else worker * messages + event[3], task)
@@ -144,7 +147,7 @@ class Rounds(RoundSettings):
             if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
                 return ()
             s.crew.fail(event.worker, event.task)
-            if self._policy.projected and event.reason.startswith("not finite"):  # no honest worker says that
+            if self.policy.projected and event.reason.startswith("not finite"):  # no honest worker says that
                 s.values[event.worker] = float("nan")
                 s.decoder.measure(event.worker, float("nan"))
                 if s.decoder.add(event.worker):
@@ -278,7 +281,7 @@ class Rounds(RoundSettings):
             late = [s.now - s.began] * (self.code.replies - len(s.arrivals))
             s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
         s.version += 1
-        policy = self._policy
+        policy = self.policy
         if policy.relearned is not None:
             s.missed = [count + (worker not in task_of) for worker, count in enumerate(s.missed)]
             if s.version % policy.every == 0:
@@ -335,7 +338,7 @@ class Rounds(RoundSettings):
         )
 
     def _fresh(self, code: Code) -> Decoder:
-        if self._own:
+        if self.own_decoder:
             return code.decoder()
         if self.method == METHODS["least-squares"]:
             return LeastSquaresDecoder(code, self.method)
@@ -363,7 +366,7 @@ class Rounds(RoundSettings):
         why = []
         if crew.failures:
             why.append("unusable replies from " + ", ".join(f"worker {w}" for w in sorted(crew.failures)))
-        if self._policy.projected and not crew.failures:
+        if self.policy.projected and not crew.failures:
             why.append("more workers lie than the code finds out, or replies are less exact than float64")
         if crew.gone:
             why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(crew.gone)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,17 +14,13 @@ from anyk.codes.decoders import METHODS, Floats, method
 from anyk.errors import BadInput
 from anyk.protocol import (
     CancelMode,
-    Compressor,
-    DelayLaw,
     Layout,
-    Pace,
     Strategy,
     slot_names,
 )
 from anyk.strategies.averaging.adapting import AdaptingSteps
 from anyk.strategies.averaging.local_steps import LocalSteps
-from anyk.strategies.closed_forms import uncoded_pace
-from anyk.strategies.rounds.balance import Balance, batch_of, even_parts, settled, shares_of
+from anyk.strategies.rounds.balance import Balance, batch_of, even_parts, shares_of
 from anyk.strategies.rounds.corrections import Scaling, scaling_of
 from anyk.strategies.rounds.snapshots import at_snapshot, check_snapshot
 from anyk.strategies.rounds.state import RoundState
@@ -79,8 +75,8 @@ class RoundSettings(Strategy):
                     "balance=auto has been tested without models, snapshot, clients, scaling=marginal and adapting "
                     "local steps; leave them out"
                 )
-        code, own, rule = self.code, self._own, self.rule
-        if self._policy.projected and not (isinstance(rule, Decodable) and own):
+        code, own, rule = self.code, self.own_decoder, self.rule
+        if self.policy.projected and not (isinstance(rule, Decodable) and own):
             raise BadInput(
                 f"'{code.spec}' finds Byzantine workers by its own decoder and waits until it has; "
                 "leave out wait and decoder"
@@ -101,16 +97,17 @@ class RoundSettings(Strategy):
     # ------------------------------------------------------------------------------------------- settings
 
     @cached_property
-    def _policy(self) -> Policy:
+    def policy(self) -> Policy:
+        """The code's further duties."""
         return self.code.policy()
 
     @cached_property
     def first_code(self) -> Code:
         """The code that a run begins with."""
-        return self.code if self.balance is None else self._balanced_code
+        return self.code if self.balance is None else self.balanced_code
 
     @cached_property
-    def _balanced_code(self) -> RepetitionCode:
+    def balanced_code(self) -> RepetitionCode:
         """The same code with its blocks cut into many partitions."""
         code = self.code
         assert isinstance(code, RepetitionCode)
@@ -122,10 +119,10 @@ class RoundSettings(Strategy):
     def _samples(self) -> int:
         """The samples drawn of each partition; 0: all."""
         code = self.first_code
-        return batch_of(self.batch, code.workers, code.partitions) if self._together else self.batch
+        return batch_of(self.batch, code.workers, code.partitions) if self.together else self.batch
 
     @cached_property
-    def _together(self) -> bool:
+    def together(self) -> bool:
         """Whether the partitions of a block stand for one, of a size of its own."""
         return self.balance is not None or bool(shares_of(self.code))
 
@@ -135,7 +132,8 @@ class RoundSettings(Strategy):
         return method(self.decoder)
 
     @cached_property
-    def _own(self) -> bool:
+    def own_decoder(self) -> bool:
+        """Whether replies are decoded in the code's own way."""
         return self.method in (METHODS["own"], METHODS["exact"])
 
     @cached_property
@@ -154,11 +152,6 @@ class RoundSettings(Strategy):
         return self.rule if isinstance(self.rule, Decodable) else self.rule | Decodable()
 
     @cached_property
-    def exact(self) -> bool:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return self.work is None and not self.enough.approximate
-
-    @cached_property
     def _count(self) -> int | None:
         """The common rules, kept where they are fast: so many replies, or (more than there are) until decodable."""
         if self.snapshot:
@@ -173,7 +166,8 @@ class RoundSettings(Strategy):
 
     @cached_property
     def _default_scaling(self) -> Scaling:
-        unbiased = (self.code.unbiased and self._own) or self.method == METHODS["one-step"] or self.work is not None
+        unbiased = self.code.unbiased and self.own_decoder
+        unbiased = unbiased or self.method == METHODS["one-step"] or self.work is not None
         return "none" if unbiased else "conditional"
 
     @cached_property
@@ -192,7 +186,6 @@ class RoundSettings(Strategy):
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         code, work = self.first_code, self.work
         anything = (tuple(range(code.partitions)),) * code.workers
         return Layout(
@@ -203,15 +196,16 @@ class RoundSettings(Strategy):
             self.slots[1:] if self.adapt else (),
             None if work is None else ((),) * code.workers,
             blocks=code.blocks,
-            voting=self._policy.projected,
+            voting=self.policy.projected,
             inner=None if work is None else work.inner,
-            together=self._together,
+            together=self.together,
             replicated=None if self.balance is None else not code.own_messages,
+            losses=self.adapt is not None,
+            minibatches=self._samples > 0,
         )
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         wait = None if self.rule == Decodable() else str(self.rule)
         if self.work is not None:
             own = self.work.clients is None or wait != str(self.work.clients)
@@ -231,79 +225,11 @@ class RoundSettings(Strategy):
 
     @property
     def summary(self) -> str:
-        """See :class:`~anyk.protocol.Strategy`."""
         if self.work is not None:
             told = "workers take steps of their own, then their models are averaged"
         else:
             told = _in_words(self.code, None if self.rule == Decodable() else str(self.rule), self.snapshot)
         return told + ("; shares of the data follow the speed of workers" if self.balance else "")
-
-    def check_compressor(self, by: Compressor) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
-        if self._policy.projected:
-            raise BadInput(
-                f"'{self.spec}' finds Byzantine workers by comparing messages, and cannot compare compressed ones"
-            )
-        if self.code.blocks > 1:
-            raise BadInput(f"the messages of '{self.spec}' are a fraction of the vector already; leave compression out")
-        if self.snapshot:
-            raise BadInput(f"'{self.spec}' uses messages again, which '{by.spec}' would blur; leave out snapshot")
-        if self.work is not None and self.work.keep:
-            raise BadInput(f"'{self.spec}' keeps the inner optimiser's state; with '{by.spec}' leave out keep")
-        if by.promise == "contractive" and not self.code.own_messages:
-            raise BadInput(
-                f"'{by.spec}' keeps what it leaves out, which replicas of '{self.spec}' do not share; take random-k "
-                "(exact) or qsgd (in expectation), or rounds of uncoded"
-            )
-
-    # ------------------------------------------------------------------------------------------- how fast it is
-
-    def durations(self, seconds: Floats) -> Floats | None:
-        """See :class:`~anyk.protocol.Strategy`: the k-th reply, or when the code can be decoded."""
-        if (
-            self.code.messages > 1
-            or self.work is not None
-            or self.cancel != "preempt"
-            or not self._own
-            or self.snapshot
-            or self.balance is not None
-        ):
-            return None
-        decodable = self.code.finish_times(seconds)
-        if isinstance(self.rule, Count):
-            return np.minimum(decodable, np.sort(seconds, axis=1)[:, min(self.rule.number, seconds.shape[1]) - 1])
-        return decodable if isinstance(self.rule, Decodable) else None
-
-    @property
-    def shares_computed(self) -> Sequence[float]:
-        """See :class:`~anyk.protocol.Strategy`; under balance at first."""
-        code = self.first_code
-        return super().shares_computed if self.balance is None else [len(a) / code.partitions for a in code.assignment]
-
-    def settled(self, seconds: Floats, slopes: Floats, load: float) -> Strategy:
-        """See :class:`~anyk.protocol.Strategy`: with the shares that balance comes to."""
-        if self.balance is None:
-            return self
-        code = self._balanced_code
-        return replace(self, code=code.cut(settled(code, seconds, slopes, load)), balance=None)
-
-    def pace(self, delays: DelayLaw) -> Pace:
-        """See :class:`~anyk.protocol.Strategy`."""
-        if self.adapt is not None:
-            return Pace(None, 0.0, "tau changes with the loss")
-        if self.work is not None:
-            whole = self.work.clients is None and str(self.rule) == "decodable" and not self.work.speeds
-            seconds = delays.longest_sum(self.work.tau, self.code.workers) if whole else None
-            return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
-        if self.snapshot:
-            return Pace(None, None, "no closed form with snapshots; simulate")
-        if self._together:
-            return Pace(None, 0.0, "no closed form where workers compute different shares; simulate")
-        if self.code.own_messages:
-            return uncoded_pace(self.code, self.enough, self.method, delays, in_vain=self.cancel == "discard")
-        if self.cancel == "discard":
-            return Pace(None, 0.0, "no closed form when workers finish in vain; simulate")
-        return Pace(None, 0.0, "no closed form; simulate")
 
 
 def _in_words(code: Code, wait: str | None, snapshot: int) -> str:

@@ -19,6 +19,7 @@ from anyk.protocol import (
     Command,
     Dispatch,
     Event,
+    Facts,
     Failed,
     Fleet,
     Joined,
@@ -72,17 +73,13 @@ class TreeRounds(Strategy):
     # ------------------------------------------------------------------------------------------- settings
 
     @property
-    def exact(self) -> bool:
-        """See :class:`~anyk.protocol.Strategy`; each parent waits until its children's messages decode."""
-        return True
+    def facts(self) -> Facts:
+        # a parent waits until its children's messages decode, and reads them where they lie
+        return Facts(exact=True, vectors_sent=2.0 * self.code.workers, durations=self._durations)
 
-    @property
-    def vectors_sent(self) -> float:
-        """See :class:`~anyk.protocol.Strategy`; a parent reads its children's messages where they lie."""
-        return 2.0 * self.code.workers
-
-    def durations(self, seconds: Floats) -> Floats | None:
-        """See :class:`~anyk.protocol.Strategy`: from the leaves up, a parent's own share and its children's."""
+    def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
+        """Seconds until the driver decodes: from the leaves up, a parent's own share and its children's messages."""
+        del whole
         if self.cancel != "preempt":
             return None
         children = len(self.code.children_of(ROOT))
@@ -100,12 +97,10 @@ class TreeRounds(Strategy):
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         return Layout(self.code.workers, self.code.partitions, self.code.assignment, covers=self.code.covers)
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         return with_keys(self.code.spec, [f"cancel={self.cancel}"] * (self.cancel != "preempt"))
 
     @cached_property
@@ -118,12 +113,10 @@ class TreeRounds(Strategy):
     # ------------------------------------------------------------------------------------------- events
 
     def start(self, fleet: Fleet) -> tuple[TreeState, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = TreeState(Crew.of(fleet))
         return s, self._begin(s)
 
     def on(self, state: TreeState, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         if isinstance(event, Lost):
             s.crew.lose(event)

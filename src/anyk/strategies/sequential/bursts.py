@@ -31,7 +31,6 @@ class ForBursts(SequentialRounds):
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         values: dict[str, Any] = {"B": self.B, "W": self.W, "lambda": self.lambda_, "end": self.end}
         values |= {"mu": self.mu, "wait": self.waits, "late": self.late, "inner": self.inner}
         values |= {"models": self.trained, "jobs": self.jobs, "batch": self.batch}

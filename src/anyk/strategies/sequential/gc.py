@@ -41,13 +41,11 @@ class OneCode(SequentialRounds):
 
     @property
     def load(self) -> float:
-        """See :class:`SequentialRounds`."""
         return self.code.load / self.workers
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return Layout(self.workers, self.workers, self.code.assignment, self.slots)
+        return Layout(self.workers, self.workers, self.code.assignment, self.slots, minibatches=self.batch > 0)
 
     def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         del piece
@@ -96,12 +94,10 @@ class GradientCodingRounds(OneCode):
 
     @property
     def tolerated(self) -> int:
-        """See :class:`OneCode`."""
         return self.stragglers
 
     @cached_property
     def spec(self) -> str:
-        """The short form."""
         values: dict[str, Any] = {"stragglers": self.stragglers, "end": self.end, "mu": self.mu, "wait": self.waits}
         values |= {"strict": self.strict, "inner": self.inner, "models": self.trained, "jobs": self.jobs}
         usual = {"end": "decodable", "wait": self.usual_wait, "models": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
-from anyk.protocol import Layout
+from anyk.protocol import Facts, Layout
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.inner import Flags, Inner
 from anyk.strategies.sequential.jobs import Place, SequentialState
@@ -49,7 +49,6 @@ class Multiplexed(ForBursts):
 
     @property
     def T(self) -> int:
-        """See :class:`SequentialRounds`."""
         return self.W - 2 + self.B
 
     @property
@@ -70,44 +69,38 @@ class Multiplexed(ForBursts):
 
     @property
     def load(self) -> float:
-        """See :class:`SequentialRounds`."""
         own, coded = self._each, self.code.load if self.coded else self._each
         return ((self.W - 1) * own + self.B * max(own, coded)) / sum(self.shares)
 
-    @property
-    def share_held(self) -> float:
-        """See :class:`~anyk.protocol.Strategy`: all of its own pieces, and its part of every group."""
-        return ((self.W - 1) * self._each + (self.B * self.code.load if self.coded else 0)) / sum(self.shares)
-
-    @property
-    def vectors_sent(self) -> float:
-        """See :class:`~anyk.protocol.Strategy`: W - 1 + B jobs in each task."""
-        return 2.0 * self.workers * (self.W - 1 + self.B)
+    @cached_property
+    def facts(self) -> Facts:
+        # all of its own pieces, and its part of every group; W - 1 + B jobs in each task
+        stored = ((self.W - 1) * self._each + (self.B * self.code.load if self.coded else 0)) / sum(self.shares)
+        return replace(super().facts, share_stored=stored, vectors_sent=2.0 * self.workers * (self.W - 1 + self.B))
 
     @property
     def tolerated(self) -> int:
-        """See :class:`SequentialRounds`."""
         return self.lambda_
 
     @cached_property
     def within(self) -> Inner:
-        """See :class:`SequentialRounds`."""
         return super().within if self.coded else Inner(self.inner, self.workers, self.workers, grouped=False)
 
     @cached_property
     def layout(self) -> Layout:
-        """See :class:`~anyk.protocol.Strategy`."""
         pieces = self.W - 1 + (self.B if self.coded else 0)
         assignment = tuple(
             tuple(sorted({j for piece in range(pieces) for j in self._rows(i, piece)[0]})) for i in range(self.workers)
         )
-        return Layout(self.workers, len(self.shares), assignment, self.slots, shares=self.shares)
+        minibatches = self.batch > 0
+        return Layout(
+            self.workers, len(self.shares), assignment, self.slots, shares=self.shares, minibatches=minibatches
+        )
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
         return multiplexed(known, known.count, B=self.B, W=self.W, most=self.lambda_, end=self.end, groups=groups)
 
     def rebuild(self, state: MultiplexedState) -> None:
-        """See :class:`~anyk.protocol.Strategy`."""
         state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}
 
     @cached_property

@@ -28,7 +28,7 @@ class StragglerModel(ABC):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The short form."""
+        """The model as text, from which :data:`registry` builds it again."""
 
     def load_bound(self, workers: int) -> float | None:
         """Least relative load of any code that does one job a round whatever pattern of the model comes.
@@ -103,7 +103,6 @@ class PerRound(StragglerModel):
 
     @property
     def spec(self) -> str:
-        """See :class:`StragglerModel`."""
         return show(self.name, {"s": self.s})
 
     def _busiest(self, workers: int) -> tuple[int, int]:
@@ -134,7 +133,6 @@ class Bursty(StragglerModel):
 
     @property
     def spec(self) -> str:
-        """See :class:`StragglerModel`."""
         return show(self.name, {"burst": self.burst, "window": self.window, "most": self.most})
 
     def _busiest(self, workers: int) -> tuple[int, int]:
@@ -166,7 +164,6 @@ class Arbitrary(StragglerModel):
 
     @property
     def spec(self) -> str:
-        """See :class:`StragglerModel`."""
         return show(self.name, {"times": self.times, "window": self.window, "most": self.most})
 
     def _busiest(self, workers: int) -> tuple[int, int]:
@@ -202,7 +199,6 @@ class GilbertElliott(StragglerModel):
 
     @property
     def spec(self) -> str:
-        """See :class:`StragglerModel`."""
         return show(self.name, {"fail": self.fail, "recover": self.recover})
 
     @property

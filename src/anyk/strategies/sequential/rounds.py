@@ -106,7 +106,6 @@ class SequentialRounds(SequentialSettings):
     # ------------------------------------------------------------------------------------------- rounds
 
     def start(self, fleet: Fleet) -> tuple[Any, Sequence[Command]]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = self.State(Crew.of(fleet), now=fleet.time, before=fleet.rounds)
         return s, self._begin(s)
 
@@ -144,7 +143,6 @@ class SequentialRounds(SequentialSettings):
         return [Dispatch(first, tuple(workers), tasks, round=s.before + s.round)]
 
     def on(self, state: Any, event: Event) -> Sequence[Command]:
-        """See :class:`~anyk.protocol.Strategy`."""
         s = state
         s.now = event.time
         if isinstance(event, Reply):

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.codes import Code
+from anyk.codes.decoders import Floats
 from anyk.errors import BadInput
-from anyk.protocol import DelayLaw, Pace, Strategy, slot_names
+from anyk.protocol import DelayLaw, Facts, Pace, Strategy, slot_names
 from anyk.strategies.sequential.inner import Inner
 from anyk.strategies.sequential.jobs import SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, bits_of
@@ -80,25 +79,20 @@ class SequentialSettings(Strategy):
     def load(self) -> float:
         """The share of the data that a worker computes in a round."""
 
-    @property
-    def exact(self) -> bool:
-        """See :class:`~anyk.protocol.Strategy`; a job is done when its sum can be had."""
-        return True
-
-    @property
-    def shares_computed(self) -> Sequence[float]:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return (self.load,) * self.workers
-
-    @property
-    def vectors_sent(self) -> float:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return 2.0 * self.workers
-
-    @property
-    def models_trained(self) -> int:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return self.trained
+    @cached_property
+    def facts(self) -> Facts:
+        return Facts(
+            exact=True,  # a job is done when its sum can be had
+            models=self.trained,
+            shares_computed=(self.load,) * self.workers,
+            vectors_sent=2.0 * self.workers,
+            pace=_pace,
+            durations=self._durations,
+            for_jobs=self._for_jobs,
+            extra_rounds=self.T,
+            round_seconds=_round_seconds,
+            check_further=self._check_further,
+        )
 
     @property
     @abstractmethod
@@ -141,37 +135,24 @@ class SequentialSettings(Strategy):
         object.__setattr__(made, "_planned", 0 if steps is None else steps * self.trained)
         return made
 
-    def for_jobs(self, jobs: int) -> Strategy:
-        """See :class:`~anyk.protocol.Strategy`."""
+    def _for_jobs(self, jobs: int) -> Strategy:
         return replace(self, jobs=jobs)
 
-    def rounds_for(self, jobs: int) -> int:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return jobs + self.T
-
-    def durations(self, seconds: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """See :class:`~anyk.protocol.Strategy`; of rounds without an end of jobs."""
+    def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
+        """Seconds of rounds without an end of jobs."""
+        del whole
         if self.waits != self.usual_wait or self.late != "drop":
             return None
         groups = self.within.group_of
         decided = self._replayed(KnownRounds(seconds, self.mu), [] if groups is None else bits_of(groups.tolist()))
-        return np.array([one for one, _ in decided])
+        return np.array([round_seconds for round_seconds, _ in decided])
 
     @abstractmethod
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
         """The rounds on known times."""
 
-    def waited(self, state: Any) -> tuple[Sequence[float], int]:
-        """See :class:`~anyk.protocol.Strategy`."""
-        return state.durations, state.waits
-
-    def pace(self, delays: DelayLaw) -> Pace:
-        """See :class:`~anyk.protocol.Strategy`; a job begins when the step before it on its model has been taken."""
-        del delays
-        return Pace(None, 0.0, "no closed form; simulate")
-
-    def check_further(self, state: Any, steps: int, begun: int = 0) -> None:
-        """Raise where a state, saved in a run planned for so many steps, has begun rounds without further jobs."""
+    def _check_further(self, state: Any, steps: int, begun: int) -> None:
+        """Raise if a state, saved in a run planned for ``steps`` steps, has begun rounds without further jobs."""
         if state.round >= (steps - begun) * self.trained:
             raise BadInput(
                 f"the run was planned for {steps} steps of each model, and its last rounds started no further jobs; "
@@ -186,3 +167,13 @@ class SequentialSettings(Strategy):
     def slot(self, job: int) -> str:
         """The model that a job is a step of."""
         return self.slots[job % self.trained]
+
+
+def _pace(delays: DelayLaw) -> Pace:
+    """Return an unknown pace without staleness: a job begins when the step before it on its model has been taken."""
+    del delays
+    return Pace(None, 0.0, "no closed form; simulate")
+
+
+def _round_seconds(state: SequentialState) -> tuple[list[float], int]:
+    return state.durations, state.waits

@@ -48,12 +48,10 @@ class SelectiveRepetition(ForBursts, OneCode):
 
     @property
     def T(self) -> int:
-        """See :class:`SequentialRounds`."""
         return self.B
 
     @property
     def tolerated(self) -> int:
-        """See :class:`OneCode`."""
         return -(-self.B * self.lambda_ // (self.W - 1 + self.B))
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:

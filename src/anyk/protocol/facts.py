@@ -1,0 +1,97 @@
+"""Facts of a strategy that planners and compressors need without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from anyk.protocol.pace import DelayLaw, Pace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from anyk.protocol.strategy import Strategy
+
+    Floats = NDArray[np.float64]
+
+
+class Compressor(Protocol):
+    """Facts of a compressor of messages that a strategy may depend on."""
+
+    @property
+    def spec(self) -> str:
+        """The compressor's spec."""
+        ...
+
+    @property
+    def promise(self) -> str:
+        """The property of messages that can be relied on: linear, unbiased or contractive."""
+        ...
+
+
+def unknown_pace(delays: DelayLaw) -> Pace:
+    """Return the pace of a strategy without a closed form."""
+    del delays
+    return Pace(None, None, "no closed form; simulate")
+
+
+def no_closed_form(seconds: Floats, whole: Floats) -> Floats | None:
+    """Return None: the rounds of the strategy have to be simulated."""
+    del seconds, whole
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts that make a strategy easier to plan; each may be left out.
+
+    ``exact``: every step is the exact sum. ``models``: the number of models trained at once, if the layout takes long
+    to build. ``shares_computed``: the share of the data that each worker computes in a step, and ``share_stored``: the
+    largest share that a worker stores (None: all that is assigned). ``vectors_sent``: the largest number of vectors, as
+    long as the model, that workers receive and send in a step (None: unknown).
+
+    ``pace(delays)``: seconds and staleness of an update under a delay model. ``durations(seconds, whole)``: seconds of
+    each round if workers take ``seconds`` for their tasks and ``whole`` for all of the data, of which each partition
+    takes its share, one after another at the end of a task; both of shape (rounds, workers). None: simulate.
+    ``adapted(seconds, slopes, load)``: the strategy after it has adapted to workers that take ``seconds``, shape
+    (rounds, workers), for the share ``load`` of the data, and ``slopes``, shape (workers,), for all of it.
+
+    ``for_jobs(jobs)``: the strategy for a number of steps of all models together, which take ``extra_rounds`` more
+    rounds. ``round_seconds(state)``: seconds of each round so far, and in how many stragglers were waited for.
+    ``check_further(state, steps, begun)`` raises :class:`~anyk.errors.BadInput` if a state cannot continue beyond the
+    ``steps`` that it was planned for, of which an earlier run took ``begun``. ``check_compressor(by)`` raises it if
+    messages must not be compressed by this compressor; without it no compressor is accepted.
+    """
+
+    exact: bool = False
+    models: int | None = None
+    shares_computed: Sequence[float] | None = None
+    share_stored: float | None = None
+    vectors_sent: float | None = None
+    pace: Callable[[DelayLaw], Pace] = unknown_pace
+    durations: Callable[[Floats, Floats], Floats | None] = no_closed_form
+    adapted: Callable[[Floats, Floats, float], Strategy] | None = None
+    for_jobs: Callable[[int], Strategy] | None = None
+    extra_rounds: int = 0
+    round_seconds: Callable[[Any], tuple[Sequence[float], int]] | None = None
+    check_further: Callable[[Any, int, int], None] | None = None
+    check_compressor: Callable[[Compressor], None] | None = None
+
+
+def models_trained(strategy: Strategy) -> int:
+    """Return the number of models that a strategy trains at once."""
+    return strategy.facts.models or len(strategy.layout.trained)
+
+
+def shares_computed(strategy: Strategy) -> Sequence[float]:
+    """Return the share of the data that each worker computes in a step."""
+    shares = strategy.facts.shares_computed
+    return strategy.layout.shares_assigned if shares is None else shares
+
+
+def share_stored(strategy: Strategy) -> float:
+    """Return the largest share of the data that a worker stores."""
+    share = strategy.facts.share_stored
+    return max(strategy.layout.shares_assigned) if share is None else share

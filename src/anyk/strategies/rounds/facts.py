@@ -1,0 +1,97 @@
+"""Facts of rounds: their pace and durations in closed form, and which compressors they bear."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from anyk.codes.decoders import Floats
+from anyk.errors import BadInput
+from anyk.protocol import Compressor, DelayLaw, Facts, Pace, Strategy
+from anyk.strategies.closed_forms import uncoded_pace
+from anyk.strategies.rounds.balance import settled
+from anyk.strategies.wait import Count, Decodable
+
+if TYPE_CHECKING:
+    from anyk.strategies.rounds.rounds import Rounds
+
+
+def facts_of(rounds: Rounds) -> Facts:
+    """Return the facts of rounds."""
+    code, exact = rounds.code, rounds.work is None and not rounds.enough.approximate
+    computed = None
+    if rounds.balance is not None:  # at first
+        computed = [len(part) / rounds.first_code.partitions for part in rounds.first_code.assignment]
+    vectors = float(code.workers + code.replies) if code.messages > 1 else code.workers * (1.0 + 1.0 / code.blocks)
+    return Facts(
+        exact=exact,
+        shares_computed=computed,
+        vectors_sent=vectors if exact else None,
+        pace=partial(_pace, rounds),
+        durations=partial(_durations, rounds),
+        adapted=None if rounds.balance is None else partial(_adapted, rounds),
+        check_compressor=partial(_check_compressor, rounds),
+    )
+
+
+def _check_compressor(rounds: Rounds, by: Compressor) -> None:
+    spec, code = rounds.spec, rounds.code
+    if rounds.policy.projected:
+        raise BadInput(f"'{spec}' finds Byzantine workers by comparing messages, and cannot compare compressed ones")
+    if code.blocks > 1:
+        raise BadInput(f"the messages of '{spec}' are a fraction of the vector already; leave compression out")
+    if rounds.snapshot:
+        raise BadInput(f"'{spec}' uses messages again, which '{by.spec}' would blur; leave out snapshot")
+    if rounds.work is not None and rounds.work.keep:
+        raise BadInput(f"'{spec}' keeps the inner optimiser's state; with '{by.spec}' leave out keep")
+    if by.promise == "contractive" and not code.own_messages:
+        raise BadInput(
+            f"'{by.spec}' keeps what it leaves out, which replicas of '{spec}' do not share; take random-k (exact) or "
+            "qsgd (in expectation), or rounds of uncoded"
+        )
+
+
+def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
+    """Seconds until the k-th reply, or until the code can be decoded."""
+    code, rule = rounds.code, rounds.rule
+    plain = rounds.cancel == "preempt" and rounds.own_decoder and not rounds.snapshot
+    if not plain or rounds.work is not None or rounds.balance is not None:
+        return None
+    if code.messages > 1:  # each comes when all but the worker's later ones is done
+        if not isinstance(rule, Decodable):
+            return None
+        sizes = np.array([len(partitions) for partitions, _ in code.rows]).reshape(-1, code.messages)
+        later = sizes[:, ::-1].cumsum(axis=1)[:, ::-1] - sizes
+        arrivals = seconds[:, :, None] - later * whole[:, :, None] / code.partitions
+        return code.finish_times(arrivals.reshape(len(seconds), -1))
+    decodable = code.finish_times(seconds)
+    if isinstance(rule, Count):
+        return np.minimum(decodable, np.sort(seconds, axis=1)[:, min(rule.number, seconds.shape[1]) - 1])
+    return decodable if isinstance(rule, Decodable) else None
+
+
+def _adapted(rounds: Rounds, seconds: Floats, slopes: Floats, load: float) -> Strategy:
+    """Return rounds with the shares that balance comes to."""
+    code = rounds.balanced_code
+    return replace(rounds, code=code.cut(settled(code, seconds, slopes, load)), balance=None)
+
+
+def _pace(rounds: Rounds, delays: DelayLaw) -> Pace:
+    code, work = rounds.code, rounds.work
+    if rounds.adapt is not None:
+        return Pace(None, 0.0, "tau changes with the loss")
+    if work is not None:
+        everyone = work.clients is None and str(rounds.rule) == "decodable" and not work.speeds
+        seconds = delays.longest_sum(work.tau, code.workers) if everyone else None
+        return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
+    if rounds.snapshot:
+        return Pace(None, None, "no closed form with snapshots; simulate")
+    if rounds.together:
+        return Pace(None, 0.0, "no closed form where workers compute different shares; simulate")
+    if code.own_messages:
+        return uncoded_pace(code, rounds.enough, rounds.method, delays, in_vain=rounds.cancel == "discard")
+    why = "no closed form when workers finish in vain; simulate"
+    return Pace(None, 0.0, why if rounds.cancel == "discard" else "no closed form; simulate")
