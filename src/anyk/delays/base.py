@@ -40,23 +40,23 @@ class DelayModel(ABC):
     ``by``: what numbers the draws of a worker: its dispatched ``task``s (default), the ``round`` (model version), or
     the ``item`` (model version, and number of the task on it). ``per="load"``: the worker waits for the drawn seconds
     before each partition; ``per="task"``: once, before the first. ``uninterruptible``: the worker cannot be preempted
-    while it waits. ``above_zero``, ``from_zero``: names of fields whose seconds must be above 0, or at least 0.
+    while it waits.
     """
 
     by: Literal["task", "round", "item"] = field(default="task", kw_only=True)
     per: Literal["task", "load"] = field(default="task", kw_only=True)
     uninterruptible: bool = field(default=False, kw_only=True)
     name: ClassVar[str] = ""
-    above_zero: ClassVar[tuple[str, ...]] = ()
-    from_zero: ClassVar[tuple[str, ...]] = ()
+    _above_zero: ClassVar[tuple[str, ...]] = ()  # fields that must be above 0
+    _from_zero: ClassVar[tuple[str, ...]] = ()  # fields that must be at least 0
 
     def __post_init__(self) -> None:
         values = vars(self)
         for key, allowed in (("by", ("task", "round", "item")), ("per", ("task", "load"))):
             if values[key] not in allowed:
                 raise BadInput(f"{key} of '{self.name}' must be one of {', '.join(allowed)}, got {values[key]!r}")
-        for key in (*self.from_zero, *self.above_zero):
-            check_seconds(f"'{key}' of '{self.name}'", values[key], strictly=key in self.above_zero)
+        for key in (*self._from_zero, *self._above_zero):
+            check_seconds(f"'{key}' of '{self.name}'", values[key], strictly=key in self._above_zero)
 
     @property
     def spec(self) -> str:

@@ -1,4 +1,4 @@
-"""Laws fitted to measured times, also to times of which only a least value is known."""
+"""Delay models fitted to measured times, of which some may be lower bounds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fit:
-    """A law and its ``misfit``, the largest distance between its distribution and the measured one (Kolmogorov).
+    """A delay model, ``law``, and its ``misfit``: the largest distance between its distribution and the measured one.
 
-    The misfit says how well a law fits, not how likely it is to be true: its parameters come from the same times.
+    The misfit (Kolmogorov's distance) measures the quality of the fit, not the probability that the model is true,
+    because its parameters are fitted to the same times.
     """
 
     law: DelayModel
@@ -26,13 +27,10 @@ class Fit:
 
 
 def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
-    """Exponential, shifted exponential and Pareto laws by maximum likelihood, a two-valued one by two means.
+    """Fit exponential, shifted exponential and Pareto models by maximum likelihood, and a two-valued one by two means.
 
-    The best fit comes first.
-
-    ``censored`` marks times that are only known to be longer than that (a worker was cut off then); the two means are
-    of the others. Raises
-    :class:`~anyk.errors.BadInput` for fewer than two different times above 0.
+    The best fit comes first. ``censored`` marks times that are lower bounds, because a worker was cancelled; the two
+    means ignore them. Raises :class:`~anyk.errors.BadInput` for fewer than two different times above 0.
 
     >>> times = Exponential(mean=0.5).draws(seed=1, worker=0, start=0, count=4000)
     >>> best = fit(times)[0]
@@ -49,23 +47,20 @@ def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
     if np.unique(known).size < 2 or known.max() <= 0:
         raise BadInput("a law needs at least two different times above 0")
     least, count = float(known.min()), known.size
-    mean = float(times.sum() / count)
-    laws: list[DelayModel] = [Exponential(mean=mean)]
-    beyond = float(np.maximum(times - least, 0.0).sum() / count)
-    laws.append(ShiftedExponential(shift=least, mean=beyond))
+    models: list[DelayModel | None] = [
+        Exponential(mean=float(times.sum() / count)),
+        ShiftedExponential(shift=least, mean=float(np.maximum(times - least, 0.0).sum() / count)),
+    ]
     if least > 0:
-        logs = float(np.log(np.maximum(times, least) / least).sum())
-        if count / logs >= HEAVIEST:
-            laws.append(Pareto(minimum=least, alpha=count / logs))
-    two = _two_means(known)
-    if two is not None:
-        laws.append(two)
-    fits = [Fit(law, _misfit(law, times, cut)) for law in laws]
-    return sorted(fits, key=lambda one: one.misfit)
+        alpha = count / float(np.log(np.maximum(times, least) / least).sum())
+        models.append(Pareto(minimum=least, alpha=alpha) if alpha >= HEAVIEST else None)
+    models.append(_two_means(known))
+    fits = [Fit(model, _misfit(model, times, cut)) for model in models if model is not None]
+    return sorted(fits, key=lambda fit: fit.misfit)
 
 
 def _two_means(times: Floats) -> Bimodal | None:
-    """Two values by two means of logarithms, since a slow time is some times a fast one; None without two."""
+    """Fit two values by two means of logarithms, as slow times are multiples of fast ones; None without two values."""
     logs = np.log(times[times > 0])
     centre = np.array([logs.min(), logs.max()])
     if centre[0] == centre[1]:

@@ -1,4 +1,4 @@
-"""Reading measured times from files: which column is which worker, which row which round, and in which unit."""
+"""Measured times read from files: the workers of columns, the rounds of rows, and the unit of values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,15 +38,15 @@ _INDEX = (*_ROUND, "index", "unnamed: 0", "row", "#", "t", "id")
 _NUMBERED = re.compile(r"(?:worker|rank|node|machine|w)?[ _\-.]*(\d+)")
 _UNIT = re.compile(r"(?:^|[\s_\-(\[/])(milliseconds?|msecs?|ms|microseconds?|usecs?|us|µs|seconds?|secs?|s)[)\]]?$")
 _SCALE = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_CLOCK = 12  # so many rising times at the top of a column are no accident: 1 chance in 479 million
-_LONG = 50.0  # half of all tasks taking longer than so many seconds look like milliseconds
+_CLOCK = 12  # rows from which on a column that rises in all of them is no accident: 1 chance in 479 million
+_LONG = 50.0  # median seconds from which on times look like milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Times, seconds, rounds x workers, and what else the file says; ``remarks`` on how it was understood.
+    """Times in seconds, shape (rounds, workers), with the file's other contents and ``remarks`` on its interpretation.
 
-    ``columns``: names of the columns in the file, if it has one a worker.
+    ``columns``: names of the columns in the file, if it has one for each worker.
     """
 
     times: Floats
@@ -56,18 +57,22 @@ class Measured:
 
     @property
     def summary(self) -> str:
-        """Size, how long, and the remarks."""
-        median, longest = float(np.median(self.times)), float(self.times.max())
-        rounds, workers = self.times.shape
-        size = f"{rounds:,} round{'s' * (rounds != 1)} x {workers:,} worker{'s' * (workers != 1)}"
-        return ", ".join([size, *self.remarks, f"median {median:.3g} s, longest {longest:.3g} s"])
+        """The size, the remarks, and the median and longest time, in one line."""
+        return summarised(self.times, self.remarks)
+
+
+def summarised(times: Floats, remarks: Sequence[str]) -> str:
+    """Return the size of a table of times in seconds, remarks, and the median and longest time, in one line."""
+    rounds, workers = times.shape
+    size = f"{rounds:,} round{'s' * (rounds != 1)} x {workers:,} worker{'s' * (workers != 1)}"
+    return ", ".join([size, *remarks, f"median {np.nanmedian(times):.3g} s, longest {np.nanmax(times):.3g} s"])
 
 
 def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None = None) -> Measured:
-    """The times in an npz, CSV (also ``.csv.gz``) or Parquet file; ``unit`` is s, ms or us, or what the header says.
+    """Return the times in an npz, CSV (also ``.csv.gz``) or Parquet file; ``unit`` is s, ms or us, else the header's.
 
-    CSV and Parquet hold one column a worker, or the columns round, worker and seconds. Row numbers are left out.
-    Raises BadInput for a table that could mean something else, and for what is no table of finite times.
+    CSV and Parquet have one column for each worker, or the columns round, worker and seconds. Row numbers are ignored.
+    Raises BadInput for a table that is ambiguous or has times that are not finite.
     """
     existing_file(file, "trace file")
     name = file.name.lower()
@@ -75,27 +80,27 @@ def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None =
         raise BadInput(f"a trace is a .npz, .csv or .parquet file, got '{shown(file)}'")
     allowed = limit(file, max_gb)
     if name.endswith(".npz"):
-        found, scale = _from_npz(file, allowed), 1.0
+        measured, scale = _from_npz(file, allowed), 1.0
     else:
         table = read_parquet(file, allowed) if name.endswith(".parquet") else read_csv(file, allowed)
-        found, scale = _from_table(file, table)
-    times = found.times
+        measured, scale = _from_table(file, table)
+    times = measured.times
     if times.ndim != 2 or not times.size:
         raise BadInput(f"the trace '{shown(file)}' must be a table of rounds x workers, got shape {times.shape}")
-    times, said = in_seconds(times, unit, scale)
+    times, remarks = in_seconds(times, unit, scale)
     wrong = np.argwhere(~((times >= 0) & (times <= MOST)))
     if len(wrong):
         row, i = wrong[0]
-        where = found.columns[i] if found.columns else f"worker {i}"
+        where = measured.columns[i] if measured.columns else f"worker {i}"
         raise BadInput(
             f"the trace '{shown(file)}' must hold seconds from 0 to {MOST:g}, but {where} has {times[row, i]:g} in "
             f"round {row}"
         )
-    return replace(found, times=times, remarks=(*found.remarks, *said))
+    return replace(measured, times=times, remarks=(*measured.remarks, *remarks))
 
 
 def in_seconds(times: Floats, unit: str | None, scale: float) -> tuple[Floats, tuple[str, ...]]:
-    """Times in seconds, and what to say of that: ``unit`` is s, ms or us, else one of them is ``scale`` seconds."""
+    """Return times in seconds, with remarks on their unit: s, ms or us; if None, the unit is ``scale`` seconds."""
     scale = scale if unit is None else _SCALE[unit]
     if scale != 1.0:
         return times * scale, (f"read as {'milliseconds' if scale == 1e-3 else 'microseconds'}",)
@@ -120,7 +125,7 @@ def _from_npz(file: Path, allowed: Limit) -> Measured:
     cut = arrays.get("censored")
     if cut is not None and cut.shape != arrays["seconds"].shape:
         raise BadInput(f"'censored' in '{shown(file)}' must have the shape of 'seconds', got {cut.shape}")
-    with np.errstate(all="ignore"):  # what does not fit becomes infinite, which is refused
+    with np.errstate(all="ignore"):  # values that do not fit become infinite, which is refused
         times = arrays["seconds"].astype(np.float64)
     remarks: tuple[str, ...] = ()
     if times.ndim == 2 and times.shape[1] > 1 and len(times) > 2 and is_row_number(times[:, 0]):
@@ -131,7 +136,7 @@ def _from_npz(file: Path, allowed: Limit) -> Measured:
 
 
 def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
-    """Times from columns, and how many seconds their unit is."""
+    """Return times from columns, and their unit in seconds."""
     names = [name.strip().lower() for name in table.names] if table.header else [""] * len(table.names)
     if not table.rows:
         raise BadInput(f"the trace '{shown(file)}' must be a table of rounds x workers, got a header only")
@@ -169,7 +174,7 @@ def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
         other = columns[numbers.index(None)]
         raise BadInput(f"'{shown(file)}' has {_called(table, other)} beside those of workers; remove it")
     if all(numbers):
-        number = {i: int(found.group(1)) for i, found in zip(columns, numbers, strict=True) if found}
+        number = {i: int(match.group(1)) for i, match in zip(columns, numbers, strict=True) if match}
         order = sorted(columns, key=number.__getitem__)
         if order != columns:
             remarks.append("columns in the order of the workers' numbers")
@@ -188,7 +193,7 @@ def _called(table: Table, i: int) -> str:
 
 
 def _refuse_other_shapes(file: Path, table: Table, columns: Sequence[int]) -> None:
-    """Raise BadInput for what is not one column a worker but looks so: a long table, a column of clock readings."""
+    """Raise BadInput for a long table or a column of clock readings, which look like one column for each worker."""
     values = [table.columns[i] for i in columns]
     rows = table.rows
     first = values[0]
@@ -210,24 +215,25 @@ def _refuse_other_shapes(file: Path, table: Table, columns: Sequence[int]) -> No
 
 
 def long_columns(names: Sequence[str]) -> tuple[int, int, int] | None:
-    """Where the columns round, worker and seconds of a long table are."""
-    found = []
-    for wanted in (_ROUND, _WORKER):
-        places = [names.index(name) for name in wanted if name in names]
-        if not places:
-            return None
-        found.append(places[0])
-    timed = [i for name in _SECONDS for i, known in enumerate(names) if known and unit_in(known)[0] == name]
-    return (found[0], found[1], timed[0]) if timed else None
+    """Return the places of the columns round, worker and seconds of a long table; None if it is not one."""
+    rounds, workers = ([names.index(name) for name in wanted if name in names] for wanted in (_ROUND, _WORKER))
+    timed = [i for wanted in _SECONDS for i, name in enumerate(names) if name and unit_in(name)[0] == wanted]
+    return (rounds[0], workers[0], timed[0]) if rounds and workers and timed else None
+
+
+def checked_columns(file: Path, table: Table, places: tuple[int, int, int]) -> tuple[Any, Any, Any]:
+    """Return the columns round, worker and seconds of a long table; raise BadInput for text or gaps in them."""
+    for i in places:
+        column = table.columns[i]
+        if column.dtype.kind != "f" and i != places[1]:
+            raise BadInput(f"{_called(table, i)} of '{shown(file)}' holds text; it must hold numbers")
+        if absent(column).any():
+            raise BadInput(f"{_called(table, i)} of '{shown(file)}' has rows without a finite value")
+    return table.columns[places[0]], table.columns[places[1]], table.columns[places[2]]
 
 
 def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int, int, int]) -> tuple[Measured, float]:
-    rounds, workers, seconds = (table.columns[i] for i in places)
-    for i, values in zip(places, (rounds, workers, seconds), strict=True):
-        if values.dtype.kind != "f" and i != places[1]:
-            raise BadInput(f"{_called(table, i)} of '{shown(file)}' holds text; it must hold numbers")
-        if absent(values).any():
-            raise BadInput(f"{_called(table, i)} of '{shown(file)}' has rows without a finite value")
+    rounds, workers, seconds = checked_columns(file, table, places)
     all_rounds, all_workers, tables = pivoted(file, rounds, workers, {"seconds": seconds})
     times = tables["seconds"]
     if np.isnan(times).any():
@@ -237,59 +243,59 @@ def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int
             "long table has one row for each round and worker"
         )
     used = listed([table.names[i] for i in places])
-    rest = [name for i, name in enumerate(table.names) if i not in places and names[i] not in _INDEX]
-    remarks = (f"from the columns {used}",) + ((f"{listed(rest)} not used",) if rest else ())
+    unused = [name for i, name in enumerate(table.names) if i not in places and names[i] not in _INDEX]
+    remarks = (f"from the columns {used}",) + ((f"{listed(unused)} not used",) if unused else ())
     return Measured(times, remarks=remarks), unit_in(names[places[2]])[1] or 1.0
 
 
 def pivoted(
     file: Path, rounds: Floats, workers: NDArray[np.generic], values: dict[str, Floats]
 ) -> tuple[Floats, NDArray[np.generic], dict[str, Floats]]:
-    """Columns of a long table as tables of rounds x workers, with the rounds and the workers in order.
+    """Return the rounds and workers of a long table in order, and its columns as tables of shape (rounds, workers).
 
-    What is not there is nan. Raises BadInput for what is there twice.
+    Missing values are nan. Raises BadInput for a round and worker with several rows.
     """
     all_rounds, row = np.unique(rounds, return_inverse=True)
     all_workers, column = np.unique(by_number(workers), return_inverse=True)
     place = row.reshape(-1) * len(all_workers) + column.reshape(-1)
-    found, counts = np.unique(place, return_counts=True)
+    counts = np.bincount(place)
     if (counts > 1).any():
-        r, w = divmod(int(found[counts > 1][0]), len(all_workers))
+        first = int(np.argmax(counts > 1))
+        r, w = divmod(first, len(all_workers))
         raise BadInput(
             f"round {all_rounds[r]:g} of worker {shown(plain_name(all_workers[w]))} is there "
-            f"{counts[counts > 1][0]} times in '{shown(file)}'; a long table has one row for each round and worker"
+            f"{counts[first]} times in '{shown(file)}'; a long table has one row for each round and worker"
         )
     tables = {}
-    for name, given in values.items():
-        spread = np.full(len(all_rounds) * len(all_workers), np.nan)
-        spread[place] = given
-        tables[name] = spread.reshape(len(all_rounds), len(all_workers))
+    for name, column in values.items():
+        tables[name] = np.full((len(all_rounds), len(all_workers)), np.nan)
+        tables[name].flat[place] = column
     return all_rounds, all_workers, tables
 
 
 def by_number(workers: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Workers' names as numbers where they are such (worker 2 stands before worker 10)."""
+    """Return workers' names as numbers if all are numbered, so that worker 2 comes before worker 10."""
     if workers.dtype.kind == "f":
         return workers
-    found = [_NUMBERED.fullmatch(str(name).strip().lower()) for name in workers]
-    return np.array([float(match.group(1)) for match in found if match]) if all(found) else workers
+    matches = [_NUMBERED.fullmatch(str(name).strip().lower()) for name in workers]
+    return np.array([float(match.group(1)) for match in matches if match]) if all(matches) else workers
 
 
 def plain_name(value: object) -> str:
-    """A worker's name as text, whole numbers without a point."""
+    """Return a worker's name as text, whole numbers without a point."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def unit_in(name: str) -> tuple[str, float | None]:
-    """A column's name without the unit of time at its end, and that unit in seconds, None where it has none.
+    """Return a column's name without the unit of time at its end, and that unit in seconds, or None.
 
     >>> unit_in("duration_ms"), unit_in("Worker 3 (s)"), unit_in("workers")
     (('duration', 0.001), ('worker 3', 1.0), ('workers', None))
     """
     name = name.strip().lower()
-    found = _UNIT.search(name)
-    if found is None:
+    match = _UNIT.search(name)
+    if match is None:
         return name, None
-    unit = found.group(1)
+    unit = match.group(1)
     scale = 1.0 if unit.startswith("s") else 1e-6 if unit.startswith(("u", "µ", "micro")) else 1e-3
-    return name[: found.start()].strip(" _-([/"), scale
+    return name[: match.start()].strip(" _-([/"), scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,33 +15,34 @@ HEAVIEST = 0.1  # least exponent of a Pareto delay model; with a smaller one the
 
 
 class _Fixed(DelayModel):
-    """The same delay always, ``value`` seconds."""
+    """The same delay always."""
 
-    value: float
+    @abstractmethod
+    def expected(self, worker: int = 0) -> float:
+        """Return the delay in seconds."""
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return np.full_like(uniforms, self.value)
+        return np.full_like(uniforms, self.expected())
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return np.where(seconds >= self.value, 1.0, 0.0)
-
-    def expected(self, worker: int = 0) -> float:
-        return self.value
+        return np.where(seconds >= self.expected(), 1.0, 0.0)
 
     def order_statistic(self, k: int, workers: int) -> float:
-        return self.value
+        return self.expected()
 
     def longest_sum(self, count: int, workers: int) -> float:
-        return count * self.value
+        return count * self.expected()
 
 
 @dataclass(frozen=True)
 class NoDelay(_Fixed):
     """No injected delay."""
 
-    value = 0.0
     name = "none"
     silent = True
+
+    def expected(self, worker: int = 0) -> float:
+        return 0.0
 
 
 @typed
@@ -50,7 +52,10 @@ class Constant(_Fixed):
 
     value: float
     name = "constant"
-    above_zero = ("value",)
+    _above_zero = ("value",)
+
+    def expected(self, worker: int = 0) -> float:
+        return self.value
 
 
 @typed
@@ -61,8 +66,8 @@ class Uniform(DelayModel):
     low: float
     high: float
     name = "uniform"
-    above_zero = ("high",)
-    from_zero = ("low",)
+    _above_zero = ("high",)
+    _from_zero = ("low",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +100,7 @@ class Exponential(DelayModel):
     mean: float
     name = "exp"
     memoryless = True
-    above_zero = ("mean",)
+    _above_zero = ("mean",)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         return -self.mean * np.log1p(-uniforms)
@@ -137,8 +142,8 @@ class ShiftedExponential(DelayModel):
     shift: float
     mean: float
     name = "shifted-exp"
-    above_zero = ("mean",)
-    from_zero = ("shift",)
+    _above_zero = ("mean",)
+    _from_zero = ("shift",)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         return self.shift + self._exponential.seconds(uniforms, worker)
@@ -168,7 +173,7 @@ class Pareto(DelayModel):
     minimum: float
     alpha: float
     name = "pareto"
-    above_zero = ("minimum", "alpha")
+    _above_zero = ("minimum", "alpha")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,8 +214,8 @@ class Bimodal(DelayModel):
     slow: float
     probability: tuple[float, ...] = (0.1,)
     name = "bimodal"
-    above_zero = ("slow",)
-    from_zero = ("fast",)
+    _above_zero = ("slow",)
+    _from_zero = ("fast",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

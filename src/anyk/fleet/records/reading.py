@@ -9,7 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.delays.measured import in_seconds, long_columns, pivoted, plain_name, read_measured, unit_in
+from anyk.delays.measured import (
+    checked_columns,
+    in_seconds,
+    long_columns,
+    pivoted,
+    plain_name,
+    read_measured,
+    unit_in,
+)
 from anyk.errors import BadInput
 from anyk.fleet.records.operations import is_trace, read_operations
 from anyk.fleet.records.record import PARTS, Floats, Record, joined
@@ -18,7 +26,7 @@ from anyk.fleet.records.spark import is_event_log, read_event_log
 from anyk.matrices import read_npz
 from anyk.runs import Run
 from anyk.runs.log.delay_trace import computed, measured
-from anyk.tables import Table, absent, existing_file, limit, read_csv, read_parquet, shown
+from anyk.tables import Table, existing_file, limit, read_csv, read_parquet, shown
 
 _FILES = "worker-*.csv"  # what recorders write into their folder
 
@@ -135,12 +143,7 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
 
 
 def _of_long(path: Path, table: Table, names: list[str], places: tuple[int, int, int], unit: str | None) -> Record:
-    rounds, workers, seconds = (table.columns[i] for i in places)
-    for i, values in zip(places, (rounds, workers, seconds), strict=True):
-        if values.dtype.kind != "f" and i != places[1]:
-            raise BadInput(f"column '{shown(table.names[i])}' of '{shown(path)}' holds text; it must hold numbers")
-        if absent(values).any():
-            raise BadInput(f"column '{shown(table.names[i])}' of '{shown(path)}' has rows without a finite value")
+    rounds, workers, seconds = checked_columns(path, table, places)
     if (rounds != np.floor(rounds)).any():
         raise BadInput(f"column '{shown(table.names[places[0]])}' of '{shown(path)}' must hold whole numbers of rounds")
     seconds, said = in_seconds(seconds, unit, unit_in(names[places[2]])[1] or 1.0)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk.delays.base import MOST
+from anyk.delays.measured import summarised
 from anyk.errors import BadInput, MissingPackage
 
 Floats = NDArray[np.float64]
@@ -129,10 +130,8 @@ class Record:
 
     @property
     def summary(self) -> str:
-        """Size, what is missing or cut off, and how the source was understood, in one line."""
-        rounds, workers = self.seconds.shape
-        parts = [f"{rounds:,} round{'s' * (rounds != 1)} x {workers:,} worker{'s' * (workers != 1)}", *self.remarks]
-        parts += [f"median {np.nanmedian(self.seconds):.3g} s, longest {np.nanmax(self.seconds):.3g} s"]
+        """The size, the interpretation of the source, and missing or censored times, in one line."""
+        parts = [summarised(self.seconds, self.remarks)]
         if self.gaps:
             parts.append(f"{self.gaps:,} time{'s' * (self.gaps != 1)} missing")
         if self.cut:
