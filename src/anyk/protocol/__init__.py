@@ -13,6 +13,7 @@ from anyk.protocol.commands import (
     CancelMode,
     Combine,
     Command,
+    Commands,
     Dispatch,
     EvaluateLoss,
     MeasureDrift,
@@ -38,7 +39,7 @@ from anyk.protocol.events import (
     Progress,
     Reply,
 )
-from anyk.protocol.facts import Compressor, Facts, models_trained, share_stored, shares_computed
+from anyk.protocol.facts import Compressor, StrategyFacts, models_trained, share_stored, shares_computed
 from anyk.protocol.pace import DelayLaw, Pace
 from anyk.protocol.strategy import Fleet, Layout, Running, Strategy, slot_names
 from anyk.protocol.work import Chunk, Task, Timing
@@ -50,6 +51,7 @@ __all__ = [
     "Chunk",
     "Combine",
     "Command",
+    "Commands",
     "Compressor",
     "Cut",
     "DelayLaw",
@@ -57,7 +59,7 @@ __all__ = [
     "DriftMeasured",
     "EvaluateLoss",
     "Event",
-    "Facts",
+    "StrategyFacts",
     "Failed",
     "Fleet",
     "Layout",

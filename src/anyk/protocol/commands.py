@@ -167,3 +167,4 @@ Command: TypeAlias = (
     | SetAlarm
     | Stop
 )
+Commands: TypeAlias = Sequence[Command]

@@ -1,4 +1,4 @@
-"""Facts of a strategy that planners and compressors need without running it."""
+"""StrategyFacts of a strategy that planners and compressors need without running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Compressor(Protocol):
-    """Facts of a compressor of messages that a strategy may depend on."""
+    """StrategyFacts of a compressor of messages that a strategy may depend on."""
 
     @property
     def spec(self) -> str:
@@ -44,8 +44,8 @@ def no_closed_form(seconds: Floats, whole: Floats) -> Floats | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Facts that make a strategy easier to plan; each may be left out.
+class StrategyFacts:
+    """StrategyFacts that make a strategy easier to plan; each may be left out.
 
     ``exact``: every step is the exact sum. ``models``: the number of models trained at once, if the layout takes long
     to build. ``shares_computed``: the share of the data that each worker computes in a step, and ``share_stored``: the

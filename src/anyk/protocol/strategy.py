@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from anyk.plain import from_plain, to_plain
-from anyk.protocol.commands import Command
+from anyk.protocol.commands import Commands
 from anyk.protocol.events import Event
-from anyk.protocol.facts import Facts
+from anyk.protocol.facts import StrategyFacts
 
 
 def slot_names(models: int) -> tuple[str, ...]:
@@ -115,11 +115,11 @@ class Strategy(ABC):
         """Workers, partitions and who is assigned which, slots."""
 
     @abstractmethod
-    def start(self, fleet: Fleet) -> tuple[Any, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[Any, Commands]:
         """Return the state of a new run, and the first commands."""
 
     @abstractmethod
-    def on(self, state: Any, event: Event) -> Sequence[Command]:
+    def on(self, state: Any, event: Event) -> Commands:
         """Update the state by an event and return the commands that follow."""
 
     def rebuild(self, state: Any) -> None:
@@ -137,9 +137,9 @@ class Strategy(ABC):
         return (type(self).__doc__ or "").partition("\n")[0].replace("``", "")
 
     @property
-    def facts(self) -> Facts:
-        """Facts that planners and compressors need without running the strategy."""
-        return Facts()
+    def facts(self) -> StrategyFacts:
+        """StrategyFacts that planners and compressors need without running the strategy."""
+        return StrategyFacts()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.spec}, {self.layout.workers} workers>"
@@ -157,13 +157,13 @@ class Running:
     ['Combine', 'Dispatch']
     """
 
-    on: Callable[[Event], Sequence[Command]]  #: React to one event.
+    on: Callable[[Event], Commands]  #: React to one event.
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
         self.state: Any = None
 
-    def start(self, fleet: Fleet) -> Sequence[Command]:
+    def start(self, fleet: Fleet) -> Commands:
         """Begin anew; the first commands."""
         self.state, commands = self.strategy.start(fleet)
         self.on = partial(self.strategy.on, self.state)

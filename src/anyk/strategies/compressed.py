@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,9 +14,9 @@ from anyk.protocol import (
     Cancel,
     Combine,
     Command,
+    Commands,
     Dispatch,
     Event,
-    Facts,
     Failed,
     Fleet,
     Layout,
@@ -25,6 +24,7 @@ from anyk.protocol import (
     Mix,
     Reply,
     Strategy,
+    StrategyFacts,
 )
 from anyk.specs import bracketed, show
 
@@ -91,13 +91,13 @@ class Compressed(Strategy):
         return self.of.layout
 
     @property
-    def facts(self) -> Facts:
-        return Facts(exact=self.of.facts.exact, pace=self.of.facts.pace)
+    def facts(self) -> StrategyFacts:
+        return StrategyFacts(exact=self.of.facts.exact, pace=self.of.facts.pace)
 
     def planned(self, steps: int | None) -> Strategy:
         return Compressed(self.of.planned(steps), self.by)
 
-    def start(self, fleet: Fleet) -> tuple[CompressedState, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[CompressedState, Commands]:
         s = CompressedState()
         s.of, commands = self.of.start(fleet)
         return s, self._compressed(s, commands)
@@ -105,7 +105,7 @@ class Compressed(Strategy):
     def rebuild(self, state: CompressedState) -> None:
         self.of.rebuild(state.of)
 
-    def on(self, state: CompressedState, event: Event) -> Sequence[Command]:
+    def on(self, state: CompressedState, event: Event) -> Commands:
         s = state
         if isinstance(event, Lost):
             s.last.pop(event.worker, None)  # what it had left out is gone with it
@@ -116,7 +116,7 @@ class Compressed(Strategy):
             s.last[event.worker] = event.task
         return self._compressed(s, self.of.on(s.of, event))
 
-    def _compressed(self, s: CompressedState, commands: Sequence[Command]) -> Sequence[Command]:
+    def _compressed(self, s: CompressedState, commands: Commands) -> Commands:
         changed: list[Command] = []
         for command in commands:
             if isinstance(command, Dispatch):

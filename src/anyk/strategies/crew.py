@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from anyk.checks import typed
-from anyk.protocol import Fleet, Lost
+from anyk.protocol import (
+    Alarm,
+    Command,
+    Commands,
+    DriftMeasured,
+    Event,
+    Failed,
+    Fleet,
+    Joined,
+    LossEvaluated,
+    Lost,
+    MessageProjected,
+    NoiseMeasured,
+    Progress,
+    Reply,
+    Stop,
+    Strategy,
+)
 
 RETRIES = 2  # how often a worker whose message was unusable is asked again in a round
 
@@ -53,6 +72,10 @@ class Crew:
         """Whether every worker has been given up."""
         return len(self.gone) == self.size
 
+    def stop_if_hopeless(self) -> list[Command]:
+        """Return the command that ends the run if every worker has been given up, else none."""
+        return [Stop("every worker has been given up", failed=True)] if self.hopeless else []
+
     @property
     def complete(self) -> bool:
         """Whether everybody who can come is present."""
@@ -73,3 +96,60 @@ class Crew:
     def able(self, worker: int) -> bool:
         """Whether a worker is present and has not failed too often in this round."""
         return worker in self.present and len(self.failures.get(worker, ())) <= RETRIES
+
+
+_METHODS = {
+    Reply: "on_reply",
+    Progress: "on_progress",
+    Failed: "on_failed",
+    Lost: "on_lost",
+    Joined: "on_joined",
+    Alarm: "on_alarm",
+    MessageProjected: "on_projected",
+    LossEvaluated: "on_loss",
+    NoiseMeasured: "on_noise",
+    DriftMeasured: "on_drift",
+}
+
+
+class CrewStrategy(Strategy):
+    """A strategy whose state has a ``crew`` and that handles each kind of event by a method of its own.
+
+    These are ``on_reply``, ``on_progress``, ``on_failed``, ``on_alarm``, ``on_projected``, ``on_loss``, ``on_noise``
+    and ``on_drift``; each has the state and the event as arguments and returns commands. Events without a method change
+    nothing. The crew is told of workers that leave and return before :meth:`worker_left` and :meth:`worker_returned`.
+    """
+
+    handlers: ClassVar[Mapping[type[Any], Callable[[Any, Any, Any], Commands]]]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.handlers = {event: getattr(cls, name, _ignore) for event, name in _METHODS.items()}
+
+    def on(self, state: Any, event: Event) -> Commands:
+        return self.handlers[type(event)](self, state, event)
+
+    def on_joined(self, state: Any, event: Joined) -> Commands:
+        """Enter a worker that has joined in the crew, unless it is present already."""
+        return self.worker_returned(state, event.worker) if state.crew.join(event.worker) else ()
+
+    def on_lost(self, state: Any, event: Lost) -> Commands:
+        """Strike a worker off the crew."""
+        state.crew.lose(event)
+        return self.worker_left(state, event.worker)
+
+    def worker_returned(self, state: Any, worker: int) -> Commands:
+        """Return the commands that follow when a worker has joined."""
+        del state, worker
+        return ()
+
+    def worker_left(self, state: Any, worker: int) -> Commands:
+        """Return the commands that follow when a worker has been lost."""
+        del worker
+        commands: Commands = state.crew.stop_if_hopeless()
+        return commands
+
+
+def _ignore(strategy: Strategy, state: Any, event: Event) -> Commands:
+    del strategy, state, event
+    return ()

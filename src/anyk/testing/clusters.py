@@ -19,6 +19,7 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Commands,
     Dispatch,
     Event,
     Failed,
@@ -108,10 +109,10 @@ def check_order_of_delays(make: MakeCluster) -> None:
 def check_discard(make: MakeCluster) -> None:
     """A worker told to finish in vain sends a message that is dropped, then goes on from the newest task."""
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         return [Dispatch(0, (0, 1), (_all(2), _all(2)))]
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if not isinstance(event, Reply):
             return []
         if event.task == 0:
@@ -129,11 +130,11 @@ def check_discard(make: MakeCluster) -> None:
 def check_collect(make: MakeCluster) -> None:
     """A worker reports progress partition by partition and sends one message made of what it is asked for."""
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         chunk = Chunk((0, 1, 2, 3), (1.0,) * 4, send="request")
         return [Dispatch(0, (0,), ((chunk,),))]
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Progress) and event.done == 3:
             return [RequestMessage(0, 0, 0, (0, 2), (1.0, -2.0))]
         if isinstance(event, Reply):
@@ -152,11 +153,11 @@ def check_collect(make: MakeCluster) -> None:
 def check_messages_between_workers(make: MakeCluster) -> None:
     """A worker adds the messages of others to its own; the driver gets one, and the ledger counts all."""
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         own = (Chunk((0,), (1.0,), send="request"),)
         return [Dispatch(0, (0, 1, 2), (own, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))]
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply) and event.task == 0:
             return [Combine("model", [(0, 0)], [0.5])]
         toy.memory["heard"] = toy.memory.get("heard", 0) + 1
@@ -180,10 +181,10 @@ def check_messages_that_wait(make: MakeCluster) -> None:
     def work(task: int, worker: int, **begins: Any) -> Dispatch:
         return Dispatch(task, (worker,), ((Chunk((task % _N,), (1.0,), repeat=task, steps=1, **begins),),))
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         return [work(0, 0)]
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if not isinstance(event, Reply):
             return []
         if event.task < count - 1:
@@ -207,10 +208,10 @@ def check_versions_that_wait(make: MakeCluster) -> None:
     def work(task: int) -> Dispatch:
         return Dispatch(task, (0, 1), ((Chunk((0,), (1.0,)),), (Chunk((1,), (1.0,)),)))
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         return [work(0)]
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if not isinstance(event, Reply):
             return []
         toy.memory["heard"] = heard = toy.memory.get("heard", 0) + 1
@@ -234,11 +235,11 @@ def check_versions_that_wait(make: MakeCluster) -> None:
 def check_measures(make: MakeCluster) -> None:
     """A message's projection is told on request; equal messages have equal projections, others do not."""
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         whole = (Chunk((0, 1), (1.0, 1.0)),)
         return [Dispatch(0, (0, 1, 2), (whole, whole, (Chunk((0, 1), (1.0, 2.0)),)))]
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply):
             return [
                 ProjectMessage(event.worker, event.task, event.chunk),
@@ -264,11 +265,11 @@ def check_two_models(make: MakeCluster) -> None:
     def give(task: int) -> Dispatch:
         return Dispatch(task, (1,), ((Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b")),))
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         del toy
         return [give(0)]
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if not isinstance(event, Reply):
             return []
         commands: list[Command] = [Combine(("a", "b")[event.chunk], [(event.task, event.chunk)], [1.0])]
@@ -300,13 +301,13 @@ def check_equal_bits(make: MakeCluster) -> None:
 def check_the_newest_task_wins(make: MakeCluster) -> None:
     """A worker that gets another task before it has ended one abandons that one, whose message is not used."""
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         commands: list[Command] = []
         for task in range(3):
             commands += [Dispatch(task, (0,), (_all(2),)), *([Cancel((task,))] if task < 2 else [])]
         return commands
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         return [Combine("model", [(event.task, 0)], [1.0])] if isinstance(event, Reply) else []
 
     toy = Toy(2, begin, react)
@@ -325,10 +326,10 @@ def check_bad_replies(make: MakeCluster) -> None:
     def one(task: int, partition: int) -> Dispatch:
         return Dispatch(task, (0,), ((Chunk((partition,), (1.0,)),),))
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         return [one(0, 0)]  # at zero nothing is wrong
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply):
             return [Combine("model", [(event.task, 0)], [1.0]), *([] if event.task else [one(1, 0)])]
         if isinstance(event, Failed) and event.task < 5:
@@ -387,10 +388,10 @@ def check_losses(make: MakeCluster, cases: Sequence[tuple[str, int, int]] = _EVA
 def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
     """A worker that dies is lost, with what it was doing; it joins again, and works."""
 
-    def begin(toy: Toy) -> Sequence[Command]:
+    def begin(toy: Toy) -> Commands:
         return [Dispatch(0, (0, 1), (_all(2), _all(2)))]
 
-    def react(toy: Toy, event: Event) -> Sequence[Command]:
+    def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply):
             if event.task == 0:
                 kill(cluster, 1)

@@ -24,7 +24,7 @@ import numpy as np
 from anyk import keyed
 from anyk.errors import RunFailed
 from anyk.protocol import (
-    Command,
+    Commands,
     Event,
     Fleet,
     Running,
@@ -76,7 +76,7 @@ class Play:
     def _tell(self, event: Event, *, save: bool = False) -> None:
         self._both(event, lambda running: running.on(event), save=save)
 
-    def _both(self, what: Fleet | Event, react: Callable[[Running], Sequence[Command]], *, save: bool) -> None:
+    def _both(self, what: Fleet | Event, react: Callable[[Running], Commands], *, save: bool) -> None:
         """Tell both, compare and carry out what they say, and answer what they ask."""
         self.told_of.append(what)
         commands, others = list(react(self.subject)), list(react(self.twin))

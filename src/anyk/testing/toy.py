@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyk.protocol import Command, Event, Fleet, Layout, Strategy
+from anyk.protocol import Commands, Event, Fleet, Layout, Strategy
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class Toy(Strategy):
     def __init__(
         self,
         workers: int,
-        begin: Callable[[Toy], Sequence[Command]],
-        react: Callable[[Toy, Event], Sequence[Command]],
+        begin: Callable[[Toy], Commands],
+        react: Callable[[Toy, Event], Commands],
         *,
         slots: tuple[str, ...] = ("model",),
         inner: str | None = None,
@@ -50,7 +50,7 @@ class Toy(Strategy):
     def layout(self, layout: Layout) -> None:
         self._layout = layout
 
-    def start(self, fleet: Fleet) -> tuple[Memory, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[Memory, Commands]:
         self.present = fleet.present
         commands = self.begin(self)
         return Memory(self.memory), commands
@@ -58,6 +58,6 @@ class Toy(Strategy):
     def rebuild(self, state: Memory) -> None:
         self.memory = state.values
 
-    def on(self, state: Memory, event: Event) -> Sequence[Command]:
+    def on(self, state: Memory, event: Event) -> Commands:
         self.seen.append(event)
         return self.react(self, event)

@@ -15,7 +15,7 @@ from anyk.protocol import (
     Cancel,
     Chunk,
     Combine,
-    Command,
+    Commands,
     Dispatch,
     DriftMeasured,
     EvaluateLoss,
@@ -101,7 +101,7 @@ class World:
 
     # ------------------------------------------------------------------------------------------- commands
 
-    def obey(self, commands: Sequence[Command]) -> None:
+    def obey(self, commands: Commands) -> None:
         """Carry out commands; raises :class:`Broken` at the first that breaks a rule."""
         for command in commands:
             if isinstance(command, Dispatch):

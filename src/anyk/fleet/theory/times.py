@@ -10,7 +10,7 @@ def pace(strategy: Strategy, delays: DelayModel) -> Pace:
     """Expected seconds of an update and mean staleness under a delay law, without computing and communication.
 
     Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018; preemption is assumed, and delays that do not depend on load. Each
-    strategy states it in its :class:`~anyk.protocol.Facts`.
+    strategy states it in its :class:`~anyk.protocol.StrategyFacts`.
 
     >>> import anyk
     >>> pace(anyk.strategy("k-batch-async:k=4", workers=8), anyk.delays.Exponential(mean=1.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.graphs import GraphSpec, Mixing, graph
-from anyk.protocol import Cancel, Command, Layout, Mix
+from anyk.protocol import Cancel, Commands, Layout, Mix
 from anyk.specs import bracketed, show
 from anyk.strategies.averaging.gossip import DEFAULTS, GossipState, Neighbours, Weights
 
@@ -112,7 +112,7 @@ class CooperativeSGD(Neighbours):
             return "model"
         return f"mean {self._means.index(tuple((column / column.sum()).tolist()))}"
 
-    def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
+    def mixed(self, ended: Mapping[int, int]) -> Commands:
         """Return the commands that mix the auxiliary models and take their mean.
 
         The weight of a worker that has been given up goes to the auxiliary models that would have read it.

@@ -17,23 +17,20 @@ from anyk.plain import derived
 from anyk.protocol import (
     Chunk,
     Command,
+    Commands,
     Compressor,
     Dispatch,
-    Event,
-    Facts,
     Failed,
     Fleet,
     Joined,
     Layout,
-    Lost,
     Mix,
     Reply,
-    Stop,
-    Strategy,
+    StrategyFacts,
 )
 from anyk.specs import bracketed, show
 from anyk.strategies.averaging.local_steps import check_steps
-from anyk.strategies.crew import Crew
+from anyk.strategies.crew import Crew, CrewStrategy
 
 Barrier = Literal["local", "global"]
 Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
@@ -54,7 +51,7 @@ class GossipState:
 
 
 @dataclass(frozen=True, repr=False)
-class Gossip(Strategy):
+class Gossip(CrewStrategy):
     """Rounds of ``tau`` local steps, after each of which every node averages with its neighbours only.
 
     Worker i holds partition i and a model of its own. After round k node j begins round k + 1 at the average of the
@@ -84,8 +81,8 @@ class Gossip(Strategy):
         return Layout(n, n, tuple((i,) for i in range(n)), covers=((),) * n, inner="", minibatches=self.batch > 0)
 
     @property
-    def facts(self) -> Facts:
-        return Facts(check_compressor=self._check_compressor)
+    def facts(self) -> StrategyFacts:
+        return StrategyFacts(check_compressor=self._check_compressor)
 
     def _check_compressor(self, by: Compressor) -> None:
         del by
@@ -109,14 +106,14 @@ class Gossip(Strategy):
         del node
         return "model"
 
-    def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
+    def mixed(self, ended: Mapping[int, int]) -> Commands:
         """What makes the run's next model of the nodes' models; ``ended``: by node, the task that ended its round."""
         messages = [(task, 0) for task in ended.values()]
         return [Mix("model", messages, [1.0 / len(messages)] * len(messages))]
 
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, fleet: Fleet) -> tuple[GossipState, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[GossipState, Commands]:
         s = GossipState(Crew.of(fleet), [0] * self.workers)
         self.rebuild(s)
         return s, self._go(s)
@@ -124,35 +121,34 @@ class Gossip(Strategy):
     def rebuild(self, state: GossipState) -> None:
         state.drawn = {}
 
-    def on(self, state: GossipState, event: Event) -> Sequence[Command]:
-        s = state
-        if isinstance(event, (Reply, Failed)):
-            found = s.under_way.pop(event.task, None)
-            if found is None:
-                return ()
-            node, k = found
-            if isinstance(event, Reply):
-                s.ended.setdefault(k, {})[node] = event.task
-                s.at[node] = k + 1
-                return self._go(s, self.readers(s, node, k))
-            s.anew.add(node)  # what it began from may be gone by now
-            return self._go(s, (node,))
-        if isinstance(event, Joined):
-            back = event.worker in s.crew.gone  # the others have gone on without it
-            if not s.crew.join(event.worker):
-                return ()
-            if back:
-                s.at[event.worker] = max(s.at[event.worker], s.version)
-                s.anew.add(event.worker)
-            return self._go(s)
-        if isinstance(event, Lost):
-            s.crew.lose(event)
-            s.under_way = {task: at for task, at in s.under_way.items() if at[0] != event.worker}
-            s.anew.add(event.worker)
-            if s.crew.hopeless:
-                return (Stop("every worker has been given up", failed=True),)
-            return self._go(s)
-        return ()
+    def on_reply(self, state: GossipState, event: Reply) -> Commands:
+        node, k = state.under_way.pop(event.task, (-1, 0))
+        if node == -1:
+            return ()
+        state.ended.setdefault(k, {})[node] = event.task
+        state.at[node] = k + 1
+        return self._go(state, self.readers(state, node, k))
+
+    def on_failed(self, state: GossipState, event: Failed) -> Commands:
+        node, _ = state.under_way.pop(event.task, (-1, 0))
+        if node == -1:
+            return ()
+        state.anew.add(node)  # what it began from may be gone by now
+        return self._go(state, (node,))
+
+    def on_joined(self, state: GossipState, event: Joined) -> Commands:
+        worker, given_up = event.worker, event.worker in state.crew.gone
+        if not state.crew.join(worker):
+            return ()
+        if given_up:  # the others have gone on without it
+            state.at[worker] = max(state.at[worker], state.version)
+            state.anew.add(worker)
+        return self._go(state)
+
+    def worker_left(self, state: GossipState, worker: int) -> Commands:
+        state.under_way = {task: at for task, at in state.under_way.items() if at[0] != worker}
+        state.anew.add(worker)
+        return super().worker_left(state, worker) or self._go(state)
 
     def _go(self, s: GossipState, nodes: Iterable[int] | None = None) -> list[Command]:
         """Whatever can be done now: nodes begin their next rounds, and rounds that all have ended become versions.
@@ -348,6 +344,6 @@ class ElasticSGD(Gossip):
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
         return ((node, s.ended[k - 1][node], 0, 1.0 - self.pull),), self.pull
 
-    def mixed(self, ended: Mapping[int, int]) -> Sequence[Command]:
+    def mixed(self, ended: Mapping[int, int]) -> Commands:
         messages = [(task, 0) for task in ended.values()]
         return [Mix("model", messages, [self.pull] * len(messages), share=1.0 - self.pull * len(messages))]

@@ -12,21 +12,17 @@ from anyk.errors import BadInput
 from anyk.protocol import (
     Chunk,
     Command,
+    Commands,
     Dispatch,
-    Event,
     Failed,
     Fleet,
-    Joined,
     Layout,
-    Lost,
     Mix,
     Reply,
-    Stop,
-    Strategy,
 )
 from anyk.specs import show
 from anyk.strategies.averaging.local_steps import check_steps
-from anyk.strategies.crew import Crew
+from anyk.strategies.crew import Crew, CrewStrategy
 
 
 @dataclass(slots=True)
@@ -41,7 +37,7 @@ class PairState:
 
 @typed
 @dataclass(frozen=True, repr=False)
-class PairwiseGossip(Strategy):
+class PairwiseGossip(CrewStrategy):
     """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): after its steps a node averages with a random other; none waits.
 
     Node i, done with ``tau`` local steps from its model, takes the mean of its own and node j's newest models, j drawn
@@ -78,26 +74,24 @@ class PairwiseGossip(Strategy):
         values = {"tau": self.tau, "batch": self.batch, "seed": self.seed}
         return show("ad-psgd", values, {"tau": 1, "batch": 0, "seed": 0})
 
-    def start(self, fleet: Fleet) -> tuple[PairState, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[PairState, Commands]:
         s = PairState(Crew.of(fleet), [0] * self.workers)
         return s, [self._dispatch(s, fleet.present)] if fleet.present else []
 
-    def on(self, state: PairState, event: Event) -> Sequence[Command]:
-        s = state
-        if isinstance(event, (Reply, Failed)):
-            node = s.under_way.pop(event.task, None)
-            if node is None:
-                return ()
-            averaged = self._averaged(s, node, event.task) if isinstance(event, Reply) else []
-            return [*averaged, self._dispatch(s, (node,))]
-        if isinstance(event, Joined):
-            return (self._dispatch(s, (event.worker,)),) if s.crew.join(event.worker) else ()
-        if isinstance(event, Lost):
-            s.crew.lose(event)
-            s.under_way = {task: node for task, node in s.under_way.items() if node != event.worker}
-            if s.crew.hopeless:
-                return (Stop("every worker has been given up", failed=True),)
-        return ()
+    def on_reply(self, state: PairState, event: Reply) -> Commands:
+        node = state.under_way.pop(event.task, None)
+        return () if node is None else [*self._averaged(state, node, event.task), self._dispatch(state, (node,))]
+
+    def on_failed(self, state: PairState, event: Failed) -> Commands:
+        node = state.under_way.pop(event.task, None)
+        return () if node is None else (self._dispatch(state, (node,)),)
+
+    def worker_returned(self, state: PairState, worker: int) -> Commands:
+        return (self._dispatch(state, (worker,)),)
+
+    def worker_left(self, state: PairState, worker: int) -> Commands:
+        state.under_way = {task: node for task, node in state.under_way.items() if node != worker}
+        return super().worker_left(state, worker)
 
     def _averaged(self, s: PairState, node: int, task: int) -> list[Command]:
         others = [i for i in range(self.workers) if i != node and i not in s.crew.gone]

@@ -16,6 +16,7 @@ from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
     Command,
+    Commands,
     EvaluateLoss,
     Event,
     LossEvaluated,
@@ -129,7 +130,7 @@ class Growth(ABC):
         del s
         return NoState(), []
 
-    def on(self, family: KFamily, s: KState, event: Event) -> Sequence[Command]:
+    def on(self, family: KFamily, s: KState, event: Event) -> Commands:
         """An answer to what the rule asked, or its alarm."""
         del family, s, event
         return ()
@@ -215,7 +216,7 @@ class AdaSync(Growth):
         first: list[Command] = [] if self.rule == "noise" else [EvaluateLoss("model")]
         return AdaSyncState(Durations(max(400, 20 * s.crew.size))), [*first, SetAlarm(_ALARM, s.now + self.interval)]
 
-    def on(self, family: KFamily, s: KState, event: Event) -> Sequence[Command]:
+    def on(self, family: KFamily, s: KState, event: Event) -> Commands:
         if isinstance(event, NoiseMeasured):
             self._weigh(s.growth, event)
             return ()
@@ -263,7 +264,7 @@ class AdaSync(Growth):
 
     # ------------------------------------------------------------------------------------------- what follows
 
-    def _adapt(self, family: KFamily, s: KState, event: LossEvaluated) -> Sequence[Command]:
+    def _adapt(self, family: KFamily, s: KState, event: LossEvaluated) -> Commands:
         loss, own = event.loss - self.loss_floor, s.growth
         if own.first is None:
             if loss <= 0.0:
@@ -286,7 +287,7 @@ class AdaSync(Growth):
             k = 0 if times is None else k_for_delays(family.k, first, loss, times, rate=rate)
         return self._grow(family, s, k, f"an excess loss of {loss:.4g}")
 
-    def _by_noise(self, family: KFamily, s: KState) -> Sequence[Command]:
+    def _by_noise(self, family: KFamily, s: KState) -> Commands:
         own, times = s.growth, self._times(family, s)
         if times is None or own.variance <= 0.0:
             return ()
@@ -294,7 +295,7 @@ class AdaSync(Growth):
         k = family.workers if noise == float("inf") else k_for_noise(noise, times)
         return self._grow(family, s, k, f"a gradient noise scale of {noise:.4g} gradients")
 
-    def _grow(self, family: KFamily, s: KState, k: int, why: str) -> Sequence[Command]:
+    def _grow(self, family: KFamily, s: KState, k: int, why: str) -> Commands:
         k = min(k, family.workers)
         if k <= s.k:
             return ()

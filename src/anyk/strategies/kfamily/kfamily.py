@@ -17,31 +17,28 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Commands,
     Compressor,
     DelayLaw,
     Dispatch,
     DriftMeasured,
     Event,
-    Facts,
     Failed,
     Fleet,
-    Joined,
     Layout,
     LossEvaluated,
-    Lost,
     MeasureDrift,
     Mix,
     NoiseMeasured,
     Pace,
     Reply,
-    Stop,
-    Strategy,
+    StrategyFacts,
     Task,
 )
 from anyk.specs import bracketed, show
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.closed_forms import finishing_in_vain, mean_interval
-from anyk.strategies.crew import Crew
+from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.kfamily.growth import Growth
 
 Kind = Literal["async", "k-sync", "k-async", "k-batch-async", "k-batch-sync"]
@@ -85,7 +82,7 @@ class KState:
 
 @typed
 @dataclass(frozen=True, repr=False)
-class KFamily(Strategy):
+class KFamily(CrewStrategy):
     """K-async, K-batch-async and K-batch-sync SGD (Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018); K = 1 is ``async``.
 
     Worker i holds partition i. A step takes the mean of the ``k`` gradients that come first.
@@ -237,8 +234,8 @@ class KFamily(Strategy):
         return f"takes a step at {few}, however old its version; waits for nobody"
 
     @property
-    def facts(self) -> Facts:
-        return Facts(pace=self._pace, check_compressor=self._check_compressor)
+    def facts(self) -> StrategyFacts:
+        return StrategyFacts(pace=self._pace, check_compressor=self._check_compressor)
 
     def _check_compressor(self, by: Compressor) -> None:
         del by  # a message is one worker's own
@@ -247,7 +244,7 @@ class KFamily(Strategy):
 
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, fleet: Fleet) -> tuple[KState, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[KState, Commands]:
         s = KState(Crew.of(fleet), self.k, fleet.time, [0] * self.workers)
         s.known = {}
         first: list[Command] = []
@@ -258,66 +255,65 @@ class KFamily(Strategy):
     def rebuild(self, state: KState) -> None:
         state.known = {}
 
-    def on(self, state: KState, event: Event) -> Sequence[Command]:
+    def on(self, state: KState, event: Event) -> Commands:
         s = state
-        if type(event) is Reply and self.bound is not None:
-            return (MeasureDrift(event.worker, event.task, event.chunk),) if event.task in s.under_way else ()
-        if type(event) is Reply or type(event) is DriftMeasured:
-            if self._one:
-                found = s.under_way.pop(event.task, None)
-                if found is None:
-                    return ()
-                worker, version = found
-                if not self.cutoff or s.version - version < self.cutoff:
-                    crew = s.crew
-                    task, crew.next = crew.next, crew.next + 1
-                    s.version += 1
-                    s.under_way[task] = worker, s.version
-                    combine = Combine(
-                        "model", ((event.task, 0),), _ONE, "counted", self.lr_scale, self._far, self.workers
-                    )
-                    return (combine, Dispatch(task, (worker,), self._given[worker]))
-                return [Cancel((event.task,), self.cancel), *self._dispatch(s, [worker])]
-            return self._arrived(s, event)
-        s.now = event[0]
-        crew = s.crew
-        if isinstance(event, (LossEvaluated, NoiseMeasured, Alarm)):
-            return () if self.growth is None else self.growth.on(self, s, event)
-        if isinstance(event, Failed):
-            return () if s.under_way.pop(event.task, None) is None else self._dispatch(s, [event.worker])
-        if isinstance(event, Joined):
-            if not crew.join(event.worker):
+        if self._one and type(event) is Reply:
+            worker, version = s.under_way.pop(event.task, (-1, 0))
+            if worker == -1:
                 return ()
-            if not self.batches and any(worker == event.worker for worker, _, _ in s.buffer):
-                return self._short_of(s)  # its gradient is in already: it waits for the step like the others
-            return self._dispatch(s, [event.worker])
-        if isinstance(event, Lost):
-            crew.lose(event)
-            s.under_way = {task: at for task, at in s.under_way.items() if at[0] != event.worker}
-            if crew.hopeless:
-                return (Stop("every worker has been given up", failed=True),)
-            return self._short_of(s)
-        return ()
+            if self.cutoff and s.version - version >= self.cutoff:
+                return [Cancel((event.task,), self.cancel), *self._dispatch(s, [worker])]
+            crew = s.crew
+            task, crew.next = crew.next, crew.next + 1
+            s.version += 1
+            s.under_way[task] = worker, s.version
+            combine = Combine("model", ((event.task, 0),), _ONE, "counted", self.lr_scale, self._far, self.workers)
+            return (combine, Dispatch(task, (worker,), self._given[worker]))
+        s.now = event[0]
+        return self.handlers[type(event)](self, s, event)
 
-    def _arrived(self, s: KState, event: Reply | DriftMeasured) -> Sequence[Command]:
-        s.now = event.time
-        if isinstance(event, DriftMeasured) and self.bound is not None:
-            s.weights[event.task] = min(1.0, self.bound / event.value) if event.value > 0.0 else 1.0
-        if self.growth is not None and event.task in s.under_way:
-            self.growth.ended(s, event.task, whole=True)
-        found = s.under_way.pop(event.task, None)
-        if found is None:
+    def on_reply(self, state: KState, event: Reply) -> Commands:
+        if self.bound is None:
+            return self._arrived(state, event.task)
+        return (MeasureDrift(event.worker, event.task, event.chunk),) if event.task in state.under_way else ()
+
+    def on_drift(self, state: KState, event: DriftMeasured) -> Commands:
+        assert self.bound is not None
+        state.weights[event.task] = min(1.0, self.bound / event.value) if event.value > 0.0 else 1.0
+        return self._arrived(state, event.task)
+
+    def on_alarm(self, state: KState, event: Alarm | LossEvaluated | NoiseMeasured) -> Commands:
+        return () if self.growth is None else self.growth.on(self, state, event)
+
+    on_loss = on_noise = on_alarm
+
+    def on_failed(self, state: KState, event: Failed) -> Commands:
+        return () if state.under_way.pop(event.task, None) is None else self._dispatch(state, [event.worker])
+
+    def worker_returned(self, state: KState, worker: int) -> Commands:
+        if not self.batches and any(other == worker for other, _, _ in state.buffer):
+            return self._short_of(state)  # its gradient is in already: it waits for the step like the others
+        return self._dispatch(state, [worker])
+
+    def worker_left(self, state: KState, worker: int) -> Commands:
+        state.under_way = {task: at for task, at in state.under_way.items() if at[0] != worker}
+        return super().worker_left(state, worker) or self._short_of(state)
+
+    def _arrived(self, s: KState, task: int) -> Commands:
+        if self.growth is not None and task in s.under_way:
+            self.growth.ended(s, task, whole=True)
+        worker, version = s.under_way.pop(task, (-1, 0))
+        if worker == -1:
             return ()
-        worker, version = found
         if self.cutoff and s.version - version >= self.cutoff:
-            s.weights.pop(event.task, None)
-            return [Cancel((event.task,), self.cancel), *self._dispatch(s, [worker])]
-        s.buffer.append((worker, event.task, version))
+            s.weights.pop(task, None)
+            return [Cancel((task,), self.cancel), *self._dispatch(s, [worker])]
+        s.buffer.append((worker, task, version))
         if len(s.buffer) >= s.k:
             return self._step(s, worker)
         return self._dispatch(s, [worker]) if self.batches else self._short_of(s)
 
-    def _short_of(self, s: KState) -> Sequence[Command]:
+    def _short_of(self, s: KState) -> Commands:
         """Take a step with fewer gradients than k when no more can come before it."""
         if s.under_way or not s.buffer or not s.crew.complete:
             return ()

@@ -18,10 +18,10 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Commands,
     DelayLaw,
     Dispatch,
     Event,
-    Facts,
     Failed,
     Fleet,
     Joined,
@@ -35,6 +35,7 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
     Strategy,
+    StrategyFacts,
 )
 from anyk.specs import show
 from anyk.strategies.crew import RETRIES, Crew
@@ -156,14 +157,14 @@ class Anytime(Strategy):
 
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, fleet: Fleet) -> tuple[AnytimeState, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[AnytimeState, Commands]:
         s = AnytimeState(Crew.of(fleet), fleet.time, fleet.rounds)
         return s, self._begin(s)
 
     def rebuild(self, state: AnytimeState) -> None:
         state.orders = self._drawn(state)
 
-    def on(self, state: AnytimeState, event: Event) -> Sequence[Command]:
+    def on(self, state: AnytimeState, event: Event) -> Commands:
         s = state
         s.now = event[0]
         if isinstance(event, Alarm):
@@ -190,7 +191,7 @@ class Anytime(Strategy):
         s.arrivals.append(s.now - s.began)
         return self._ask_if_all_done(s)
 
-    def _rung(self, s: AnytimeState) -> Sequence[Command]:
+    def _rung(self, s: AnytimeState) -> Commands:
         if not s.asked:
             return self._ask(s)
         if not s.got:
@@ -198,7 +199,7 @@ class Anytime(Strategy):
         s.asked = {worker: done for worker, done in s.asked.items() if worker in s.got}  # the others take too long
         return self._step_if_all_in(s)
 
-    def _without(self, s: AnytimeState, worker: int) -> Sequence[Command]:
+    def _without(self, s: AnytimeState, worker: int) -> Commands:
         """A worker has died, or its message is unusable: what it has finished is lost, unless its message is in."""
         if worker in s.got:
             return ()
@@ -213,12 +214,12 @@ class Anytime(Strategy):
             return [self._stop(s)]
         return self._ask_if_all_done(s)
 
-    def _ask_if_all_done(self, s: AnytimeState) -> Sequence[Command]:
+    def _ask_if_all_done(self, s: AnytimeState) -> Commands:
         """Nobody who is present can do more in this step."""
         whole = s.task_of and all(s.done.get(worker, 0) == self.parts for worker in s.task_of)
         return self._ask(s) if whole else ()
 
-    def _step_if_all_in(self, s: AnytimeState) -> Sequence[Command]:
+    def _step_if_all_in(self, s: AnytimeState) -> Commands:
         return self._step(s) if len(s.got) == len(s.asked) else ()
 
     # ------------------------------------------------------------------------------------------- commands
@@ -296,8 +297,8 @@ class Anytime(Strategy):
     # ------------------------------------------------------------------------------------------- how fast it is
 
     @property
-    def facts(self) -> Facts:
-        return Facts(pace=self._pace)
+    def facts(self) -> StrategyFacts:
+        return StrategyFacts(pace=self._pace)
 
     def _pace(self, delays: DelayLaw) -> Pace:
         """Return the pace for a fixed deadline.

@@ -1,4 +1,4 @@
-"""Facts of rounds: their pace and durations in closed form, and which compressors they bear."""
+"""StrategyFacts of rounds: their pace and durations in closed form, and which compressors they bear."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk.codes.decoders import Floats
 from anyk.errors import BadInput
-from anyk.protocol import Compressor, DelayLaw, Facts, Pace, Strategy
+from anyk.protocol import Compressor, DelayLaw, Pace, Strategy, StrategyFacts
 from anyk.strategies.closed_forms import uncoded_pace
 from anyk.strategies.rounds.balance import settled
 from anyk.strategies.wait import Count, Decodable
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from anyk.strategies.rounds.rounds import Rounds
 
 
-def facts_of(rounds: Rounds) -> Facts:
+def facts_of(rounds: Rounds) -> StrategyFacts:
     """Return the facts of rounds."""
     code, exact = rounds.code, rounds.work is None and not rounds.enough.approximate
     computed = None
     if rounds.balance is not None:  # at first
         computed = [len(part) / rounds.first_code.partitions for part in rounds.first_code.assignment]
     vectors = float(code.workers + code.replies) if code.messages > 1 else code.workers * (1.0 + 1.0 / code.blocks)
-    return Facts(
+    return StrategyFacts(
         exact=exact,
         shares_computed=computed,
         vectors_sent=vectors if exact else None,

@@ -19,9 +19,9 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Commands,
     Dispatch,
     Event,
-    Facts,
     Failed,
     Fleet,
     Joined,
@@ -33,6 +33,7 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
     Strategy,
+    StrategyFacts,
     Task,
 )
 from anyk.strategies.crew import RETRIES, Crew
@@ -168,9 +169,9 @@ class ProgressRounds(Strategy):
         return tuple((Chunk(order, (1.0,) * len(order), send="request"),) for order in orders)
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> StrategyFacts:
         vectors = self.code.workers * (1.0 + 1.0 / self.code.blocks)
-        return Facts(exact=self.exact, vectors_sent=vectors if self.exact else None, durations=self._durations)
+        return StrategyFacts(exact=self.exact, vectors_sent=vectors if self.exact else None, durations=self._durations)
 
     def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
         if not self.exact or self.cancel != "preempt":
@@ -179,14 +180,14 @@ class ProgressRounds(Strategy):
 
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, fleet: Fleet) -> tuple[ProgressState, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[ProgressState, Commands]:
         s = ProgressState(Crew.of(fleet), fleet.time)
         return s, self._round(s)
 
     def rebuild(self, state: ProgressState) -> None:
         state.watch = self._watched(state)
 
-    def on(self, state: ProgressState, event: Event) -> Sequence[Command]:
+    def on(self, state: ProgressState, event: Event) -> Commands:
         s = state
         s.now = event.time
         if isinstance(event, Progress):
@@ -211,7 +212,7 @@ class ProgressRounds(Strategy):
             return self._ask(s)
         return ()
 
-    def _progressed(self, s: ProgressState, event: Progress) -> Sequence[Command]:
+    def _progressed(self, s: ProgressState, event: Progress) -> Commands:
         worker = event.worker
         if s.asked or s.task_of.get(worker) != event.task:
             return ()
@@ -223,7 +224,7 @@ class ProgressRounds(Strategy):
             s.watch.saw(worker, event.done)
         return self._ask(s) if self.enough.enough(_Seen(s)) else self._stuck(s)
 
-    def _lose(self, s: ProgressState, event: Lost) -> Sequence[Command]:
+    def _lose(self, s: ProgressState, event: Lost) -> Commands:
         worker = event.worker
         s.crew.lose(event)
         s.task_of.pop(worker, None)

@@ -18,9 +18,9 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Commands,
     Dispatch,
     Event,
-    Facts,
     Failed,
     Fleet,
     Joined,
@@ -32,6 +32,7 @@ from anyk.protocol import (
     Reply,
     SetAlarm,
     Stop,
+    StrategyFacts,
     Task,
 )
 from anyk.strategies.crew import Crew
@@ -93,10 +94,10 @@ class Rounds(RoundSettings):
     """
 
     @cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> StrategyFacts:
         return facts_of(self)
 
-    def start(self, fleet: Fleet) -> tuple[RoundState, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[RoundState, Commands]:
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
         self._use_code(s, self.first_code)
         first: list[Command] = []
@@ -124,7 +125,7 @@ class Rounds(RoundSettings):
         for reply in s.task_of:
             s.decoder.add(reply)
 
-    def on(self, state: RoundState, event: Event) -> Sequence[Command]:
+    def on(self, state: RoundState, event: Event) -> Commands:
         s = state
         if type(event) is Reply:
             s.now = event[0]
@@ -170,7 +171,7 @@ class Rounds(RoundSettings):
             return self._step(s)
         return self._waited(s)
 
-    def _arrived(self, s: RoundState, reply: int, task: int) -> Sequence[Command]:
+    def _arrived(self, s: RoundState, reply: int, task: int) -> Commands:
         """A reply counts from now on."""
         task_of = s.task_of
         if reply in task_of:  # asked again for a sister message; this one is in already
@@ -187,7 +188,7 @@ class Rounds(RoundSettings):
             return self._step(s)
         return () if s.open else self._waited(s)
 
-    def _projected(self, s: RoundState, event: MessageProjected) -> Sequence[Command]:
+    def _projected(self, s: RoundState, event: MessageProjected) -> Commands:
         worker = event.worker
         if s.measuring.pop(event.task, None) is None:
             return ()
@@ -196,7 +197,7 @@ class Rounds(RoundSettings):
             s.decoder.measure(worker, event.value)
         return self._arrived(s, worker, event.task)
 
-    def _waited(self, s: RoundState) -> Sequence[Command]:
+    def _waited(self, s: RoundState) -> Commands:
         """The commands when no more replies of this round are expected; none while they are."""
         return () if s.open or s.measuring else self._stuck(s)
 

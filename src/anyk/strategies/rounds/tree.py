@@ -17,9 +17,9 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Commands,
     Dispatch,
     Event,
-    Facts,
     Failed,
     Fleet,
     Joined,
@@ -30,6 +30,7 @@ from anyk.protocol import (
     RequestMessage,
     Stop,
     Strategy,
+    StrategyFacts,
     Task,
 )
 from anyk.strategies.crew import Crew
@@ -73,9 +74,9 @@ class TreeRounds(Strategy):
     # ------------------------------------------------------------------------------------------- settings
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> StrategyFacts:
         # a parent waits until its children's messages decode, and reads them where they lie
-        return Facts(exact=True, vectors_sent=2.0 * self.code.workers, durations=self._durations)
+        return StrategyFacts(exact=True, vectors_sent=2.0 * self.code.workers, durations=self._durations)
 
     def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
         """Seconds until the driver decodes: from the leaves up, a parent's own share and its children's messages."""
@@ -112,11 +113,11 @@ class TreeRounds(Strategy):
 
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, fleet: Fleet) -> tuple[TreeState, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[TreeState, Commands]:
         s = TreeState(Crew.of(fleet))
         return s, self._begin(s)
 
-    def on(self, state: TreeState, event: Event) -> Sequence[Command]:
+    def on(self, state: TreeState, event: Event) -> Commands:
         s = state
         if isinstance(event, Lost):
             s.crew.lose(event)

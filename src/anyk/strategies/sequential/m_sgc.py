@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
-from anyk.protocol import Facts, Layout
+from anyk.protocol import Layout, StrategyFacts
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.inner import Flags, Inner
 from anyk.strategies.sequential.jobs import Place, SequentialState
@@ -73,7 +73,7 @@ class Multiplexed(ForBursts):
         return ((self.W - 1) * own + self.B * max(own, coded)) / sum(self.shares)
 
     @cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> StrategyFacts:
         # all of its own pieces, and its part of every group; W - 1 + B jobs in each task
         stored = ((self.W - 1) * self._each + (self.B * self.code.load if self.coded else 0)) / sum(self.shares)
         return replace(super().facts, share_stored=stored, vectors_sent=2.0 * self.workers * (self.W - 1 + self.B))

@@ -16,6 +16,7 @@ from anyk.protocol import (
     Chunk,
     Combine,
     Command,
+    Commands,
     Dispatch,
     Event,
     Failed,
@@ -105,7 +106,7 @@ class SequentialRounds(SequentialSettings):
 
     # ------------------------------------------------------------------------------------------- rounds
 
-    def start(self, fleet: Fleet) -> tuple[Any, Sequence[Command]]:
+    def start(self, fleet: Fleet) -> tuple[Any, Commands]:
         s = self.State(Crew.of(fleet), now=fleet.time, before=fleet.rounds)
         return s, self._begin(s)
 
@@ -142,7 +143,7 @@ class SequentialRounds(SequentialSettings):
             tasks.append(tuple(chunks) or (Chunk((), (), slot=self.slot(s.round), batch=self.batch),))
         return [Dispatch(first, tuple(workers), tasks, round=s.before + s.round)]
 
-    def on(self, state: Any, event: Event) -> Sequence[Command]:
+    def on(self, state: Any, event: Event) -> Commands:
         s = state
         s.now = event.time
         if isinstance(event, Reply):
@@ -169,7 +170,7 @@ class SequentialRounds(SequentialSettings):
             return self._lost(s, event)
         return ()
 
-    def _failed(self, s: SequentialState, event: Failed) -> Sequence[Command]:
+    def _failed(self, s: SequentialState, event: Failed) -> Commands:
         if s.left.pop(event.task, None) is None:
             return ()
         s.work.pop(event.task, None)
@@ -182,7 +183,7 @@ class SequentialRounds(SequentialSettings):
             return again + self._dispatch(s, [event.worker])
         return again + self._look(s)
 
-    def _lost(self, s: SequentialState, event: Lost) -> Sequence[Command]:
+    def _lost(self, s: SequentialState, event: Lost) -> Commands:
         s.crew.lose(event)
         task = s.task.get(event.worker)
         dropped: list[Command] = []

@@ -13,7 +13,7 @@ import numpy as np
 from anyk.codes import Code
 from anyk.codes.decoders import Floats
 from anyk.errors import BadInput
-from anyk.protocol import DelayLaw, Facts, Pace, Strategy, slot_names
+from anyk.protocol import DelayLaw, Pace, Strategy, StrategyFacts, slot_names
 from anyk.strategies.sequential.inner import Inner
 from anyk.strategies.sequential.jobs import SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, bits_of
@@ -80,8 +80,8 @@ class SequentialSettings(Strategy):
         """The share of the data that a worker computes in a round."""
 
     @cached_property
-    def facts(self) -> Facts:
-        return Facts(
+    def facts(self) -> StrategyFacts:
+        return StrategyFacts(
             exact=True,  # a job is done when its sum can be had
             models=self.trained,
             shares_computed=(self.load,) * self.workers,
