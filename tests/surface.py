@@ -63,7 +63,8 @@ def annotation(value: Any) -> str:
         return value.__qualname__
     text = getattr(value, "__forward_arg__", value if isinstance(value, str) else repr(value))
     text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", ADDRESS.sub("", text))
-    return MODULE_PREFIX.sub("", text).replace("NoneType", "None").replace("~", "")
+    text = MODULE_PREFIX.sub("", text).replace("NoneType", "None").replace("~", "")
+    return re.sub(r"ndarray\[.*dtype\[(\w+)\]\]", r"NDArray[\1]", text)  # as written by other versions of NumPy
 
 
 def signature(function: Any, *, method: bool = False) -> str:
