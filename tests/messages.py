@@ -139,7 +139,8 @@ def main() -> int:
         SNAPSHOT.write_text("".join(f"{line}\n" for line in sorted(collected(given.folder))), encoding="utf-8")
         return 0
     else:
-        lines = difference(SNAPSHOT.read_text(encoding="utf-8").splitlines(), sorted(collected(given.folder)))
+        was = SNAPSHOT.read_text(encoding="utf-8").splitlines() if SNAPSHOT.exists() else []
+        lines = difference(was, sorted(collected(given.folder)))
     print(*lines, sep="\n", end="\n" * bool(lines))
     return bool(lines)
 
