@@ -24,9 +24,7 @@ from anyk.protocol import (
     Event,
     Failed,
     Fleet,
-    Joined,
     Layout,
-    Lost,
     Note,
     Pace,
     Progress,
@@ -34,11 +32,10 @@ from anyk.protocol import (
     RequestMessage,
     SetAlarm,
     Stop,
-    Strategy,
     StrategyFacts,
 )
 from anyk.specs import show
-from anyk.strategies.crew import RETRIES, Crew
+from anyk.strategies.crew import RETRIES, Crew, CrewStrategy
 from anyk.strategies.wait import Adaptive, Deadline, wait_rule
 
 _ROUNDS_SEEN = 10  # rounds that an adapting deadline looks back on
@@ -68,7 +65,7 @@ class AnytimeState:
 
 @typed
 @dataclass(frozen=True, repr=False)
-class Anytime(Strategy):
+class Anytime(CrewStrategy):
     """Anytime mini-batches: at a deadline every worker sends the sum of the micro-batches it has finished by then.
 
     (Ferdinand, Al-Lawati, Draper and Nokleby 2019; with a cap on micro-batches, DropCompute of Giladi et al. 2023.)
@@ -165,25 +162,12 @@ class Anytime(Strategy):
         state.orders = self._drawn(state)
 
     def on(self, state: AnytimeState, event: Event) -> Commands:
-        s = state
-        s.now = event[0]
-        if isinstance(event, Alarm):
-            return self._rung(s)
-        if isinstance(event, Joined):
-            return self._dispatch(s, (event.worker,)) if s.crew.join(event.worker) and not s.asked else ()
-        if isinstance(event, Lost):
-            s.crew.lose(event)
-            return self._without(s, event.worker)
-        if not isinstance(event, (Progress, Reply, Failed)) or s.task_of.get(event.worker) != event.task:
-            return ()
-        worker = event.worker
-        if isinstance(event, Failed):
-            s.crew.fail(worker, event.task)
-            return self._without(s, worker)
-        if isinstance(event, Reply):
-            s.got.add(worker)
-            return self._step_if_all_in(s)
-        if s.asked:
+        state.now = event.time
+        return super().on(state, event)
+
+    def on_progress(self, state: AnytimeState, event: Progress) -> Commands:
+        s, worker = state, event.worker
+        if s.asked or s.task_of.get(worker) != event.task:
             return ()
         s.done[worker] = event.done  # less than before where the worker of a resumed run begins anew
         if event.done < self.parts:
@@ -191,7 +175,20 @@ class Anytime(Strategy):
         s.arrivals.append(s.now - s.began)
         return self._ask_if_all_done(s)
 
-    def _rung(self, s: AnytimeState) -> Commands:
+    def on_reply(self, state: AnytimeState, event: Reply) -> Commands:
+        if state.task_of.get(event.worker) != event.task:
+            return ()
+        state.got.add(event.worker)
+        return self._step_if_all_in(state)
+
+    def on_failed(self, state: AnytimeState, event: Failed) -> Commands:
+        if state.task_of.get(event.worker) != event.task:
+            return ()
+        state.crew.fail(event.worker, event.task)
+        return self.worker_left(state, event.worker)
+
+    def on_alarm(self, state: AnytimeState, event: Alarm) -> Commands:
+        s = state
         if not s.asked:
             return self._ask(s)
         if not s.got:
@@ -199,8 +196,12 @@ class Anytime(Strategy):
         s.asked = {worker: done for worker, done in s.asked.items() if worker in s.got}  # the others take too long
         return self._step_if_all_in(s)
 
-    def _without(self, s: AnytimeState, worker: int) -> Commands:
-        """A worker has died, or its message is unusable: what it has finished is lost, unless its message is in."""
+    def worker_returned(self, state: AnytimeState, worker: int) -> Commands:
+        return () if state.asked else self._dispatch(state, (worker,))
+
+    def worker_left(self, state: AnytimeState, worker: int) -> Commands:
+        """Continue without what a lost worker, or one with an unusable message, has finished; its message stays."""
+        s = state
         if worker in s.got:
             return ()
         task = s.task_of.pop(worker, None)

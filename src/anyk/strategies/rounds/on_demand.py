@@ -24,19 +24,16 @@ from anyk.protocol import (
     Event,
     Failed,
     Fleet,
-    Joined,
     Layout,
-    Lost,
     Progress,
     Reply,
     RequestMessage,
     SetAlarm,
     Stop,
-    Strategy,
     StrategyFacts,
     Task,
 )
-from anyk.strategies.crew import RETRIES, Crew
+from anyk.strategies.crew import RETRIES, Crew, CrewStrategy
 from anyk.strategies.rounds.settings import with_keys
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
 
@@ -96,7 +93,7 @@ class _Seen:
 
 @typed
 @dataclass(frozen=True, repr=False)
-class ProgressRounds(Strategy):
+class ProgressRounds(CrewStrategy):
     """Synchronous rounds under a code whose workers report how much they have finished.
 
     All workers compute their partitions in order; when what is finished gives the exact sum (or ``wait``, a residual
@@ -188,32 +185,11 @@ class ProgressRounds(Strategy):
         state.watch = self._watched(state)
 
     def on(self, state: ProgressState, event: Event) -> Commands:
-        s = state
-        s.now = event.time
-        if isinstance(event, Progress):
-            return self._progressed(s, event)
-        if isinstance(event, Reply):
-            if s.asked.get(event.worker, (-1, 0.0))[0] != event.task:
-                return ()
-            s.got.add(event.worker)
-            return self._step(s) if len(s.got) == len(s.asked) else ()
-        if isinstance(event, Failed):
-            if s.task_of.get(event.worker) != event.task:
-                return ()
-            s.crew.fail(event.worker, event.task)
-            return self._again(s)
-        if isinstance(event, Lost):
-            return self._lose(s, event)
-        if isinstance(event, Joined):
-            if not s.crew.join(event.worker):
-                return ()
-            return [] if s.asked else [*self._dispatch(s, (event.worker,)), *self._stuck(s)]
-        if isinstance(event, Alarm) and not s.asked and self.enough.enough(_Seen(s)):
-            return self._ask(s)
-        return ()
+        state.now = event.time
+        return super().on(state, event)
 
-    def _progressed(self, s: ProgressState, event: Progress) -> Commands:
-        worker = event.worker
+    def on_progress(self, state: ProgressState, event: Progress) -> Commands:
+        s, worker = state, event.worker
         if s.asked or s.task_of.get(worker) != event.task:
             return ()
         anew = event.done < s.done.get(worker, 0)  # the worker of a resumed run begins anew
@@ -224,9 +200,26 @@ class ProgressRounds(Strategy):
             s.watch.saw(worker, event.done)
         return self._ask(s) if self.enough.enough(_Seen(s)) else self._stuck(s)
 
-    def _lose(self, s: ProgressState, event: Lost) -> Commands:
-        worker = event.worker
-        s.crew.lose(event)
+    def on_reply(self, state: ProgressState, event: Reply) -> Commands:
+        if state.asked.get(event.worker, (-1, 0.0))[0] != event.task:
+            return ()
+        state.got.add(event.worker)
+        return self._step(state) if len(state.got) == len(state.asked) else ()
+
+    def on_failed(self, state: ProgressState, event: Failed) -> Commands:
+        if state.task_of.get(event.worker) != event.task:
+            return ()
+        state.crew.fail(event.worker, event.task)
+        return self._again(state)
+
+    def on_alarm(self, state: ProgressState, event: Alarm) -> Commands:
+        return self._ask(state) if not state.asked and self.enough.enough(_Seen(state)) else ()
+
+    def worker_returned(self, state: ProgressState, worker: int) -> Commands:
+        return [] if state.asked else [*self._dispatch(state, (worker,)), *self._stuck(state)]
+
+    def worker_left(self, state: ProgressState, worker: int) -> Commands:
+        s = state
         s.task_of.pop(worker, None)
         if worker in s.asked and worker not in s.got:
             return self._again(s)

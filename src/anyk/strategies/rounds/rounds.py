@@ -23,9 +23,7 @@ from anyk.protocol import (
     Event,
     Failed,
     Fleet,
-    Joined,
     LossEvaluated,
-    Lost,
     MessageProjected,
     Note,
     ProjectMessage,
@@ -140,36 +138,48 @@ class Rounds(RoundSettings):
                 return (ProjectMessage(worker, task, event[3]),)
             return self._arrived(s, worker if messages == 1 else worker * messages + event[3], task)
         s.now = event[0]
-        if isinstance(event, MessageProjected):
-            return self._projected(s, event)
-        if isinstance(event, LossEvaluated):
-            return [] if self.adapt is None else self._adapted(s, event)
-        if isinstance(event, Failed):
-            if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
-                return ()
-            s.crew.fail(event.worker, event.task)
-            if self.policy.projected and event.reason.startswith("not finite"):  # no honest worker says that
-                s.values[event.worker] = float("nan")
-                s.decoder.measure(event.worker, float("nan"))
-                if s.decoder.add(event.worker):
-                    return self._step(s)
-        elif isinstance(event, Lost):
-            s.crew.lose(event)
-            self._disturbed(s)
-            s.open = {message: worker for message, worker in s.open.items() if worker != event.worker}
-            if self.work is not None:
-                self.work.lost(s.work, event.worker)
-        elif isinstance(event, Joined):
-            if not s.crew.join(event.worker):
-                return ()
-            self._disturbed(s)
-            busy = event.worker in s.measuring.values() or self._has_replied(s, event.worker)
-            again = [] if busy else self._dispatch(s, (event.worker,))
-            if again:
-                return again
-        elif isinstance(event, Alarm) and self._enough_of(s).enough(Seen(s, self.code.messages)):
-            return self._step(s)
+        return self.handlers[type(event)](self, s, event)
+
+    def on_projected(self, state: RoundState, event: MessageProjected) -> Commands:
+        s, worker = state, event.worker
+        if s.measuring.pop(event.task, None) is None:
+            return ()
+        if not isnan(s.values.get(worker, 0.0)):  # who has once sent what is not finite has lied
+            s.values[worker] = event.value
+            s.decoder.measure(worker, event.value)
+        return self._arrived(s, worker, event.task)
+
+    def on_loss(self, state: RoundState, event: LossEvaluated) -> Commands:
+        commands = None if self.adapt is None else self.adapt.on_loss(state, event)
+        return [] if commands is None else [*commands, *self._begin(state)]
+
+    def on_failed(self, state: RoundState, event: Failed) -> Commands:
+        s, worker = state, event.worker
+        if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
+            return ()
+        s.crew.fail(worker, event.task)
+        if self.policy.projected and event.reason.startswith("not finite"):  # no honest worker says that
+            s.values[worker] = float("nan")
+            s.decoder.measure(worker, float("nan"))
+            if s.decoder.add(worker):
+                return self._step(s)
         return self._waited(s)
+
+    def on_alarm(self, state: RoundState, event: Alarm) -> Commands:
+        enough = self._enough_of(state).enough(Seen(state, self.code.messages))
+        return self._step(state) if enough else self._waited(state)
+
+    def worker_left(self, state: RoundState, worker: int) -> Commands:
+        self._disturbed(state)
+        state.open = {message: other for message, other in state.open.items() if other != worker}
+        if self.work is not None:
+            self.work.lost(state.work, worker)
+        return self._waited(state)
+
+    def worker_returned(self, state: RoundState, worker: int) -> Commands:
+        self._disturbed(state)
+        busy = worker in state.measuring.values() or self._has_replied(state, worker)
+        return ([] if busy else self._dispatch(state, (worker,))) or self._waited(state)
 
     def _arrived(self, s: RoundState, reply: int, task: int) -> Commands:
         """A reply counts from now on."""
@@ -187,15 +197,6 @@ class Rounds(RoundSettings):
         ):
             return self._step(s)
         return () if s.open else self._waited(s)
-
-    def _projected(self, s: RoundState, event: MessageProjected) -> Commands:
-        worker = event.worker
-        if s.measuring.pop(event.task, None) is None:
-            return ()
-        if not isnan(s.values.get(worker, 0.0)):  # who has once sent what is not finite has lied
-            s.values[worker] = event.value
-            s.decoder.measure(worker, event.value)
-        return self._arrived(s, worker, event.task)
 
     def _waited(self, s: RoundState) -> Commands:
         """The commands when no more replies of this round are expected; none while they are."""
@@ -309,11 +310,6 @@ class Rounds(RoundSettings):
         """Leave the seconds of this round out of what is known of the workers' speed."""
         if s.balance is not None:
             s.balance.disturbed = True
-
-    def _adapted(self, s: RoundState, event: LossEvaluated) -> list[Command]:
-        assert self.adapt is not None
-        commands = self.adapt.on_loss(s, event)
-        return [] if commands is None else [*commands, *self._begin(s)]
 
     # ------------------------------------------------------------------------------------------- the code in use
 

@@ -15,11 +15,11 @@ from anyk.errors import BadInput
 from anyk.protocol import (
     CancelMode,
     Layout,
-    Strategy,
     slot_names,
 )
 from anyk.strategies.averaging.adapting import AdaptingSteps
 from anyk.strategies.averaging.local_steps import LocalSteps
+from anyk.strategies.crew import CrewStrategy
 from anyk.strategies.rounds.balance import Balance, batch_of, even_parts, shares_of
 from anyk.strategies.rounds.corrections import Scaling, scaling_of
 from anyk.strategies.rounds.snapshots import at_snapshot, check_snapshot
@@ -33,7 +33,7 @@ def with_keys(code: str, parts: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class RoundSettings(Strategy):
+class RoundSettings(CrewStrategy):
     """What rounds are told, and what follows: layout, spec, pace; :class:`~anyk.strategies.Rounds` runs them."""
 
     State = RoundState

@@ -19,21 +19,17 @@ from anyk.protocol import (
     Command,
     Commands,
     Dispatch,
-    Event,
     Failed,
     Fleet,
-    Joined,
     Layout,
-    Lost,
     Progress,
     Reply,
     RequestMessage,
     Stop,
-    Strategy,
     StrategyFacts,
     Task,
 )
-from anyk.strategies.crew import Crew
+from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.rounds.settings import with_keys
 
 
@@ -53,7 +49,7 @@ class TreeState:
 
 @typed
 @dataclass(frozen=True, repr=False)
-class TreeRounds(Strategy):
+class TreeRounds(CrewStrategy):
     """Synchronous rounds under a tree code: a step needs the driver's children only (CodedReduce).
 
     Leaves send what they computed. A parent that has finished its own share and whose children's messages decode is
@@ -117,32 +113,35 @@ class TreeRounds(Strategy):
         s = TreeState(Crew.of(fleet))
         return s, self._begin(s)
 
-    def on(self, state: TreeState, event: Event) -> Commands:
-        s = state
-        if isinstance(event, Lost):
-            s.crew.lose(event)
-            self._drop(s, event.worker)
-            return self._stuck(s)
-        if isinstance(event, Joined):
-            if not s.crew.join(event.worker):
-                return ()
-            given = [] if event.worker in s.ready else self._dispatch(s, (event.worker,))
-            return given + self._stuck(s)
-        if not isinstance(event, (Progress, Reply, Failed)) or s.task_of.get(event.worker) != event.task:
-            return ()
+    def on_progress(self, state: TreeState, event: Progress) -> Commands:
         worker = event.worker
-        if isinstance(event, Failed):
-            s.crew.fail(worker, event.task)
-            self._drop(s, worker)
-            return self._dispatch(s, (worker,)) if s.crew.able(worker) else self._stuck(s)
-        if isinstance(event, Progress):
-            if event.done == len(self.code.shares[worker].partitions):
-                s.finished.add(worker)
-                return self._ask(s, worker)
+        if state.task_of.get(worker) != event.task or event.done < len(self.code.shares[worker].partitions):
             return ()
-        s.ready[worker] = event.task
-        above = self.code.parents[worker]
-        return self._step(s) if above == ROOT else self._ask(s, above)
+        state.finished.add(worker)
+        return self._ask(state, worker)
+
+    def on_reply(self, state: TreeState, event: Reply) -> Commands:
+        if state.task_of.get(event.worker) != event.task:
+            return ()
+        state.ready[event.worker] = event.task
+        parent = self.code.parents[event.worker]
+        return self._step(state) if parent == ROOT else self._ask(state, parent)
+
+    def on_failed(self, state: TreeState, event: Failed) -> Commands:
+        worker = event.worker
+        if state.task_of.get(worker) != event.task:
+            return ()
+        state.crew.fail(worker, event.task)
+        self._drop(state, worker)
+        return self._dispatch(state, (worker,)) if state.crew.able(worker) else self._stuck(state)
+
+    def worker_returned(self, state: TreeState, worker: int) -> Commands:
+        given = [] if worker in state.ready else self._dispatch(state, (worker,))
+        return given + self._stuck(state)
+
+    def worker_left(self, state: TreeState, worker: int) -> Commands:
+        self._drop(state, worker)
+        return self._stuck(state)
 
     def _drop(self, s: TreeState, worker: int) -> None:
         """A worker's task has ended; a message of it that is in stays."""

@@ -21,8 +21,6 @@ from anyk.protocol import (
     Event,
     Failed,
     Fleet,
-    Joined,
-    Lost,
     Reply,
     SetAlarm,
     Stop,
@@ -144,57 +142,54 @@ class SequentialRounds(SequentialSettings):
         return [Dispatch(first, tuple(workers), tasks, round=s.before + s.round)]
 
     def on(self, state: Any, event: Event) -> Commands:
-        s = state
-        s.now = event.time
-        if isinstance(event, Reply):
-            left = s.left.get(event.task)
-            if left is None:
-                return ()
-            left.discard(event.chunk)
-            if left:
-                return ()
-            del s.left[event.task]
-            if event.task in s.behind:
-                return self._catch_up(s, event.worker, event.task)
-            s.done.append(event.worker)
-            return self._look(s, first=len(s.done) == 1)
-        if isinstance(event, Alarm):
-            return self._cut_off(s)
-        if isinstance(event, Failed):
-            return self._failed(s, event)
-        if isinstance(event, Joined):
-            if not s.crew.join(event.worker):
-                return ()
-            return self._look(s) if event.worker in s.done else self._dispatch(s, [event.worker])
-        if isinstance(event, Lost):
-            return self._lost(s, event)
-        return ()
+        state.now = event.time
+        return super().on(state, event)
 
-    def _failed(self, s: SequentialState, event: Failed) -> Commands:
-        if s.left.pop(event.task, None) is None:
+    def on_reply(self, state: Any, event: Reply) -> Commands:
+        s, left = state, state.left.get(event.task)
+        if left is None:
             return ()
-        s.work.pop(event.task, None)
-        again: list[Command] = [Cancel((event.task,))]
+        left.discard(event.chunk)
+        if left:
+            return ()
+        del s.left[event.task]
         if event.task in s.behind:
-            s.behind.discard(event.task)
-            return again + self._dispatch(s, [event.worker])
-        s.crew.fail(event.worker, event.task)
-        if s.crew.able(event.worker):
-            return again + self._dispatch(s, [event.worker])
-        return again + self._look(s)
+            return self._catch_up(s, event.worker, event.task)
+        s.done.append(event.worker)
+        return self._look(s, first=len(s.done) == 1)
 
-    def _lost(self, s: SequentialState, event: Lost) -> Commands:
-        s.crew.lose(event)
-        task = s.task.get(event.worker)
+    def on_alarm(self, state: Any, event: Alarm) -> Commands:
+        s, late = state, self._late_now(state)
+        if self._enough(s, late):
+            return self._end(s, late)
+        s.waiting = True
+        s.waits += 1
+        return self._look(s)
+
+    def on_failed(self, state: Any, event: Failed) -> Commands:
+        s, task, worker = state, event.task, event.worker
+        if s.left.pop(task, None) is None:
+            return ()
+        s.work.pop(task, None)
+        behind = task in s.behind
+        s.behind.discard(task)
+        if not behind:
+            s.crew.fail(worker, task)
+        again = self._dispatch(s, [worker]) if behind or s.crew.able(worker) else self._look(s)
+        return [Cancel((task,)), *again]
+
+    def worker_returned(self, state: Any, worker: int) -> Commands:
+        return self._look(state) if worker in state.done else self._dispatch(state, [worker])
+
+    def worker_left(self, state: Any, worker: int) -> Commands:
+        s, task = state, state.task.get(worker)
         dropped: list[Command] = []
         if task is not None and task in s.left:
             s.left.pop(task)
             s.work.pop(task, None)
             s.behind.discard(task)
             dropped = [Cancel((task,))]  # what has come of it is not used
-        if s.crew.hopeless:
-            return [Stop("every worker has been given up", failed=True)]
-        return dropped + self._look(s)
+        return super().worker_left(s, worker) or dropped + self._look(s)
 
     def _catch_up(self, s: SequentialState, worker: int, task: int) -> list[Command]:
         """A worker has ended its task of an earlier round: what it gives counts, and it joins the round under way."""
@@ -248,14 +243,6 @@ class SequentialRounds(SequentialSettings):
         if self.waits == "minimal" or not s.waiting:
             return self._fits(s, late)
         return False
-
-    def _cut_off(self, s: SequentialState) -> list[Command]:
-        late = self._late_now(s)
-        if self._enough(s, late):
-            return self._end(s, late)
-        s.waiting = True
-        s.waits += 1
-        return self._look(s)
 
     def _end(self, s: SequentialState, late: Flags) -> list[Command]:
         if self.limit:  # of a run without an end they would be too many to keep

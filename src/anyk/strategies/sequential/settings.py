@@ -14,6 +14,7 @@ from anyk.codes import Code
 from anyk.codes.decoders import Floats
 from anyk.errors import BadInput
 from anyk.protocol import DelayLaw, Pace, Strategy, StrategyFacts, slot_names
+from anyk.strategies.crew import CrewStrategy
 from anyk.strategies.sequential.inner import Inner
 from anyk.strategies.sequential.jobs import SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, bits_of
@@ -34,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, repr=False)
-class SequentialSettings(Strategy):
+class SequentialSettings(CrewStrategy):
     """The settings of sequential codes, and what follows from them; :class:`SequentialRounds` runs them."""
 
     State: ClassVar[type[Any]] = SequentialState
