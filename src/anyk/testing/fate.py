@@ -21,6 +21,7 @@ from anyk.protocol import (
 from anyk.testing.world import Place, World
 
 _REASONS = ("not finite: 3 of 5 numbers", "wrong length: 4 numbers for 5", "ValueError: a problem's own")
+_REPEATED = (Reply, Failed, Progress, MessageProjected)
 _BACK = 8  # how many of a worker's last events may be repeated
 
 
@@ -48,25 +49,11 @@ class Fate:
 
     def event(self, action: Action) -> Event | None:
         """Let an action happen; None where it cannot."""
-        kind, pick, at = action.kind, action.pick, self.world.now + action.wait
-        worker = self._able(kind, action.worker)
-        event: Event | None = None
-        if kind in ("work", "fail", "restart"):
-            event = self._worked(kind, worker, pick, at)
-        elif kind == "repeat":
-            event = self._again(worker, pick, at)
-        elif kind == "late":
-            event = self._belated(worker, pick, at)
-        elif kind == "alarm":
-            name = min(self.world.alarms, key=lambda name: (self.world.alarms[name], name), default=None)
-            event = None if name is None else Alarm(max(at, self.world.alarms.pop(name)), name)
-        elif kind == "measured":
-            event = self._measured(at)
-        else:
-            event = self._came_or_went(kind, worker, at)
+        worker = self._able(action.kind, action.worker)
+        event = _ACTIONS[action.kind](self, worker, action.pick, self.world.now + action.wait)
         if event is not None:
             self.world.now = event.time
-            if isinstance(event, (Reply, Failed, Progress, MessageProjected)):
+            if type(event) in _REPEATED:
                 self.history[event.worker].append(event)
         return event
 
@@ -85,56 +72,68 @@ class Fate:
         return worker
 
     def open(self, worker: int) -> list[Place]:
-        """What a worker may do next."""
+        """Return the chunks that a worker may continue."""
         task = self.world.task_of.get(worker)
-        return (
-            []
-            if task is None
-            else [(task, index) for index in self.world.tasks[task].open() if self._can_go_on(task, index)]
-        )
-
-    def _can_go_on(self, task: int, index: int) -> bool:
+        if task is None:
+            return []
         given = self.world.tasks[task]
-        chunk = given.chunks[index]
-        return chunk.send == "done" or index in given.asked or given.progress[index] < len(chunk.partitions)
+        return [
+            (task, index)
+            for index in given.open()
+            if not given.waits(index) or given.progress[index] < len(given.chunks[index].partitions)
+        ]
 
-    def _worked(self, kind: str, worker: int, pick: int, at: float) -> Event | None:
+    def _pick(self, worker: int, pick: int) -> Place:
         places = self.open(worker)
-        if not places:
+        return places[pick % len(places)] if places else (-1, 0)
+
+    def _work(self, worker: int, pick: int, at: float) -> Event | None:
+        task, index = self._pick(worker, pick)
+        given = self.world.tasks.get(task)
+        if given is None:
             return None
-        task, index = places[pick % len(places)]
-        given = self.world.tasks[task]
-        waits = given.chunks[index].send == "request" and index not in given.asked
-        if kind == "fail":
-            given.status[index] = "failed"
-            self.world.failures += 1
-            self.world.keeps(given, task, index, certain=False)
-            return Failed(at, worker, task, index, _REASONS[pick % len(_REASONS)])
-        if kind == "restart":  # as the worker of a resumed run
-            if not waits or not given.progress[index]:
-                return None
-            given.progress[index] = 0
-        if waits:
+        if given.waits(index):
             given.progress[index] += 1
             return Progress(at, worker, task, index, given.progress[index])
         given.status[index] = "arrived"
         self.world.keeps(given, task, index, certain=True)
         return Reply(at, worker, task, index)
 
+    def _fail(self, worker: int, pick: int, at: float) -> Event | None:
+        task, index = self._pick(worker, pick)
+        given = self.world.tasks.get(task)
+        if given is None:
+            return None
+        given.status[index] = "failed"
+        self.world.failures += 1
+        self.world.keeps(given, task, index, certain=False)
+        return Failed(at, worker, task, index, _REASONS[pick % len(_REASONS)])
+
+    def _restart(self, worker: int, pick: int, at: float) -> Event | None:
+        """Begin a chunk again, as the worker of a resumed run does."""
+        task, index = self._pick(worker, pick)
+        given = self.world.tasks.get(task)
+        if given is None:
+            return None
+        if not given.waits(index) or not given.progress[index]:
+            return None
+        given.progress[index] = 1
+        return Progress(at, worker, task, index, 1)
+
     def _belated(self, worker: int, pick: int, at: float) -> Event | None:
-        """Of a chunk that was cancelled, or whose worker has died, something comes all the same."""
+        """Let something arrive of a chunk that was cancelled, or whose worker has died."""
         past = self.world.silent[worker][-_BACK:]
         if not past:
             return None
         task, index = past[pick % len(past)]
         if pick % 4 == 0:
             return Failed(at, worker, task, index, _REASONS[pick // 4 % len(_REASONS)])
-        if self.world.tasks[task].chunks[index].send == "request" and index not in self.world.tasks[task].asked:
+        if self.world.tasks[task].waits(index):
             return Progress(at, worker, task, index, 1)
         return Reply(at, worker, task, index)
 
     def _again(self, worker: int, pick: int, at: float) -> Event | None:
-        """Something that has come before."""
+        """Repeat an event."""
         past = self.history[worker][-_BACK:]
         event = past[pick % len(past)]._replace(time=at) if past else None
         if isinstance(event, Progress):  # a worker's messages come in order: less than before means that it began anew
@@ -143,8 +142,15 @@ class Fate:
                 return None
         return event
 
-    def _measured(self, at: float) -> Event | None:
-        """The projection of a message: the same combination of the partial gradients' projections."""
+    def _alarm(self, worker: int, pick: int, at: float) -> Event | None:
+        del worker, pick
+        alarms = self.world.alarms
+        name = min(alarms, key=lambda name: (alarms[name], name), default=None)
+        return None if name is None else Alarm(max(at, alarms.pop(name)), name)
+
+    def _measured(self, worker: int, pick: int, at: float) -> Event | None:
+        """Project a message: combine the projections of its partial gradients."""
+        del worker, pick
         if not self.world.measures:
             return None
         task, index = self.world.measures.popleft()
@@ -158,29 +164,69 @@ class Fate:
         value = float(np.asarray(chunk.coefficients) @ self._projections[key][list(chunk.partitions)])
         return MessageProjected(at, given.worker, task, index, value)
 
-    def _came_or_went(self, kind: str, worker: int, at: float) -> Event | None:
-        here = worker in self.world.present
-        if kind in ("join", "return", "join again"):
-            if (kind == "join again") != here or (kind == "return") != (worker in self.world.gone):
-                return None
-            self.world.present.add(worker)
-            self.world.gone.discard(worker)
-            return Joined(at, worker)
-        if (kind == "lose again") == here:
+    def _join(self, worker: int, pick: int, at: float) -> Event | None:
+        del pick
+        world = self.world
+        if worker in world.present or worker in world.gone:
             return None
-        if here:
-            self.world.present.discard(worker)
-            self.world.lives[worker] += 1
-            task = self.world.task_of.get(worker)
-            if task is not None:
-                for index in self.world.tasks[task].open():
-                    self.world.tasks[task].status[index] = "lost"
-                    self.world.silent[worker].append((task, index))
-        if kind == "give up":
-            self.world.gone.add(worker)
-        return Lost(at, worker, "a hostile schedule", gone=worker in self.world.gone)
+        world.present.add(worker)
+        return Joined(at, worker)
+
+    def _return(self, worker: int, pick: int, at: float) -> Event | None:
+        """Let a worker come back that was given up."""
+        if worker not in self.world.gone:
+            return None
+        self.world.gone.discard(worker)
+        return self._join(worker, pick, at)
+
+    def _join_again(self, worker: int, pick: int, at: float) -> Event | None:
+        del pick
+        return Joined(at, worker) if worker in self.world.present else None
+
+    def _lose(self, worker: int, pick: int, at: float) -> Event | None:
+        del pick
+        world = self.world
+        if worker not in world.present:
+            return None
+        world.present.discard(worker)
+        world.lives[worker] += 1
+        task = world.task_of.get(worker)
+        for index in [] if task is None else world.tasks[task].open():
+            world.tasks[task].status[index] = "lost"
+            world.silent[worker].append((task, index))
+        return Lost(at, worker, "a hostile schedule", gone=worker in world.gone)
+
+    def _give_up(self, worker: int, pick: int, at: float) -> Event | None:
+        if worker not in self.world.present:
+            return None
+        self.world.gone.add(worker)
+        return self._lose(worker, pick, at)
+
+    def _lose_again(self, worker: int, pick: int, at: float) -> Event | None:
+        del pick
+        world = self.world
+        if worker in world.present:
+            return None
+        return Lost(at, worker, "a hostile schedule", gone=worker in world.gone)
 
     @property
     def stuck(self) -> bool:
         """Whether nothing can happen any more, unless a worker comes back."""
         return not (self.world.alarms or self.world.measures or any(self.open(worker) for worker in self.world.present))
+
+
+_ACTIONS: dict[str, Callable[[Fate, int, int, float], Event | None]] = {
+    "work": Fate._work,
+    "fail": Fate._fail,
+    "restart": Fate._restart,
+    "repeat": Fate._again,
+    "late": Fate._belated,
+    "alarm": Fate._alarm,
+    "measured": Fate._measured,
+    "join": Fate._join,
+    "return": Fate._return,
+    "join again": Fate._join_again,
+    "lose": Fate._lose,
+    "give up": Fate._give_up,
+    "lose again": Fate._lose_again,
+}

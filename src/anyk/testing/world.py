@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,10 @@ class Given:
     life: int  # how often its worker had died before
     asked: set[int] = field(default_factory=set)
 
+    def waits(self, index: int) -> bool:
+        """Return whether a chunk's message waits to be requested."""
+        return self.chunks[index].send == "request" and index not in self.asked
+
     def open(self) -> list[int]:
         """The chunks that may still give a message."""
         return [index for index, status in enumerate(self.status) if status == "open"]
@@ -83,7 +87,6 @@ class World:
         self.alarms: dict[str, float] = {}
         self.measures: deque[Place] = deque()
         self.questions: deque[Event] = deque()  # answers that the driver gives at once
-        self.asked = 0
         self.stopped: Stop | None = None
         self.failures = 0
         self.inside: dict[Place, list[tuple[Place, float]]] = {}  # messages that were added to another
@@ -104,28 +107,12 @@ class World:
     def obey(self, commands: Commands) -> None:
         """Carry out commands; raises :class:`Broken` at the first that breaks a rule."""
         for command in commands:
-            if isinstance(command, Dispatch):
-                self._dispatch(command)
-            elif isinstance(command, Cancel):
-                self._cancel(command)
-            elif isinstance(command, RequestMessage):
-                self._collect(command)
-            elif isinstance(command, Combine):
-                self._combine(command)
-            elif isinstance(command, Mix):
-                self._mix(command)
-            elif isinstance(command, SetAlarm):
-                self._alarm(command)
-            elif isinstance(command, ProjectMessage):
-                self._arrived((command.task, command.chunk), "measured")
-                self.measures.append((command.task, command.chunk))
-            elif isinstance(command, Stop):
-                self._stop(command)
-                return
-            elif isinstance(command, (EvaluateLoss, MeasureDrift, MeasureNoise)):
-                self._ask(command)
-            elif not isinstance(command, Note):
+            carry_out = _CARRY_OUT.get(type(command))
+            if carry_out is None:
                 raise Broken("command", f"{command!r} is not a command")
+            carry_out(self, command)
+            if self.stopped is not None:
+                return
 
     def _dispatch(self, command: Dispatch) -> None:
         workers, chunks = list(command.workers), list(command.chunks)
@@ -303,27 +290,32 @@ class World:
         if command.failed and not self.gone and not self.failures:
             raise Broken("stop", f"it stopped though no worker was given up and nothing failed: {command.reason}")
 
-    def _ask(self, command: EvaluateLoss | MeasureDrift | MeasureNoise) -> None:
-        """Answer what the driver answers itself, right after the commands."""
-        random = self.noise
-        self.asked += 1
-        if isinstance(command, EvaluateLoss):
-            if not self.layout.losses:
-                raise Broken("layout", "it asks for the loss, and losses is not set in its layout")
-            self.loss *= float(random.uniform(0.5, 1.1))
-            slot = self._known(command.slot)
-            self.questions.append(LossEvaluated(self.now, slot, self.versions[slot], self.loss, 1.0))
-        elif isinstance(command, MeasureDrift):
-            self._arrived((command.task, command.chunk), "compared")
-            value = float(random.choice([0.0, random.exponential()]))
-            self.questions.append(DriftMeasured(self.now, command.worker, command.task, command.chunk, value))
-        else:
-            for place in command.messages:
-                self._arrived(place, "compared")
-            mean = float(random.exponential())
-            self.questions.append(
-                NoiseMeasured(self.now, len(command.messages), mean * float(random.uniform(1.0, 3.0)), mean)
-            )
+    def _project(self, command: ProjectMessage) -> None:
+        place = command.task, command.chunk
+        self._arrived(place, "measured")
+        self.measures.append(place)
+
+    def _note(self, command: Note) -> None:
+        """Accept a note, which changes nothing."""
+
+    def _evaluate_loss(self, command: EvaluateLoss) -> None:
+        if not self.layout.losses:
+            raise Broken("layout", "it asks for the loss, and losses is not set in its layout")
+        self.loss *= float(self.noise.uniform(0.5, 1.1))
+        slot = self._known(command.slot)
+        self.questions.append(LossEvaluated(self.now, slot, self.versions[slot], self.loss, 1.0))
+
+    def _measure_drift(self, command: MeasureDrift) -> None:
+        self._arrived((command.task, command.chunk), "compared")
+        value = float(self.noise.choice([0.0, self.noise.exponential()]))
+        self.questions.append(DriftMeasured(self.now, command.worker, command.task, command.chunk, value))
+
+    def _measure_noise(self, command: MeasureNoise) -> None:
+        for place in command.messages:
+            self._arrived(place, "compared")
+        mean = float(self.noise.exponential())
+        factor = float(self.noise.uniform(1.0, 3.0))
+        self.questions.append(NoiseMeasured(self.now, len(command.messages), mean * factor, mean))
 
     def keeps(self, given: Given, task: int, index: int, *, certain: bool) -> None:
         """Which optimiser states a worker has for certain, after a chunk that leaves one."""
@@ -340,3 +332,19 @@ class World:
         """Chunks that have not ended."""
         places = [(task, index) for task, given in self.tasks.items() for index in range(len(given.status))]
         return [place for place in places if self.status(place) in ("open", "arrived")]
+
+
+_CARRY_OUT: dict[type[Any], Callable[[World, Any], None]] = {
+    Dispatch: World._dispatch,
+    Cancel: World._cancel,
+    RequestMessage: World._collect,
+    Combine: World._combine,
+    Mix: World._mix,
+    SetAlarm: World._alarm,
+    ProjectMessage: World._project,
+    EvaluateLoss: World._evaluate_loss,
+    MeasureDrift: World._measure_drift,
+    MeasureNoise: World._measure_noise,
+    Note: World._note,
+    Stop: World._stop,
+}
