@@ -92,10 +92,10 @@ def test_numbers_of_numpy_are_numbers():
             lambda: delays.Pareto(1.0, 0.01),
             "'alpha' of 'pareto' must be at least 0.1, got 0.01; delays would overflow",
         ),
-        (lambda: clusters.cluster("simulated:cores=0", workers=4), "cores must be at least 1, got 0"),
+        (lambda: clusters.cluster("simulated:cores=0", workers=4), "cores must be a whole number of at least 1, got 0"),
         (
             lambda: clusters.cluster("simulated:task=-1", workers=4),
-            "task (seconds of computing) must be from 0 to 1e+09, got -1",
+            "task must be a number from 0 to 1e+09, got -1.0",
         ),
         (lambda: clusters.Simulated(4, seed="x"), "seed must be a whole number, got 'x'"),
         (lambda: clusters.Simulated(4, byzantine=["1"]), "byzantine must be a tuple of whole numbers, got ['1']"),

@@ -12,7 +12,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -177,7 +177,7 @@ def read(text: str, annotation: Any, where: str) -> Any:
         if text not in options:
             raise BadInput(f"{where} should be one of {', '.join(map(str, options))}, got '{text}'")
         return text
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         return tuple(read(part, options[0], where) for part in text.removesuffix("/").split("/"))
     if annotation is bool:
         if text.lower() not in {"true", "false", "yes", "no"}:

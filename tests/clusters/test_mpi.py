@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.clusters.contract import Report
 from anyk.clusters.mpi.link import WIRE_FORM
-from anyk.clusters.remote.networked import WireMessage
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 ANYK = [sys.executable, "-m", "anyk"]
@@ -150,11 +150,11 @@ def test_the_cluster_can_be_measured() -> None:
 
 
 def test_a_word_comes_back_as_it_was_packed() -> None:
-    wire = WireMessage(1, 2**40, 3, 4, 0.5, 1.5, 2.5, 3.5, 2**62, "é" * 10)
+    wire = Report(1, 2**40, 3, 4, 0.5, 1.5, 2.5, 3.5, 2**62, "é" * 10)
     text = wire.text.encode()
     data = WIRE_FORM.pack(*wire[:-1], 7, 250_000, len(text), ord("d"), text)
     *values, run, size, length, kind, text_there = WIRE_FORM.unpack(data)
-    assert WireMessage(*values)._replace(text=text_there[:length].decode()) == wire
+    assert Report(*values)._replace(text=text_there[:length].decode()) == wire
     assert (run, size, chr(kind)) == (7, 250_000, "d")
 
 

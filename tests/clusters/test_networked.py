@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 import anyk
-from anyk.clusters.remote.networked import Envelope, Key, NetworkedWorker, WireMessage
+from anyk.clusters.contract import Envelope, Key, Report
+from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.orders import pack_orders, pack_work
 from anyk.clusters.remote.worker import RunSetup
 from anyk.protocol import Chunk
@@ -21,10 +22,10 @@ from anyk.testing import Squares
 class Deaf(NetworkedWorker):
     """A worker whose words nobody hears; the test moves it by hand."""
 
-    def _transmit(self, wire: WireMessage, vector: Any) -> None:
+    def transmit(self, report: Report, vector: Any) -> None:
         pass
 
-    def _listen(self, until: float | None) -> None:
+    def listen(self, until: float | None) -> None:
         raise AssertionError("nothing to wait for")
 
 
@@ -52,7 +53,7 @@ def test_a_worker_has_what_its_newest_and_its_present_task_need(steps: list[tupl
         has = set(sent.needs)  # what the driver then believes
         newest = number
         if taken:
-            orders = worker._take()
+            orders = worker.take()
             assert orders is not None and orders.task == newest
             worker._next = orders
             if begun:
@@ -60,7 +61,7 @@ def test_a_worker_has_what_its_newest_and_its_present_task_need(steps: list[tupl
         for orders in (worker._orders, worker._next):
             if orders is not None:
                 for chunk, place in zip(orders.chunks, orders.places, strict=True):
-                    assert worker._model(chunk.slot, place)[0] == place
+                    assert worker.model(chunk.slot, place)[0] == place
         assert has <= set(worker._vectors)
         assert len(worker._vectors) <= 3 * 3  # the newest envelope's, the present task's and the next one's
 
@@ -71,12 +72,12 @@ def test_mail_that_comes_late_is_not_obeyed_but_its_vectors_are_kept() -> None:
     second, none = envelope(2, 1, [1], {("model", 1)})
     assert not none
     worker.receive(second, {})
-    assert worker._take() is None  # what it needs is still on its way
+    assert worker.take() is None  # what it needs is still on its way
     worker.receive(first, some)
-    orders = worker._take()
+    orders = worker.take()
     assert orders is not None and orders.task == 1
-    assert worker._model("model", 1).tolist() == [1.0, 1.0]
-    assert worker._take() is None
+    assert worker.model("model", 1).tolist() == [1.0, 1.0]
+    assert worker.take() is None
 
 
 def test_orders_that_are_overtaken_between_two_looks_stop_nobody() -> None:
@@ -84,17 +85,17 @@ def test_orders_that_are_overtaken_between_two_looks_stop_nobody() -> None:
     worker = Deaf(0, RunSetup(), [], [0])
     sent, vectors = envelope(1, 0, [1], set())
     worker.receive(sent, vectors)
-    worker._orders = worker._take()
+    worker._orders = worker.take()
     newer, on_their_way = envelope(2, 1, [2], {("model", 1)})
 
     def changed() -> bool:
         worker.receive(newer, {})
         return True  # so it was a moment ago
 
-    worker._changed = changed  # type: ignore[method-assign]
+    worker.changed = changed  # type: ignore[method-assign]
     worker._check_orders(0, 0)  # neither stops nor fails
     worker.receive(newer, on_their_way)
-    orders = worker._take()
+    orders = worker.take()
     assert orders is not None and orders.task == 1
 
 

@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse
 
 import anyk
-from anyk.clusters.processes import cluster as processes
+from anyk.clusters.processes import processes
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 
@@ -186,7 +186,7 @@ def test_a_worker_that_dies_at_once_is_given_up_by_name():
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.02))
 
     def watch(driver, evaluator):  # however long a machine under load takes to start it again
-        if cluster._handles[1].gone:
+        if cluster.handles[1].gone:
             driver.end()
 
     run = anyk.train(
@@ -489,7 +489,7 @@ def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
 
     def watch(driver, evaluator):
         pids.update(cluster.pids.values())
-        if (fault == "fork" and driver.step >= 20) or cluster._handles[1].blame > 0:
+        if (fault == "fork" and driver.step >= 20) or cluster.handles[1].blame > 0:
             driver.end()
 
     optimizer = anyk.optimizers.GD(lr=0.5)
@@ -521,7 +521,7 @@ def test_what_a_gradient_leaves_in_a_group_of_its_own_ends_with_its_worker():
 
 
 def test_data_that_does_not_fit_is_refused_before_anything_starts(monkeypatch):
-    monkeypatch.setattr("anyk.clusters.processes.cluster.available_memory", lambda: 1000)
+    monkeypatch.setattr("anyk.clusters.processes.processes.available_memory", lambda: 1000)
     with pytest.raises(anyk.BadInput, match=r"MiB of shared memory, 0 MiB are available; use fewer workers"):
         anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=1)
 

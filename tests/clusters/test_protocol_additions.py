@@ -70,7 +70,7 @@ def ended(driver: Driver) -> None:
     driver.versions.models = {slot: np.array(w) for slot, w in driver.models.items()}
     ledger = driver.ledger.counts
     assert ledger.open == 0, ledger
-    assert not driver.cluster._payload.arrived  # type: ignore[attr-defined]  # no message is left lying
+    assert not driver.cluster.store.arrived  # no message is left lying
 
 
 # ------------------------------------------------------------------------------------------- measures

@@ -97,9 +97,9 @@ def test_random_k_is_linear_within_a_version_and_draws_anew_in_the_next() -> Non
 def test_replicas_of_a_message_are_rounded_alike_and_others_are_not() -> None:
     x = np.random.default_rng(0).standard_normal(300)
     chunk = Chunk((0, 1), (1.0, 1.0), compress="qsgd:levels=2")
-    first, again = (pack(chunk, 5, 1, x, x, None)[0] for _ in range(2))
+    first, again = (pack(0, chunk, 5, 1, x, x, {}) for _ in range(2))
     assert np.array_equal(first, again)
-    assert not np.array_equal(first, pack(chunk._replace(partitions=(2, 3)), 5, 1, x, x, None)[0])
+    assert not np.array_equal(first, pack(0, chunk._replace(partitions=(2, 3)), 5, 1, x, x, {}))
 
 
 def test_what_is_not_finite_does_not_slip_through() -> None:
@@ -175,6 +175,6 @@ def test_fewer_bytes_take_less_time() -> None:
 def test_messages_of_local_work_are_changes() -> None:
     chunk = Chunk((0,), (1.0,), steps=3, compress="half")
     base = np.array([1e6, -1e6])
-    payload, _ = pack(chunk, 2, 1, base + [1e-3, 2e-3], base, None)
+    payload = pack(0, chunk, 2, 1, base + [1e-3, 2e-3], base, {})
     back = unpack(chunk, 2, 1, payload, 2, np.dtype("float64"), base)
     assert back - base == pytest.approx([1e-3, 2e-3], rel=1e-3)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 import anyk
 from anyk import Evaluate
 from anyk.cli import main
+from anyk.clusters.contract import Report
 from anyk.clusters.remote import losses
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.worker import EVALUATED
@@ -131,7 +132,7 @@ def asked(handles):
 
 
 def tells(made, handles, worker, partition):
-    made.take_in(Notice(0.0, EVALUATED, worker, handles[worker].question[0], partition, None, 0, 0, *[0.0] * 4, bits=0))
+    made.take_in(Notice(0.0, worker, 0, None, Report(EVALUATED, handles[worker].question[0], partition)))
 
 
 def test_each_partition_is_asked_of_one_holder_and_of_others_when_it_is_late_or_its_holder_dies(monkeypatch):

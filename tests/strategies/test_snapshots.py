@@ -182,12 +182,12 @@ def test_the_driver_holds_one_message_a_group_and_in_the_end_none() -> None:
     strategy = anyk.strategy("agc:load=2,wait=2,snapshot=5", workers=6)
     driver = Driver(strategy, cluster, problem=PROBLEM, optimizer=GD(lr=0.1), steps=23)
     held: list[int] = []
-    driver._on_step = lambda driver: held.append(len(cluster._vectors.arrived))
+    driver._on_step = lambda driver: held.append(len(cluster.store.arrived))
     with session(driver):
         driver.run()
         assert held[-1] >= 3 and max(held) <= 3 + 6
         driver.settle()
-        assert not cluster._vectors.arrived
+        assert not cluster.store.arrived
     counts = driver.ledger.counts
     assert counts.open == 0 and counts.late_counted == 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anyk.clusters.contract import Cluster, Order
-from anyk.clusters.injection import InFlight
+from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.messages import Messages
 from anyk.clusters.mpi import Mpi
 from anyk.clusters.processes import Processes
@@ -13,71 +13,11 @@ from anyk.delays import Communication, DelayModel, parse
 from anyk.delays import communication as parse_communication
 from anyk.specs import Registry
 
-registry: Registry[Cluster] = Registry("cluster", given=("workers", "delays", "seed", "communication"))
+_GIVEN = ("workers", "delays", "seed", "communication", "resources", "runtime_env", "placement_group")  # not in specs
+registry: Registry[Cluster] = Registry("cluster", given=_GIVEN)
+for _cluster in (Processes, Mpi, Ray):
+    registry.register(_cluster.name)(_cluster)
 register = registry.register
-
-
-@register("processes")
-def _processes(
-    workers: int,
-    *,
-    delays: DelayModel | None = None,
-    seed: int = 0,
-    communication: Communication | None = None,
-    byzantine: tuple[int, ...] = (),
-    children: int = 64,
-    preload: tuple[str, ...] = (),
-) -> Cluster:
-    """Processes on this machine (default); byzantine: 3/7; children: processes each may start; preload: modules."""
-    return Processes(
-        workers,
-        delays=delays,
-        seed=seed,
-        byzantine=byzantine,
-        communication=communication,
-        children=children,
-        preload=preload,
-    )
-
-
-@register("mpi")
-def _mpi(
-    workers: int,
-    *,
-    delays: DelayModel | None = None,
-    seed: int = 0,
-    communication: Communication | None = None,
-    byzantine: tuple[int, ...] = (),
-) -> Cluster:
-    """MPI ranks, one a worker and one that drives: mpiexec -n 31 anyk train … --cluster mpi."""
-    return Mpi(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
-
-
-@register("ray")
-def _ray(
-    workers: int,
-    *,
-    delays: DelayModel | None = None,
-    seed: int = 0,
-    communication: Communication | None = None,
-    address: str = "",
-    cpus: float = 1.0,
-    gpus: float = 0.0,
-    nodes: tuple[str, ...] = (),
-    byzantine: tuple[int, ...] = (),
-) -> Cluster:
-    """Ray actors with cpus and gpus each, on the Ray cluster at an address (auto) or a local one; nodes: a/b."""
-    return Ray(
-        workers,
-        delays=delays,
-        seed=seed,
-        byzantine=byzantine,
-        communication=communication,
-        address=address,
-        cpus=cpus,
-        gpus=gpus,
-        nodes=nodes,
-    )
 
 
 @register("simulated")
@@ -121,6 +61,7 @@ def cluster(
 
 __all__ = [
     "Cluster",
+    "ClusterOptions",
     "Compute",
     "InFlight",
     "Messages",

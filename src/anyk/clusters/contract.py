@@ -1,28 +1,31 @@
-"""The contract of a cluster; the conformance suite in :mod:`anyk.testing` is its definition."""
+"""The contract of a cluster; the conformance suite in :mod:`anyk.testing` is its definition.
+
+Clusters whose workers share no memory with the driver derive from :class:`~anyk.clusters.remote.networked.Networked`
+and :class:`~anyk.clusters.remote.networked.NetworkedWorker`, and implement :class:`Transport`,
+:class:`NetworkTransport` and :class:`WorkerTransport`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk import html
-from anyk.checks import check_workers
-from anyk.clusters.injection import Injection
+from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
 from anyk.clusters.messages import WHOLE
-from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput
+from anyk.clusters.store import VectorStore
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Cancel, Cut, Dispatch, Event, Layout, ProjectMessage, RequestMessage, SetAlarm
 from anyk.specs import show
 
 Order = Dispatch | Cancel | RequestMessage | ProjectMessage | SetAlarm  # the commands that clusters carry out
-
+Key = tuple[str | int, int]  # a model as (slot, version), a message as (task, chunk)
 
 PINNED = 8  # versions of a slot that the driver may keep from being released besides those that tasks are on
 
@@ -30,12 +33,8 @@ PINNED = 8  # versions of a slot that the driver may keep from being released be
 class Cluster(ABC):
     """Workers that carry out commands and report events; used as a context manager, it leaves nothing behind.
 
-    ``workers``: n. ``delays``, ``seed``: injected delays, a law or its spec, drawn for the n-th task of a worker from
-    (seed, worker, n).
-    ``communication``: how long vectors travel in addition. ``byzantine``: workers that send -100 times the right
-    message, to study codes against them.
-    ``virtual``: whether time is simulated. Message vectors and model versions live in the cluster: the driver names
-    them by (task, chunk) and (slot, version).
+    ``virtual``: whether time is simulated. Message vectors and model versions live in the cluster's ``store``: the
+    driver names them by (task, chunk) and (slot, version). Without a problem there are none.
     """
 
     virtual: bool = False
@@ -44,55 +43,44 @@ class Cluster(ABC):
     workers_here: bool = False  # whether its workers are processes of this machine, which share its memory
     passes_time: bool = True  # whether anything takes time, so that a limit of seconds is ever reached
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        delays: DelayModel | str | None = None,
-        seed: int = 0,
-        byzantine: Sequence[int] = (),
-        communication: Communication | DelayModel | str | None = None,
-    ) -> None:
-        check_workers(workers)
-        self.byzantine = tuple(byzantine)
-        if not all(0 <= worker < workers for worker in self.byzantine):
-            raise BadInput(f"byzantine must be workers 0 to {workers - 1}, got {'/'.join(map(str, self.byzantine))}")
-        self.workers = workers
-        self.injection = Injection(workers, delays=delays, seed=seed, communication=communication)
-        self.delays, self.communication, self.seed = self.injection.delays, self.injection.communication, seed
-        self.report_cuts = True  # whether events() should tell what became of cancelled chunks
+    def __init__(self, options: ClusterOptions) -> None:
+        self.workers, self.seed, self.byzantine = options.workers, options.seed, tuple(options.byzantine)
+        self.injection = Injection(options)
+        self.delays, self.communication = self.injection.delays, self.injection.communication
+        self.report_cuts = True  # whether events() should report what became of cancelled chunks
+        self.store = VectorStore()
 
     def __repr__(self) -> str:
-        drawn = f"delays {self.delays.spec}, communication {self.communication.spec}, seed {self.seed}"
-        return f"<{type(self).__name__} {self.spec}: {self.workers} workers, {drawn}>"
+        injected = f"delays {self.delays.spec}, communication {self.communication.spec}, seed {self.seed}"
+        return f"<{type(self).__name__} {self.spec}: {self.workers} workers, {injected}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: its settings."""
+        """Return the settings as a table, for notebooks."""
         head = ["cluster", "workers", "delays", "communication", "seed"]
         return html.table(head, [[self.spec, self.workers, self.delays.spec, self.communication.spec, self.seed]])
 
     @property
     def spec(self) -> str:
-        """The short form, without workers, delays and seed."""
+        """The short form, without workers, delays, communication, seed and outages."""
         return show(self.name, {"byzantine": self.byzantine}, {"byzantine": ()})
 
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:  # noqa: B027  # most clusters have nothing to do here
-        """Begin what can begin before the data is ready; optional."""
+        """Start what can start before the data is ready; optional."""
 
     @abstractmethod
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
-        """Start the workers with their partitions; returns who is present.
+        """Start the workers with their partitions, and the run's clock at 0; return the workers that are present.
 
         ``layout``: the strategy's set-up. ``partitions`` is None when only timing is asked for (simulated
-        clusters). ``local``: how workers take local steps, where they do. The run's clock starts at 0.
+        clusters). ``local``: how workers take local steps, if they do.
         """
 
     def mapped(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> int:
-        """Bytes of addresses that models and messages take in the driver; ``lengths``: each worker's longest message.
+        """Return the bytes of addresses that models and messages take in the driver; 0 if they are not mapped ahead.
 
-        0 where they are not mapped ahead.
+        ``lengths``: the longest message of each worker.
         """
         del layout, partitions, lengths
         return 0
@@ -111,25 +99,25 @@ class Cluster(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds on the run's clock."""
+        """Return the seconds on the run's clock."""
 
     def restore(self, time: float, state: dict[str, Any]) -> None:
-        """Go on at ``time`` from what :meth:`state` returned; called after :meth:`open` and the :meth:`publish`es.
+        """Continue at ``time`` from what :meth:`state` returned; called after :meth:`open` and the :meth:`publish`es.
 
-        Tasks that were in flight are taken up again with the delays they had.
+        Tasks that were in flight are resumed with the delays they had.
         """
         del time
         self.injection.restore(state)
 
     def state(self) -> dict[str, Any]:
-        """The tasks in flight, alarms and draws from which :meth:`restore` goes on, as plain data."""
+        """Return the tasks in flight, alarms and draws from which :meth:`restore` continues, as plain data."""
         return self.injection.state()
 
     # ------------------------------------------------------------------------------------------- models and messages
 
-    @abstractmethod
     def blank(self, slot: str) -> Vector:
-        """A buffer for a slot's next version; :meth:`publish` it when it is written."""
+        """Return a buffer for a slot's next version; :meth:`publish` it when it is written."""
+        return self.store.blank(slot)
 
     @abstractmethod
     def publish(self, slot: str, version: int, w: Vector | None) -> None:
@@ -138,55 +126,126 @@ class Cluster(ABC):
         Without a problem there is no vector, only the version, on which delays may depend.
         """
 
-    @abstractmethod
     def model(self, slot: str, version: int) -> Vector:
-        """A model version that has been published and not released; read-only."""
+        """Return a model version that has been published and not released; read-only."""
+        return self.store.model(slot, version)
 
-    @abstractmethod
     def release(self, slot: str, version: int) -> None:
-        """The version is needed no more."""
+        """Release a version that is no longer needed."""
+        self.store.release(slot, version)
 
-    @abstractmethod
     def message(self, task: int, chunk: int) -> Vector:
-        """A message that has arrived and has not been freed; read-only."""
+        """Return a message that has arrived and has not been freed; read-only."""
+        return self.store.arrived[task, chunk].vector
 
-    @abstractmethod
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """Take in a saved message of a worker as if it had arrived."""
+        self.store.hold(worker, task, chunk, ids, message)
 
-    @abstractmethod
     def combine(
         self, messages: Sequence[tuple[int, int]], weights: Sequence[Any], part: slice = WHOLE
     ) -> NDArray[np.float64]:
-        """The weighted sum of messages, in the order given, of the coordinates in ``part``: a new array of so many.
+        """Return the weighted sum of messages, in the order given, of the coordinates in ``part``, as a new array.
 
-        Several threads may call it at once, each for a part of its own.
+        Several threads may call it simultaneously, each for a different part.
         """
+        return self.store.combine(messages, weights, part)
 
-    @abstractmethod
     def free(self, task: int, chunk: int) -> None:
-        """A message that arrived is needed no more, or only until the tasks that begin from it have ended."""
+        """Free a message that is no longer needed, or only until the tasks that begin from it have ended."""
+        self.store.free(task, chunk)
 
     def vectors(self) -> dict[str, Vector]:
-        """The vectors that belong to :meth:`state`: messages only tasks under way need, and the workers' own state."""
-        return {}
+        """Return the vectors of :meth:`state`: messages only tasks under way need, and the workers' own state."""
+        return self.store.vectors()
 
-    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:  # noqa: B027
-        """Take in what :meth:`vectors` gave, before :meth:`restore`; ``workers``: who made the message of a task."""
+    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+        """Restore :meth:`vectors`, before :meth:`restore`; ``workers``: the sender of each task's messages."""
+        self.store.take_back(vectors, workers)
 
     # ------------------------------------------------------------------------------------------- commands and events
 
     @abstractmethod
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
-        """Carry out commands, in order; returns what is known at once of chunks cut off (virtual clusters: all)."""
+        """Carry out commands, in order; return the cancelled chunks whose end is known now (virtual clusters: all)."""
 
     @abstractmethod
     def give_up(self, worker: int) -> None:
-        """Give a worker up for good: its tasks end without an event, and it causes no further ones."""
+        """Abandon a worker: its tasks end without an event, and it causes no further ones."""
 
     @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:
-        """Events in order; None now and then while nothing happens, so that the driver can tidy up."""
+        """Yield events in order, and None now and then while nothing happens, so that the driver can tidy up."""
 
-    def step_done(self) -> None:  # noqa: B027  # on a real clock it has taken what it has taken
-        """The driver has taken a step; a virtual clock may count what that costs."""
+    def step_done(self) -> None:  # noqa: B027  # on a real clock the step has taken its time
+        """Count what the driver's step has cost on a virtual clock."""
+
+
+# ----------------------------------------------------------------------------------------------- transport of messages
+
+
+class Envelope(NamedTuple):
+    """A message of the driver: orders, the keys of the vectors they need, and the keys of the enclosed vectors."""
+
+    number: int  # counts a worker's envelopes; those before the last received are out of date
+    orders: bytes
+    needs: tuple[Key, ...]
+    fresh: tuple[Key, ...]
+
+
+class Report(NamedTuple):
+    """A message of a worker, beside which its vector travels; ``kind`` is one of those in ``remote/worker.py``.
+
+    Times are on the worker's clock: when its task was taken, its computing began and ended, the report was sent.
+    """
+
+    kind: int
+    task: int
+    chunk: int = 0
+    done: int = 0  # partitions that are finished; of READY and EVALUATED whether it failed
+    started: float = 0.0
+    computing: float = 0.0
+    computed: float = 0.0
+    sent: float = 0.0
+    bits: int = 0  # a digest, or the value of a loss
+    text: str = ""
+
+
+class Transport(ABC):
+    """The driver's side of workers that run by themselves."""
+
+    @abstractmethod
+    def spawn(self, worker: int) -> None:
+        """Start a new life of a worker, which must report that it is ready; networked: call ``renew(worker)`` first."""
+
+    @abstractmethod
+    def send_orders(self, worker: int) -> None:
+        """Send a worker its newest orders, if it is present."""
+
+    @abstractmethod
+    def poll(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for reports, and append a ``Notice`` of each, or ``Died``, to ``news``."""
+
+
+class NetworkTransport(ABC):
+    """How a networked driver sends orders."""
+
+    @abstractmethod
+    def listens(self, worker: int) -> bool:
+        """Return whether the worker has received the last envelope; until then newer orders replace each other."""
+
+    @abstractmethod
+    def send(self, worker: int, envelope: Envelope) -> None:
+        """Send an envelope with the vectors of its fresh keys (``store.vector``), without waiting."""
+
+
+class WorkerTransport(ABC):
+    """The worker's side of a transport, which passes every envelope to ``receive``."""
+
+    @abstractmethod
+    def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
+        """Send the driver a report, with its vector if it has one."""
+
+    @abstractmethod
+    def listen(self, until: float | None) -> None:
+        """Wait for an envelope, at most until a time; raise ``Disconnected`` when the driver has gone."""

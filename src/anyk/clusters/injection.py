@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from anyk.checks import check_workers, typed
 from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme
 from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic, parse
 from anyk.delays import communication as parse_communication
+from anyk.errors import BadInput
 from anyk.protocol import Chunk, Layout, Task
 
 
@@ -41,23 +44,39 @@ class InFlight(NamedTuple):
         return min(held + self.each * -(-(now - held) // self.each), self.end)
 
 
-class Injection:
-    """The delays of a cluster's tasks, drawn from (seed, worker, n); it counts the tasks that each worker is given.
+@typed
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Settings that all clusters share.
 
-    ``delays``: held up before computing, a law or its spec. ``communication``: how long vectors travel besides, priced
-    by the bytes that a task exchanges. Raises :class:`~anyk.errors.BadInput` for laws that are not for so many workers.
+    ``workers``: n. ``delays``: seconds before computing, a delay model or its spec, sampled for the n-th task of a
+    worker from (seed, worker, n). ``communication``: how long vectors travel in addition, priced by the bytes that a
+    task exchanges. ``byzantine``: workers that send -100 times the right message, to study codes against them.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        delays: DelayModel | str | None,
-        seed: int,
-        communication: Communication | DelayModel | str | None,
-    ) -> None:
-        self.delays = NoDelay() if delays is None else parse(delays)
-        self.communication = parse_communication(NoDelay() if communication is None else communication)
+    workers: int
+    delays: DelayModel | str | None = None
+    seed: int = 0
+    byzantine: Sequence[int] = ()
+    communication: Communication | DelayModel | str | None = None
+
+    def __post_init__(self) -> None:
+        check_workers(self.workers)
+        if not all(0 <= worker < self.workers for worker in self.byzantine):
+            given = "/".join(map(str, self.byzantine))
+            raise BadInput(f"byzantine must be workers 0 to {self.workers - 1}, got {given}")
+
+
+class Injection:
+    """The delays of a cluster's tasks, sampled from (seed, worker, n); it counts the tasks that each worker is given.
+
+    Raises :class:`~anyk.errors.BadInput` for delay models that are for another number of workers.
+    """
+
+    def __init__(self, options: ClusterOptions) -> None:
+        workers, seed = options.workers, options.seed
+        self.delays = NoDelay() if options.delays is None else parse(options.delays)
+        self.communication = parse_communication(NoDelay() if options.communication is None else options.communication)
         self.seed = seed
         self.messages: Messages | None = None  # whose lengths are priced; without a problem vectors have none
         self.stream = DelayStream(self.delays, seed, workers)

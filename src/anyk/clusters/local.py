@@ -1,8 +1,8 @@
-"""Local work: steps that a worker takes on its own, on its own data. One definition for all clusters."""
+"""Steps that a worker takes on its own, on its own data. One definition for all clusters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ _COUNT = "steps"  # that a state has seen, kept in it
 
 
 class Local(NamedTuple):
-    """How workers take steps: an optimiser's spec, its learning rate's spec, and the regulariser."""
+    """The local work of a run: an optimiser's spec, its learning rate's spec, and the regulariser."""
 
     optimizer: str
     rate: str
@@ -34,18 +34,25 @@ class LocalSteps:
 
     def run(
         self,
+        task: int,
         chunk: Chunk,
-        start: Vector,
-        state: State | None,
+        w: Vector,
+        models: Sequence[Vector],
+        states: dict[int, State],
         between: Callable[[int], None] | None = None,
-    ) -> tuple[Vector, State]:
-        """The model that a chunk's steps lead to from ``start``, and the optimiser's state there.
+    ) -> Vector:
+        """Return the model that a chunk's steps lead to.
 
-        ``state``: the one to go on with, not changed; None: a fresh one. ``between(done)``, called before each step,
+        They begin from ``share`` times the slot's version ``w`` plus the weighted sum of the ``models`` in its ``mix``.
+        ``states``: of the worker's optimiser, by the task that left them; the one that the chunk continues from is not
+        changed, and the new one is added, unless messages are compressed. ``between(done)``, called before each step,
         stops it by raising. Optimisers count their own steps from the state's beginning, learning rates from the run's.
         """
+        if chunk.state in states:  # no task continues from an older one any more
+            keep_state(states, chunk.state, chunk, states[chunk.state])
+        state = None if chunk.compress else states.get(chunk.state)
         messages, rate = self._messages, self._optimizer.rate
-        w, first = start, 0
+        w, first = _mixed(chunk, w, models), 0
         if state is None:
             state = self._optimizer.start(w)
         else:
@@ -72,11 +79,19 @@ class LocalSteps:
             scale = 1.0 if own == number else rate.at(number) / rate.at(own)
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
                 w = self._optimizer.step(w, gradient, state, own, scale)
-        return w, state | {_COUNT: np.array([first + chunk.steps], dtype=np.float64)}
+        if not chunk.compress:
+            keep_state(states, task, chunk, state | {_COUNT: np.array([first + chunk.steps], dtype=np.float64)})
+        return w
 
 
-def mixed(chunk: Chunk, w: Vector, models: list[Vector]) -> Vector:
-    """Where a chunk's local steps begin: ``share`` times the slot's version plus the weighted sum of the models."""
+def keep_state(states: dict[int, State], task: int, chunk: Chunk, state: State) -> None:
+    """Keep the states from which a worker may continue: this task's, and, if that is not used, the one before."""
+    for earlier in states.keys() - {chunk.state}:
+        del states[earlier]
+    states[task] = state
+
+
+def _mixed(chunk: Chunk, w: Vector, models: Sequence[Vector]) -> Vector:
     if chunk.share == 1.0 and not chunk.mix:
         return w
     start = chunk.share * w if chunk.share else np.zeros_like(w)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anyk.clusters.local import State, keep_state
 from anyk.compression import Compressor, compressor
 from anyk.compression.schemes import Key, Payload
 from anyk.problems.base import Vector
@@ -17,7 +18,7 @@ RESIDUAL = "residual"  # what a worker's last used message left out, kept like a
 
 @lru_cache(maxsize=64)
 def scheme(spec: str) -> Compressor:
-    """The compressor of a chunk."""
+    """Return the compressor of a chunk."""
     return compressor(spec)
 
 
@@ -26,24 +27,29 @@ def _key(seed: int, chunk: Chunk, version: int) -> Key:
 
 
 def pack(
-    chunk: Chunk, version: int, seed: int, vector: Vector, base: Vector, state: dict[str, Vector] | None
-) -> tuple[Payload, dict[str, Vector]]:
-    """A message's payload, and what the worker is to keep; of a model (``steps``) the change from ``base``."""
-    made = scheme(chunk.compress)
+    task: int, chunk: Chunk, version: int, seed: int, vector: Vector, base: Vector, states: dict[int, State]
+) -> Payload:
+    """Return a message's payload, of a model (``steps``) that of its change from ``base``.
+
+    ``states``: what the worker keeps, by task; what this message leaves out is added.
+    """
+    scheme_, state = scheme(chunk.compress), states.get(chunk.state, {})
     if chunk.steps:
         vector = vector - base
-    if made.feedback and state is not None and RESIDUAL in state:
+    if scheme_.feedback and RESIDUAL in state:
         vector = vector + state[RESIDUAL]
     key = _key(seed, chunk, version)
-    payload = made.pack(vector, key)
-    if not made.feedback:
-        return payload, {}
-    return payload, {RESIDUAL: vector - made.unpack(payload, vector.size, vector.dtype, key)}
+    payload = scheme_.pack(vector, key)
+    residual: State = {}
+    if scheme_.feedback:
+        residual = {RESIDUAL: vector - scheme_.unpack(payload, vector.size, vector.dtype, key)}
+    keep_state(states, task, chunk, residual)
+    return payload
 
 
 def unpack(
     chunk: Chunk, version: int, seed: int, payload: Payload, length: int, dtype: np.dtype[Any], base: Vector
 ) -> Vector:
-    """The message that a payload stands for."""
+    """Return the message that a payload stands for."""
     vector = scheme(chunk.compress).unpack(payload, length, np.dtype(dtype), _key(seed, chunk, version))
     return vector + base if chunk.steps else vector

@@ -459,9 +459,10 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     }
     assert kept["versions"] <= workers + 2 + PINNED, f"the versions of a model pile up: {versions}"
     assert kept["cut"] <= 16, f"tasks that were cut off pile up: {kept['cut']} of one worker"
-    payload = getattr(driver.cluster, "_payload", None)
-    arrived, read = (0, 0) if payload is None else (len(payload.arrived), len(payload.readers.freed))
-    assert arrived <= messages.total() + read, f"{arrived} messages are kept, {messages} may be used"
+    store = driver.cluster.store
+    assert len(store.arrived) <= messages.total() + len(store.freed), (
+        f"{len(store.arrived)} messages are kept, {messages} may be used"
+    )
     return kept
 
 

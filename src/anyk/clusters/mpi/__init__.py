@@ -4,7 +4,7 @@ Started as ``mpiexec -n 31 anyk train … --cluster mpi``, or with a script of o
 what makes the cluster makes workers of all ranks but the first, which leave the program there when the first has ended.
 """
 
-from anyk.clusters.mpi.cluster import Mpi
+from anyk.clusters.mpi.mpi import Mpi
 from anyk.clusters.mpi.ranks import join
 
 __all__ = ["Mpi", "join"]

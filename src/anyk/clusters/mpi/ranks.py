@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.clusters.contract import Report
 from anyk.clusters.mpi.link import (
     BYE,
     END,
@@ -28,14 +29,11 @@ from anyk.clusters.mpi.link import (
     communicator,
     parcel,
 )
-from anyk.clusters.mpi.worker import serve
-from anyk.clusters.remote.networked import (
-    WireMessage,
-)
+from anyk.clusters.mpi.rank_worker import serve
 from anyk.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
-    from anyk.clusters.mpi.cluster import Mpi
+    from anyk.clusters.mpi.mpi import Mpi
 
 PATIENCE = 30.0  # seconds that a worker may take to end what it is doing, when the run has ended
 
@@ -47,7 +45,7 @@ class Rank:
         self.number = number
         self._world = world
         self._buffer = bytearray(WIRE_FORM.size)
-        self._pending: tuple[int, WireMessage, NDArray[Any]] | None = None  # a message whose vector is under way
+        self._pending: tuple[int, Report, NDArray[Any]] | None = None  # a message whose vector is under way
         self.busy = 0  # the run it is in
         self.told_to_close = False
         self.received = True  # whether it has received the last envelope
@@ -57,19 +55,19 @@ class Rank:
     def _await_message(self) -> Any:
         return self._world.Irecv(self._buffer, source=self.number, tag=WIRE)
 
-    def came(self) -> tuple[int, WireMessage, NDArray[Any] | None] | None:
+    def came(self) -> tuple[int, Report, NDArray[Any] | None] | None:
         """A mail that has come: the number of a run, a message and its vector; None while that is under way."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self.request = self._await_message()
             return pending
         *values, run, size, length, single, text = WIRE_FORM.unpack(self._buffer)
-        wire = WireMessage(*values)._replace(text=text[:length].decode(errors="replace"))
+        report = Report(*values)._replace(text=text[:length].decode(errors="replace"))
         if size < 0:
             self.request = self._await_message()
-            return run, wire, None
+            return run, report, None
         vector = np.empty(size, dtype=np.dtype(chr(single)))
-        self._pending = run, wire, vector
+        self._pending = run, report, vector
         self.request = self._world.Irecv(vector, source=self.number, tag=VECTOR)
         return None
 
@@ -117,13 +115,13 @@ class Ranks:
         came = rank.came()
         if came is None:
             return
-        run, wire, vector = came
-        if wire.kind == BYE:
+        run, report, vector = came
+        if report.kind == BYE:
             rank.busy = 0
-        elif wire.kind == RECEIVED:
+        elif report.kind == RECEIVED:
             rank.received = True
         if self.open is not None and run == self.open.run:
-            self.open.on_message(rank.number - 1, wire, vector)
+            self.open.on_message(rank.number - 1, report, vector)
 
     def _find_the_dead(self, living: list[Rank], error: Exception) -> bool:
         """Which ranks an MPI library has lost that goes on without them."""

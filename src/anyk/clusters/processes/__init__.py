@@ -1,5 +1,5 @@
 """A cluster of processes on this machine."""
 
-from anyk.clusters.processes.cluster import Processes
+from anyk.clusters.processes.processes import Processes
 
 __all__ = ["Processes"]

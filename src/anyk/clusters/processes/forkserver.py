@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from anyk.clusters.processes import worker as worker_module
+from anyk.clusters.processes.shared_worker import Shared, SharedMemoryWorker
 
 _PR_SET_PDEATHSIG = 1
 _FROM_OUTSIDE, OWN_DOING = 1, 4  # how much a death speaks against its worker
@@ -44,7 +44,7 @@ class ForkServer:
     def serve(self) -> None:
         """Do what the driver asks until it hangs up."""
         message, fds = self._receive_start()
-        shared = worker_module.Shared(message, fds)
+        shared = Shared(message, fds)
         self._limit = message["children"]
         for name in message["imports"]:  # here, so that every worker shares them
             importlib.import_module(name)
@@ -86,7 +86,7 @@ class ForkServer:
             data += more
         return json.loads(data), list(fds)
 
-    def _obey(self, shared: worker_module.Shared, own: tuple[int, int]) -> bool:
+    def _obey(self, shared: Shared, own: tuple[int, int]) -> bool:
         """One request, each with the descriptor of the new worker's doorbell; False when the driver hung up."""
         data, fds, _, _ = socket.recv_fds(self._link, 33, 1)
         if not data:
@@ -110,7 +110,7 @@ class ForkServer:
 
     def _become(
         self,
-        shared: worker_module.Shared,
+        shared: Shared,
         worker: int,
         incarnation: int,
         doorbell: int,
@@ -132,7 +132,7 @@ class ForkServer:
                 # a woken worker waits its turn instead of interrupting the driver that is waking the others
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.environ["ANYK_WORKER"] = str(worker)
-            worker_module.SharedMemoryWorker(shared, worker, incarnation, doorbell).run()
+            SharedMemoryWorker(shared, worker, incarnation, doorbell).run()
             status = 0
         except BaseException:
             traceback.print_exc()  # a defect of ours: a user's errors are caught and told to the driver

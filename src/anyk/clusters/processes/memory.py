@@ -146,7 +146,7 @@ ERROR_BOX = 4096
 _BOX = struct.Struct("=qqqq")  # sequence number, where the order lies, its length and checksum
 
 # What a worker tells the driver, through one pipe that all share; shorter than PIPE_BUF, so written whole or not.
-RECORD = struct.Struct("=iiqiiiiddddq")
+RECORD = struct.Struct("=iiiiqiiddddq")  # worker, incarnation, buffer, and a Report without its text
 
 
 class MailBox:

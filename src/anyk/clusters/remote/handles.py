@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from anyk.clusters.contract import Report
 from anyk.clusters.remote.worker import NO_TASK
 from anyk.protocol import Task
 
@@ -13,22 +14,13 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a worker is started again th
 
 
 class Notice(NamedTuple):
-    """A notice from a worker, as it comes in; times are those of the driver's clock."""
+    """A report as it comes in; ``at`` and the times of the report are those of the driver's clock."""
 
     at: float
-    kind: int
     worker: int
-    task: int
-    chunk: int
-    buffer: Any  # where a message lies
-    done: int
     incarnation: int
-    started: float
-    computing: float
-    computed: float
-    sent: float
-    bits: int
-    text: str = ""
+    buffer: Any  # where its message lies
+    report: Report
 
 
 class Died(NamedTuple):

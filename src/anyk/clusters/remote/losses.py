@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from anyk.clusters.remote.handles import Notice, WorkerHandle
-from anyk.clusters.remote.payload import RemotePayload
+from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.worker import ASKED
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector, rows_within
@@ -76,12 +76,12 @@ class Losses:
     def __init__(
         self,
         handles: Sequence[WorkerHandle],
-        payload: RemotePayload,
+        store: RemoteStore,
         sizes: Sequence[int],
         assignment: Sequence[Sequence[int]],
         send_orders: Callable[[int], None],
     ) -> None:
-        self._handles, self._payload, self._sizes, self._send_orders = handles, payload, tuple(sizes), send_orders
+        self._handles, self._store, self._sizes, self._send_orders = handles, store, tuple(sizes), send_orders
         self._holders: list[list[int]] = [[] for _ in sizes]
         for worker, held in enumerate(assignment):
             for j in dict.fromkeys(held):
@@ -141,7 +141,7 @@ class Losses:
         self._deaths.clear()
         self._put_at, self._late = time.monotonic(), 0.0
         self._first = self._asked + 1
-        self._payload.publish(ASKED, self._first, question.model)
+        self._store.publish(ASKED, self._first, question.model)
         self._spread(self._left, set(range(len(self._handles))))
         self._check_held()
 
@@ -156,7 +156,7 @@ class Losses:
                 worker = min(holders[j], key=lambda worker: (len(self._owed.get(worker, ())), worker))
                 self._owed.setdefault(worker, []).append(j)
                 asked[worker] = None
-        place = self._payload.place(ASKED, self._first) if asked else 0
+        place = self._store.place(ASKED, self._first) if asked else 0
         for worker in asked:
             self._asked += 1
             owed = self._owed[worker]
@@ -170,14 +170,15 @@ class Losses:
 
     def take_in(self, notice: Notice) -> None:
         """A worker has told the loss of a partition, or why it cannot."""
-        question, worker, j = self._open, notice.worker, notice.chunk
-        if question is None or notice.task < self._first or j not in self._left:
+        question, worker, report = self._open, notice.worker, notice.report
+        j = report.chunk
+        if question is None or report.task < self._first or j not in self._left:
             return
-        if notice.done:
-            self._end(RunFailed(f"the loss of partition {j} fails on worker {worker}: {notice.text}"))
+        if report.done:
+            self._end(RunFailed(f"the loss of partition {j} fails on worker {worker}: {report.text}"))
             return
         self._told_at = time.monotonic()
-        question.told[j] = float(np.int64(notice.bits).view(np.float64))
+        question.told[j] = float(np.int64(report.bits).view(np.float64))
         self._left.remove(j)
         for other, owed in self._owed.items():
             if j in owed:
@@ -243,7 +244,7 @@ class Losses:
     def _end(self, failure: RunFailed | None) -> None:
         assert self._open is not None
         question, self._open = self._open, None
-        self._payload.release(ASKED, self._first)
+        self._store.release(ASKED, self._first)
         for worker, handle in enumerate(self._handles):
             handle.question = None
             if self._owed.get(worker):

@@ -6,22 +6,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anyk.clusters.injection import InFlight
-from anyk.clusters.remote.handles import WorkerHandle
+from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import pack_orders, pack_work
-from anyk.clusters.remote.payload import RemotePayload
+from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.worker import PREEMPT, UNINTERRUPTIBLE
+from anyk.errors import RunFailed
+from anyk.problems.replicas import SINGLE, differing, marks_apart
 from anyk.protocol import Chunk, RequestMessage, Task
 
 _BODIES = 4096  # different tasks whose bytes are remembered
+_REMEMBERED = 256  # gradients to compare others with
 
 
 class Tasks:
     """Tasks from their dispatch to the arrival of their last message; a worker's newest one is in its handle."""
 
-    def __init__(self, handles: Sequence[WorkerHandle], payload: RemotePayload, *, uninterruptible: bool) -> None:
+    def __init__(self, handles: Sequence[WorkerHandle], store: RemoteStore, *, uninterruptible: bool) -> None:
         self.in_flight: dict[int, InFlight] = {}
         self.missing: dict[int, set[int]] = {}  # chunks of a task that have neither arrived nor failed
-        self._handles, self._payload = handles, payload
+        self._handles, self._store = handles, store
         self._flags = UNINTERRUPTIBLE * uninterruptible
         self._bodies: dict[Task, bytes] = {}
 
@@ -29,7 +32,7 @@ class Tasks:
         """Make a task the newest of its worker."""
         chunks = entry.chunks
         self.in_flight[task] = entry
-        self._payload.readers.begin(chunks)
+        self._store.begin(chunks)
         self.missing[task] = set(range(len(chunks)) if missing is None else missing)
         handle = self._handles[entry.worker]
         if chunks is not handle.chunks:
@@ -42,7 +45,7 @@ class Tasks:
                 body = self._bodies[chunks] = pack_work(chunks)
             handle.chunks, handle.body = chunks, body
         handle.task, handle.times = task, (entry.started, entry.before, entry.each)
-        place = self._payload.place
+        place = self._store.place
         handle.positions = [place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)]
         handle.positions += entry.versions
 
@@ -50,7 +53,7 @@ class Tasks:
         """A chunk that says where the messages it begins from lie, in place of their tasks."""
         places = []
         for worker, task, index, weight in chunk.mix:
-            first, second = self._payload.locate((task, index))
+            first, second = self._store.locate((task, index))
             places.append((worker, first, second, weight))
         return chunk._replace(mix=tuple(places))
 
@@ -60,13 +63,13 @@ class Tasks:
             return False
         gathered = []
         for key, weight in zip(order.messages, order.weights, strict=True):
-            place = self._payload.locate(key)
-            message = self._payload.arrived[key]
+            place = self._store.locate(key)
+            message = self._store.arrived[key]
             gathered.append([*place, message.vector.size, message.ids, weight])
         self._handles[order.worker].requests.append(
             [order.task, order.chunk, order.partitions, order.coefficients, gathered]
         )
-        self._payload.requests[order.task, order.chunk] = order
+        self._store.requests[order.task, order.chunk] = order
         return True
 
     def orders(self, handle: WorkerHandle) -> bytes:
@@ -79,7 +82,7 @@ class Tasks:
     def settle(self, task: int, chunk: int) -> None:
         """A chunk has arrived or failed; a task of which none is missing has ended."""
         missing = self.missing.get(task)
-        self._payload.requests.pop((task, chunk), None)
+        self._store.requests.pop((task, chunk), None)
         if missing is not None:
             missing.discard(chunk)
             if not missing:
@@ -109,7 +112,7 @@ class Tasks:
         entry = self.in_flight.pop(task, None)
         self.missing.pop(task, None)
         if entry is not None:
-            self._payload.end(task, entry.chunks)
+            self._store.end(task, entry.chunks)
         return entry
 
     def state(self, start: float) -> list[Any]:
@@ -124,3 +127,23 @@ class Tasks:
         for task, plain, missing in state:
             entry = InFlight.from_plain(plain)
             self.give(task, entry._replace(started=entry.started + start), missing)
+
+
+class Comparisons:
+    """Compares gradients of the same partition that several workers compute, by their marks: they must agree."""
+
+    def __init__(self, tolerance: float) -> None:
+        self._tolerance = max(tolerance, SINGLE)
+        self._marks: dict[tuple[Any, ...], tuple[int, int]] = {}
+
+    def check(self, notice: Notice, entry: InFlight) -> None:
+        """Raise :class:`~anyk.errors.RunFailed` if two workers have computed different gradients of a partition."""
+        worker, report = notice.worker, notice.report
+        chunk, version = entry.chunks[report.chunk], entry.versions[report.chunk]
+        key = chunk.slot, version, report.done, chunk.batch, chunk.repeat
+        other, bits = self._marks.setdefault(key, (worker, report.bits))
+        apart = marks_apart(bits, report.bits)
+        if other != worker and not apart <= self._tolerance:
+            raise RunFailed(differing(other, worker, report.done, version, apart))
+        if len(self._marks) > _REMEMBERED:
+            del self._marks[next(iter(self._marks))]

@@ -1,6 +1,6 @@
 """A worker, wherever it runs: it takes the newest order, computes, and sends its messages.
 
-How orders come and messages go is a cluster's own: shared memory, Ray's objects, MPI's messages.
+How orders and messages travel is a cluster's own: shared memory, Ray's objects, MPI's messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.clusters.local import Local, LocalSteps, State, mixed
+from anyk.clusters.contract import Report
+from anyk.clusters.local import Local, LocalSteps, State
 from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack
 from anyk.problems.base import Partitions, Vector
@@ -23,11 +24,10 @@ from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
 
 PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of an order
-READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED = range(7)  # what a worker tells
+READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED = range(7)  # kinds of reports
 NO_TASK = -1
 ASKED = "asked for losses"  # in the place of a slot's name: models that workers are asked about
 
-Times = tuple[float, float, float]  # when the task was taken, its delay over, the message computed
 R = TypeVar("R")  # how a cluster names the buffer that a message is written to
 
 
@@ -57,24 +57,24 @@ class RunSetup(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> RunSetup:
-        """Read back what JSON made of one."""
+        """Read a set-up back from JSON."""
         blocks, byzantine, seed, local, together = plain
         return cls(blocks, tuple(byzantine), seed, None if local is None else tuple(local), together)
 
 
-class _Stop(Exception):
-    """Told to stop what is being done."""
+class _Stop(BaseException):  # as Disconnected, not an error of a user's gradient
+    """The task has been cancelled."""
 
 
-class Disconnected(Exception):
-    """The driver has gone: there is nothing more to do."""
+class Disconnected(BaseException):
+    """The driver has gone."""
 
 
 class Worker(ABC, Generic[R]):
-    """One worker; :meth:`run` returns when the driver hangs up."""
+    """A worker of one run; :meth:`run` returns when the driver hangs up."""
 
     def __init__(self, worker: int, setup: RunSetup) -> None:
-        self._worker, self._setup = worker, setup
+        self.worker, self._setup = worker, setup
         self._free = 0.0  # since when it has been idle, if it could not listen before
         self._orders: Orders | None = None
         self._next: Orders | None = None
@@ -88,66 +88,64 @@ class Worker(ABC, Generic[R]):
     # --------------------------------------------------------------------------------------- what a cluster implements
 
     @abstractmethod
-    def _changed(self) -> bool:
-        """Whether there are orders not yet taken."""
+    def start(self) -> None:
+        """Call :meth:`begin` with what the driver sent at the start."""
 
     @abstractmethod
-    def _take(self) -> Orders | None:
-        """The newest orders, if there are any not yet taken."""
+    def changed(self) -> bool:
+        """Return whether there are orders not yet taken."""
 
     @abstractmethod
-    def _listen(self, until: float | None) -> None:
-        """Wait for news of the driver, at most until a time; raises :class:`Disconnected` when it has gone."""
+    def take(self) -> Orders | None:
+        """Take the newest orders, if there are any not yet taken."""
 
     @abstractmethod
-    def _model(self, slot: str, place: int) -> Vector:
-        """A model version, read-only."""
+    def listen(self, until: float | None) -> None:
+        """Wait for new orders, at most until a time; raise :class:`Disconnected` when the driver has gone."""
 
     @abstractmethod
-    def _other(self, place: tuple[int, int], size: int) -> Vector:
-        """Another worker's message."""
+    def model(self, slot: str, place: int) -> Vector:
+        """Return a model version, read-only."""
 
     @abstractmethod
-    def _buffer(self, length: int, chunk: int) -> tuple[R, Vector]:
-        """Where a message of ``length`` numbers can be written; waits while the driver holds all such places."""
+    def message(self, place: tuple[int, int], size: int) -> Vector:
+        """Return another worker's message."""
 
     @abstractmethod
-    def _discard_buffer(self, buffer: R) -> None:
-        """What was being written there will not be sent."""
+    def reserve_buffer(self, length: int, chunk: int) -> tuple[R, Vector]:
+        """Return a buffer for a message of ``length`` numbers; wait while the driver holds all buffers."""
 
     @abstractmethod
-    def _deliver(self, task: int, index: int, buffer: R, message: NDArray[Any], times: Times, bits: int) -> None:
-        """Send what was written: a message, or its payload of bytes, with its digest."""
+    def discard_buffer(self, buffer: R) -> None:
+        """Free a buffer whose message will not be sent."""
 
     @abstractmethod
-    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
-        """Tell the driver something that has no vector."""
+    def report(self, report: Report, vector: NDArray[Any] | None = None, buffer: R | None = None) -> None:
+        """Send a report, and the message in a buffer: its numbers, or its payload of bytes."""
+
+    def _tell(self, kind: int, task: int, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
+        self.report(Report(kind, task, chunk, done, sent=time.monotonic(), bits=bits, text=text))
 
     # ------------------------------------------------------------------------------------------- life
 
-    def _begin(self, partitions: Partitions, held: Sequence[int], first: Vector | None) -> None:
+    def begin(self, partitions: Partitions, assigned: Sequence[int], first: Vector | None) -> None:
         """Load the partitions; ``first``: a model to compute a first gradient at, which is slow (caches, imports).
 
         An error there will come again in the first task, where it is reported as the gradient's.
         """
-        partitions.load(list(held))
+        partitions.load(list(assigned))
         self._messages = Messages(partitions, self._setup.blocks, self._setup.seed, together=self._setup.together)
         local = self._setup.local
         self._local = None if local is None else LocalSteps(self._messages, Local(*local))
-        self._dtype = self._messages.dtype
-        self._messages.places(tuple(held))
-        if held and first is not None:
+        self._messages.places(tuple(assigned))
+        if assigned and first is not None:
             with contextlib.suppress(Exception):
-                self._messages.partial_gradient(held[0], first)
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Call :meth:`_begin` with what the driver sent at the start."""
+                self._messages.partial_gradient(assigned[0], first)
 
     def run(self) -> None:
         """Load the partitions, report that, and work."""
         try:
-            self._start()
+            self.start()
         except Exception as error:
             self._tell(READY, NO_TASK, done=1, text=describe(error))
             return
@@ -155,9 +153,9 @@ class Worker(ABC, Generic[R]):
         last = NO_TASK
         try:
             while True:
-                orders, self._next = self._take() or self._next, None
+                orders, self._next = self.take() or self._next, None
                 if orders is None:
-                    self._listen(None)
+                    self.listen(None)
                     continue
                 orders = self._hear(orders)
                 if orders.task <= last:
@@ -176,9 +174,9 @@ class Worker(ABC, Generic[R]):
 
     def _check_orders(self, done: int, chunk: int) -> None:
         """Between two partitions: look at new orders, serve requests, stop if told to."""
-        if not self._changed():
+        if not self.changed():
             return
-        orders = self._take()
+        orders = self.take()
         if orders is None:
             return  # overtaken by newer ones that are not all there yet
         assert self._orders is not None
@@ -195,10 +193,10 @@ class Worker(ABC, Generic[R]):
         while (question := orders.question) is not None and question[0] > self._answered:
             number, place, slot, partitions, samples = question
             self._answered = number
-            w = self._model(ASKED, place)
+            w = self.model(ASKED, place)
             for j in partitions:
                 self._tell_loss(number, slot, j, w, samples)
-                newer = self._take() if self._changed() else None
+                newer = self.take() if self.changed() else None
                 if newer is not None:
                     orders = newer
                     self._serve(orders.requests)
@@ -215,7 +213,7 @@ class Worker(ABC, Generic[R]):
         self._tell(EVALUATED, number, chunk=partition, bits=int(loss.view(np.int64)))
 
     def _hold(self, until: float, done: int, chunk: int) -> None:
-        """An injected delay."""
+        """Wait for an injected delay."""
         assert self._orders is not None
         if self._orders.flags & UNINTERRUPTIBLE:
             time.sleep(max(0.0, until - time.monotonic()))
@@ -223,7 +221,7 @@ class Worker(ABC, Generic[R]):
             self._check_orders(done, chunk)
             return
         while time.monotonic() < until:
-            self._listen(until)
+            self.listen(until)
             self._check_orders(done, chunk)
 
     # ------------------------------------------------------------------------------------------- working
@@ -237,7 +235,7 @@ class Worker(ABC, Generic[R]):
         for index, (chunk, place, version) in enumerate(
             zip(orders.chunks, orders.places, orders.versions, strict=True)
         ):
-            w = self._model(chunk.slot, place)
+            w = self.model(chunk.slot, place)
 
             def between(done: int, index: int = index, first: float = due) -> None:
                 if orders.each:
@@ -254,19 +252,21 @@ class Worker(ABC, Generic[R]):
                     self._keep(orders.task, index, chunk, w, between, version)
                     continue
                 length = self._messages.length(chunk.covers)
-                buffer, out = self._buffer(length, index)
+                buffer, out = self.reserve_buffer(length, index)
                 computing = time.monotonic()
                 if chunk.compress:
                     out = np.empty(length, dtype=out.dtype)  # only the payload goes to the buffer
                 if chunk.steps:
-                    out[:] = self._work_locally(orders.task, chunk, w, between)
+                    assert self._local is not None
+                    models = [self.message((a, b), w.size) for _, a, b, _ in chunk.mix]
+                    out[:] = self._local.run(orders.task, chunk, w, models, self._states, between)
                 else:
                     seen = self._comparing(orders.task, index, version)
                     self._messages.encode(chunk, w, out, between, version=version, seen=seen)
             except BaseException as error:
                 if buffer is not None:
-                    self._discard_buffer(buffer)
-                if not isinstance(error, Exception) or isinstance(error, (_Stop, Disconnected)):
+                    self.discard_buffer(buffer)
+                if not isinstance(error, Exception):
                     raise
                 self._tell(FAILED, orders.task, chunk=index, text=describe(error))
                 continue
@@ -275,34 +275,20 @@ class Worker(ABC, Generic[R]):
         self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
 
     def _comparing(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:
-        """Where replicas are compared at this version: what tells the driver of a partition's gradient."""
+        """Return what reports the mark of a partition's gradient, if replicas are compared at this version."""
         compared = self._messages.compared(version)
         if compared < 0:
             return None
 
-        def seen(partition: int, gradient: Vector) -> None:
+        def report_mark(partition: int, gradient: Vector) -> None:
             if partition == compared and (bits := mark(gradient)) is not None:
                 self._tell(COMPARED, task, chunk=index, done=partition, bits=bits)
 
-        return seen
+        return report_mark
 
-    def _work_locally(self, task: int, chunk: Chunk, w: Vector, between: Any) -> Vector:
-        """Steps of its own, from where the chunk says; the state they leave is kept for the next task."""
-        assert self._local is not None
-        start = mixed(chunk, w, [self._other((a, b), w.size) for _, a, b, _ in chunk.mix])
-        if chunk.state in self._states:
-            self._states = {chunk.state: self._states[chunk.state]}  # nobody goes on from an older one any more
-        state = None if chunk.compress else self._states.get(chunk.state)
-        model, left = self._local.run(chunk, start, state, between)
-        if not chunk.compress:
-            self._keep_state(task, chunk, left)
-        return model
-
-    def _keep_state(self, task: int, chunk: Chunk, left: State) -> None:
-        """Keep the states from which it may continue: this task's, and, if that is not used, the one before."""
-        self._states = {t: state for t, state in self._states.items() if t == chunk.state} | {task: left}
-
-    def _keep(self, task: int, index: int, chunk: Chunk, w: Vector, between: Any, version: int) -> None:
+    def _keep(
+        self, task: int, index: int, chunk: Chunk, w: Vector, between: Callable[[int], None], version: int
+    ) -> None:
         """Finish partitions one by one, keep them, and report each."""
         kept = self._done.setdefault((task, index), {})
         seen = self._comparing(task, index, version)
@@ -330,12 +316,12 @@ class Worker(ABC, Generic[R]):
                 continue
             self._served.add((task, index))
             ids = tuple(dict.fromkeys([*partitions, *(j for *_, covered, _ in gathered for j in covered)]))
-            buffer, out = self._buffer(self._messages.length(ids), index)
+            buffer, out = self.reserve_buffer(self._messages.length(ids), index)
             out[:] = 0.0
             for j, coefficient in zip(partitions, coefficients, strict=True):
                 self._messages.add_message(out, ids, (j,), kept[j], coefficient)
             for first, second, size, covered, weight in gathered:  # other workers' messages
-                self._messages.add_message(out, ids, tuple(covered), self._other((first, second), size), weight)
+                self._messages.add_message(out, ids, tuple(covered), self.message((first, second), size), weight)
             self._send(task, index, buffer, out, *self._since)
 
     def _send(
@@ -349,18 +335,18 @@ class Worker(ABC, Generic[R]):
         packed: tuple[Chunk, int, Vector] | None = None,
     ) -> None:
         """Send a message that is in its buffer; one that is to be compressed is put there first."""
-        if self._worker in self._setup.byzantine:
+        if self.worker in self._setup.byzantine:
             reverse_attack(out)
         computed = time.monotonic()
         why, bits = checked(out)
         if why is not None:
-            self._discard_buffer(buffer)
+            self.discard_buffer(buffer)
             self._tell(FAILED, task, chunk=index, text=why)
             return
         sent: NDArray[Any] = out
         if packed is not None:
             chunk, version, base = packed
-            sent, left = pack(chunk, version, self._setup.seed, out, base, self._states.get(chunk.state))
-            self._keep_state(task, chunk, left)
+            sent = pack(task, chunk, version, self._setup.seed, out, base, self._states)
             bits = keyed.digest(sent)
-        self._deliver(task, index, buffer, sent, (started, computing, computed), bits)
+        times = started, computing, computed, time.monotonic()
+        self.report(Report(REPLY, task, index, 0, *times, bits), sent, buffer)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from anyk.protocol import Alarm, Joined, Lost
+from anyk.protocol import Alarm, Joined, Lost, SetAlarm
 
 _LOST, _JOINED = 0, 1  # of two at the same time the loss comes first
 _NEVER = float("inf")
@@ -28,6 +28,13 @@ class Calendar:
         # (time, kind, worker, when it is back)
         self.outages = [(o.time, _LOST, o.worker, _NEVER if o.back is None else o.back) for o in outages]
         heapify(self.outages)
+
+    def set_alarm(self, order: SetAlarm) -> None:
+        """Set an alarm, or remove it."""
+        if order.time is None:
+            self.alarms.pop(order.name, None)
+        else:
+            self.alarms[order.name] = order.time
 
     def pop(self, before: float, now: float) -> Alarm | Lost | Joined | None:
         """The first of them, if it comes no later than ``before``, at its time or at ``now`` where that is later."""

@@ -6,13 +6,24 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappush
-from typing import Any
+from typing import Annotated, Any
 
-from anyk.checks import typed
+import msgspec
+
+from anyk.checks import AtLeastOne, typed
 from anyk.clusters.injection import InFlight
-from anyk.clusters.virtual.entries import COMPUTED, Entry
 from anyk.delays.base import MOST
 from anyk.errors import BadInput
+
+# (time, task, worker, chunk, kind); of two at the same time the one of the earlier task comes first. A plain tuple: the
+# heap compares them by the million. A kind from 1 on is the number of partitions that are finished.
+Entry = tuple[float, int, int, int, int]
+
+DUE = -1  # a chunk's delay is over: its message arrives, or, where computing takes time, it queues for a core
+REQUESTED = -2  # a message that was requested has been sent
+COMPUTED = -3  # a chunk leaves its core, and its message arrives
+
+Cost = Annotated[float, msgspec.Meta(ge=0, le=MOST)]  # seconds
 
 
 @typed
@@ -24,19 +35,10 @@ class Compute:
     ``step``: what the driver does between a step's last reply and the next dispatch.
     """
 
-    task: float
-    partition: float | tuple[float, ...]
-    step: float
-    cores: int
-
-    def __post_init__(self) -> None:
-        each = self.partition if isinstance(self.partition, tuple) else (self.partition,)
-        for name, costs in (("task", (self.task,)), ("partition", each), ("step", (self.step,))):
-            for seconds in costs:
-                if not 0.0 <= seconds <= MOST:
-                    raise BadInput(f"{name} (seconds of computing) must be from 0 to {MOST:g}, got {seconds:g}")
-        if self.cores < 1:
-            raise BadInput(f"cores must be at least 1, got {self.cores}")
+    task: Cost
+    partition: Cost | tuple[Cost, ...]
+    step: Cost
+    cores: AtLeastOne
 
     def partition_of(self, worker: int) -> float:
         """The cost of a partial gradient to a worker, in seconds."""

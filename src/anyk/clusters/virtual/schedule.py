@@ -8,16 +8,15 @@ from itertools import repeat
 from typing import Any
 
 from anyk.clusters.injection import InFlight, Injection
-from anyk.clusters.virtual.cores import Compute, Cores
-from anyk.clusters.virtual.entries import COMPUTED, DUE, REQUESTED, Entry
-from anyk.clusters.virtual.payload import Payload
+from anyk.clusters.virtual.computing import ComputingStore
+from anyk.clusters.virtual.cores import COMPUTED, DUE, REQUESTED, Compute, Cores, Entry
 from anyk.protocol import Cancel, Cut, Dispatch, RequestMessage, Task
 
 
 class Schedule:
     """Tasks from their dispatch to their end; ``heap`` holds what comes next on them, ``now`` is the virtual clock."""
 
-    def __init__(self, injection: Injection, compute: Compute | None, payload: Payload | None) -> None:
+    def __init__(self, injection: Injection, compute: Compute | None, store: ComputingStore | None) -> None:
         delays = injection.delays
         self.now = 0.0
         self.newest: dict[str, int] = {}  # version of each slot
@@ -25,7 +24,7 @@ class Schedule:
         self.in_flight: dict[int, InFlight] = {}
         self.unwanted: set[int] = set()  # cancelled tasks that are left to finish
         self.cores = None if compute is None else Cores(compute, self.heap, injection.unit)
-        self._injection, self._compute, self._payload = injection, compute, payload
+        self._injection, self._compute, self._store = injection, compute, store
         self._delivered: dict[int, int] = {}  # messages that tasks of several chunks have sent
         self._free = [0.0] * len(injection.numbers)  # when a worker that does not listen is free again
         self._busy = False  # whether any may not be
@@ -95,8 +94,8 @@ class Schedule:
         before, each = self._injection.draw(task, worker, chunks, number, self.now)
         started = max(self.now, self._free[worker])
         self.in_flight[task] = InFlight(worker, chunks, versions, started, before, each)
-        if self._payload is not None:  # else nothing is read
-            self._payload.readers.begin(chunks)
+        if self._store is not None:  # else nothing is read
+            self._store.begin(chunks)
         time = started + before
         for index, chunk in enumerate(chunks):
             if chunk.send == "request":  # computing is counted, but does not queue for a core
@@ -122,8 +121,8 @@ class Schedule:
         chunks = list(entry.chunks)
         chunks[order.chunk] = chunks[order.chunk]._replace(partitions=order.partitions, coefficients=order.coefficients)
         self.in_flight[order.task] = entry._replace(chunks=tuple(chunks))
-        if order.messages and self._payload is not None:
-            self._payload.requests[order.task, order.chunk] = order
+        if order.messages and self._store is not None:
+            self._store.requests[order.task, order.chunk] = order
         return True
 
     def send(self, order: RequestMessage) -> None:
@@ -146,14 +145,14 @@ class Schedule:
 
     def cancel(self, order: Cancel, cuts: list[Cut] | None) -> None:
         """End tasks, or leave them to finish unwanted; ``cuts`` gathers what became of their chunks."""
-        now, in_flight, payload = self.now, self.in_flight, self._payload
+        now, in_flight, store = self.now, self.in_flight, self._store
         preempt = order.mode == "preempt"
         if preempt:  # who is left to finish unwanted exchanges its vectors, too
             self._injection.cancel(order.tasks, now)
-        if payload is not None and payload.requests:
+        if store is not None and store.requests:
             ended = set(order.tasks)
-            payload.requests = {key: ask for key, ask in payload.requests.items() if key[0] not in ended}
-        reading = payload is not None and payload.readers.counts
+            store.requests = {key: ask for key, ask in store.requests.items() if key[0] not in ended}
+        reading = store is not None and store.readers
         if preempt and not self._uninterruptible and cuts is None and not reading:
             pop = in_flight.pop
             for task in order.tasks:
@@ -202,8 +201,8 @@ class Schedule:
         entry = self.in_flight.pop(task)
         self.unwanted.discard(task)
         self._delivered.pop(task, None)
-        if self._payload is not None:
-            self._payload.end(task, entry[1])
+        if self._store is not None:
+            self._store.end(task, entry[1])
 
     # ------------------------------------------------------------------------------------------- state
 
@@ -223,9 +222,9 @@ class Schedule:
         self.now = time
         self.heap[:] = [(when, task, worker, chunk, kind) for when, task, worker, chunk, kind in state["heap"]]
         self.in_flight |= {task: InFlight.from_plain(plain) for task, plain in state["in_flight"]}
-        if self._payload is not None:
+        if self._store is not None:
             for entry in self.in_flight.values():
-                self._payload.readers.begin(entry.chunks)
+                self._store.begin(entry.chunks)
         self.unwanted |= set(state["unwanted"])
         self._delivered |= dict(state["delivered"])
         self._free = list(state["free"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from anyk.clusters.contract import Cluster
-from anyk.clusters.remote.driver import Remote
+from anyk.clusters.remote.remote import Remote
 from anyk.errors import BadInput
 from anyk.problems.base import Problem, Vector, penalty_of
 from anyk.problems.many import ManyProblems, each_of, sampled

@@ -86,19 +86,19 @@ class _Recorded(Simulated):
         resets = queries.resets(self._log)
         for number, event in zip(queries.event_numbers(self._log), self._log.events(), strict=True):
             self._schedule.now = event.time
-            if resets and number > resets[0] and self._payload is not None:
+            if resets and number > resets[0] and self.computing is not None:
                 resets = [reset for reset in resets if reset >= number]
                 for worker in range(self.workers):
-                    self._payload.forget(worker)
+                    self.computing.forget(worker)
             if isinstance(event, Lost):
                 self.give_up(event.worker)  # and with it the optimiser's state that it had
-            if isinstance(event, Reply) and self._payload is not None:
+            if isinstance(event, Reply) and self.computing is not None:
                 entry = self._schedule.in_flight.get(event.task)
                 if entry is None:
                     raise BadInput(f"task {event.task} answered in the log, but was not dispatched in the replay")
                 _, chunks, versions, *_ = entry
                 chunk = chunks[event.chunk]
-                self._payload.compute(event.task, event.chunk, chunk, versions[event.chunk], event.worker)
+                self.computing.compute(event.task, event.chunk, chunk, versions[event.chunk], event.worker)
             yield event
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.checks import typed
 from anyk.clusters.contract import Cluster, Order
-from anyk.clusters.injection import InFlight
+from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
-from anyk.clusters.messages import WHOLE
+from anyk.clusters.store import VectorStore
 from anyk.clusters.virtual.calendar import Calendar, Outage
-from anyk.clusters.virtual.cores import Compute
-from anyk.clusters.virtual.entries import COMPUTED, DUE
-from anyk.clusters.virtual.payload import Payload
+from anyk.clusters.virtual.computing import ComputingStore
+from anyk.clusters.virtual.cores import COMPUTED, DUE, Compute
 from anyk.clusters.virtual.schedule import Schedule
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
@@ -36,6 +34,7 @@ from anyk.protocol import (
     ProjectMessage,
     Reply,
     RequestMessage,
+    SetAlarm,
     Timing,
 )
 from anyk.specs import show
@@ -69,7 +68,7 @@ class Simulated(Cluster):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        super().__init__(workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
+        super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication))
         for outage in outages:
             if not 0 <= outage.worker < workers:
                 raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
@@ -83,149 +82,95 @@ class Simulated(Cluster):
         self._outages = tuple(outages)
         self._reset(None)
 
-    def _reset(self, payload: Payload | None) -> None:
-        self._payload = payload
-        self._schedule = Schedule(self.injection, self.compute, payload)
+    def _reset(self, computing: ComputingStore | None) -> None:
+        self.computing = computing  # None: without a problem there are no vectors
+        self.store = VectorStore() if computing is None else computing
+        self._schedule = Schedule(self.injection, self.compute, computing)
         self._calendar = Calendar(self._outages)
         self._projections: deque[ProjectMessage] = deque()  # asked for and not answered yet
+        self._cuts: list[Cut] = []
+        self._commands: dict[type, Callable[[Any], None]] = {
+            Dispatch: self._schedule.dispatch,
+            Cancel: self._cancel,
+            RequestMessage: self._request,
+            ProjectMessage: self._projections.append,
+            SetAlarm: self._calendar.set_alarm,
+        }
 
     @property
     def spec(self) -> str:
-        """See :attr:`Cluster.spec`; outages have no spec."""
         costs = {} if self.compute is None else vars(self.compute)
         return show(self.name, {**costs, "byzantine": self.byzantine}, {"byzantine": ()})
 
     # ------------------------------------------------------------------------------------------- life
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
-        """See :meth:`Cluster.open`."""
-        payload = None
+        computing = None
         if partitions is not None:
-            payload = Payload(layout, partitions, local, seed=self.seed, byzantine=self.byzantine)
-        self.injection.start(layout, None if payload is None else payload.messages)
-        self._reset(payload)
+            computing = ComputingStore(layout, partitions, local, seed=self.seed, byzantine=self.byzantine)
+        self.injection.start(layout, None if computing is None else computing.messages)
+        self._reset(computing)
         self._schedule.newest = dict.fromkeys(layout.slots, 0)
         return tuple(range(self.workers))
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""
 
     def now(self) -> float:
-        """See :meth:`Cluster.now`."""
         return self._schedule.now
 
     def state(self) -> dict[str, Any]:
-        """See :meth:`Cluster.state`."""
-        requests = {} if self._payload is None else self._payload.requests
         return {
             **super().state(),
             **self._schedule.state(),
             **self._calendar.state(),
-            "requests": list(requests.values()),
+            "requests": list(self.store.requests.values()),
             "projections": list(self._projections),
         }
 
     def restore(self, time: float, state: dict[str, Any]) -> None:
-        """See :meth:`Cluster.restore`."""
         super().restore(time, state)
         self._schedule.restore(time, state)
         for request in map(RequestMessage.from_plain, state["requests"]):
-            self._vectors.requests[request.task, request.chunk] = request
+            self.store.requests[request.task, request.chunk] = request
         self._projections.extend(ProjectMessage(*plain) for plain in state["projections"])
         self._calendar.restore(state)
 
     # ------------------------------------------------------------------------------------------- models and messages
 
-    @property
-    def _vectors(self) -> Payload:
-        assert self._payload is not None, "without a problem there are no vectors"
-        return self._payload
-
-    def blank(self, slot: str) -> Vector:
-        """See :meth:`Cluster.blank`."""
-        return self._vectors.blank()
-
     def publish(self, slot: str, version: int, w: Vector | None) -> None:
-        """See :meth:`Cluster.publish`."""
         self._schedule.newest[slot] = version
         if w is not None:
-            self._vectors.publish(slot, version, w)
-
-    def model(self, slot: str, version: int) -> Vector:
-        """See :meth:`Cluster.model`."""
-        return self._vectors.model(slot, version)
-
-    def release(self, slot: str, version: int) -> None:
-        """See :meth:`Cluster.release`."""
-        if self._payload is not None:
-            self._payload.release(slot, version)
-
-    def message(self, task: int, chunk: int) -> Vector:
-        """See :meth:`Cluster.message`."""
-        return self._vectors.arrived[task, chunk].vector
-
-    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """See :meth:`Cluster.hold`."""
-        self._vectors.hold(worker, task, chunk, ids, message)
-
-    def combine(
-        self, messages: Sequence[tuple[int, int]], weights: Sequence[Any], part: slice = WHOLE
-    ) -> NDArray[np.float64]:
-        """See :meth:`Cluster.combine`."""
-        return self._vectors.combine(messages, weights, part)
-
-    def free(self, task: int, chunk: int) -> None:
-        """See :meth:`Cluster.free`."""
-        if self._payload is not None:
-            self._payload.free(task, chunk)
-
-    def vectors(self) -> dict[str, Vector]:
-        """See :meth:`Cluster.vectors`."""
-        return {} if self._payload is None else self._payload.vectors()
-
-    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
-        """See :meth:`Cluster.take_back`."""
-        if self._payload is not None:
-            self._payload.take_back(vectors)
+            self.store.publish(slot, version, w)
 
     # ------------------------------------------------------------------------------------------- commands
 
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
-        """See :meth:`Cluster.execute`."""
-        schedule = self._schedule
-        cuts: list[Cut] = []
+        self._cuts = []
         for order in orders:
-            if isinstance(order, Dispatch):
-                schedule.dispatch(order)
-            elif isinstance(order, Cancel):
-                schedule.cancel(order, cuts if self.report_cuts else None)
-            elif isinstance(order, RequestMessage):
-                if schedule.request(order):
-                    schedule.send(order)
-            elif isinstance(order, ProjectMessage):
-                self._projections.append(order)
-            elif order.time is None:
-                self._calendar.alarms.pop(order.name, None)
-            else:
-                self._calendar.alarms[order.name] = order.time
-        return cuts
+            self._commands[type(order)](order)
+        return self._cuts
+
+    def _cancel(self, order: Cancel) -> None:
+        self._schedule.cancel(order, self._cuts if self.report_cuts else None)
+
+    def _request(self, order: RequestMessage) -> None:
+        if self._schedule.request(order):
+            self._schedule.send(order)
 
     def step_done(self) -> None:
-        """The driver has taken a step; with ``compute`` that took time."""
         if self.compute is not None:
             self._schedule.now += self.compute.step
 
     def give_up(self, worker: int) -> None:
-        """See :meth:`Cluster.give_up`."""
         self._schedule.forget(worker)
-        if self._payload is not None:
-            self._payload.forget(worker)
+        if self.computing is not None:
+            self.computing.forget(worker)
 
     # ------------------------------------------------------------------------------------------- events
 
     def events(self) -> Iterator[Event | Cut | None]:
-        """See :meth:`Cluster.events`; ends when nothing can happen any more."""
-        schedule, calendar, computes = self._schedule, self._calendar, self._payload is not None
+        schedule, calendar, computes = self._schedule, self._calendar, self.computing is not None
         alarms, outages = calendar.alarms, calendar.outages
         heap, in_flight, cores = schedule.heap, schedule.in_flight, schedule.cores
         while True:
@@ -269,7 +214,7 @@ class Simulated(Cluster):
 
     def _event(self, time: float, task: int, chunk: int, kind: int, entry: InFlight) -> Event | None:
         """The event of an entry of the heap: a message, a partition that is finished, or none."""
-        schedule, payload, worker = self._schedule, self._payload, entry.worker
+        schedule, computing, worker = self._schedule, self.computing, entry.worker
         if kind >= 0:
             if task not in schedule.unwanted:
                 return Progress(time, worker, task, chunk, kind)
@@ -279,13 +224,13 @@ class Simulated(Cluster):
             return None
         wanted = task not in schedule.unwanted
         ended = schedule.deliver(task, entry)
-        if payload is None:
+        if computing is None:
             return Reply(schedule.now, worker, task, chunk)
         why, bits = None, 0
         if wanted:
-            why, bits = payload.compute(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
+            why, bits = computing.compute(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
         if ended:
-            payload.end(task, entry.chunks)
+            computing.end(task, entry.chunks)
         if why is not None:
             return Failed(schedule.now, worker, task, chunk, why)
         timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
@@ -294,8 +239,8 @@ class Simulated(Cluster):
     def _project(self, order: ProjectMessage) -> MessageProjected | None:
         """A message's projection; without payload 0 of honest workers and something else of Byzantine ones."""
         worker, task, chunk, key = order
-        if self._payload is None:
+        if self.computing is None:
             value: float | None = -100.0 if worker in self.byzantine else 0.0
         else:
-            value = self._payload.project(task, chunk, key)
+            value = self.computing.project(task, chunk, key)
         return None if value is None else MessageProjected(self._schedule.now, worker, task, chunk, value)

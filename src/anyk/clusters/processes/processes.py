@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import AtLeastZero, typed
 from anyk.clusters.available import available_memory
-from anyk.clusters.contract import PINNED
+from anyk.clusters.contract import PINNED, Report
+from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
@@ -29,10 +30,10 @@ from anyk.clusters.processes.memory import (
     Segment,
     place_buffers,
 )
-from anyk.clusters.processes.payload import SharedPayload
-from anyk.clusters.remote.driver import Remote
+from anyk.clusters.processes.shared_store import SharedStore
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle
 from anyk.clusters.remote.orders import NOTHING
+from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import ship
 from anyk.clusters.remote.worker import EVALUATED, FAILED, READY
 from anyk.delays import Communication, DelayModel
@@ -86,7 +87,7 @@ class Processes(Remote[_ProcessHandle]):
 
     name = "processes"
     workers_here = True
-    _payload: SharedPayload
+    store: SharedStore
 
     def __init__(
         self,
@@ -96,23 +97,13 @@ class Processes(Remote[_ProcessHandle]):
         seed: int = 0,
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
-        children: int = 64,
+        children: AtLeastZero = 64,
         preload: Sequence[str] = (),
     ) -> None:
-        if children < 0:
-            raise BadInput(f"children (processes that a worker may start) must be at least 0, got {children}")
+        super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication), _ProcessHandle)
         self.children, self.preload = children, tuple(preload)
-        super().__init__(
-            workers,
-            _ProcessHandle,
-            delays=delays,
-            seed=seed,
-            byzantine=byzantine,
-            communication=communication,
-        )
         if not sys.platform.startswith(("linux", "darwin")):
             raise BadInput(f"cluster 'processes' runs on Linux and macOS, not on {sys.platform}; use 'simulated'")
-        self.pids: dict[int, int] = {}
         self._forkserver: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._segments: list[Segment] = []
@@ -137,7 +128,7 @@ class Processes(Remote[_ProcessHandle]):
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:
-        """See :meth:`Cluster.prepare`: the helper program, which needs a while to import NumPy."""
+        # the helper program needs a while to import NumPy
         if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
@@ -154,18 +145,17 @@ class Processes(Remote[_ProcessHandle]):
         self._link, self._unread = ours, b""
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
-        """See :meth:`Cluster.open`."""
 
-        def payload(messages: Messages) -> SharedPayload:
+        def store(messages: Messages) -> SharedStore:
             lengths = [messages.length(tuple(held)) for held in layout.covers or layout.assignment]
             self._plan = self._planned(layout, messages.partitions, lengths)
-            return SharedPayload(messages, self._plan)
+            return SharedStore(messages, self._plan)
 
-        partitions, self._setup = self._prepare_run(layout, partitions, local, payload)
+        partitions, self._setup = self.prepare_run(layout, partitions, local, store)
         try:
             self._start_forkserver(partitions, layout.assignment)
-            present = self._await_workers(_START)
-            self._payload.touch()
+            present = self.start_workers(_START)
+            self.store.touch()
         except BaseException:
             self.close()
             raise
@@ -188,7 +178,6 @@ class Processes(Remote[_ProcessHandle]):
         )
 
     def mapped(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> int:
-        """See :meth:`Cluster.mapped`."""
         plan = self._planned(layout, partitions, lengths)
         return plan.models_size + plan.replies_size
 
@@ -202,7 +191,7 @@ class Processes(Remote[_ProcessHandle]):
         mail = Segment.create(plan.workers * (plan.box + ERROR_BOX), "mail")
         self._segments = [data, models, replies, mail]
         self._mail = mail
-        self._payload.attach(models, replies)
+        self.store.attach(models, replies)
         self._pipe, self._into_pipe = os.pipe()
         message = {
             "layout": plan.plain(),
@@ -215,9 +204,8 @@ class Processes(Remote[_ProcessHandle]):
         }
         self._briefing = json.dumps(message).encode()
         self._brief_helper()
-        for i, handle in enumerate(self._handles):
+        for i, handle in enumerate(self.handles):
             handle.box = MailBox(mail, plan.box_at(i), plan.box)
-            self._spawn(i)
 
     def _brief_helper(self) -> None:
         """Tell the helper program what all workers need; it forks none before."""
@@ -249,9 +237,9 @@ class Processes(Remote[_ProcessHandle]):
             view[start : start + length] = buffer
         return places, segment
 
-    def _spawn(self, worker: int) -> None:
+    def spawn(self, worker: int) -> None:
         """Have a worker forked, with a doorbell of its own."""
-        handle = self._handles[worker]
+        handle = self.handles[worker]
         handle.incarnation += 1
         assert handle.box is not None
         handle.box.put(NOTHING)  # not what a predecessor was told
@@ -281,7 +269,7 @@ class Processes(Remote[_ProcessHandle]):
         text = "the helper program that starts workers has ended"
         if len(self._helpers_ended) >= _HELPERS:
             raise RunFailed(f"{text}, {_HELPERS} times within {_WITHIN:.0f} s, and they with it; resume the run")
-        if why >= 0 and not any(handle.present for handle in self._handles):
+        if why >= 0 and not any(handle.present for handle in self.handles):
             raise RunFailed("the helper program that starts workers ended at once; see its message above")
         for pid in self.pids.values():
             _await_end(pid)  # none of them may write into memory that others will use
@@ -289,13 +277,12 @@ class Processes(Remote[_ProcessHandle]):
             self._read_records()  # what they said before still counts
         self._forkserver = self._link = None
         self._brief_helper()
-        for worker, handle in enumerate(self._handles):
+        for worker, handle in enumerate(self.handles):
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
-                self._news.append(Died(worker, handle.incarnation, text, 0))
+                self.news.append(Died(worker, handle.incarnation, text, 0))
 
     def close(self) -> None:
-        """See :meth:`Cluster.close`."""
-        for handle in self._handles:
+        for handle in self.handles:
             if handle.doorbell >= 0:
                 os.close(handle.doorbell)
                 handle.doorbell = -1
@@ -320,8 +307,8 @@ class Processes(Remote[_ProcessHandle]):
 
     # ------------------------------------------------------------------------------------------- commands and events
 
-    def _send_orders(self, worker: int) -> None:
-        handle = self._handles[worker]
+    def send_orders(self, worker: int) -> None:
+        handle = self.handles[worker]
         if not handle.present or handle.box is None:
             return
         handle.box.put(self._tasks.orders(handle))
@@ -329,7 +316,7 @@ class Processes(Remote[_ProcessHandle]):
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(handle.doorbell, b"!")
 
-    def _poll(self, timeout: float) -> None:
+    def poll(self, timeout: float) -> None:
         """Wait for news from workers or the helper; it is taken in later, one by one, when the driver asks for it.
 
         What the driver has not been told of has not happened, so that what it saves is consistent.
@@ -352,10 +339,11 @@ class Processes(Remote[_ProcessHandle]):
         data = os.read(self._pipe, RECORD.size * 512)
         now = time.monotonic()
         for record in RECORD.iter_unpack(data):
-            notice = Notice(now, *record)
-            if notice.kind == FAILED or (notice.kind in (READY, EVALUATED) and notice.done):
-                notice = notice._replace(text=self._error(notice.worker))
-            self._news.append(notice)
+            worker, incarnation, buffer, *values = record
+            report = Report(*values)
+            if report.kind == FAILED or (report.kind in (READY, EVALUATED) and report.done):
+                report = report._replace(text=self._error(worker))
+            self.news.append(Notice(now, worker, incarnation, buffer, report))
 
     def _read_helper(self) -> bool:
         """Take in what the helper program says; True when it has nothing to say, for now or ever."""
@@ -376,19 +364,18 @@ class Processes(Remote[_ProcessHandle]):
             if "refused" in news:
                 raise BadInput(news["refused"])
             if "forked" in news:
-                if news["incarnation"] == self._handles[news["forked"]].incarnation:
+                if news["incarnation"] == self.handles[news["forked"]].incarnation:
                     self.pids[news["forked"]] = news["pid"]
             else:
                 while select.select([self._pipe], [], [], 0)[0]:
                     self._read_records()  # what it said before it died still counts
-                self._news.append(Died(news["died"], news["incarnation"], news["reason"], news["blame"]))
+                self.news.append(Died(news["died"], news["incarnation"], news["reason"], news["blame"]))
         return False
 
-    def _on_death(self, died: Died) -> Lost:
-        """What it was writing is void, what it sent is not."""
+    def on_death(self, died: Died) -> Lost:
         self.pids.pop(died.worker, None)
-        self._payload.void(died.worker)
-        return super()._on_death(died)
+        self.store.void(died.worker)
+        return super().on_death(died)
 
     def _error(self, worker: int) -> str:
         at = self._plan.box_at(worker) + self._plan.box

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.clusters.contract import Report
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
     FREE,
@@ -24,7 +25,7 @@ from anyk.clusters.processes.memory import (
 )
 from anyk.clusters.remote.orders import OrderReader
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.worker import REPLY, Disconnected, Orders, RunSetup, Times, Worker
+from anyk.clusters.remote.worker import Disconnected, Orders, RunSetup, Worker
 from anyk.problems.base import Vector
 
 
@@ -59,87 +60,60 @@ class SharedMemoryWorker(Worker[int]):
         self._reserved: set[int] = set()
         self._read = OrderReader()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         first = model_view(self._shared.models, self._layout, 0)
-        self._begin(self._shared.problem(), self._shared.assignment[self._worker], first)
+        self.begin(self._shared.problem(), self._shared.assignment[self.worker], first)
 
-    # ------------------------------------------------------------------------------------------- hearing
-
-    def _changed(self) -> bool:
+    def changed(self) -> bool:
         return self._box.changed()
 
-    def _take(self) -> Orders | None:
+    def take(self) -> Orders | None:
         if not self._box.changed():
             return None
         return self._read(self._box.take())
 
-    def _listen(self, until: float | None) -> None:
+    def listen(self, until: float | None) -> None:
         ready = until is None or select.select([self._doorbell], [], [], max(0.0, until - time.monotonic()))[0]
         if ready and not os.read(self._doorbell, 4096):
             raise Disconnected
 
-    # ------------------------------------------------------------------------------------------- vectors
-
-    def _model(self, slot: str, place: int) -> Vector:
+    def model(self, slot: str, place: int) -> Vector:
         del slot
         w = model_view(self._shared.models, self._layout, place)
         w.flags.writeable = False  # it is everybody's
         return w
 
-    def _other(self, place: tuple[int, int], size: int) -> Vector:
-        return self._shared.replies.array(place[0] + HEADER.size, size, self._dtype)
+    def message(self, place: tuple[int, int], size: int) -> Vector:
+        return self._shared.replies.array(place[0] + HEADER.size, size, self._messages.dtype)
 
-    def _buffer(self, length: int, chunk: int) -> tuple[int, Vector]:
+    def reserve_buffer(self, length: int, chunk: int) -> tuple[int, Vector]:
         layout, memory = self._layout, self._shared.replies.memory
         while True:
             for buffer in range(layout.buffers):
-                at = layout.buffer_at(self._worker, buffer)
+                at = layout.buffer_at(self.worker, buffer)
                 if HEADER.unpack_from(memory, at)[0] == FREE:
                     if buffer not in self._reserved:
-                        self._shared.replies.reserve(at, layout.buffer_bytes(self._worker))
+                        self._shared.replies.reserve(at, layout.buffer_bytes(self.worker))
                         self._reserved.add(buffer)
                     HEADER.pack_into(memory, at, WRITING, -1, -1, 0)
-                    return buffer, self._shared.replies.array(at + HEADER.size, length, self._dtype)
-            self._listen(time.monotonic() + 0.001)
+                    return buffer, self._shared.replies.array(at + HEADER.size, length, self._messages.dtype)
+            self.listen(time.monotonic() + 0.001)
             if self._orders is not None:
                 self._check_orders(0, chunk)
 
-    def _discard_buffer(self, buffer: int) -> None:
-        HEADER.pack_into(self._shared.replies.memory, self._layout.buffer_at(self._worker, buffer), FREE, -1, -1, 0)
+    def discard_buffer(self, buffer: int) -> None:
+        HEADER.pack_into(self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer), FREE, -1, -1, 0)
 
-    def _deliver(self, task: int, index: int, buffer: int, message: NDArray[Any], times: Times, bits: int) -> None:
-        memory, at = self._shared.replies.memory, self._layout.buffer_at(self._worker, buffer)
-        if message.dtype == np.uint8:
-            memory[at + HEADER.size : at + HEADER.size + message.size] = message.tobytes()
-        HEADER.pack_into(memory, at, FULL, task, index, message.size)
-        self._record(REPLY, task, chunk=index, buffer=buffer, times=times, bits=bits)
-
-    # ------------------------------------------------------------------------------------------- telling
-
-    def _tell(self, kind: int, task: int, *, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
-        if text:
-            self._write_error(text)
-        self._record(kind, task, chunk=chunk, done=done, bits=bits)
-
-    def _write_error(self, text: str) -> None:
-        data = text.encode()[: ERROR_BOX - 8]
-        at = self._layout.box_at(self._worker) + self._layout.box
-        self._shared.mail.memory[at + 8 : at + 8 + len(data)] = data
-        self._shared.mail.memory[at : at + 8] = len(data).to_bytes(8, "little")
-
-    def _record(
-        self,
-        kind: int,
-        task: int,
-        *,
-        chunk: int = 0,
-        buffer: int = -1,
-        done: int = 0,
-        times: Times = (0.0, 0.0, 0.0),
-        bits: int = 0,
-    ) -> None:
-        now = time.monotonic()
-        record = RECORD.pack(
-            kind, self._worker, task, chunk, buffer, done, self._incarnation, times[0], times[1], times[2], now, bits
-        )
+    def report(self, report: Report, vector: NDArray[Any] | None = None, buffer: int | None = None) -> None:
+        if vector is not None and buffer is not None:
+            memory, at = self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer)
+            if vector.dtype == np.uint8:
+                memory[at + HEADER.size : at + HEADER.size + vector.size] = vector.tobytes()
+            HEADER.pack_into(memory, at, FULL, report.task, report.chunk, vector.size)
+        if report.text:
+            text = report.text.encode()[: ERROR_BOX - 8]
+            at = self._layout.box_at(self.worker) + self._layout.box
+            self._shared.mail.memory[at + 8 : at + 8 + len(text)] = text
+            self._shared.mail.memory[at : at + 8] = len(text).to_bytes(8, "little")
+        record = RECORD.pack(self.worker, self._incarnation, -1 if buffer is None else buffer, *report[:-1])
         os.write(self._shared.pipe, record)

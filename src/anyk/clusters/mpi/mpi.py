@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
+from anyk.clusters.contract import Envelope, Report
+from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.mpi.link import (
     BYE,
@@ -23,13 +25,7 @@ from anyk.clusters.mpi.link import (
 )
 from anyk.clusters.mpi.ranks import PATIENCE, join, shared_ranks
 from anyk.clusters.remote.handles import Died
-from anyk.clusters.remote.networked import (
-    Envelope,
-    Networked,
-    NetworkedHandle,
-    NetworkedPayload,
-    WireMessage,
-)
+from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
@@ -63,9 +59,7 @@ class Mpi(Networked[NetworkedHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        super().__init__(
-            workers, NetworkedHandle, delays=delays, seed=seed, byzantine=byzantine, communication=communication
-        )
+        super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication), NetworkedHandle)
         join()
         self._ranks = shared_ranks()
         there = self._ranks.world.size - 1
@@ -80,11 +74,10 @@ class Mpi(Networked[NetworkedHandle]):
     # ------------------------------------------------------------------------------------------- life
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
-        """See :meth:`Cluster.open`."""
         ranks = self._ranks
         if ranks.open is not None:
             raise BadInput("the MPI ranks are busy with another run; close its cluster first")
-        partitions, self._setup = self._prepare_run(layout, partitions, local, NetworkedPayload)
+        partitions, self._setup = self.prepare_run(layout, partitions, local)
         self._assignment = layout.assignment
         self._parcels = parcels(partitions, layout.assignment)
         if not ranks.freed(self._ours, START):
@@ -93,15 +86,13 @@ class Mpi(Networked[NetworkedHandle]):
         self.run = ranks.runs = ranks.runs + 1
         ranks.open = self
         try:
-            for worker in range(self.workers):
-                self._spawn(worker)
-            return self._await_workers(START)
+            return self.start_workers(START)
         except BaseException:
             self.close()
             raise
 
-    def _spawn(self, worker: int) -> None:
-        self._renew(self._handles[worker])
+    def spawn(self, worker: int) -> None:
+        self.renew(worker)
         rank = self._ours[worker]
         rank.busy, rank.told_to_close, rank.received = self.run, False, True
         body = json.dumps([self.run, worker, self._setup, list(self._assignment[worker])]).encode()
@@ -109,7 +100,6 @@ class Mpi(Networked[NetworkedHandle]):
         self._ranks.send(rank, RUN, body, parcel)
 
     def close(self) -> None:
-        """See :meth:`Cluster.close`; workers that do not listen leave the run when they do."""
         if self._ranks.open is not self:
             return
         try:
@@ -120,41 +110,41 @@ class Mpi(Networked[NetworkedHandle]):
             self._ranks.freed(self._ours, PATIENCE)
         finally:
             self._ranks.open = None
-            for handle in self._handles:
+            for handle in self.handles:
                 handle.present = False
-            self._payload.clear()
-            self._news.clear()
+            self.store.clear()
+            self.news.clear()
             self._parcels = []
 
     # ------------------------------------------------------------------------------------------- orders
 
-    def _listens(self, worker: int) -> bool:
+    def listens(self, worker: int) -> bool:
         return self._ours[worker].received
 
-    def _send(self, worker: int, envelope: Envelope) -> None:
+    def send(self, worker: int, envelope: Envelope) -> None:
         self._ours[worker].received = False
         head = json.dumps([envelope.number, envelope.needs, envelope.fresh, len(envelope.orders)]).encode()
-        vectors = [vector for key in envelope.fresh if (vector := self._payload.vector(key)) is not None]
+        vectors = [vector for key in envelope.fresh if (vector := self.store.vector(key)) is not None]
         self._ranks.send(self._ours[worker], ORDERS, len(head).to_bytes(8, "little") + head + envelope.orders, vectors)
 
     # ------------------------------------------------------------------------------------------- news
 
-    def _poll(self, timeout: float) -> None:
+    def poll(self, timeout: float) -> None:
         until = time.monotonic() + timeout
         pause = Pause(LONG_DRIVER)
         while not self._ranks.look() and time.monotonic() < until:
             pause(until)
 
-    def on_message(self, worker: int, wire: WireMessage, vector: NDArray[Any] | None) -> None:
+    def on_message(self, worker: int, report: Report, vector: NDArray[Any] | None) -> None:
         """A worker of this run has sent a message."""
-        handle = self._handles[worker]
-        if wire.kind == RECEIVED:
+        handle = self.handles[worker]
+        if report.kind == RECEIVED:
             if handle.owed:
-                self._send_orders(worker)
-        elif wire.kind != BYE:
-            self._news.append(self._notice(worker, handle.incarnation, wire, vector))
+                self.send_orders(worker)
+        elif report.kind != BYE:
+            self.news.append(self.notice(worker, handle.incarnation, report, vector))
 
     def lost(self, worker: int, reason: str) -> None:
         """A worker's rank has died."""
         if worker < self.workers:
-            self._news.append(Died(worker, self._handles[worker].incarnation, reason))
+            self.news.append(Died(worker, self.handles[worker].incarnation, reason))

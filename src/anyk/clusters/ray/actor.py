@@ -14,12 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.remote.networked import (
-    Envelope,
-    Key,
-    NetworkedWorker,
-    WireMessage,
-)
+from anyk.clusters.contract import Envelope, Key, Report
+from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.worker import RunSetup
 from anyk.problems.base import Vector
 
@@ -29,28 +25,28 @@ class RayWorker(NetworkedWorker):
 
     def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
         super().__init__(worker, setup, shipped, held)
-        self.changed = threading.Condition(self._lock)
-        self._news: deque[tuple[WireMessage, NDArray[Any] | None]] = deque()
+        self._condition = threading.Condition(self.lock)
+        self._news: deque[tuple[Report, NDArray[Any] | None]] = deque()
 
-    def _transmit(self, wire: WireMessage, vector: NDArray[Any] | None) -> None:
-        with self.changed:
-            self._news.append((wire, vector))
-            self.changed.notify_all()
+    def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
+        with self._condition:
+            self._news.append((report, vector))
+            self._condition.notify_all()
 
-    def _listen(self, until: float | None) -> None:
-        with self.changed:
-            self.changed.wait_for(self._changed, None if until is None else max(0.0, until - time.monotonic()))
+    def listen(self, until: float | None) -> None:
+        with self._condition:
+            self._condition.wait_for(self.changed, None if until is None else max(0.0, until - time.monotonic()))
 
     def receive_and_wake(self, envelope: Envelope, vectors: dict[Key, Vector]) -> None:
         """Take in an envelope, and wake the worker if it waits for one."""
         self.receive(envelope, vectors)
-        with self.changed:
-            self.changed.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
-    def news(self) -> list[tuple[WireMessage, NDArray[Any] | None]]:
+    def news(self) -> list[tuple[Report, NDArray[Any] | None]]:
         """The messages not sent yet; waits until there is one."""
-        with self.changed:
-            self.changed.wait_for(lambda: bool(self._news))
+        with self._condition:
+            self._condition.wait_for(lambda: bool(self._news))
             news = list(self._news)
             self._news.clear()
         return news
@@ -82,7 +78,7 @@ class Actor:
         }
         self._worker.receive_and_wake(made, vectors)
 
-    def exchange(self, *packed: Any) -> list[tuple[WireMessage, NDArray[Any] | None]]:
+    def exchange(self, *packed: Any) -> list[tuple[Report, NDArray[Any] | None]]:
         """Take in an envelope, if there is one, and hand out news as soon as there is any."""
         if packed:
             self.receive(*packed)

@@ -16,20 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
-from anyk.clusters.arrivals import Message
+from anyk.clusters.contract import Envelope, Key
+from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
+from anyk.clusters.ray.actor import Actor
 from anyk.clusters.ray.connection import knock, loopback, one_line, ray_module
-from anyk.clusters.ray.worker import Actor
 from anyk.clusters.remote.handles import Died, Notice
-from anyk.clusters.remote.networked import (
-    Envelope,
-    Key,
-    Networked,
-    NetworkedHandle,
-    NetworkedPayload,
-)
+from anyk.clusters.remote.networked import Networked, NetworkedHandle
+from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.shipping import parcels, ship
+from anyk.clusters.store import Message
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -51,7 +48,7 @@ class _ActorHandle(NetworkedHandle):
         self.telling: Any = None  # the call that brings orders while that one is under way
 
 
-class _ObjectPayload(NetworkedPayload):
+class _ObjectStore(RemoteStore):
     """Models and messages that actors read from Ray's store."""
 
     def __init__(self, messages: Messages) -> None:
@@ -73,20 +70,16 @@ class _ObjectPayload(NetworkedPayload):
         return place, reference
 
     def release(self, slot: str, version: int) -> None:
-        """See :meth:`RemotePayload.release`."""
         super().release(slot, version)
         self._objects.pop((slot, version), None)
 
     def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        """See :meth:`RemotePayload.contents`; with its place in an object of the store comes the array."""
         return super().contents(notice._replace(buffer=notice.buffer[2]), length, dtype)
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        """See :meth:`RemotePayload.keep`; actors read it from the store."""
         return Message(ids, vector, notice.worker, notice.buffer[:2])
 
     def clear(self) -> None:
-        """See :meth:`NetworkedPayload.clear`."""
         super().clear()
         self._objects.clear()
 
@@ -108,7 +101,7 @@ class Ray(Networked[_ActorHandle]):
     """
 
     name = "ray"
-    _payload: _ObjectPayload
+    store: _ObjectStore
 
     def __init__(
         self,
@@ -126,9 +119,7 @@ class Ray(Networked[_ActorHandle]):
         runtime_env: dict[str, Any] | None = None,
         placement_group: Any = None,
     ) -> None:
-        super().__init__(
-            workers, _ActorHandle, delays=delays, seed=seed, byzantine=byzantine, communication=communication
-        )
+        super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication), _ActorHandle)
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         if placement_group is not None and nodes:
@@ -164,7 +155,6 @@ class Ray(Networked[_ActorHandle]):
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:
-        """See :meth:`Cluster.prepare`: the connection, or a Ray cluster of our own."""
         previous = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
         ray = ray_module()
         if ray.is_initialized():
@@ -214,8 +204,7 @@ class Ray(Networked[_ActorHandle]):
             )
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
-        """See :meth:`Cluster.open`."""
-        partitions, self._setup = self._prepare_run(layout, partitions, local, _ObjectPayload)
+        partitions, self._setup = self.prepare_run(layout, partitions, local, _ObjectStore)
         self._assignment = layout.assignment
         made = parcels(partitions, layout.assignment)
         own, shared = sum(parcel[0].nbytes for parcel in made), sum(part.nbytes for part in made[0][1:])
@@ -231,9 +220,7 @@ class Ray(Networked[_ActorHandle]):
             self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **options)(Actor)
             there: dict[tuple[int, int], Any] = {}  # what several workers hold is in the store once
             self._shipped = [[_put(ray, part, there) for part in parcel] for parcel in made]
-            for worker in range(self.workers):
-                self._spawn(worker)
-            return self._await_workers(_START)
+            return self.start_workers(_START)
         except BaseException:
             self.close()
             raise
@@ -256,10 +243,9 @@ class Ray(Networked[_ActorHandle]):
         """Machines of the Ray cluster, as it is now, by address."""
         return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
-    def _spawn(self, worker: int) -> None:
+    def spawn(self, worker: int) -> None:
         ray = ray_module()
-        handle = self._handles[worker]
-        self._renew(handle)
+        handle = self.renew(worker)
         if handle.actor is not None:
             ray.kill(handle.actor, no_restart=True)  # it may only have been out of reach
         strategy: Any = "SPREAD"
@@ -281,19 +267,18 @@ class Ray(Networked[_ActorHandle]):
         handle.telling = None
 
     def _call(self, what: str, worker: int, reference: Any) -> Any:
-        self._calls[reference] = what, worker, self._handles[worker].incarnation
+        self._calls[reference] = what, worker, self.handles[worker].incarnation
         return reference
 
     def close(self) -> None:
-        """See :meth:`Cluster.close`."""
         import sys
 
         ray = sys.modules.get("ray")
         self._calls.clear()
         if self._opened:
-            self._payload.clear()
-        self._news.clear()
-        for handle in self._handles:
+            self.store.clear()
+        self.news.clear()
+        for handle in self.handles:
             handle.present = False
             if handle.actor is not None and ray is not None and ray.is_initialized():
                 ray.kill(handle.actor, no_restart=True)
@@ -308,15 +293,15 @@ class Ray(Networked[_ActorHandle]):
 
     # ------------------------------------------------------------------------------------------- orders
 
-    def _listens(self, worker: int) -> bool:
-        handle = self._handles[worker]
+    def listens(self, worker: int) -> bool:
+        handle = self.handles[worker]
         return handle.news is None or handle.telling is None
 
-    def _send(self, worker: int, envelope: Envelope) -> None:
-        handle = self._handles[worker]
+    def send(self, worker: int, envelope: Envelope) -> None:
+        handle = self.handles[worker]
         places, objects = [], []
         for key in envelope.fresh:
-            place, reference = self._payload.object(key)
+            place, reference = self.store.object(key)
             places.append(place)
             objects.append(reference)
         packed = pickle.dumps((tuple(envelope), places))  # as bytes: Ray's own serialising is slow
@@ -327,9 +312,9 @@ class Ray(Networked[_ActorHandle]):
 
     # ------------------------------------------------------------------------------------------- news
 
-    def _poll(self, timeout: float) -> None:
+    def poll(self, timeout: float) -> None:
         ray = ray_module()
-        asked = {worker for worker, handle in enumerate(self._handles) if handle.question is not None}
+        asked = {worker for worker, handle in enumerate(self.handles) if handle.question is not None}
         self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()} | asked)
         calls = list(self._calls)
         if not calls:
@@ -346,30 +331,30 @@ class Ray(Networked[_ActorHandle]):
 
     def _ask_for_news(self, workers: Iterable[int]) -> None:
         for worker in workers:
-            handle = self._handles[worker]
+            handle = self.handles[worker]
             if handle.news is None and handle.present:
                 handle.news = self._call("news", worker, handle.exchange.remote())
 
     def _answered(self, ray: Any, reference: Any) -> None:
         what, worker, incarnation = self._calls.pop(reference)
-        handle = self._handles[worker]
+        handle = self.handles[worker]
         if incarnation != handle.incarnation:
             return
         try:
             value = ray.get(reference, timeout=_START)
         except ray.exceptions.RayError as error:  # it has died, or what it sent is lost, or there is no place for it
             blame = 4 if getattr(error, "actor_init_failed", False) else 1  # of others nobody can tell the cause
-            self._news.append(Died(worker, incarnation, one_line(error), blame))
+            self.news.append(Died(worker, incarnation, one_line(error), blame))
             return
         if what == "telling":
             handle.telling = None
         else:
             handle.news = None
-            for place, (wire, vector) in enumerate(value):
+            for place, (report, vector) in enumerate(value):
                 buffer = None if vector is None else (place, reference, vector)
-                self._news.append(self._notice(worker, incarnation, wire, buffer))
+                self.news.append(self.notice(worker, incarnation, report, buffer))
         if handle.owed:
-            self._send_orders(worker)
+            self.send_orders(worker)
 
 
 def _put(ray: Any, part: memoryview, there: dict[tuple[int, int], Any]) -> Any:

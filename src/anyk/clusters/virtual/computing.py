@@ -7,17 +7,17 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from anyk import keyed
-from anyk.clusters.arrivals import Arrivals, Message
-from anyk.clusters.local import Local, LocalSteps, State, mixed
+from anyk.clusters.local import Local, LocalSteps, State
 from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack, unpack
+from anyk.clusters.store import Message, VectorStore
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Chunk, Layout
 
 Part = tuple[tuple[int, ...], int, int]  # partitions computed at once, their batch, which of their mini-batches
 
 
-class Payload(Arrivals):
+class ComputingStore(VectorStore):
     """Computes what workers would send, at the moment when it arrives: what is cancelled costs nothing."""
 
     def __init__(
@@ -36,21 +36,8 @@ class Payload(Arrivals):
 
     # ------------------------------------------------------------------------------------------- models and messages
 
-    def blank(self) -> Vector:
-        """A buffer for a model version."""
-        return np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
-
-    def publish(self, slot: str, version: int, w: Vector) -> None:
-        """Keep a model version."""
-        self._models[slot, version] = w
-
-    def model(self, slot: str, version: int) -> Vector:
-        """A model version."""
-        return self._models[slot, version]
-
     def release(self, slot: str, version: int) -> None:
-        """Forget a model version and the gradients at it."""
-        self._models.pop((slot, version), None)
+        super().release(slot, version)
         self._gradients.pop((slot, version), None)
 
     def forget(self, worker: int) -> None:
@@ -58,21 +45,15 @@ class Payload(Arrivals):
         self._states[worker] = {}
 
     def vectors(self) -> dict[str, Vector]:
-        """See :meth:`Cluster.vectors`."""
-        return self.readers.vectors(lambda task, chunk: self.arrived[task, chunk].vector) | {
+        return super().vectors() | {
             f"state/{worker}/{task}/{name}": vector
             for worker, states in enumerate(self._states)
             for task, state in states.items()
             for name, vector in state.items()
         }
 
-    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """Take in a message that had arrived."""
-        self.arrived[task, chunk] = Message(ids, message, worker)
-
-    def take_back(self, vectors: Mapping[str, Vector]) -> None:
-        """Take in what :meth:`vectors` gave."""
-        self.readers.take_back(vectors, {}, self.hold)
+    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+        super().take_back(vectors, workers)
         for key, vector in vectors.items():
             kind, *rest = key.split("/")
             if kind == "state":
@@ -86,7 +67,9 @@ class Payload(Arrivals):
         known = self._gradients.setdefault((chunk.slot, version), {})
         try:
             if chunk.steps:
-                ids, out = chunk.covers, self._steps(task, chunk, w, worker)
+                assert self._local is not None
+                models = [self.arrived[other, place].vector for _, other, place, _ in chunk.mix]
+                ids, out = chunk.covers, np.array(self._local.run(task, chunk, w, models, self._states[worker]))
             else:
                 ids, out = self._encode(task, index, chunk, version, w, known)
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
@@ -124,22 +107,6 @@ class Payload(Arrivals):
             messages.add_message(out, ids, *self.arrived[place][:2], weight)
         return ids, out
 
-    def _steps(self, task: int, chunk: Chunk, w: Vector, worker: int) -> Vector:
-        """The model after a chunk's local steps; the state they leave is kept for the worker's next task."""
-        assert self._local is not None
-        models = [self.arrived[other, index].vector for _, other, index, _ in chunk.mix]
-        start = mixed(chunk, w, models)
-        state = None if chunk.compress else self._states[worker].get(chunk.state)
-        model, left = self._local.run(chunk, start, state)
-        if not chunk.compress:
-            self._keep_state(worker, task, chunk, left)
-        return np.array(model)
-
-    def _keep_state(self, worker: int, task: int, chunk: Chunk, left: State) -> None:
-        """Keep the states from which a worker may continue: this task's, and, if that is not used, the one before."""
-        states = self._states[worker]
-        self._states[worker] = {t: state for t, state in states.items() if t == chunk.state} | {task: left}
-
     def _arrive(
         self, task: int, index: int, chunk: Chunk, ids: tuple[int, ...], out: Vector, worker: int, version: int
     ) -> tuple[str | None, int]:
@@ -153,8 +120,7 @@ class Payload(Arrivals):
             self.arrived[task, index] = Message(ids, out, worker)
             return None, bits
         base = self._models[chunk.slot, version]
-        payload, left = pack(chunk, version, self._seed, out, base, self._states[worker].get(chunk.state))
-        self._keep_state(worker, task, chunk, left)
+        payload = pack(task, chunk, version, self._seed, out, base, self._states[worker])
         unpacked = unpack(chunk, version, self._seed, payload, out.size, out.dtype, base)
         self.arrived[task, index] = Message(ids, unpacked, worker)
         return None, keyed.digest(payload)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.clusters.arrivals import Message
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
     ALIGN,
@@ -20,7 +19,8 @@ from anyk.clusters.processes.memory import (
     model_view,
 )
 from anyk.clusters.remote.handles import Notice
-from anyk.clusters.remote.payload import RemotePayload
+from anyk.clusters.remote.remote_store import RemoteStore
+from anyk.clusters.store import Message
 from anyk.problems.base import Vector
 
 
@@ -31,7 +31,7 @@ class _Moved(NamedTuple):
     size: int
 
 
-class SharedPayload(RemotePayload):
+class SharedStore(RemoteStore):
     """Versions and messages lie where workers read and write them.
 
     Of a worker's reply buffers all but one may hold messages that are not used yet; further ones are moved.
@@ -48,50 +48,45 @@ class SharedPayload(RemotePayload):
 
     def attach(self, models: Segment, replies: Segment) -> None:
         """Use this memory; called before anything else."""
-        self._models, self._replies = models, replies
+        self._memory, self._replies = models, replies
 
     def touch(self) -> None:
         """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
         plan = self._plan
         for copy in self._free_copies[-3 * len(plan.slots) :]:
-            model_view(self._models, plan, copy)[:] = 0.0
+            model_view(self._memory, plan, copy)[:] = 0.0
         for worker in range(plan.workers):
             size = min(2, plan.buffers) * plan.buffer_bytes(worker)  # more are seldom used, and a look takes memory
             self._replies.array(plan.buffer_at(worker, 0), size // 8, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
 
     def blank(self, slot: str) -> Vector:
-        """See :meth:`RemotePayload.blank`; in the memory that workers read."""
         del slot  # a slot's next version is published before another's is begun
         plan = self._plan
         if not self._free_copies:  # more are in use than a strategy is expected to keep
-            first = self._models.size // plan.model_bytes
-            self._models.grow((first + plan.workers) * plan.model_bytes)
+            first = self._memory.size // plan.model_bytes
+            self._memory.grow((first + plan.workers) * plan.model_bytes)
             self._free_copies = list(reversed(range(first, first + plan.workers)))
         copy = self._free_copies[-1]
         if copy not in self._reserved:
-            self._models.reserve(copy * plan.model_bytes, plan.model_bytes)
+            self._memory.reserve(copy * plan.model_bytes, plan.model_bytes)
             self._reserved.add(copy)
-        return model_view(self._models, plan, copy)
+        return model_view(self._memory, plan, copy)
 
     def publish(self, slot: str, version: int, w: Vector) -> None:
-        """See :meth:`RemotePayload.publish`."""
         blank = self.blank(slot)
         if not np.may_share_memory(w, blank):
             blank[:] = w
         self._copies[slot, version] = self._free_copies.pop()
 
     def release(self, slot: str, version: int) -> None:
-        """See :meth:`RemotePayload.release`."""
         copy = self._copies.pop((slot, version), None)
         if copy is not None:
             self._free_copies.append(copy)
 
     def model(self, slot: str, version: int) -> Vector:
-        """See :meth:`RemotePayload.model`."""
-        return model_view(self._models, self._plan, self._copies[slot, version])
+        return model_view(self._memory, self._plan, self._copies[slot, version])
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """See :meth:`RemotePayload.hold`; where its sender would have left it, so that other workers can read it."""
         held, plan = self._held[worker], self._plan
         if len(held) >= plan.buffers - 1:
             self.arrived[task, chunk] = Message(ids, message, worker, None)
@@ -107,11 +102,9 @@ class SharedPayload(RemotePayload):
         self.arrived[task, chunk] = Message(ids, vector, worker, buffer)
 
     def place(self, slot: str, version: int) -> int:
-        """See :meth:`RemotePayload.place`; by the number of the copy."""
         return self._copies[slot, version]
 
     def locate(self, key: tuple[int, int]) -> tuple[int, int]:
-        """See :meth:`RemotePayload.locate`."""
         message = self.arrived[key]
         buffer = message.buffer
         if buffer is None:
@@ -136,15 +129,13 @@ class SharedPayload(RemotePayload):
         return buffer
 
     def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        """See :meth:`RemotePayload.contents`; a buffer is the number of one of its sender's."""
         at = self._plan.buffer_at(notice.worker, notice.buffer)
-        state, task, chunk, found = HEADER.unpack_from(self._replies.memory, at)
-        if (state, task, chunk) != (FULL, notice.task, notice.chunk) or found != length:
-            return found, None
-        return found, self._replies.array(at + HEADER.size, length, dtype)
+        state, task, chunk, size = HEADER.unpack_from(self._replies.memory, at)
+        if (state, task, chunk, size) != (FULL, notice.report.task, notice.report.chunk, length):
+            return size, None
+        return size, self._replies.array(at + HEADER.size, length, dtype)
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        """See :meth:`RemotePayload.keep`; where it lies, as long as its sender has a free buffer left."""
         held = self._held[notice.worker]
         if len(held) >= self._plan.buffers - 1 and not self._copy_out(notice.worker):
             vector = vector.copy()
@@ -162,7 +153,7 @@ class SharedPayload(RemotePayload):
         read = {place for ask in self.requests.values() for place in ask.messages}
         for key, message in self.arrived.items():
             held = message.worker == worker and isinstance(message.buffer, int)
-            if held and key not in self.readers.counts and key not in read:
+            if held and key not in self.readers and key not in read:
                 vector = message.vector.copy()
                 vector.flags.writeable = False
                 self.arrived[key] = message._replace(vector=vector, buffer=None)
@@ -171,7 +162,6 @@ class SharedPayload(RemotePayload):
         return False
 
     def free_buffer(self, worker: int, buffer: Any) -> None:
-        """See :meth:`RemotePayload.free_buffer`."""
         if isinstance(buffer, _Moved):
             self._gaps[buffer.size].append(buffer.at)
             return

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.mpi.link import (
     BYE,
     CLOSE,
@@ -24,12 +25,7 @@ from anyk.clusters.mpi.link import (
     Pause,
     Sends,
 )
-from anyk.clusters.remote.networked import (
-    Envelope,
-    Key,
-    NetworkedWorker,
-    WireMessage,
-)
+from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.worker import Disconnected, RunSetup
 
 
@@ -41,19 +37,19 @@ class _MpiWorker(NetworkedWorker):
         self._inbox, self._sends, self._run = inbox, sends, run
         self.ended = False  # whether there will be no further run
 
-    def _transmit(self, wire: WireMessage, vector: NDArray[Any] | None) -> None:
-        text = wire.text.encode()
+    def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
+        text = report.text.encode()
         if len(text) > TEXT:
             text = text[: TEXT - 3] + "…".encode()
         size, single = (-1, 0) if vector is None else (vector.size, ord(vector.dtype.char))
-        data = bytearray(WIRE_FORM.pack(*wire[:-1], self._run, size, len(text), single, text))
+        data = bytearray(WIRE_FORM.pack(*report[:-1], self._run, size, len(text), single, text))
         self._sends(0, WIRE, data)
         if vector is not None:
             self._sends(0, VECTOR, vector)
 
     def leave(self) -> None:
         """Say that this was all."""
-        self._transmit(WireMessage(BYE, 0), None)
+        self.transmit(Report(BYE, 0), None)
 
     def _look(self) -> bool:
         """Take in one parcel, if there is one; raises :class:`Disconnected` at the last."""
@@ -68,17 +64,17 @@ class _MpiWorker(NetworkedWorker):
         number, needs, fresh, size = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
         keys: list[tuple[Key, ...]] = [tuple((first, second) for first, second in some) for some in (needs, fresh)]
         self.receive(Envelope(number, body[-size:], *keys), dict(zip(keys[1], vectors, strict=True)))
-        self._transmit(WireMessage(RECEIVED, number), None)
+        self.transmit(Report(RECEIVED, number), None)
         return True
 
-    def _changed(self) -> bool:
+    def changed(self) -> bool:
         while self._look():
             pass
-        return super()._changed()
+        return super().changed()
 
-    def _listen(self, until: float | None) -> None:
+    def listen(self, until: float | None) -> None:
         pause = Pause()
-        while not self._changed() and (until is None or time.monotonic() < until):
+        while not self.changed() and (until is None or time.monotonic() < until):
             pause(until)
 
 

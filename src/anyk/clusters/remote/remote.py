@@ -1,0 +1,336 @@
+"""Workers that run by themselves, on the wall clock: the driver's side, which is the same wherever they run.
+
+Tasks in flight, messages that have arrived, alarms and deaths are kept here; how orders reach workers and reports come
+back is a cluster's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from anyk.clusters.contract import Cluster, Order, Transport
+from anyk.clusters.injection import ClusterOptions, InFlight
+from anyk.clusters.local import Local
+from anyk.clusters.messages import Messages
+from anyk.clusters.packing import scheme, unpack
+from anyk.clusters.remote.handles import Died, Notice, WorkerHandle, restart_due
+from anyk.clusters.remote.losses import Losses
+from anyk.clusters.remote.remote_store import RemoteStore
+from anyk.clusters.remote.tasks import Comparisons, Tasks
+from anyk.clusters.remote.worker import COMPARED, EVALUATED, FAILED, PROGRESS, READY, REPLY, STOPPED, RunSetup
+from anyk.clusters.store import Message
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Partitions, Vector
+from anyk.protocol import (
+    Alarm,
+    Cancel,
+    Cut,
+    Dispatch,
+    Event,
+    Failed,
+    Joined,
+    Layout,
+    Lost,
+    MessageProjected,
+    Progress,
+    ProjectMessage,
+    Reply,
+    RequestMessage,
+    SetAlarm,
+    Timing,
+)
+
+_IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
+
+H = TypeVar("H", bound=WorkerHandle)
+
+
+class Remote(Cluster, Transport, Generic[H]):
+    """Workers that run by themselves; the base of the clusters on the wall clock. ``handle`` makes a worker's handle.
+
+    A worker that dies is restarted: immediately, and after a pause that doubles each time it has died without a message
+    in between. ``patience``: the blame for such deaths with which it is abandoned, after 5 crashes in a row, or 20 ends
+    that came from outside, as when machines are taken away. No number of deaths with messages in between is too many.
+    """
+
+    patience = 20
+    store: RemoteStore
+
+    def __init__(self, options: ClusterOptions, handle: type[H]) -> None:
+        super().__init__(options)
+        self._handle = handle
+        self.handles = [handle() for _ in range(self.workers)]
+        self.news: deque[Notice | Died | ProjectMessage] = deque()  # acted on when the driver comes to it
+        self.pids: dict[int, int] = {}  # process numbers, as far as they are known
+        self._alarms: dict[str, float] = {}
+        self._newest: dict[str, int] = {}
+        self._touched: dict[int, None] = {}  # workers whose orders have changed and are to be sent
+        self._start = time.monotonic()
+        self._opened = False
+        self._commands: dict[type, Callable[[Any], None]] = {
+            Dispatch: self._dispatch,
+            Cancel: self._cancel,
+            RequestMessage: self._request,
+            ProjectMessage: self.news.append,
+            SetAlarm: self._set_alarm,
+        }
+        self._news_types: dict[type, Callable[[Any], Event | Cut | None]] = {
+            Notice: self._take_in,
+            Died: self.on_death,
+            ProjectMessage: self._project,
+        }
+        self._kinds: dict[int, Callable[[float, Notice], Event | Cut | None]] = {
+            READY: self._on_ready,
+            REPLY: self._on_reply,
+            PROGRESS: self._on_progress,
+            STOPPED: self._on_stopped,
+            FAILED: self._on_failed,
+            COMPARED: self._on_compared,
+            EVALUATED: self._on_evaluated,
+        }
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def prepare_run(
+        self,
+        layout: Layout,
+        partitions: Partitions | None,
+        local: Local | None,
+        store: Callable[[Messages], RemoteStore] = RemoteStore,
+    ) -> tuple[Partitions, RunSetup]:
+        """Prepare what every :meth:`open` needs; return the partitions, and the set-up that all workers need.
+
+        ``store``: makes the store of the vectors.
+        """
+        if partitions is None:
+            raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
+        if self._opened:
+            raise BadInput("this cluster is in use by another run that has not ended; make a cluster for each of them")
+        self.handles = [self._handle() for _ in range(self.workers)]
+        for earlier in (self.news, self._alarms, self._newest):
+            earlier.clear()
+        messages = Messages(partitions, layout.blocks, self.seed, together=layout.together)
+        self.injection.start(layout, messages)
+        self.store = store(messages)
+        self._tasks = Tasks(self.handles, self.store, uninterruptible=self.delays.uninterruptible)
+        self._comparisons = Comparisons(messages.tolerance)
+        self.losses = Losses(self.handles, self.store, partitions.sizes, layout.assignment, self.send_orders)
+        self._opened = True
+        return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._opened = False  # another run may use it
+
+    def start_workers(self, within: float) -> tuple[int, ...]:
+        """Spawn the workers, and wait up to so many seconds until all are ready; the run's clock starts then."""
+        deadline = time.monotonic() + within
+        for worker in range(self.workers):
+            self.spawn(worker)
+        while not all(handle.present for handle in self.handles):
+            self.poll(min(0.5, restart_due(self.handles, self.spawn)))
+            while self.news:
+                event = self._interpret(self.news.popleft())
+                if isinstance(event, Lost) and event.gone:
+                    raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
+            if time.monotonic() > deadline:
+                late = [i for i, handle in enumerate(self.handles) if not handle.present]
+                raise RunFailed(f"workers {late} did not load their partitions within {within:.0f} s")
+        self._start = time.monotonic()
+        return tuple(range(self.workers))
+
+    def now(self) -> float:
+        return time.monotonic() - self._start
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **super().state(),
+            "in_flight": self._tasks.state(self._start),
+            "alarms": dict(self._alarms),
+            "projections": [news for news in self.news if isinstance(news, ProjectMessage)],
+            "requests": list(self.store.requests.values()),
+        }
+
+    def restore(self, time_: float, state: dict[str, Any]) -> None:
+        super().restore(time_, state)
+        self._start = time.monotonic() - time_
+        self._alarms |= state["alarms"]
+        self.news.extend(ProjectMessage(*plain) for plain in state["projections"])
+        self._tasks.restore(state["in_flight"], self._start)  # their delays start anew
+        for request in map(RequestMessage.from_plain, state["requests"]):
+            self._tasks.request(request)
+        for worker in range(self.workers):
+            self.send_orders(worker)
+
+    def publish(self, slot: str, version: int, w: Vector | None) -> None:
+        assert w is not None  # without a problem it is not opened
+        self.store.publish(slot, version, w)
+        self._newest[slot] = max(version, self._newest.get(slot, -1))
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
+        for order in orders:
+            self._commands[type(order)](order)
+        for worker in self._touched:
+            self.send_orders(worker)
+        self._touched.clear()
+        return ()
+
+    def _dispatch(self, order: Dispatch) -> None:
+        now = time.monotonic()
+        for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
+            versions = tuple([self._newest[chunk.slot] for chunk in chunks])
+            number = versions[0] if order.round is None else order.round
+            before, each = self.injection.draw(task, worker, chunks, number, self.now())
+            self._tasks.give(task, InFlight(worker, chunks, versions, now, before, each))
+            self.send_orders(worker)  # at once: it can begin while the others are written to
+            self._touched.pop(worker, None)
+
+    def _cancel(self, order: Cancel) -> None:
+        preempt = order.mode == "preempt"
+        if preempt:
+            self.injection.cancel(order.tasks, self.now())
+        for task in order.tasks:
+            worker = self._tasks.cancel(task, preempt=preempt)
+            if worker is not None:
+                self._touched[worker] = None
+
+    def _request(self, order: RequestMessage) -> None:
+        if self._tasks.request(order):
+            self._touched[order.worker] = None
+
+    def _set_alarm(self, order: SetAlarm) -> None:
+        if order.time is None:
+            self._alarms.pop(order.name, None)
+        else:
+            self._alarms[order.name] = order.time
+
+    def give_up(self, worker: int) -> None:
+        self._tasks.void(worker)
+        self.handles[worker].gone, self.handles[worker].due = True, None
+        self.losses.died(worker)
+
+    # ------------------------------------------------------------------------------------------- events
+
+    def events(self) -> Iterator[Event | Cut | None]:
+        while True:
+            while self.news:
+                news = self.news.popleft()
+                event = self._interpret(news)
+                if event is not None or (isinstance(news, Notice) and news.report.kind == EVALUATED):
+                    yield event
+            self.losses.go_on()
+            timeout = min(_IDLE, restart_due(self.handles, self.spawn))
+            if self._alarms:
+                name = min(self._alarms, key=lambda key: (self._alarms[key], key))
+                timeout = min(timeout, self._alarms[name] - self.now())
+                if timeout <= 0:
+                    del self._alarms[name]
+                    yield Alarm(self.now(), name)
+                    continue
+            self.poll(timeout)
+            if not self.news:
+                yield None
+
+    def _interpret(self, news: Notice | Died | ProjectMessage) -> Event | Cut | None:
+        """Take in a piece of news; return the event that it means, None if it is out of date."""
+        if not isinstance(news, ProjectMessage):
+            handle = self.handles[news.worker]
+            if news.incarnation != handle.incarnation or handle.gone or handle.due is not None:
+                return None
+        return self._news_types[type(news)](news)
+
+    def _take_in(self, notice: Notice) -> Event | Cut | None:
+        return self._kinds[notice.report.kind](notice.at - self._start, notice)
+
+    def _project(self, order: ProjectMessage) -> MessageProjected | None:
+        value = self.store.project(order.task, order.chunk, order.key)
+        return None if value is None else MessageProjected(self.now(), order.worker, order.task, order.chunk, value)
+
+    def _on_ready(self, now: float, notice: Notice) -> Joined:
+        worker = notice.worker
+        if notice.report.done:
+            raise RunFailed(f"worker {worker} could not load its partitions: {notice.report.text}")
+        self.handles[worker].present = True
+        self.send_orders(worker)
+        return Joined(now, worker)
+
+    def _on_stopped(self, now: float, notice: Notice) -> Cut:
+        return Cut(now, notice.worker, notice.report.task, notice.report.chunk, notice.report.done, None)
+
+    def _on_progress(self, now: float, notice: Notice) -> Progress | None:
+        report = notice.report
+        self.handles[notice.worker].sent_something()
+        if report.task not in self._tasks.in_flight:
+            return None
+        return Progress(now, notice.worker, report.task, report.chunk, report.done)
+
+    def _on_compared(self, now: float, notice: Notice) -> None:
+        entry = self._tasks.in_flight.get(notice.report.task)
+        if entry is not None:  # of a cancelled one the model may have been overwritten under it
+            self._comparisons.check(notice, entry)
+
+    def _on_evaluated(self, now: float, notice: Notice) -> None:
+        self.losses.take_in(notice)
+
+    def _on_failed(self, now: float, notice: Notice) -> Failed:
+        return self._fail(now, notice, notice.report.text)
+
+    def _fail(self, now: float, notice: Notice, why: str) -> Failed:
+        self._tasks.settle(notice.report.task, notice.report.chunk)
+        return Failed(now, notice.worker, notice.report.task, notice.report.chunk, why)
+
+    def _on_reply(self, now: float, notice: Notice) -> Reply | Failed | None:
+        """Take in a message, if it is what was announced."""
+        _, worker, _, buffer, (_, task, chunk, _, started, computing, computed, sent, bits, _) = notice
+        start, store, handle = self._start, self.store, self.handles[worker]
+        timing = Timing(started - start, computing - start, computed - start, sent - start, bits)
+        handle.sent_something()
+        entry = self._tasks.in_flight.get(task)
+        if entry is None or chunk not in self._tasks.missing[task]:
+            store.free_buffer(worker, buffer)
+            # of a cancelled task: it is not used, but the ledger counts it; of a resumed one: it is in already
+            return Reply(now, worker, task, chunk, timing) if entry is None else None
+        work = entry.chunks[chunk]
+        ids = store.covered(task, chunk, work)
+        size, dtype = store.messages.length(ids), store.messages.dtype
+        expected = scheme(work.compress).size(size, dtype.itemsize) if work.compress else size
+        length, vector = store.contents(notice, expected, np.dtype(np.uint8) if work.compress else dtype)
+        if vector is None:
+            store.free_buffer(worker, buffer)
+            return self._fail(now, notice, f"wrong length ({length} instead of {expected})")
+        if work.compress:
+            version = entry.versions[chunk]
+            vector = unpack(work, version, self.seed, vector, size, dtype, store.model(work.slot, version))
+            store.free_buffer(worker, buffer)
+            store.arrived[task, chunk] = Message(ids, vector, worker)
+        else:
+            vector.flags.writeable = False
+            store.arrived[task, chunk] = store.keep(notice, ids, vector)
+        self._tasks.settle(task, chunk)
+        if handle.requests:
+            handle.requests = [ask for ask in handle.requests if ask[0] != task or ask[1] != chunk]
+        return Reply(now, worker, task, chunk, timing)
+
+    def on_death(self, died: Died) -> Lost:
+        """Void what a dead worker was doing, though not what it has sent; have it restarted, or abandon it."""
+        worker, _, reason, blame = died
+        handle = self.handles[worker]
+        gone = handle.died(blame, self.patience)
+        if gone:
+            reason += f", {handle.deaths} times in a row" if handle.deaths > 1 else ""
+            self.give_up(worker)
+        else:
+            self._tasks.void(worker)
+            restart_due(self.handles, self.spawn)
+        self.losses.died(worker)
+        return Lost(self.now(), worker, reason, gone)

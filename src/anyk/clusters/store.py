@@ -1,0 +1,123 @@
+"""The vectors of a run on the driver's side: model versions, and messages that have arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.clusters.messages import WHOLE, Messages
+from anyk.problems.base import Vector
+from anyk.protocol import RequestMessage, Task
+
+Place = tuple[int, int]  # a message, by its task and chunk
+
+
+class Message(NamedTuple):
+    """A message that has arrived."""
+
+    ids: tuple[int, ...]  # the partitions that it covers
+    vector: Vector
+    worker: int
+    buffer: Any = None  # where other workers can read it, if not in the driver's memory
+
+
+class VectorStore:
+    """Model versions by slot and version, messages by task and chunk, in the driver's memory.
+
+    Messages from which tasks begin are kept until the last such task has ended.
+    """
+
+    def __init__(self, messages: Messages | None = None) -> None:
+        self._messages = messages
+        self._models: dict[tuple[str, int], Vector] = {}
+        self.arrived: dict[Place, Message] = {}
+        self.readers: dict[Place, int] = {}  # the number of tasks under way that begin from a message
+        self.freed: set[Place] = set()  # messages that only such tasks still need
+        self.requests: dict[Place, RequestMessage] = {}  # that have not been answered
+
+    @property
+    def messages(self) -> Messages:
+        """The form of the run's messages."""
+        assert self._messages is not None, "without a problem there are no vectors"
+        return self._messages
+
+    def blank(self, slot: str) -> Vector:
+        """Return a buffer for a slot's next version."""
+        del slot
+        return np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
+
+    def publish(self, slot: str, version: int, w: Vector) -> None:
+        """Keep a version, in memory that is not written again."""
+        self._models[slot, version] = w
+
+    def model(self, slot: str, version: int) -> Vector:
+        """Return a version that has been published."""
+        return self._models[slot, version]
+
+    def release(self, slot: str, version: int) -> None:
+        """Forget a version."""
+        self._models.pop((slot, version), None)
+
+    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """Take in a saved message as if it had arrived."""
+        self.arrived[task, chunk] = Message(ids, message, worker)
+
+    def combine(self, messages: Sequence[Place], weights: Sequence[Any], part: slice = WHOLE) -> NDArray[np.float64]:
+        """Return the weighted sum of messages."""
+        terms = map(self.arrived.__getitem__, messages)
+        return self.messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(terms, weights, strict=True)], part)
+
+    def project(self, task: int, chunk: int, key: int) -> float | None:
+        """Return the product of a message with the direction of a key; None if the message has been freed."""
+        message = self.arrived.get((task, chunk))
+        return None if message is None else self.messages.project(message.ids, message.vector, key)
+
+    # ------------------------------------------------------------------------------------------- the lives of messages
+
+    def begin(self, chunks: Task) -> None:
+        """Count the messages that a new task begins from."""
+        for chunk in chunks:
+            for _, task, index, _ in chunk.mix:
+                self.readers[task, index] = self.readers.get((task, index), 0) + 1
+
+    def end(self, task: int, chunks: Task) -> None:
+        """Drop what only this task, which has ended, still needed, and its unanswered requests."""
+        for chunk in chunks if self.readers else ():
+            for _, other, index, _ in chunk.mix:
+                place = other, index
+                remaining = self.readers.pop(place, 0) - 1
+                if remaining > 0:
+                    self.readers[place] = remaining
+                elif remaining == 0 and place in self.freed:
+                    self.freed.discard(place)
+                    self._drop(place)
+        if self.requests:
+            self.requests = {key: request for key, request in self.requests.items() if key[0] != task}
+
+    def free(self, task: int, chunk: int) -> None:
+        """Drop a message, immediately or when the last task that begins from it has ended."""
+        if (task, chunk) in self.readers:
+            self.freed.add((task, chunk))
+        else:
+            self._drop((task, chunk))
+
+    def _drop(self, place: Place) -> None:
+        self.arrived.pop(place, None)
+
+    # ------------------------------------------------------------------------------------------- checkpoints
+
+    def vectors(self) -> dict[str, Vector]:
+        """Return the messages that only tasks under way need, to be saved."""
+        return {f"read/{task}/{chunk}": self.arrived[task, chunk].vector for task, chunk in sorted(self.freed)}
+
+    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+        """Restore what :meth:`vectors` returned; ``workers``: the sender of each task's messages."""
+        for key, vector in vectors.items():
+            kind, *place = key.split("/")
+            if kind == "read":
+                task, chunk = map(int, place)
+                self.hold(workers.get(task, 0), task, chunk, (), vector)
+                self.freed.add((task, chunk))
