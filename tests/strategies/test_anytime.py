@@ -231,8 +231,8 @@ def test_the_note_is_made_by_the_strategy_once():
         ("anytime:deadline=nan", "deadline must be above 0 s, got nan"),
         ("anytime:deadline=soon", "deadline should be seconds, such as 0.5, or 3mad, which adapts; got 'soon'"),
         ("anytime:deadline=5%", "deadline should be seconds"),
-        ("anytime:parts=0", "must be at least 1, got 0"),
-        ("anytime:batch=-1", "batch must be at least 1 sample"),
+        ("anytime:parts=0", "parts must be a whole number of at least 1, got 0"),
+        ("anytime:batch=-1", "batch must be a whole number of at least 0, got -1"),
         ("compressed:of=(anytime),by=qsgd", "does not compose with compressed messages"),
     ],
 )

@@ -108,7 +108,7 @@ def test_the_weight_of_who_was_given_up_stays_with_who_would_have_read_it(auxili
     (graph("ring", workers=N).at(0) * 0.9, 0, r"must add up to 1, they miss it by 0.1"),
     (elastic(N, 0.2), 0, r"must be 4 x 4, got shape \(5, 5\)"),
     ("one-peer", 1, "has another matrix each round; auxiliary models need one that stays the same"),
-    ("ring", -1, "auxiliary must be 0 models or more, got -1"),
+    ("ring", -1, "auxiliary must be a whole number of at least 0, got -1"),
 ])  # fmt: skip
 def test_matrices_under_which_models_do_not_come_together_are_refused(
     matrix: Any, auxiliary: int, sentence: str, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import anyk
 from anyk.errors import BadInput
 from anyk.strategies import Adaptive, AllOf, AnyOf, Count, Deadline, Decodable, Predicate, ResidualBelow, Wait
 from anyk.strategies.wait import wait_rule
@@ -256,3 +258,29 @@ def test_a_run_with_an_adapting_deadline_says_so_and_leaves_the_slow_behind() ->
     assert said == ["wait=5&3mad waits for all until enough arrivals have been seen", "wait=5&3mad adapts"]
     assert run.history["replies"][1:4].tolist() == [10, 10, 10] and run.history["replies"][4:].max() < 10
     assert str(anyk.replay(run, problem=anyk.testing.Squares(10))).endswith("the same bits of model")
+
+
+# ------------------------------------------------------------------------------------------- rules of plug-ins
+
+
+def test_a_registered_rule_is_read_written_and_resumed_as_a_built_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anyk.strategies.wait_rules, "entries", dict(anyk.strategies.wait_rules.entries))
+
+    @anyk.strategies.register_wait("quorum")
+    @dataclass(frozen=True)
+    class Quorum(Wait):
+        least: int = 2
+        seconds: float = 0.0
+
+        def enough(self, waiting: Any) -> bool:
+            return waiting.replies >= self.least and waiting.elapsed >= self.seconds
+
+    assert wait_rule("quorum:least=3", replies=8) == Quorum(3)
+    for spec in ("frc:load=2,wait=(quorum:least=3,seconds=0.5)", "uncoded:wait=5%|(quorum:least=3,seconds=0.5)&0.2s"):
+        strategy = anyk.strategy(spec, workers=8)
+        assert strategy.spec == spec and anyk.strategy(strategy.spec, workers=8).spec == spec
+    assert (
+        anyk.train(anyk.testing.Squares(10), "uncoded:wait=quorum:least=3", "simulated", workers=6, steps=4).steps == 4
+    )
+    with pytest.raises(BadInput, match=r"wait rule 'quorum' has no key 'most'; its keys: least, seconds"):
+        wait_rule("quorum:most=3", replies=8)

@@ -39,7 +39,9 @@ from anyk.strategies.wait import (
     ResidualBelow,
     Wait,
     Waiting,
+    register_wait,
 )
+from anyk.strategies.wait import registry as wait_rules
 
 __all__ = [
     "AdaSync",
@@ -94,6 +96,7 @@ __all__ = [
     "order_means",
     "pasgd",
     "register",
+    "register_wait",
     "registry",
     "rounds",
     "settled",
@@ -101,4 +104,5 @@ __all__ = [
     "smallest_bursty",
     "stragglers",
     "strategy",
+    "wait_rules",
 ]

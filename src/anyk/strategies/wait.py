@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from statistics import median
-from typing import Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
+
+from msgspec import Meta
 
 from anyk.checks import typed
 from anyk.errors import BadInput
+from anyk.specs import Registry, show
+from anyk.strategies.ranges import Finite, FiniteOrZero
+
+Rule = TypeVar("Rule", bound="Wait")
 
 _SEEN = 30  # arrivals without which a deadline that adapts would be a guess
 
@@ -55,7 +61,9 @@ class Waiting(Protocol):
 
 
 class Wait:
-    """A rule; ``a | b`` ends the round when either says so, ``a & b`` when both do."""
+    """A rule; ``a | b`` ends the round when one of the rules is met, ``a & b`` when both are."""
+
+    name: ClassVar[str] = ""  # under which it is registered
 
     @property
     def approximate(self) -> bool:
@@ -92,6 +100,12 @@ class Wait:
         del workers, seconds, residual_of
         return None
 
+    def __str__(self) -> str:
+        """Return the rule as text, from which it can be built again; by default its name and fields."""
+        values = {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
+        text = show(self.name, values)
+        return f"({text})" if "," in text else text
+
     def __or__(self, other: Wait) -> Wait:
         return AnyOf(self, other)
 
@@ -99,6 +113,31 @@ class Wait:
         return AllOf(self, other)
 
 
+registry: Registry[Wait] = Registry("wait rule")
+
+
+def register_wait(name: str) -> Callable[[type[Rule]], type[Rule]]:
+    """Register a dataclass as a wait rule; its fields become the keys of ``name:key=value``.
+
+    >>> @register_wait("quorum")
+    ... @dataclass(frozen=True)
+    ... class Quorum(Wait):
+    ...     least: int = 2
+    ...
+    ...     def enough(self, waiting):
+    ...         return waiting.replies >= self.least
+    >>> str(wait_rule("quorum:least=3|0.5s", replies=8))
+    'quorum:least=3|0.5s'
+    """
+
+    def add(rule: type[Rule]) -> type[Rule]:
+        rule.name = name
+        return registry.register(name)(rule)
+
+    return add
+
+
+@register_wait("decodable")
 @dataclass(frozen=True)
 class Decodable(Wait):
     """Until the exact sum can be had."""
@@ -111,10 +150,8 @@ class Decodable(Wait):
     def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         return workers
 
-    def __str__(self) -> str:
-        return "decodable"
 
-
+@register_wait("count")
 @typed
 @dataclass(frozen=True)
 class Count(Wait):
@@ -135,12 +172,13 @@ class Count(Wait):
         return str(self.number)
 
 
+@register_wait("residual")
 @typed
 @dataclass(frozen=True)
 class ResidualBelow(Wait):
     """Until the residual is below ``bound`` (0.05 in a spec is ``5%``)."""
 
-    bound: float
+    bound: Annotated[float, Meta(gt=0, le=1)]
 
     def enough(self, waiting: Waiting) -> bool:
         return waiting.residual < self.bound
@@ -153,12 +191,13 @@ class ResidualBelow(Wait):
         return f"{_digits(self.bound * 100)}%"
 
 
+@register_wait("deadline")
 @typed
 @dataclass(frozen=True)
 class Deadline(Wait):
     """Until ``seconds`` have passed and there is at least one reply."""
 
-    seconds: float
+    seconds: Finite
 
     def enough(self, waiting: Waiting) -> bool:
         # to a microsecond: now - began is rounded, and the alarm rings at began + seconds only once
@@ -184,6 +223,7 @@ def _past_median(recent: tuple[float, ...], times: float) -> float:
     return float(middle + times * median([abs(value - middle) for value in recent]))
 
 
+@register_wait("adaptive")
 @typed
 @dataclass(frozen=True)
 class Adaptive(Wait):
@@ -193,7 +233,7 @@ class Adaptive(Wait):
     arrivals of earlier rounds have been seen it waits for all.
     """
 
-    times: float
+    times: FiniteOrZero
     remembers = True
 
     def after(self, recent: Sequence[float]) -> float | None:
@@ -294,37 +334,32 @@ WaitLike: TypeAlias = Wait | int | str | Callable[[Waiting], bool] | None
 _FORMS = (
     "a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s or 3mad, joined by | or &"
 )
+_SUFFIXES: dict[str, tuple[Callable[[float], Wait], str]] = {
+    "%": (lambda percent: ResidualBelow(percent / 100), "a residual to wait for must be above 0% and at most 100%"),
+    "mad": (Adaptive, "a deadline in median absolute deviations must be at least 0mad"),
+    "s": (Deadline, "a deadline must be above 0 s"),
+}
 
 
 def _rule(text: str, replies: int) -> Wait:
-    if text == "decodable":
-        return Decodable()
+    if text.partition(":")[0] in registry:
+        return registry.build(text)
     if text == "all":
         return Count(replies)
+    suffix = next(filter(text.endswith, _SUFFIXES), "")
     try:
-        if text.endswith("%"):
-            bound = float(text[:-1]) / 100
-            if not 0 < bound <= 1:
-                raise BadInput(f"a residual to wait for must be above 0% and at most 100%, got '{text}'")
-            return ResidualBelow(bound)
-        if text.endswith("mad"):
-            times = float(text[:-3])
-            if not 0 <= times < float("inf"):
-                raise BadInput(f"a deadline in median absolute deviations must be at least 0mad, got '{text}'")
-            return Adaptive(times)
-        if text.endswith("s"):
-            seconds = float(text[:-1])
-            if not 0 < seconds < float("inf"):
-                raise BadInput(f"a deadline must be above 0 s, got '{text}'")
-            return Deadline(seconds)
-        number = int(text)
-    except ValueError as error:
-        if isinstance(error, BadInput):
-            raise
+        number = float(text.removesuffix(suffix)) if suffix else int(text)
+    except ValueError:
         raise BadInput(f"wait should be {_FORMS}; got '{text}'") from None
+    if suffix:
+        rule, requirement = _SUFFIXES[suffix]
+        try:
+            return rule(number)
+        except BadInput:
+            raise BadInput(f"{requirement}, got '{text}'") from None
     if not 1 <= number <= replies:
         raise BadInput(f"wait must be 1 to {replies} (the replies there can be), got {number}")
-    return Count(number)
+    return Count(int(number))
 
 
 def wait_rule(wait: WaitLike, *, replies: int) -> Wait:

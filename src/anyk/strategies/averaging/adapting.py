@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from math import ceil, floor, sqrt
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from anyk.checks import typed
+from msgspec import Meta
+
+from anyk.checks import AtLeastOne, Share, typed
 from anyk.errors import BadInput
 from anyk.protocol import (
     Command,
@@ -18,6 +20,7 @@ from anyk.protocol import (
 )
 from anyk.specs import show
 from anyk.strategies.averaging.local_steps import LOCAL_DEFAULTS, LocalSteps
+from anyk.strategies.ranges import Finite
 from anyk.strategies.rounds.state import RoundState
 
 _START, _BEST = "initial model", "best probed"  # slots of adacomm with probe
@@ -78,24 +81,12 @@ class AdaptingSteps:
     State: ClassVar[type[AdaptingState]] = AdaptingState
 
     _: KW_ONLY
-    interval: float = 60.0
-    gamma: float = 0.5
-    guard: float = 0.99
+    interval: Finite = 60.0
+    gamma: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    guard: Share = 0.99
     loss_floor: float = 0.0
     least: int = 1
-    probe: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if any(tried < 1 for tried in self.probe):
-            raise BadInput(
-                f"probe of 'adacomm' must be local steps of at least 1 each, got {'/'.join(map(str, self.probe))}"
-            )
-        if not 0.0 < self.interval < float("inf"):
-            raise BadInput(f"interval of 'adacomm' must be above 0 s, got {self.interval:g}")
-        if not 0.0 < self.gamma < 1.0:
-            raise BadInput(f"gamma of 'adacomm' must be between 0 and 1, got {self.gamma:g}")
-        if not 0.0 <= self.guard <= 1.0:
-            raise BadInput(f"guard of 'adacomm' must be 0 to 1, got {self.guard:g}")
+    probe: tuple[AtLeastOne, ...] = ()
 
     def check(self, work: LocalSteps) -> None:
         """Raise :class:`~anyk.errors.BadInput` where this cannot adapt such work."""

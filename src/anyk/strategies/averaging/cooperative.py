@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import AtLeastZero, typed
 from anyk.errors import BadInput
 from anyk.graphs import GraphSpec, Mixing, graph
 from anyk.protocol import Cancel, Commands, Layout, Mix
@@ -38,12 +38,10 @@ class CooperativeSGD(Neighbours):
     """
 
     matrix: GraphSpec = "complete"
-    auxiliary: int = 0
+    auxiliary: AtLeastZero = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.auxiliary < 0:
-            raise BadInput(f"auxiliary must be 0 models or more, got {self.auxiliary}")
         spec, mixing = self.spec, self.mixing
         if self.auxiliary and len(mixing.rounds) > 1:
             raise BadInput(f"'{spec}' has another matrix each round; auxiliary models need one that stays the same")

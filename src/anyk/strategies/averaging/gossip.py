@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from anyk.checks import check_workers, typed
+from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
 from anyk.errors import BadInput
 from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, settled
 from anyk.plain import derived
@@ -29,7 +29,6 @@ from anyk.protocol import (
     StrategyFacts,
 )
 from anyk.specs import bracketed, show
-from anyk.strategies.averaging.local_steps import check_steps
 from anyk.strategies.crew import Crew, CrewStrategy
 
 Barrier = Literal["local", "global"]
@@ -68,12 +67,11 @@ class Gossip(CrewStrategy):
 
     workers: int
     _: KW_ONLY
-    tau: int = 1
-    batch: int = 0
+    tau: AtLeastOne = 1
+    batch: AtLeastZero = 0
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
-        check_steps(self.tau, self.batch)
 
     @cached_property
     def layout(self) -> Layout:

@@ -8,10 +8,11 @@ from math import floor
 from typing import Any, ClassVar
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
 from anyk.protocol import Chunk, Mix
 from anyk.specs import bracketed, show
+from anyk.strategies.ranges import Finite
 from anyk.strategies.rounds.state import RoundState
 
 
@@ -52,21 +53,16 @@ class LocalSteps:
 
     State: ClassVar[type[LocalState]] = LocalState
 
-    tau: int = 10
+    tau: AtLeastOne = 10
     _: KW_ONLY
     clients: int | None = None
     weighted: bool = False
     outer: str | None = None
-    rate: float = 1.0
+    rate: Finite = 1.0
     inner: str = ""
     keep: bool = False
     speeds: bool = False
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_steps(self.tau)
-        if not 0.0 < self.rate < float("inf"):
-            raise BadInput(f"rate (the outer learning rate) must be above 0, got {self.rate:g}")
 
     def check(self, workers: int) -> None:
         """Raise :class:`~anyk.errors.BadInput` where rounds of so many workers cannot do with this."""
@@ -148,14 +144,6 @@ class LocalSteps:
         if self.clients is None or not s.task_of:
             return False
         return not set(self.chosen(s, range(s.crew.size))) - set(s.task_of) - set(s.crew.failures)
-
-
-def check_steps(tau: int, batch: int = 0) -> None:
-    """Raise :class:`~anyk.errors.BadInput` for numbers of local steps and samples that cannot be."""
-    if tau < 1:
-        raise BadInput(f"tau (local steps) must be at least 1, got {tau}")
-    if batch < 0:
-        raise BadInput(f"batch must be at least 1 sample (0: all of them), got {batch}")
 
 
 LOCAL_DEFAULTS: dict[str, Any] = {

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, AtLeastZero, typed
 from anyk.errors import BadInput
 from anyk.protocol import (
     Chunk,
@@ -21,7 +21,6 @@ from anyk.protocol import (
     Reply,
 )
 from anyk.specs import show
-from anyk.strategies.averaging.local_steps import check_steps
 from anyk.strategies.crew import Crew, CrewStrategy
 
 
@@ -53,14 +52,13 @@ class PairwiseGossip(CrewStrategy):
 
     workers: int
     _: KW_ONLY
-    tau: int = 1
-    batch: int = 0
+    tau: AtLeastOne = 1
+    batch: AtLeastZero = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.workers < 2:
             raise BadInput(f"'ad-psgd' averages in pairs; workers must be at least 2, got {self.workers}")
-        check_steps(self.tau, self.batch)
 
     @cached_property
     def layout(self) -> Layout:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
@@ -28,6 +28,7 @@ from anyk.protocol import (
 )
 from anyk.specs import show
 from anyk.strategies.kfamily.observed import Durations
+from anyk.strategies.ranges import Finite
 
 if TYPE_CHECKING:
     from anyk.strategies.kfamily.kfamily import KFamily, KState
@@ -188,13 +189,9 @@ class AdaSync(Growth):
     State = AdaSyncState
 
     _: KW_ONLY
-    interval: float = 60.0
+    interval: Finite = 60.0
     rule: Rule = "loss"
     loss_floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.interval < float("inf"):
-            raise BadInput(f"interval of 'adasync' must be above 0 s, got {self.interval:g}")
 
     def check(self, family: KFamily) -> None:
         if self.rule == "noise" and family.k < 2:
@@ -312,13 +309,9 @@ class Gradual(Growth):
     why = "k changes by plan"
 
     _: KW_ONLY
-    every: int = 100
-    by: int = 1
+    every: AtLeastOne = 100
+    by: AtLeastOne = 1
     last: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.every < 1 or self.by < 1:
-            raise BadInput(f"every and by of 'gradual' must be at least 1, got every={self.every}, by={self.by}")
 
     def check(self, family: KFamily) -> None:
         if self.last is not None and not family.k <= self.last <= family.workers:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from anyk.checks import check_workers, typed
+from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
 from anyk.errors import BadInput
 from anyk.plain import derived, part
 from anyk.protocol import (
@@ -40,6 +40,7 @@ from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.closed_forms import finishing_in_vain, mean_interval
 from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.kfamily.growth import Growth
+from anyk.strategies.ranges import Finite, FiniteOrZero
 
 Kind = Literal["async", "k-sync", "k-async", "k-batch-async", "k-batch-sync"]
 Base = Literal["k-sync", "k-async", "k-batch-sync", "k-batch-async"]  # kinds whose k may grow
@@ -126,13 +127,13 @@ class KFamily(CrewStrategy):
     workers: int
     _: KW_ONLY
     kind: Kind = "async"
-    k: int = 1
-    lr_scale: float = 1.0
-    batch: int = 0
+    k: AtLeastOne = 1
+    lr_scale: Finite = 1.0
+    batch: AtLeastZero = 0
     stale: Stale = "constant"
-    cutoff: int = 0
-    bound: float | None = None
-    compensate: float = 0.0
+    cutoff: AtLeastZero = 0
+    bound: Finite | None = None
+    compensate: FiniteOrZero = 0.0
     cancel: CancelMode = "preempt"
     growth: Growth | None = None
     work: LocalSteps | None = None
@@ -140,25 +141,17 @@ class KFamily(CrewStrategy):
     def __post_init__(self) -> None:
         kind, k, bound = self.kind, self.k, self.bound
         check_workers(self.workers)
-        if not 0.0 < self.lr_scale < float("inf"):
-            raise BadInput(f"lr_scale (a factor on the learning rate) must be above 0, got {self.lr_scale:g}")
         single = kind in ("k-async", "k-sync")
         if self.growth is not None:
             self.growth.check(self)
-        if k < 1 or (single and k > self.workers):
-            most = f" to {self.workers}; the batch kinds take more gradients than workers" if single else " or more"
-            raise BadInput(f"k of '{kind}' must be 1{most}, got {k}")
-        if self.batch < 0:
-            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {self.batch}")
-        if self.cutoff < 0:
-            raise BadInput(f"cutoff must be at least 1 version (0: none), got {self.cutoff}")
-        if (self.stale == "distance") != (bound is not None) or (bound is not None and not 0.0 < bound < float("inf")):
+        if single and k > self.workers:
+            most = f"{self.workers}; the batch kinds take more gradients than workers"
+            raise BadInput(f"k of '{kind}' must be 1 to {most}, got {k}")
+        if (self.stale == "distance") != (bound is not None):
             raise BadInput(
                 "stale=distance needs bound=…, the squared distance up to which a gradient counts fully, above 0; "
                 f"got stale={self.stale}, bound={bound}"
             )
-        if not 0.0 <= self.compensate < float("inf"):
-            raise BadInput(f"compensate (lambda of delay compensation) must be at least 0, got {self.compensate:g}")
         if self.growth is not None and (self.stale != "constant" or self.cutoff or self.compensate or self.work):
             raise BadInput(
                 f"'{self.growth.name}' has been tested with plain gradients only; leave out stale, cutoff, "

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from anyk import keyed
-from anyk.checks import check_workers, typed
+from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
 from anyk.errors import BadInput
 from anyk.plain import derived
 from anyk.protocol import (
@@ -96,16 +96,12 @@ class Anytime(CrewStrategy):
     workers: int
     _: KW_ONLY
     deadline: float | str = "3mad"
-    parts: int = 8
-    batch: int = 0
+    parts: AtLeastOne = 8
+    batch: AtLeastZero = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
-        if self.parts < 1:
-            raise BadInput(f"parts (micro-batches that a worker may do in a step) must be at least 1, got {self.parts}")
-        if self.batch < 0:
-            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {self.batch}")
         self.rule  # noqa: B018  # raises where it is no deadline
 
     # ------------------------------------------------------------------------------------------- settings

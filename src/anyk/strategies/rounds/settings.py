@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from anyk.checks import AtLeastOne, AtLeastZero
 from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
 from anyk.codes.decoders import METHODS, Floats, method
 from anyk.errors import BadInput
@@ -44,18 +45,14 @@ class RoundSettings(CrewStrategy):
     scaling: Scaling | None = None
     cancel: CancelMode = "preempt"
     decoder: str | Method = "own"
-    batch: int = 0
-    models: int = 1
+    batch: AtLeastZero = 0
+    models: AtLeastOne = 1
     snapshot: int = 0
     work: LocalSteps | None = None
     adapt: AdaptingSteps | None = None
     balance: Balance | None = None
 
     def __post_init__(self) -> None:
-        if self.models < 1:
-            raise BadInput(f"models must be at least 1, got {self.models}")
-        if self.batch < 0:
-            raise BadInput(f"batch must be at least 1 sample (0: all of them), got {self.batch}")
         if self.work is not None:
             self.work.check(self.code.workers)
             if not self.code.own_messages or self.models > 1 or self.scaling or self.decoder != "own":

@@ -8,8 +8,7 @@ from typing import Any
 
 from anyk.errors import BadInput
 from anyk.specs import show
-from anyk.strategies.sequential.rounds import SequentialRounds
-from anyk.strategies.sequential.settings import DEFAULTS, Late
+from anyk.strategies.sequential.rounds import DEFAULTS, Late, SequentialRounds
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

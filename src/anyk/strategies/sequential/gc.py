@@ -15,8 +15,7 @@ from anyk.specs import show
 from anyk.strategies.sequential.inner import Flags
 from anyk.strategies.sequential.jobs import Place, SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, gradient_coding
-from anyk.strategies.sequential.rounds import SequentialRounds
-from anyk.strategies.sequential.settings import DEFAULTS, End
+from anyk.strategies.sequential.rounds import DEFAULTS, End, SequentialRounds
 
 
 @dataclass(slots=True)

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, AtLeastZero, typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
 Pattern = NDArray[np.bool_]
+Chance = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class StragglerModel(ABC):
@@ -85,21 +87,13 @@ def _table(pattern: ArrayLike) -> Pattern:
     return table
 
 
-def _least(name: str, what: str, value: int, least: int) -> None:
-    if value < least:
-        raise BadInput(f"{what} of '{name}' must be at least {least}, got {value}")
-
-
 @typed
 @dataclass(frozen=True)
 class PerRound(StragglerModel):
     """At most ``s`` stragglers in a round."""
 
-    s: int
+    s: AtLeastZero
     name = "per-round"
-
-    def __post_init__(self) -> None:
-        _least(self.name, "s", self.s, 0)
 
     @property
     def spec(self) -> str:
@@ -120,14 +114,12 @@ class Bursty(StragglerModel):
     In any ``window`` W of rounds at most ``most`` lambda workers straggle, and each of them within ``burst`` B rounds.
     """
 
-    burst: int
+    burst: AtLeastOne
     window: int
-    most: int
+    most: AtLeastZero
     name = "bursty"
 
     def __post_init__(self) -> None:
-        _least(self.name, "burst", self.burst, 1)
-        _least(self.name, "most", self.most, 0)
         if self.burst > self.window - 1:
             raise BadInput(f"burst of 'bursty' must be 1 to window - 1 = {self.window - 1}, got {self.burst}")
 
@@ -152,15 +144,10 @@ class Bursty(StragglerModel):
 class Arbitrary(StragglerModel):
     """(N, W', lambda')-arbitrary: in any ``window`` at most ``most`` stragglers, each in at most ``times`` rounds."""
 
-    times: int
-    window: int
-    most: int
+    times: AtLeastZero
+    window: AtLeastOne
+    most: AtLeastZero
     name = "arbitrary"
-
-    def __post_init__(self) -> None:
-        _least(self.name, "times", self.times, 0)
-        _least(self.name, "window", self.window, 1)
-        _least(self.name, "most", self.most, 0)
 
     @property
     def spec(self) -> str:
@@ -188,14 +175,9 @@ class GilbertElliott(StragglerModel):
     (0.1666667, 4.0, 0.7)
     """
 
-    fail: float
-    recover: float
+    fail: Chance
+    recover: Chance
     name = "gilbert-elliott"
-
-    def __post_init__(self) -> None:
-        for what, value in (("fail", self.fail), ("recover", self.recover)):
-            if not 0.0 < value <= 1.0:
-                raise BadInput(f"{what} of 'gilbert-elliott' must be above 0 and at most 1, got {value:g}")
 
     @property
     def spec(self) -> str:
