@@ -10,7 +10,7 @@ import pytest
 from code_oracles import dense, least_squares, made, subsets
 
 from anyk.codes import CyclicRepetition
-from anyk.codes.cyclic import _drawn
+from anyk.codes.cyclic import _best_sample
 from anyk.errors import BadInput
 
 SMALL = [(n, s) for n in range(1, 9) for s in range(n)]
@@ -148,9 +148,9 @@ def test_default_stragglers_are_a_tenth() -> None:
 @pytest.fixture
 def drawn_anew() -> Iterator[None]:
     """Nothing drawn before is taken, and nothing drawn here is left."""
-    _drawn.cache_clear()
+    _best_sample.cache_clear()
     yield
-    _drawn.cache_clear()
+    _best_sample.cache_clear()
 
 
 @pytest.mark.usefixtures("drawn_anew")
@@ -166,13 +166,13 @@ def test_an_unstable_draw_is_refused_with_what_works(monkeypatch: pytest.MonkeyP
 def test_where_the_quick_svd_gives_up_another_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine it was seen not to converge on matrices that it does well a moment later."""
     expected, lost = CyclicRepetition(12, stragglers=3, seed=1), np.array([2, 3, 9])
-    weights = expected._drawn.weights(lost)
+    weights = expected._best.weights(lost)
 
     def gives_up(matrix: object) -> None:
         raise np.linalg.LinAlgError("SVD did not converge")
 
     monkeypatch.setattr(np.linalg, "svd", gives_up)
-    _drawn.cache_clear()
+    _best_sample.cache_clear()
     again = CyclicRepetition(12, stragglers=3, seed=1)
     assert np.allclose(dense(again), dense(expected), atol=1e-10)
-    assert np.allclose(again._drawn.weights(lost), weights, atol=1e-8)
+    assert np.allclose(again._best.weights(lost), weights, atol=1e-8)

@@ -241,7 +241,7 @@ def test_the_number_of_workers_is_checked(name: str, workers: Any) -> None:
         ("frc:load=24", "nearest: frc:load=12, or 24 workers"),
         ("frc:load=1,partitions=24", "frc:load=1 does not exist for 12 workers and 24 partitions"),
         ("frc:load=2,stragglers=1", "frc takes load=… or stragglers=…, not both; stragglers=s is load=s+1 where s+1 divides"),
-        ("frc:partitions=0", "partitions must be at least 1, got 0"),
+        ("frc:partitions=0", "partitions must be a whole number of at least 1, got 0"),
         ("frc:stragglers=12", "stragglers must be at least 0 and below workers (12), got 12; to take a step on few replies "
          "use wait=1"),
         ("frc:stragglers=-1", "stragglers must be at least 0 and below workers (12), got -1; to take a step on few replies "

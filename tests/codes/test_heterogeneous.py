@@ -218,8 +218,8 @@ def test_relearning_forgets_what_was_learned_before_and_lowers_the_error_under_t
         ("hetero:load=1/2/3/4/4", "load of 'hetero' should be one number or 4, one for each worker; got 5"),
         ("hetero:load=5", "load of 'hetero' must be 0 to 4 partitions, got 5"),
         ("hetero:load=-1", "load of 'hetero' must be 0 to 4 partitions, got -1"),
-        ("hetero:partitions=0", "partitions must be at least 1, got 0"),
-        ("hetero:relearn=-1", "relearn must be at least 0 steps, got -1"),
+        ("hetero:partitions=0", "partitions must be a whole number of at least 1, got 0"),
+        ("hetero:relearn=-1", "relearn must be a whole number of at least 0, got -1"),
         ("hetero:load=1,partitions=5", "hetero: 5 partitions do not fit on workers that may hold 4 in all"),
         ("hetero:probability=1,load=4", "hetero: 4 partitions do not fit on workers that may hold 0 in all"),
         ("hetero:probability=1/0/1/1,load=3", "hetero: 4 partitions do not fit on workers that may hold 3 in all (those that "

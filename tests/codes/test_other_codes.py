@@ -447,7 +447,7 @@ def test_the_sum_of_real_vectors_in_spite_of_liars(kind: Any) -> None:
     [
         ("draco:byzantine=4", "draco:byzantine=4,stragglers=0 needs 2 x byzantine + stragglers + 1 workers, and there are 8; at most 3 may lie"),
         ("draco:byzantine=3,stragglers=3", "at most 2 may lie"),
-        ("draco:byzantine=-1", "draco:byzantine=-1,stragglers=0 needs"),
+        ("draco:byzantine=-1", "byzantine must be a whole number of at least 0, got -1; nearest: draco:byzantine=0"),
         ("draco:kind=other", "should be one of repetition, cyclic, got 'other'"),
     ],
 )  # fmt: skip

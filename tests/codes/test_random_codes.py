@@ -386,7 +386,7 @@ def test_counts_of_replies_out_of_range(replies: int) -> None:
         ("sbc:inside=0", "sbc:inside=0 must be above 0 and at most 1"),
         ("sbc:inside=0.3,outside=0.5", "sbc:outside=0.5 must be between 0 and inside (0.3)"),
         ("biregular:load=0", "biregular:load=0 does not exist for 12 partitions; load must be 1 to 12"),
-        ("biregular:partitions=0", "partitions must be at least 1, got 0"),
+        ("biregular:partitions=0", "partitions must be a whole number of at least 1, got 0"),
         ("expander:load=12", "expander:load=12 does not exist for 12 workers: load must be 3 to 11"),
     ],
 )

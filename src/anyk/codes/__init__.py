@@ -28,6 +28,7 @@ from anyk.codes.designs import BlockDesignCode, designs_for
 from anyk.codes.edges import EdgeCode
 from anyk.codes.files import FileCode
 from anyk.codes.heterogeneous import HeterogeneousCode
+from anyk.codes.made import LEFT_OUT
 from anyk.codes.mds import CyclicMDS
 from anyk.codes.partial import PartialStragglers
 from anyk.codes.product import KroneckerCode
@@ -63,13 +64,13 @@ register("tree")(TreeCode)
 
 
 @register("bgc")
-def _bgc(workers: int, *, load: int | None = None, seed: int = 0) -> Code:
+def _bgc(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
     """Bernoulli gradient code: each worker holds each partition with probability load / m."""
     return BernoulliCode(workers, expected_load=load, seed=seed)
 
 
 @register("rbgc")
-def _rbgc(workers: int, *, load: int | None = None, seed: int = 0) -> Code:
+def _rbgc(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
     """Regularised Bernoulli code: as bgc, but nobody holds more than twice the expected load."""
     return RegularisedBernoulliCode(workers, expected_load=load, seed=seed)
 
@@ -78,10 +79,10 @@ def _rbgc(workers: int, *, load: int | None = None, seed: int = 0) -> Code:
 def _sbc(
     workers: int,
     *,
-    load: float | None = None,
-    block: int | None = None,
+    load: float = LEFT_OUT,
+    block: int = LEFT_OUT,
     inside: float = 0.8,
-    outside: float | None = None,
+    outside: float = LEFT_OUT,
     seed: int = 0,
 ) -> Code:
     """Stochastic block code: communities of workers and partitions, dense inside, sparse across."""
@@ -93,7 +94,7 @@ register("biregular")(RandomBiregularCode)
 
 
 @register("graph")
-def _graph(workers: int, *, load: int | None = None, seed: int = 0) -> Code:
+def _graph(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
     """Graph code: workers are the edges of a random regular graph of degree load, partitions its vertices."""
     return EdgeCode(workers, degree=load, seed=seed)
 

@@ -1,4 +1,4 @@
-"""What every gradient code can do, and how any code is decoded when nothing better is known.
+"""The base classes of gradient codes, with the ways to decode and to judge that work for any code.
 
 A code gives worker ``i`` the row ``B[i]`` of an encoding matrix ``B`` (workers x partitions): the worker adds up the
 partial gradients of its partitions with that row's coefficients and sends the sum. From the replies of some workers
@@ -11,11 +11,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from math import log
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +25,7 @@ from anyk.checks import check_workers, typed, whole
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
+    CountingDecoder,
     Decoder,
     Decoding,
     Floats,
@@ -37,11 +38,12 @@ from anyk.codes.decoders import (
 from anyk.codes.made import Checked, ReadOnly, fixed_property, valid_matrix
 from anyk.codes.removal import Removal
 from anyk.errors import BadInput
+from anyk.specs import show
 
 if TYPE_CHECKING:
     import scipy.sparse
 
-Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions a worker holds, and their coefficients
+Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions of a worker, and their coefficients
 
 _REMEMBERED = 256  # straggler patterns whose weights are kept
 
@@ -52,8 +54,8 @@ class Policy:
     """Duties of a code's rounds besides waiting and decoding.
 
     ``rounds``: the kind of rounds that run it. ``projected``: each reply is projected when it arrives, and the decoder
-    gets the number before the reply counts. ``relearned(missed, steps)``: the code for the rounds to come, given how
-    often each worker was missing in that many steps; called after every ``every`` steps.
+    gets the number before the reply counts. ``relearned(missed, steps)`` returns the code for the next rounds, given
+    how often each worker was missing in that number of steps; it is called after every ``every`` steps.
     """
 
     rounds: Literal["coded", "progress", "tree"] = "coded"
@@ -67,18 +69,18 @@ class Policy:
 
 
 class Code(ReadOnly, metaclass=Checked):
-    """Which partitions each worker holds and with which coefficients: an immutable matrix with a way to decode.
+    """The partitions of each worker with their coefficients: an immutable matrix with a way to decode.
 
-    A subclass is a frozen dataclass with fields ``workers`` and whatever else it needs; it gives ``partitions``,
-    ``rows`` and ``tolerates``, and may give a faster ``decoder``, ``_solve`` or ``finish_times``. Where a worker sends
+    A subclass is a frozen dataclass with a field ``workers`` and further settings. It defines ``spec``, ``partitions``,
+    ``rows`` and ``tolerates``, and may define a faster ``decoder``, ``_solve`` or ``finish_times``. If a worker sends
     several ``messages`` a step, message c of worker i is row ``i * messages + c``, a worker of its own to the decoder.
-    ``approximate``: a step is meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
-    average as it is, and must not be rescaled. ``blocks``: each reply is a fraction 1/blocks of the vector, and
-    coefficients and weights come in that many sets. ``own_messages``: each reply is of a worker's own
-    partition, which nobody else holds.
+    ``approximate``: steps are meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
+    average and must not be rescaled. ``optimal``: its own weights are as good as least squares. ``blocks``: each reply
+    is a fraction 1/blocks of the vector, with as many sets of coefficients and weights. ``own_messages``: each reply
+    covers a partition that no other worker holds.
 
-    A code of a class outside anyk is checked when it is made: :class:`~anyk.errors.BadInput` names the row that holds
-    a partition that does not exist, or holds it twice, or has a coefficient that is not finite.
+    A code of a class outside anyk is checked when it is built: :class:`~anyk.errors.BadInput` names the row with
+    a partition that does not exist or occurs twice, or with a coefficient that is not finite.
     """
 
     workers: int
@@ -91,25 +93,25 @@ class Code(ReadOnly, metaclass=Checked):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The short form from which the same code can be built for the same number of workers."""
+        """Short form from which the same code can be built for the same number of workers."""
 
     @property
     @abstractmethod
     def partitions(self) -> int:
-        """m, the number of pieces the data is cut into."""
+        """Number of pieces into which the data is cut, m."""
 
     @property
     @abstractmethod
     def rows(self) -> Sequence[Row]:
-        """For each reply (worker by worker, message by message), the partitions it adds up and their coefficients."""
+        """Partitions and their coefficients for each reply, worker by worker and message by message."""
 
     @property
     @abstractmethod
     def tolerates(self) -> int:
-        """The number of stragglers, whoever they are, with which the sum is still exact."""
+        """Largest number of stragglers with which the sum is still exact, whoever they are."""
 
     def _repr_html_(self) -> str:
-        """For notebooks: its facts, and the matrix where it is small enough to draw."""
+        """Return facts for notebooks, and the matrix if it is small."""
         tolerates = "no fixed number" if self.approximate else self.tolerates
         facts = [(self.spec, self.workers, self.partitions, self.load, tolerates)]
         return html.table(["code", "workers", "partitions", "load", "tolerates"], facts) + html.matrix(
@@ -120,27 +122,27 @@ class Code(ReadOnly, metaclass=Checked):
 
     @fixed_property
     def encoding(self) -> scipy.sparse.csr_array:
-        """The matrix B, shape (replies, partitions x blocks), sparse; a partition's blocks stand side by side."""
+        """Sparse matrix B, shape (replies, partitions x blocks); the blocks of a partition are adjacent."""
         from scipy.sparse import csr_array
 
         b = self.blocks
-        held = np.concatenate([np.asarray(p, dtype=np.int64) for p, _ in self.rows])
-        for j in (held.min(initial=0), held.max(initial=0)):  # outside of them SciPy would write where it must not
+        columns = np.concatenate([np.asarray(p, dtype=np.int64) for p, _ in self.rows])
+        for j in (columns.min(initial=0), columns.max(initial=0)):  # beyond these SciPy would write to foreign memory
             if not 0 <= j < self.partitions:
                 raise BadInput(f"a row holds partition {j}; there are {self.partitions} (0 to {self.partitions - 1})")
-        indices = (held[:, None] * b + np.arange(b)).ravel()
+        indices = (columns[:, None] * b + np.arange(b)).ravel()
         values = np.concatenate([np.asarray(c, dtype=np.float64) for _, c in self.rows])
         starts = b * np.concatenate([[0], np.cumsum([len(p) for p, _ in self.rows])])
         return csr_array((values, indices, starts), shape=(self.replies, self.partitions * b))
 
     @property
     def replies(self) -> int:
-        """The number of messages there can be in a step: workers x messages."""
+        """Largest number of messages in a step, workers x messages."""
         return self.workers * self.messages
 
     @fixed_property
     def assignment(self) -> tuple[tuple[int, ...], ...]:
-        """The partitions of each worker, sorted."""
+        """Partitions of each worker, sorted."""
         c = self.messages
         return tuple(
             tuple(sorted({j for partitions, _ in self.rows[i * c : i * c + c] for j in partitions}))
@@ -149,8 +151,8 @@ class Code(ReadOnly, metaclass=Checked):
 
     @fixed_property
     def load(self) -> int:
-        """The most partitions any worker computes in a step."""
-        return max(len(held) for held in self.assignment)
+        """Largest number of partitions that a worker computes in a step."""
+        return max(map(len, self.assignment))
 
     @fixed_property
     def norms(self) -> Floats:
@@ -160,29 +162,29 @@ class Code(ReadOnly, metaclass=Checked):
 
     @fixed_property
     def removal(self) -> Removal:
-        """Least squares without some of the replies, for many sets; built from a dense decomposition."""
+        """Least squares without some of the replies for many sets, from one dense decomposition."""
         return Removal(self.encoding.toarray())
 
     @property
     def replication(self) -> float:
-        """How many workers hold a partition, on average."""
-        return sum(len(held) for held in self.assignment) / self.partitions
+        """Mean number of workers that hold a partition."""
+        return sum(map(len, self.assignment)) / self.partitions
 
     def expected_coefficients(self, replies: int) -> Floats:
-        """Mean coefficient of each partition in the decoded sum, over random sets of ``replies`` workers.
+        """Return the mean coefficient of each partition over random sets of ``replies`` workers, shape (partitions,).
 
-        Shape (partitions,). Used for ``scaling=marginal``; only codes with a closed form have it.
+        ``scaling=marginal`` uses it. Raises :class:`~anyk.errors.BadInput` for codes without a closed form.
         """
         raise BadInput(f"scaling=marginal needs a repetition code, got '{self.spec}'; use scaling=conditional or none")
 
     # ------------------------------------------------------------------------------------------- decoding
 
     def decode(self, workers: Iterable[int], *, decoder: str | Method = "own") -> Decoding:
-        """Weights for the replies of ``workers``: exact where they suffice, else as near as possible.
+        """Return weights for the replies of ``workers``: exact if they suffice, else as near as possible.
 
         ``decoder``: the code's ``own`` way, or ``exact``, ``least-squares``, ``one-step``, ``algorithmic``; see
-        :mod:`anyk.codes.decoders`. Sets seen before are remembered. Raises :class:`~anyk.errors.BadInput` for a
-        worker out of range or named twice.
+        :mod:`anyk.codes.decoders`. Recent decodings are cached. Raises :class:`~anyk.errors.BadInput` for a worker
+        that does not exist or is named twice.
 
         >>> import anyk
         >>> weights, residual, gain = anyk.code("frc:stragglers=1", workers=4).decode([0, 3])
@@ -192,19 +194,19 @@ class Code(ReadOnly, metaclass=Checked):
         return self._decode(self._checked(workers), method(decoder))
 
     def decode_exactly(self, workers: Iterable[int]) -> Decoding:
-        """As :meth:`decode`; raises :class:`~anyk.errors.NotDecodable` where the sum would not be exact."""
+        """Return weights as :meth:`decode`; raise :class:`~anyk.errors.NotDecodable` if the sum is not exact."""
         return self.decode(workers, decoder="exact")
 
     def policy(self) -> Policy:
-        """Further duties of its rounds; by default none."""
+        """Return further duties of the code's rounds; by default none."""
         return Policy()
 
     def decoder(self) -> Decoder:
-        """A fresh incremental decoder for one step."""
+        """Return a new incremental decoder for one step."""
         return LeastSquaresDecoder(self)
 
     def _decode(self, replies: Indices, how: Method) -> Decoding:
-        """Decode sorted replies, or remember how; what is returned is shared and its weights are read-only."""
+        """Return the decoding of sorted replies; it is cached and shared, so its weights are read-only."""
         remembered: OrderedDict[tuple[Method, bytes], Decoding] = self._remembered
         key = how, replies.tobytes()
         decoding = remembered.get(key)
@@ -223,25 +225,34 @@ class Code(ReadOnly, metaclass=Checked):
         return OrderedDict()
 
     def _checked(self, workers: Iterable[int]) -> Indices:
-        given = workers if isinstance(workers, np.ndarray) else list(workers)
-        chosen = np.asarray(given)
-        if not chosen.size:
+        listed = workers if isinstance(workers, np.ndarray) else list(workers)
+        replies = np.asarray(listed)
+        if not replies.size:
             return np.empty(0, dtype=np.int64)
-        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
-            chosen = np.array([whole("a worker's number", worker) for worker in np.asarray(given, dtype=object).flat])
-        chosen = np.sort(chosen.astype(np.int64))
-        if (chosen[1:] == chosen[:-1]).any():
-            raise BadInput(f"workers must be different, got {chosen.tolist()}")
-        if not 0 <= chosen[0] <= chosen[-1] < self.replies:
-            raise BadInput(f"workers must be 0 to {self.replies - 1}, got {chosen.tolist()}")
-        return chosen
+        if replies.ndim != 1 or replies.dtype.kind not in "iu":
+            replies = np.array([whole("a worker's number", worker) for worker in np.asarray(listed, dtype=object).flat])
+        replies = np.sort(replies.astype(np.int64))
+        if (replies[1:] == replies[:-1]).any():
+            raise BadInput(f"workers must be different, got {replies.tolist()}")
+        if not 0 <= replies[0] <= replies[-1] < self.replies:
+            raise BadInput(f"workers must be 0 to {self.replies - 1}, got {replies.tolist()}")
+        return replies
 
     def _solve(self, replies: Indices) -> Floats:
-        """The code's own weights for sorted replies, shape (replies,); here: least squares of smallest norm."""
+        """Return the code's own weights for sorted replies, shape (replies,): by default least squares."""
         return METHODS["least-squares"].weights(self, replies)
 
+    @property
+    def optimal(self) -> bool:
+        """Whether the code's own weights are least-squares weights, or as good."""
+        return type(self)._solve is Code._solve
+
+    def _resolve(self, **values: Any) -> None:
+        """Set fields of a frozen code to what its arguments amount to, while it is being built."""
+        self.__dict__.update(values)
+
     def judge(self, weights: Floats) -> Decoding:
-        """Weights with the residual and gain they have."""
+        """Return weights with their residual and gain."""
         error = weights @ self.encoding - 1.0
         worst = float(np.abs(error).max())
         residual = 0.0 if worst < 1e-15 else float(np.linalg.norm(error) / np.sqrt(self.partitions))
@@ -250,11 +261,11 @@ class Code(ReadOnly, metaclass=Checked):
     # ------------------------------------------------------------------------------------------- theory
 
     def expected_error(self, replies: int, *, decoder: str = "own") -> float | None:
-        """Mean of ``err = m x residual^2`` over uniformly random sets of ``replies``; None without a closed form.
+        """Return the mean of ``err = m x residual^2`` over random sets of ``replies``; None without a closed form.
 
-        For ``one-step`` decoding it is known for every code: with ``a_i = rho``, column sums c_j and sums of squares
-        q_j it is ``sum_j rho^2 (p1 q_j + p2 (c_j^2 - q_j)) - 2 rho p1 c_j + 1``, p1 and p2 being the chances that one
-        and that two given workers reply.
+        ``one-step`` decoding has one for every code: with ``a_i = rho``, column sums c_j and sums of squares q_j it
+        is ``sum_j rho^2 (p1 q_j + p2 (c_j^2 - q_j)) - 2 rho p1 c_j + 1``, where p1 is the chance that a given worker
+        replies and p2 that two given workers do.
         """
         self._check_count(replies)
         if decoder != "one-step":
@@ -270,9 +281,9 @@ class Code(ReadOnly, metaclass=Checked):
         return float(each.sum())
 
     def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
-        """Largest ``err = m x residual^2`` of the own decoder with that many stragglers, and whether that is attained.
+        """Return the largest ``err = m x residual^2`` with this many stragglers, and whether a set attains it.
 
-        False says that it is an upper bound; None that neither is known.
+        If not, the error is an upper bound. None: neither is known. The code's own decoder is used.
         """
         return (0.0, True) if stragglers <= self.tolerates and not (self.approximate and not self.tolerates) else None
 
@@ -284,14 +295,14 @@ class Code(ReadOnly, metaclass=Checked):
 
     @property
     def quick(self) -> bool:
-        """Whether :meth:`finish_times` takes all rounds at once, and not one reply after another."""
+        """Whether :meth:`finish_times` computes all rounds together instead of reply by reply."""
         return type(self).finish_times is not Code.finish_times
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
-        """When the sum becomes recoverable, for many rounds at once.
+        """Return the seconds after which the sum is recoverable, shape (rounds,); ``inf`` for never.
 
         ``arrivals``: seconds at which each worker's reply arrives, shape (rounds, replies), ``inf`` for never.
-        Returns shape (rounds,), ``inf`` where the sum never becomes recoverable.
+        Raises :class:`~anyk.errors.BadInput` for another shape or NaN.
         """
         times = self._arrivals(arrivals)
         finish = np.full(len(times), np.inf)
@@ -315,11 +326,11 @@ class Code(ReadOnly, metaclass=Checked):
 
 
 class MatrixCode(Code):
-    """A code that is given by its encoding matrix; a subclass builds it, sparse, in :meth:`_matrix`."""
+    """A code defined by its sparse encoding matrix, which a subclass builds in :meth:`_matrix`."""
 
     @abstractmethod
     def _matrix(self) -> scipy.sparse.csr_array:
-        """The encoding, shape (replies, partitions)."""
+        """Return the encoding, shape (replies, partitions)."""
 
     @fixed_property
     def encoding(self) -> scipy.sparse.csr_array:
@@ -332,51 +343,105 @@ class MatrixCode(Code):
 
     @property
     def partitions(self) -> int:
-        """As many as workers."""
         return self.workers
 
     @property
     def tolerates(self) -> int:
-        """0: nothing is promised for every straggler set."""
+        """Stragglers with which the sum is surely exact: 0, as nothing is promised for every set."""
         return 0
 
 
+@dataclass(frozen=True)
+class RegisteredCode(Code):
+    """A code whose spec consists of its registered ``name`` and its fields."""
+
+    name: ClassVar[str]
+    optional: ClassVar[tuple[str, ...]] = ("seed",)  # fields that the spec omits at their default
+
+    @property
+    def spec(self) -> str:
+        settings = [field for field in fields(self) if field.name != "workers"]
+        defaults = {field.name: field.default for field in settings if field.name in self.optional}
+        return show(self.name, {field.name: self.__dict__[field.name] for field in settings}, defaults)
+
+
+class StragglersCode(RegisteredCode):
+    """A code built for a number of ``stragglers``, s, with as many partitions as workers.
+
+    s is by default a tenth of the workers, at least 1.
+    """
+
+    stragglers: int | None
+
+    def __post_init__(self) -> None:
+        n = check_workers(self.workers)
+        s = max(1, n // 10) if self.stragglers is None and n > 1 else self.stragglers or 0
+        self._resolve(stragglers=check_stragglers(s, n))
+
+    @property
+    def partitions(self) -> int:
+        return self.workers
+
+    @property
+    def tolerates(self) -> int:
+        return self.stragglers or 0
+
+
+class WindowCode(StragglersCode):
+    """A code in which worker i holds partitions i, …, i + load - 1 (mod n), and any n - s replies give the sum."""
+
+    @property
+    def load(self) -> int:
+        """Partitions of each worker: stragglers + blocks, the least possible (Ye and Abbe 2018)."""
+        return self.tolerates + self.blocks
+
+    @fixed_property
+    def assignment(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(sorted(window)) for window in windows(self.workers, self.load))
+
+    def decoder(self) -> Decoder:
+        return CountingDecoder(self)
+
+    def finish_times(self, arrivals: ArrayLike) -> Floats:
+        """Return the (n - s)-th arrival of each round."""
+        last = self.workers - self.tolerates - 1
+        return np.asarray(np.partition(self._arrivals(arrivals), last, axis=1)[:, last])
+
+
 def windows(workers: int, load: int) -> tuple[tuple[int, ...], ...]:
-    """Of each worker i the partitions i, …, i + load - 1 (mod workers), sorted."""
-    return tuple(tuple(sorted((i + step) % workers for step in range(load))) for i in range(workers))
+    """Return the partitions i, …, i + load - 1 (mod workers) of each worker i, in this order."""
+    return tuple(tuple((i + step) % workers for step in range(load)) for i in range(workers))
 
 
 def usual_load(workers: int) -> int:
-    """The load that random codes get when none is given: about the logarithm of the workers, at least 2."""
+    """Return the default load of random codes: about the logarithm of the workers, at least 2."""
     return min(workers, max(2, round(log(workers)))) if workers > 1 else 1
 
 
 def check_load(name: str, load: int, most: int) -> int:
-    """``load``; raises :class:`~anyk.errors.BadInput` unless it is between 1 and ``most``."""
-    if not 1 <= whole("load", load) <= most:
+    """Return ``load``; raise :class:`~anyk.errors.BadInput` unless it is between 1 and ``most``."""
+    if not 1 <= load <= most:
         raise BadInput(f"{name}:load={load} does not exist for {most} partitions; load must be 1 to {most}")
-    return int(load)
+    return load
 
 
 def incidence(assignment: Sequence[Sequence[int]], partitions: int, value: float = 1.0) -> scipy.sparse.csr_array:
-    """The sparse matrix with ``value`` where a worker holds a partition, shape (workers, partitions)."""
+    """Return the sparse matrix with ``value`` for each partition of a worker, shape (workers, partitions)."""
     from scipy.sparse import csr_array
 
-    starts = np.concatenate([[0], np.cumsum([len(held) for held in assignment])])
-    indices = (
-        np.concatenate([np.asarray(held, dtype=np.int64) for held in assignment]) if starts[-1] else np.empty(0, int)
-    )
+    starts = np.concatenate([[0], np.cumsum(list(map(len, assignment)))])
+    indices = np.array([j for own in assignment for j in own], dtype=np.int64)
     return csr_array((np.full(len(indices), value), indices, starts), shape=(len(assignment), partitions))
 
 
 def check_stragglers(stragglers: int, workers: int) -> int:
-    """``stragglers``; raises :class:`~anyk.errors.BadInput` unless it is between 0 and ``workers - 1``."""
-    if not 0 <= whole("stragglers", stragglers) < workers:
+    """Return ``stragglers``; raise :class:`~anyk.errors.BadInput` unless it is between 0 and ``workers - 1``."""
+    if not 0 <= stragglers < workers:
         raise BadInput(
             f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}; "
             f"to take a step on few replies use wait={max(1, workers - max(stragglers, 0))}"
         )
-    return int(stragglers)
+    return stragglers
 
 
 __all__ = [
@@ -390,13 +455,16 @@ __all__ = [
     "MatrixCode",
     "Method",
     "Policy",
+    "RegisteredCode",
     "Row",
     "Selection",
+    "StragglersCode",
+    "WindowCode",
     "check_load",
     "check_stragglers",
     "check_workers",
     "incidence",
     "usual_load",
-    "windows",
     "whole",
+    "windows",
 ]

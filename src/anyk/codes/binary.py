@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.base import Decoder, Floats, Indices, Row, StragglersCode
 from anyk.codes.decoders import LeastSquaresDecoder
 from anyk.codes.made import fixed_property
-from anyk.codes.repetition import FractionalRepetition, _cut
+from anyk.codes.repetition import FractionalRepetition, cut_evenly
 
 
 @typed
 @dataclass(frozen=True)
-class BinaryCode(Code):
+class BinaryCode(StragglersCode):
     """The numerically stable binary code: coefficients and weights are 0 and 1, so nothing is ever rounded.
 
     Worker i is in class ``i mod (s + 1)``, and each class cuts all partitions among its members as evenly as
@@ -25,7 +25,7 @@ class BinaryCode(Code):
     sum (Charalambides, Mahdavifar and Hero 2020). Where s + 1 divides n it is fractional repetition with its stronger
     decoder. With more stragglers the least-squares weights are often still exact.
 
-    ``stragglers`` left out is a tenth of the workers, at least 1.
+    ``stragglers`` is by default a tenth of the workers, at least 1.
 
     >>> code = BinaryCode(7, stragglers=2)
     >>> code.assignment
@@ -36,28 +36,11 @@ class BinaryCode(Code):
 
     workers: int
     stragglers: int | None = None
-
-    def __post_init__(self) -> None:
-        n = check_workers(self.workers)
-        s = max(1, n // 10) if self.stragglers is None and n > 1 else self.stragglers or 0
-        object.__setattr__(self, "stragglers", check_stragglers(s, n))
-
-    @property
-    def spec(self) -> str:
-        return f"binary:stragglers={self.stragglers}"
-
-    @property
-    def partitions(self) -> int:
-        """As many as workers."""
-        return self.workers
-
-    @property
-    def tolerates(self) -> int:
-        return self.stragglers or 0
+    name = "binary"
 
     @property
     def classes(self) -> int:
-        """s + 1."""
+        """Number of classes, s + 1."""
         return self.tolerates + 1
 
     @fixed_property
@@ -65,13 +48,13 @@ class BinaryCode(Code):
         rows: list[Row] = [((), ())] * self.workers
         for c in range(self.classes):
             members = range(c, self.workers, self.classes)
-            for worker, block in zip(members, _cut(self.partitions, len(members)), strict=True):
+            for worker, block in zip(members, cut_evenly(self.partitions, len(members)), strict=True):
                 rows[worker] = tuple(block), (1.0,) * len(block)
         return tuple(rows)
 
     @fixed_property
     def _repetition(self) -> FractionalRepetition | None:
-        """The same code as groups, where all classes cut alike."""
+        """The same code as groups, if all classes cut alike."""
         if self.workers % self.classes:
             return None
         return FractionalRepetition(self.workers, stragglers=self.stragglers)
@@ -87,29 +70,28 @@ class BinaryCode(Code):
         return super().finish_times(arrivals) if self._repetition is None else self._repetition.finish_times(arrivals)
 
     def _solve(self, replies: Indices) -> Floats:
-        """The first complete class, else least squares."""
+        """Return the sum of the first complete class, else least squares."""
         if self._repetition is not None:
             return self._repetition._solve(replies)
-        here = np.bincount(replies % self.classes, minlength=self.classes)
-        sizes = np.bincount(np.arange(self.workers) % self.classes)
-        complete = np.flatnonzero(here == sizes)
+        class_of = np.arange(self.workers) % self.classes
+        complete = np.flatnonzero(np.bincount(class_of[replies], minlength=self.classes) == np.bincount(class_of))
         if not len(complete):
             return super()._solve(replies)
-        return np.asarray(np.arange(self.workers) % self.classes == complete[0], dtype=np.float64)
+        return np.asarray(class_of == complete[0], dtype=np.float64)
 
 
 class _ClassDecoder(LeastSquaresDecoder):
-    """A counter for each class; least squares see what the counters miss."""
+    """Counts the replies of each class; least squares find other exact sums."""
 
     def __init__(self, code: BinaryCode) -> None:
         super().__init__(code)
         self._classes = code.classes
-        self._left = np.bincount(np.arange(code.workers) % code.classes).tolist()
+        self._missing_of = np.bincount(np.arange(code.workers) % code.classes).tolist()
 
     def add(self, worker: int) -> bool:
         group = worker % self._classes
-        self._left[group] -= 1
-        if not self._left[group]:
+        self._missing_of[group] -= 1
+        if not self._missing_of[group]:
             self._replied.append(worker)
             self.decodable = True
             return True

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Method, Row, check_stragglers, check_workers, whole, windows
-from anyk.codes.decoders import CountingDecoder, Decoding, Exact, Own
+from anyk.codes.base import Decoding, Floats, Indices, Method, Row, WindowCode
+from anyk.codes.decoders import Exact, Own
 from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
+
+# V (n x (n - s)), its orthogonal complement (n x s), and the encoders (n x load x blocks)
+_Sample = tuple[Floats, Floats, Floats]
 
 
 @typed
 @dataclass(frozen=True)
-class CommunicationEfficient(Code):
+class CommunicationEfficient(WindowCode):
     """Communication-efficient code: more computing buys shorter replies, one ``blocks``-th of the vector each.
 
     With ``load = stragglers + blocks`` partitions a worker, any n - s replies of length d / blocks give the exact sum
     (Ye and Abbe 2018; no code needs less load). The vector is cut into interleaved parts: coordinate
     ``v blocks + u`` belongs to part u. Here the encoders come from a matrix V (n x (n - s)) with orthonormal columns in
     place of the paper's Vandermonde matrix, which rounding spoils: worker i adds partition j's part u with
-    ``C[i, j, u] = V[i] . P[:, j, u]``, P being chosen so that this is 0 for workers that do not hold j and that
+    ``C[i, j, u] = V[i] . P[:, j, u]``, where P is such that this is 0 for workers without j, and that
     ``A' V = [e_0 … e_(blocks-1)]`` decodes part u by column u of A.
 
-    Rounding is amplified hundreds to thousands of times (see ``gain``): send float64. ``stragglers`` left out is a
-    tenth of the workers, ``blocks`` left out is 2 (1 where that is all that fits).
+    Rounding is amplified hundreds to thousands of times (see ``gain``): send float64. By default ``stragglers`` is a
+    tenth of the workers and ``blocks`` is 2 (1 if no more fits). Raises :class:`~anyk.errors.BadInput` if
+    stragglers + blocks exceed the workers.
 
     >>> code = CommunicationEfficient(6, stragglers=1, blocks=2)
     >>> code.load, code.decode([0, 1, 2, 4, 5]).weights.shape, code.decode([0, 1, 2, 4, 5]).exact
@@ -40,46 +44,32 @@ class CommunicationEfficient(Code):
     stragglers: int | None = None
     blocks: int = 2
     seed: int = 0
+    name = "comm-efficient"
 
     def __post_init__(self) -> None:
-        n = check_workers(self.workers)
-        s = (max(1, n // 10) if n > 2 else 0) if self.stragglers is None else self.stragglers
-        check_stragglers(s, n)
+        n = self.workers
+        if self.stragglers is None and n == 2:  # a straggler would leave no room for two blocks
+            self._resolve(stragglers=0)
+        super().__post_init__()
+        s = self.tolerates
         blocks = min(self.blocks, n - s) if self.blocks == 2 else self.blocks
-        if not 1 <= whole("blocks", blocks) <= n - s:
+        if not 1 <= blocks <= n - s:
             raise BadInput(
                 f"comm-efficient:blocks={blocks} does not exist for {n} workers and stragglers={s}: a worker would "
                 f"hold stragglers + blocks partitions of {n}; blocks must be 1 to {n - s}"
             )
-        object.__setattr__(self, "stragglers", s)
-        object.__setattr__(self, "blocks", blocks)
-
-    @property
-    def spec(self) -> str:
-        seed = f",seed={self.seed}" if self.seed else ""
-        return f"comm-efficient:stragglers={self.stragglers},blocks={self.blocks}{seed}"
-
-    @property
-    def partitions(self) -> int:
-        """As many as workers."""
-        return self.workers
-
-    @property
-    def tolerates(self) -> int:
-        return self.stragglers or 0
-
-    @property
-    def load(self) -> int:
-        """stragglers + blocks."""
-        return self.tolerates + self.blocks
+        self._resolve(blocks=blocks)
 
     @fixed_property
-    def _drawn(self) -> tuple[Floats, Floats, Floats]:
-        """V (n x (n - s)), its orthogonal complement (n x s), and the encoders (n x load x blocks) of the best draw."""
+    def _best(self) -> _Sample:
+        """The sample that amplifies rounding least on probes."""
+        return min(self._samples(), key=itemgetter(0))[1]
+
+    def _samples(self) -> Iterator[tuple[float, _Sample]]:
+        """Yield samples with the amplification of rounding on probes."""
         n, s, d, b = self.workers, self.tolerates, self.load, self.blocks
-        best: tuple[float, tuple[Floats, Floats, Floats]] | None = None
-        for draw in range(6 if n <= 100 else 2):
-            random = keyed.generator(self.seed, "comm-efficient", n, s, b, draw)
+        for number in range(6 if n <= 100 else 2):
+            random = keyed.generator(self.seed, "comm-efficient", n, s, b, number)
             full = np.linalg.qr(random.standard_normal((n, n)))[0]
             V, N = full[:, : n - s], full[:, n - s :]
             coefficients = np.zeros((n, d, b))
@@ -95,39 +85,19 @@ class CommunicationEfficient(Code):
                 float(np.linalg.norm(self._weights(V, N, np.sort(random.choice(n, n - s, replace=False)))))
                 for _ in range(8)
             ) * float(np.abs(coefficients).max())
-            if best is None or worst < best[0]:
-                best = worst, (V, N, coefficients)
-        assert best is not None
-        return best[1]
-
-    @fixed_property
-    def assignment(self) -> tuple[tuple[int, ...], ...]:
-        return windows(self.workers, self.load)
+            yield worst, (V, N, coefficients)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """See :attr:`Code.rows`; coefficients come block by block for each partition: (partition, block) in order.
-
-        Worker i holds partitions i, …, i + load - 1 (mod n).
-        """
-        n, d = self.workers, self.load
-        coefficients = self._drawn[2]
-        return tuple(
-            (tuple(((i + np.arange(d)) % n).tolist()), tuple(coefficients[i].ravel().tolist())) for i in range(n)
-        )
+        """Partitions i, …, i + load - 1 (mod n) of each worker i, with ``blocks`` adjacent coefficients for each."""
+        n, window = self.workers, np.arange(self.load)
+        coefficients = self._best[2]
+        return tuple((tuple(((i + window) % n).tolist()), tuple(coefficients[i].ravel().tolist())) for i in range(n))
 
     @fixed_property
     def norms(self) -> Floats:
-        """See :attr:`Code.norms`; over all blocks."""
-        return np.asarray(np.linalg.norm(self._drawn[2], axis=(1, 2)))
-
-    def decoder(self) -> Decoder:
-        return CountingDecoder(self)
-
-    def finish_times(self, arrivals: ArrayLike) -> Floats:
-        """The (n - s)-th arrival; see :meth:`Code.finish_times`."""
-        needed = self.workers - self.tolerates
-        return np.asarray(np.partition(self._arrivals(arrivals), needed - 1, axis=1)[:, needed - 1])
+        """Euclidean norm of each row over all blocks, shape (replies,)."""
+        return np.asarray(np.linalg.norm(self._best[2], axis=(1, 2)))
 
     def _weights(self, V: Floats, N: Floats, replies: Indices) -> Floats:
         n, b = self.workers, self.blocks
@@ -136,13 +106,13 @@ class CommunicationEfficient(Code):
         if len(lost) <= N.shape[1]:
             if len(lost):
                 weights += N @ np.linalg.lstsq(N[lost], -weights[lost], rcond=None)[0]
-        else:  # too few: as near as possible
+        else:  # too few replies: as near as possible
             weights[replies] = np.linalg.lstsq(V[replies].T, np.eye(V.shape[1])[:, :b], rcond=None)[0]
         weights[lost] = 0.0
         return weights
 
     def _solve(self, replies: Indices) -> Floats:
-        V, N, _ = self._drawn
+        V, N, _ = self._best
         return self._weights(V, N, replies)
 
     def _decode(self, replies: Indices, how: Method) -> Decoding:
@@ -151,7 +121,7 @@ class CommunicationEfficient(Code):
         return super()._decode(replies, how)
 
     def judge(self, weights: Floats) -> Decoding:
-        """Weights with the residual and gain they have: part u must be 1 in block u and 0 in the others."""
+        """Return weights with their residual and gain: part u must be 1 in block u and 0 in the others."""
         b = self.blocks
         target = np.tile(np.eye(b), (1, self.partitions))  # (part, partition x block)
         error = (self.encoding.T @ weights).T - target
@@ -161,6 +131,6 @@ class CommunicationEfficient(Code):
         return Decoding(weights, residual, gain, worst)
 
     def expected_error(self, replies: int, *, decoder: str = "own") -> float | None:
-        """See :meth:`Code.expected_error`; none is known."""
+        """Return None: no closed form is known."""
         del replies, decoder
         return None

@@ -1,4 +1,4 @@
-"""Batched coupon collector: every worker picks a batch of the data without asking anybody."""
+"""Batched coupon collector: every worker picks a batch of the data without coordination."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.codes.base import check_workers, whole
+from anyk.codes.base import RegisteredCode, check_workers
 from anyk.codes.made import fixed_property
 from anyk.codes.repetition import RepetitionCode
 from anyk.errors import BadInput
@@ -16,16 +16,17 @@ from anyk.errors import BadInput
 
 @typed
 @dataclass(frozen=True)
-class BatchedCoupons(RepetitionCode):
+class BatchedCoupons(RegisteredCode, RepetitionCode):
     """Batched coupon collector (BCC): each worker takes one of ``batches`` batches of the data at random.
 
     The step is taken when every batch has arrived: fractional repetition with random group sizes and no
-    coordination (Li, Mousavi Kalan, Avestimehr and Soltanolkotabi 2018). Of many workers about ``b H_b`` replies are
-    needed. With probability ``sum_i (-1)^(i+1) C(b, i) (1 - i/b)^n`` some batch would be picked by nobody: here one
+    coordination (Li, Mousavi Kalan, Avestimehr and Soltanolkotabi 2018). With many workers about ``b H_b`` replies are
+    needed. With probability ``sum_i (-1)^(i+1) C(b, i) (1 - i/b)^n`` some batch would be picked by no worker: here a
     worker of the largest group then takes it.
 
-    Left out, ``batches`` is the largest b with ``b H_b`` at most three quarters of the workers. The data has as many
-    partitions as workers.
+    ``batches`` is by default the largest b with ``b H_b`` at most three quarters of the workers. Raises
+    :class:`~anyk.errors.BadInput` unless it is between 1 and the number of workers. The data has as many partitions as
+    workers.
 
     >>> code = BatchedCoupons(40, batches=10)
     >>> code.groups, round(code.needed, 2)
@@ -35,6 +36,7 @@ class BatchedCoupons(RepetitionCode):
     workers: int
     batches: int | None = None
     seed: int = 0
+    name = "bcc"
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
@@ -43,27 +45,22 @@ class BatchedCoupons(RepetitionCode):
             batches = 1
             while (batches + 1) * _harmonic(batches + 1) <= 0.75 * n:
                 batches += 1
-        if not 1 <= whole("batches", batches) <= n:
+        if not 1 <= batches <= n:
             raise BadInput(f"bcc:batches={batches} does not exist for {n} workers; batches must be 1 to {n}")
-        object.__setattr__(self, "batches", batches)
-
-    @property
-    def spec(self) -> str:
-        return f"bcc:batches={self.batches}" + (f",seed={self.seed}" if self.seed else "")
+        self._resolve(batches=batches)
 
     @property
     def partitions(self) -> int:
-        """As many as workers."""
         return self.workers
 
     @property
     def groups(self) -> int:
-        """One for each batch."""
+        """Number of groups, one for each batch."""
         return int(self.batches or 1)
 
     @property
     def needed(self) -> float:
-        """Replies needed on average when workers are many: ``b H_b``."""
+        """Mean number of replies needed if there are many workers: ``b H_b``."""
         return self.groups * _harmonic(self.groups)
 
     @fixed_property

@@ -1,8 +1,8 @@
-"""How weights are found: what a decoding is, decoders for one step, and methods that work for any code, as values.
+"""Decoding: methods that find weights for a set of replies, and decoders that receive the replies of one step.
 
-A method maps a set of replies to weights: :class:`Own` is the code's own closed form, :class:`LeastSquares` the
-optimum for any code, :class:`OneStep` one number for all, :class:`Algorithmic` a few gradient steps towards the
-optimum. A :class:`Decoder` sees replies one by one and says at once when the sum is recoverable.
+A method is a value that maps a set of replies to weights: :class:`Own` is the code's own closed form,
+:class:`LeastSquares` the optimum for any code, :class:`OneStep` one number for all, :class:`Algorithmic` a few gradient
+steps towards the optimum. A :class:`Decoder` receives replies one by one and detects when the sum is recoverable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, NotDecodable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Indices = NDArray[np.int64]
 
 EXACT = 1e-6  # a decode is exact when max|a B - 1| is at most this
 _DENSE = 40_000  # replies x partitions up to which least squares are solved densely
-_DECOMPOSED = 160_000  # replies x partitions of codes of which few lost replies are taken away from the whole
+_DECOMPOSED = 160_000  # replies x partitions up to which few lost replies are removed from a decomposition of all
 _GROWING = 400_000  # and up to which an orthonormal basis of the replies' rows grows with each arrival
 
 
@@ -34,10 +34,10 @@ _GROWING = 400_000  # and up to which an orthonormal basis of the replies' rows 
 class Decoding:
     """Weights for a set of replies, and how good they are; unpacks into ``weights, residual, gain``.
 
-    ``weights``: shape (replies,), zero for every reply that is not used ((replies, blocks) for a code whose replies
-    are a fraction 1/blocks of the vector). ``residual``: ``||a B - 1||_2 / sqrt(partitions)``. ``gain``:
+    ``weights``: shape (replies,), zero for unused replies; (replies, blocks) for a code whose replies are a fraction
+    1/blocks of the vector. ``residual``: ``||a B - 1||_2 / sqrt(partitions)``. ``gain``:
     ``sqrt(sum_i (a_i ||B_i||)^2)``, the factor by which the rounding of replies is amplified. ``worst``:
-    ``max|a B - 1|``, which decides what is exact.
+    ``max|a B - 1|``, which decides whether the sum is exact.
     """
 
     weights: Floats
@@ -58,38 +58,38 @@ class Decoding:
 
 
 class Selection(NamedTuple):
-    """A decoding by the replies it uses, in ascending order; the form in which rounds ask for it."""
+    """A decoding restricted to the replies that it uses, in ascending order."""
 
     replies: list[int]
-    weights: list[Any]  # a number each, or with blocks a list of numbers each
+    weights: list[Any]  # a number for each reply, or with blocks a list of numbers
     residual: float
     gain: float
 
 
 class Decoder(ABC):
-    """Sees who replied, in order of arrival, and says at once when the sum is recoverable. One per step."""
+    """Receives the replies of one step in order of arrival, and detects when the sum is recoverable."""
 
     decodable: bool = False
 
     def measure(self, worker: int, value: float) -> None:
-        """The projection of a reply, before :meth:`add`; not finite for a reply that is not."""
+        """Receive the projection of a reply, before :meth:`add`; it is not finite if the reply is not."""
         raise NotImplementedError(f"{type(self).__name__} does not project replies")
 
     @abstractmethod
     def add(self, worker: int) -> bool:
-        """One more reply; returns whether the sum is recoverable now."""
+        """Add a reply by its number; return whether the sum is now recoverable."""
 
     @property
     @abstractmethod
     def residual(self) -> float:
-        """The residual if the step were taken now."""
+        """Residual of a step taken now."""
 
     @abstractmethod
     def decode(self) -> Decoding:
-        """Weights for the replies so far; depends on their set only, not on their order."""
+        """Return weights for the replies so far, which depend on their set, not on their order."""
 
     def select(self) -> Selection:
-        """As :meth:`decode`, without the replies that are not used."""
+        """Return the decoding without unused replies."""
         weights, residual, gain = self.decode()
         used = np.flatnonzero(weights if weights.ndim == 1 else np.abs(weights).sum(axis=1))
         return Selection(used.tolist(), weights[used].tolist(), residual, gain)
@@ -102,13 +102,13 @@ class Method(Protocol):
     """A way to find weights for sorted ``replies``; shape (code.replies,), zero elsewhere."""
 
     def weights(self, code: Code, replies: Indices) -> Floats:
-        """The weights."""
+        """Return the weights."""
         ...
 
 
 @dataclass(frozen=True)
 class Own(Method):
-    """The code's own way: its closed form where it has one, else least squares."""
+    """The code's own way: its closed form if it has one, else least squares."""
 
     def weights(self, code: Code, replies: Indices) -> Floats:
         return code._solve(replies)
@@ -116,7 +116,7 @@ class Own(Method):
 
 @dataclass(frozen=True)
 class Exact(Method):
-    """The code's own way, refused with :class:`~anyk.errors.NotDecodable` where the sum would not be exact."""
+    """The code's own way; raises :class:`~anyk.errors.NotDecodable` if the sum would not be exact."""
 
     def weights(self, code: Code, replies: Indices) -> Floats:
         weights = code._solve(replies)
@@ -135,16 +135,16 @@ class Exact(Method):
 class LeastSquares(Method):
     """Weights of smallest norm among those nearest to the sum: ``argmin ||a B - 1||``, the optimal decoder.
 
-    Small sets are solved densely; of codes with up to 160,000 entries few lost replies are taken away from a
-    decomposition of the whole; larger ones are left to LSQR (Paige and Saunders 1982), in time linear in the non-zeros.
+    Small sets are solved densely. For codes with up to 160,000 entries few lost replies are removed from a
+    decomposition of all rows. Larger codes use LSQR (Paige and Saunders 1982), in time linear in the non-zeros.
     """
 
     def weights(self, code: Code, replies: Indices) -> Floats:
         n, m = code.replies, code.partitions
         if len(replies) * m > _DENSE and n * m <= _DECOMPOSED and 3 * (n - len(replies)) <= n:
-            found = code.removal.weights(np.setdiff1d(np.arange(n), replies))
-            if found is not None:
-                return found
+            solution = code.removal.weights(np.setdiff1d(np.arange(n), replies))
+            if solution is not None:
+                return solution
         weights = np.zeros(n)
         if len(replies):
             weights[replies] = least_squares(code.encoding[replies], m)
@@ -152,24 +152,27 @@ class LeastSquares(Method):
 
 
 def least_squares(rows: Any, partitions: int) -> Floats:
-    """Weights of smallest norm with ``weights @ rows`` nearest to ones; ``rows``: sparse, (replies, partitions)."""
+    """Return weights of smallest norm with ``weights @ rows`` nearest to ones, shape (replies,).
+
+    ``rows``: sparse, shape (replies, partitions).
+    """
     ones = np.ones(partitions)
     if rows.shape[0] * partitions <= _DENSE:
         return np.asarray(np.linalg.lstsq(rows.toarray().T, ones, rcond=None)[0])
     from scipy.sparse.linalg import lsqr
 
     scale = 1.0 / np.maximum(np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1)).ravel()), 1e-300)
-    even = np.ptp(scale) <= 1e-9 * scale.max()  # rows of very different norm would make the stopping test lie
+    even = np.ptp(scale) <= 1e-9 * scale.max()  # rows of very different norm mislead the stopping test
     matrix = rows.T.tocsr() if even else (rows.T * scale).tocsr()
-    found = np.asarray(lsqr(matrix, ones, atol=1e-8, btol=1e-8, iter_lim=4 * sum(rows.shape))[0])
-    return found if even else found * scale
+    solution = np.asarray(lsqr(matrix, ones, atol=1e-8, btol=1e-8, iter_lim=4 * sum(rows.shape))[0])
+    return solution if even else solution * scale
 
 
 @dataclass(frozen=True)
 class OneStep(Method):
     """One number for all replies: ``a_i = m n / (r sum(B))``, for which the mean coefficient is 1 on average.
 
-    Unbiased over uniformly random sets of r replies where all partitions have equally many holders (Charles,
+    Unbiased over uniformly random sets of r replies if all partitions have the same number of holders (Charles,
     Papailiopoulos and Ellenberg 2017, "one-step decoding").
     """
 
@@ -192,11 +195,7 @@ class Algorithmic(Method):
     grows (Charles, Papailiopoulos and Ellenberg 2017, "algorithmic decoding").
     """
 
-    iterations: int = 50
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise BadInput(f"iterations must be a whole number of at least 1, got {self.iterations}")
+    iterations: AtLeastOne = 50
 
     def weights(self, code: Code, replies: Indices) -> Floats:
         weights = np.zeros(code.replies)
@@ -206,10 +205,10 @@ class Algorithmic(Method):
         size = abs(rows)
         nu = float(size.sum(axis=0).max() * size.sum(axis=1).max())
         columns = rows.T.tocsr()
-        found = np.zeros(len(replies))
+        solution = np.zeros(len(replies))
         for _ in range(self.iterations):
-            found += rows @ (1.0 - columns @ found) / nu
-        weights[replies] = found
+            solution += rows @ (1.0 - columns @ solution) / nu
+        weights[replies] = solution
         return weights
 
 
@@ -223,7 +222,7 @@ METHODS: dict[str, Method] = {
 
 
 def method(name: str | Method) -> Method:
-    """A method by its name: own, exact, least-squares, one-step or algorithmic; a method itself is returned as it is.
+    """Return a method by its name: own, exact, least-squares, one-step or algorithmic; a method is returned unchanged.
 
     >>> method("one-step")
     OneStep()
@@ -239,7 +238,7 @@ def method(name: str | Method) -> Method:
 
 
 class SetDecoder(Decoder):
-    """Knows the set of replies and decodes it when asked; a subclass says when it suffices."""
+    """Collects the set of replies and decodes it on request; a subclass decides when it may suffice."""
 
     def __init__(self, code: Code, how: Method | None = None) -> None:
         self._code = code
@@ -247,11 +246,14 @@ class SetDecoder(Decoder):
         self._replied: list[int] = []
 
     def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`; here: when all have replied and that is exact."""
         self._replied.append(worker)
-        if len(self._replied) == self._code.replies:
+        if not self.decodable and self._may_suffice():
             self.decodable = self.decode().exact
         return self.decodable
+
+    def _may_suffice(self) -> bool:
+        """Return whether the replies are worth decoding; by default if there is one of every worker."""
+        return len(self._replied) == self._code.replies
 
     @property
     def residual(self) -> float:
@@ -262,16 +264,13 @@ class SetDecoder(Decoder):
 
 
 class CountingDecoder(SetDecoder):
-    """Any n - s replies suffice; fewer are not tried, even where they might do. The solution is checked.
+    """Decodes as soon as n - s workers have replied; fewer are not tried, even if they might suffice.
 
-    In rounding arithmetic "suffice" may fail for unlucky sets; then one more reply is waited for.
+    The solution is checked: rounding may spoil unlucky sets, and then one more reply is needed.
     """
 
-    def add(self, worker: int) -> bool:
-        self._replied.append(worker)
-        if not self.decodable and len(self._replied) >= self._code.replies - self._code.tolerates:
-            self.decodable = self.decode().exact
-        return self.decodable
+    def _may_suffice(self) -> bool:
+        return len(self._replied) >= self._code.replies - self._code.tolerates
 
     @property
     def residual(self) -> float:
@@ -279,11 +278,11 @@ class CountingDecoder(SetDecoder):
 
 
 class LeastSquaresDecoder(SetDecoder):
-    """Decodes any code. Of a small one, an orthonormal basis of the replies' rows grows with each arrival.
+    """Decodes any code. For small codes, an orthonormal basis of the replies' rows grows with each arrival.
 
-    The part of the all-ones vector outside the span is the residual, at O(replies x partitions) an arrival. Of a code
-    with more than 400,000 entries the set is decoded when every partition is covered, then after every further 1 %
-    of the replies.
+    The part of the all-ones vector outside the span is the residual, at O(replies x partitions) an arrival. The set of
+    a code with more than 400,000 entries is decoded once every partition is covered, then after every further 1 % of
+    the replies.
     """
 
     def __init__(self, code: Code, how: Method | None = None) -> None:
@@ -295,7 +294,7 @@ class LeastSquaresDecoder(SetDecoder):
         if self._small:
             self._basis = np.empty((min(code.replies, code.partitions), code.partitions))
             self._rank = 0
-            self._rest = np.ones(code.partitions)
+            self._error = np.ones(code.partitions)
 
     def add(self, worker: int) -> bool:
         self._replied.append(worker)
@@ -304,28 +303,28 @@ class LeastSquaresDecoder(SetDecoder):
         code = self._code
         encoding = code.encoding
         at, end = encoding.indptr[worker], encoding.indptr[worker + 1]
-        held = encoding.indices[at:end]
+        columns = encoding.indices[at:end]
         if self._missing:
-            self._covered[held] = True
+            self._covered[columns] = True
             self._missing = code.partitions - int(np.count_nonzero(self._covered))
         if self._small:
-            self._grow(held, encoding.data[at:end] / (code.norms[worker] or 1.0))
+            self._grow(columns, encoding.data[at:end] / (code.norms[worker] or 1.0))
         if self._missing:
             return False
         count = len(self._replied)
         promised = count >= code.replies - code.tolerates > 0
         if self._small and not promised:
-            self.decodable = bool(np.abs(self._rest).max() <= EXACT / 10) and self.decode().exact
+            self.decodable = bool(np.abs(self._error).max() <= EXACT / 10) and self.decode().exact
         elif promised or count % self._every == 0 or count == code.replies:
             self.decodable = self.decode().exact
         return self.decodable
 
-    def _grow(self, held: Any, values: Floats) -> None:
+    def _grow(self, columns: Indices, values: Floats) -> None:
         """Add the part of a row (scaled to norm 1) that is orthogonal to the rows before it to the basis."""
         if self._rank == len(self._basis):
             return
         row = np.zeros(self._code.partitions)
-        row[held] = values
+        row[columns] = values
         basis = self._basis[: self._rank]
         for _ in range(2):  # once is not enough for orthogonality in floating point, twice is
             row -= (basis @ row) @ basis
@@ -334,10 +333,10 @@ class LeastSquaresDecoder(SetDecoder):
             row /= norm
             self._basis[self._rank] = row
             self._rank += 1
-            self._rest -= row * (row @ self._rest)
+            self._error -= row * (row @ self._error)
 
     @property
     def residual(self) -> float:
         if not self._small:
             return super().residual
-        return float(np.linalg.norm(self._rest) / np.sqrt(self._code.partitions))
+        return float(np.linalg.norm(self._error) / np.sqrt(self._code.partitions))

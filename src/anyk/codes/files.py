@@ -1,4 +1,4 @@
-"""A code whose matrix is in a file, and how many stragglers a matrix of which nothing is known tolerates."""
+"""A code whose matrix is in a file, and the number of stragglers that an arbitrary matrix tolerates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.checks import typed
-from anyk.codes.base import MatrixCode, check_workers
-from anyk.codes.decoders import EXACT, Floats
+from anyk.codes.base import EXACT, Floats, MatrixCode, RegisteredCode, check_workers
 from anyk.codes.made import fixed_property, valid_matrix
 from anyk.codes.removal import Removal
 from anyk.errors import BadInput
 from anyk.matrices import read_matrix
-from anyk.specs import File, absolute, show
+from anyk.specs import File, absolute
 from anyk.tables import shown
 
 if TYPE_CHECKING:
@@ -28,41 +27,38 @@ _DENSE = 160_000  # entries of a block that is decomposed
 
 @typed
 @dataclass(frozen=True)
-class FileCode(MatrixCode):
+class FileCode(RegisteredCode, MatrixCode):
     """A code from a file: its matrix B, n x m, a row for each worker, a column for each partition.
 
     ``file``: ``.csv`` without a header, ``.npy`` or ``.npz``, dense or as ``scipy.sparse.save_npz`` writes it. Replies
-    are decoded by least squares. Where all replies together do not give the exact sum, the code is meant to be
-    approximate, and its rounds wait for all but a tenth of the workers unless ``wait`` says otherwise.
+    are decoded by least squares. If all replies together do not give the exact sum, the code is meant to be
+    approximate, and its rounds wait for all but a tenth of the workers unless ``wait`` specifies otherwise.
 
     ``tolerates`` is the largest s for which all sets of s stragglers have been tried and decode. Blocks of workers that
-    share no partition are looked at each by itself, so that this is exact for codes of small blocks (repetition) and of
-    few workers; where trying more sets would take long, it is a lower bound.
+    share no partition are tried separately, so this is exact for codes of small blocks (repetition) and of few
+    workers; if trying more sets would take long, it is a lower bound.
 
     Raises :class:`~anyk.errors.BadInput` for a matrix with another number of rows than workers, a value that is not
-    finite, or a partition that nobody holds.
+    finite, or a partition without a holder.
     """
 
     workers: int
     file: File
+    name = "matrix"
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
-        object.__setattr__(self, "file", absolute(self.file))
-        object.__setattr__(self, "approximate", not self.decode(range(self.workers)).exact)
-
-    @property
-    def spec(self) -> str:
-        return show("matrix", {"file": self.file})
+        self._resolve(file=absolute(self.file))
+        self._resolve(approximate=not self.decode(range(self.workers)).exact)
 
     @property
     def partitions(self) -> int:
-        """The columns of the matrix."""
+        """Number of columns of the matrix."""
         return int(self._read.shape[1])
 
     @fixed_property
     def tolerates(self) -> int:
-        """See :class:`FileCode`; 0 for a code that is meant to be approximate."""
+        """Proven number of stragglers with which the sum is exact; 0 for an approximate code."""
         return 0 if self.approximate else proven_stragglers(self.encoding)
 
     def _matrix(self) -> csr_array[Any]:
@@ -79,19 +75,19 @@ class FileCode(MatrixCode):
         except BadInput as error:
             raise BadInput(f"{where}: {error}") from None
         matrix.eliminate_zeros()
-        held = np.bincount(matrix.indices, minlength=partitions)
-        if not held.size or not held.all():
-            nobody = int(held.argmin()) if held.size else 0
-            raise BadInput(f"{where} gives partition {nobody} to nobody; every column needs a value other than 0")
+        holders = np.bincount(matrix.indices, minlength=partitions)
+        if not holders.size or not holders.all():
+            bare = int(holders.argmin()) if holders.size else 0
+            raise BadInput(f"{where} gives partition {bare} to nobody; every column needs a value other than 0")
         return matrix
 
 
 def proven_stragglers(matrix: csr_array[Any]) -> int:
-    """A number of stragglers with which the sum is exact, whoever they are: all sets of so many have been tried.
+    """Return a number of stragglers with which the sum is exact, whoever they are: all such sets have been tried.
 
-    ``matrix``: the encoding, shape (replies, partitions), of which all rows together give the sum. Rows that share no
-    column with others are a block of their own, in which the stragglers may all be. The number is the largest there is
-    unless a block is so large that not all sets of one more are tried.
+    ``matrix``: the encoding, shape (replies, partitions); all rows together give the sum. Rows that share no column
+    with others are a block of their own, in which all stragglers may be. The number is the largest possible unless a
+    block is so large that not all sets of one more straggler are tried.
 
     >>> from scipy.sparse import csr_array
     >>> proven_stragglers(csr_array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]))
@@ -101,22 +97,22 @@ def proven_stragglers(matrix: csr_array[Any]) -> int:
     from scipy.sparse.csgraph import connected_components
 
     rows, columns = matrix.shape
-    most = int(np.bincount(matrix.indices, minlength=columns).min()) - 1  # else all who hold a partition may straggle
+    most = int(np.bincount(matrix.indices, minlength=columns).min()) - 1  # else all holders of a partition may straggle
     _, block_of = connected_components(bmat([[None, matrix], [matrix.T, None]], format="csr"), directed=False)
-    known: set[bytes] = set()
+    tried: set[bytes] = set()
     for block in np.unique(block_of[rows:]) if most else ():
-        held = matrix[np.flatnonzero(block_of[:rows] == block)][:, np.flatnonzero(block_of[rows:] == block)]
-        if np.prod(held.shape) > _DENSE:
+        part = matrix[np.flatnonzero(block_of[:rows] == block)][:, np.flatnonzero(block_of[rows:] == block)]
+        if np.prod(part.shape) > _DENSE:
             return 0
-        dense = held.toarray()
-        if dense.tobytes() not in known:
-            known.add(dense.tobytes())
-            most = _tried(dense, most)
+        dense = part.toarray()
+        if dense.tobytes() not in tried:
+            tried.add(dense.tobytes())
+            most = _proven_in_block(dense, most)
     return most
 
 
-def _tried(block: Floats, most: int) -> int:
-    """As :func:`proven_stragglers`, of one block and up to ``most``."""
+def _proven_in_block(block: Floats, most: int) -> int:
+    """Return :func:`proven_stragglers` of one block, up to ``most``."""
     workers, partitions = block.shape
     removal, stragglers = Removal(block), 0
     while stragglers < most and comb(workers, stragglers) * block.size <= _WORK:

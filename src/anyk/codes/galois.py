@@ -13,7 +13,7 @@ Table = NDArray[np.int64]
 
 
 def prime_power(q: int) -> tuple[int, int] | None:
-    """``(p, e)`` with ``q = p^e`` and p prime, or None.
+    """Return ``(p, e)`` with ``q = p^e`` and p prime, or None.
 
     >>> prime_power(9), prime_power(12)
     ((3, 2), None)
@@ -21,11 +21,10 @@ def prime_power(q: int) -> tuple[int, int] | None:
     if q < 2:
         return None
     p = next((d for d in range(2, int(q**0.5) + 1) if q % d == 0), q)
-    e, rest = 0, q
-    while rest % p == 0:
-        rest //= p
+    e = 1
+    while p**e < q:
         e += 1
-    return (p, e) if rest == 1 else None
+    return (p, e) if p**e == q else None
 
 
 @dataclass(frozen=True)
@@ -38,17 +37,17 @@ class Field:
 
     @property
     def squares(self) -> frozenset[int]:
-        """The squares except 0."""
+        """Squares except 0."""
         return frozenset(np.diagonal(self.times)[1:].tolist())
 
     def minus(self, a: int) -> int:
-        """The element that added to ``a`` gives 0."""
+        """Return the negative of ``a``."""
         return int(np.flatnonzero(self.plus[a] == 0)[0])
 
 
 @cache
 def field(q: int) -> Field:
-    """The field of prime power order ``q``, by the first polynomial modulo which every product has an inverse.
+    """Return the field of prime power order ``q``, by the first polynomial that gives every element an inverse.
 
     >>> field(4).times.tolist()
     [[0, 0, 0, 0], [0, 1, 2, 3], [0, 2, 3, 1], [0, 3, 1, 2]]

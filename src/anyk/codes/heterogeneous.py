@@ -8,38 +8,39 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import scipy.sparse
-
-from anyk.checks import typed
-from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, Policy, check_workers, usual_load, whole
+from anyk.checks import AtLeastOne, AtLeastZero, typed
+from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, Policy, check_workers, usual_load
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 from anyk.specs import show
 
-_LEAST = 1e-9  # probabilities are kept this far from 0: nobody has been seen to be that punctual
+if TYPE_CHECKING:
+    import scipy.sparse
+
+_LEAST = 1e-9  # smallest probability to straggle, as no worker has been observed for long enough for less
 
 
 @typed
 @dataclass(frozen=True)
 class HeterogeneousCode(MatrixCode):
-    """Heterogeneous code: fixed weights that make the sum right on average, with the least variance there is.
+    """Heterogeneous code: fixed weights that make the sum right on average, with the least possible variance.
 
     Worker i straggles with probability ``p_i``, independently. A reply of a holder i of partition j counts with
     ``w_ij = c_j / p_i``, ``c_j = 1 / sum over holders of (1 - p_i) / p_i``, whoever else replies: the minimum of
     ``E err = sum_ij p_i (1 - p_i) w_ij^2`` under ``sum_i (1 - p_i) w_ij = 1``, which is ``sum_j c_j`` (after Song and
-    Choi 2025; derived here). Weights stand in the encoding; decoding adds up. Weights that depend on who replies
+    Choi 2025; derived here). Weights are part of the encoding; decoding adds up. Weights that depend on who replies
     (``decoder=least-squares``) can have less error, but are biased.
 
-    Allocation: workers in order of decreasing odds ``(1 - p_i) / p_i`` take, of the partitions they may hold, those
-    whose holders' odds add up to least; then pairs of holders change places while that helps. No allocation has less
-    error than ``m^2 / sum_i budget_i odds_i``.
+    Allocation: workers in order of decreasing odds ``(1 - p_i) / p_i`` take the partitions with the least sum of their
+    holders' odds; then pairs of holders change places while that helps. No allocation has less error than
+    ``m^2 / sum_i budget_i odds_i``.
 
-    ``probability``: one for all, or one for each worker. ``load``: how many partitions a worker may hold, one for all
-    or one each, kept as ``budgets`` (the attribute ``load`` is the largest in use); left out, about log n.
-    ``relearn``: in a run, after every so many steps the probabilities are set to ``(1 + missed) / (2 + steps)`` (the
-    mean under a uniform prior) and workers get new coefficients for the data they have; 0 keeps them.
+    ``probability``: one for all, or one for each worker. ``load``: number of partitions that a worker may hold, one for
+    all or one each, stored as ``budgets`` (the attribute ``load`` is the largest in use); by default about log n.
+    ``relearn``: in a run, after this number of steps the probabilities are set to ``(1 + missed) / (2 + steps)`` (the
+    mean under a uniform prior) and workers get new coefficients for the data they have; 0 never does. Raises
+    :class:`~anyk.errors.BadInput` for values out of range, and budgets that do not hold all partitions.
 
     >>> code = HeterogeneousCode(12, probability=0.2, load=3)
     >>> round(code.expected_error(0) or 0, 6)  # m p / (d (1 - p))
@@ -49,25 +50,23 @@ class HeterogeneousCode(MatrixCode):
     workers: int
     probability: float | tuple[float, ...] = 0.1
     load: int | tuple[int, ...] | None = None  # type: ignore[assignment]
-    partitions: int = LEFT_OUT
-    relearn: int = 20
-    learned: tuple[float, ...] | None = field(default=None, init=False)  # what the coefficients are for, if not that
+    partitions: AtLeastOne = LEFT_OUT
+    relearn: AtLeastZero = 20
+    learned: tuple[float, ...] | None = field(default=None, init=False)  # probabilities of the coefficients, if learned
     budgets: tuple[int, ...] = field(init=False)  # the load given, for each worker
     approximate = True
     unbiased = True
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
-        m = n if self.partitions is LEFT_OUT else whole("partitions", self.partitions)
-        if m < 1:
-            raise BadInput(f"partitions must be at least 1, got {m}")
-        object.__setattr__(self, "partitions", m)
-        _check("probability", self.probability, n)
+        m = n if self.partitions is LEFT_OUT else self.partitions
+        load = min(usual_load(n), m) if self.load is None else self.load
+        for name, value in (("probability", self.probability), ("load", load)):
+            if isinstance(value, tuple) and len(value) != n:
+                raise BadInput(f"{name} of 'hetero' should be one number or {n}, one for each worker; got {len(value)}")
         if not all(0.0 <= p <= 1.0 for p in self.probabilities):
             raise BadInput(f"probability of 'hetero' must lie between 0 and 1, got {self.probability}")
-        load = min(usual_load(n), m) if self.load is None else self.load
-        _check("load", load, n)
-        budgets = tuple(whole("load", b) for b in (load if isinstance(load, tuple) else (load,) * n))
+        budgets = load if isinstance(load, tuple) else (load,) * n
         if not all(0 <= b <= m for b in budgets):
             raise BadInput(f"load of 'hetero' must be 0 to {m} partitions, got {self.load}")
         useful = [b for b, p in zip(budgets, self.probabilities, strict=True) if p < 1]
@@ -76,10 +75,7 @@ class HeterogeneousCode(MatrixCode):
                 f"hetero: {m} partitions do not fit on workers that may hold {sum(useful)} in all (those that never "
                 "reply left out); allow more load or use fewer partitions"
             )
-        if self.relearn < 0:
-            raise BadInput(f"relearn must be at least 0 steps, got {self.relearn}")
-        object.__setattr__(self, "budgets", budgets)
-        object.__setattr__(self, "load", max(useful))
+        self._resolve(partitions=m, budgets=budgets, load=max(useful))
 
     @property
     def spec(self) -> str:
@@ -89,7 +85,7 @@ class HeterogeneousCode(MatrixCode):
 
     @property
     def probabilities(self) -> tuple[float, ...]:
-        """The probability given for each worker."""
+        """Probability of each worker to straggle, as specified."""
         p = self.probability
         return p if isinstance(p, tuple) else (float(p),) * self.workers
 
@@ -100,29 +96,27 @@ class HeterogeneousCode(MatrixCode):
 
     @fixed_property
     def allocation(self) -> tuple[tuple[int, ...], ...]:
-        """The workers that hold each partition; from the probabilities given, whatever is learned later."""
+        """Workers that hold each partition, by the specified probabilities even after relearning."""
         m, odds, budgets = self.partitions, self._odds, np.array(self.budgets)
         total = np.zeros(m)
         holders: list[list[int]] = [[] for _ in range(m)]
         order = np.argsort(-odds, kind="stable")
-        left = int(budgets[order][odds[order] > 0].sum())
-        for i in order.tolist():
-            if not odds[i]:
-                continue
+        remaining = int(budgets[odds > 0].sum())
+        for i in order[odds[order] > 0].tolist():
             bare = [j for j in range(m) if not holders[j]]
-            first = np.argsort(total, kind="stable").tolist()
-            own = first[: budgets[i]]
-            if len(bare) > left - len(own):  # the rest of the budgets is needed for what nobody holds yet
-                own = [*bare, *(j for j in first if j not in set(bare))][: budgets[i]]
-            for j in own:
+            own = np.argsort(total, kind="stable").tolist()
+            if len(bare) > remaining - min(budgets[i], m):  # the other budgets are too small for all bare partitions
+                own.sort(key=lambda j: bool(holders[j]))
+                own[: len(bare)] = bare
+            for j in own[: budgets[i]]:
                 holders[j].append(i)
                 total[j] += odds[i]
-            left -= int(budgets[i])
+            remaining -= int(budgets[i])
         return tuple(tuple(sorted(own)) for own in _exchanged(holders, odds))
 
     @fixed_property
     def _coefficients(self) -> tuple[Floats, Floats]:
-        """c_j of each partition, and 1 / p_i of each worker (0 for one that never replies)."""
+        """c_j of each partition, and 1 / p_i of each worker (0 if it never replies)."""
         p = np.clip(np.array(self.learned or self.probabilities), _LEAST, 1.0)
         odds = (1.0 - p) / p
         inverse = np.where(odds > 0, 1.0 / p, 0.0)
@@ -133,15 +127,14 @@ class HeterogeneousCode(MatrixCode):
         from scipy.sparse import csr_array
 
         c, inverse = self._coefficients
-        at = [(i, j) for j, own in enumerate(self.allocation) for i in own]
-        rows, columns = (np.array(part) for part in zip(*at, strict=True))
+        rows, columns = np.array([(i, j) for j, own in enumerate(self.allocation) for i in own]).T
         return csr_array((c[columns] * inverse[rows], (rows, columns)), shape=(self.workers, self.partitions))
 
     def relearned(self, missed: Sequence[int], steps: int) -> HeterogeneousCode:
-        """The same allocation with coefficients for what has been seen: how often each worker ``missed`` a step."""
+        """Return the same allocation with coefficients for the number of steps that each worker ``missed``."""
         learned = tuple((1.0 + count) / (2.0 + steps) for count in missed)
         code = replace(self, load=self.budgets)
-        object.__setattr__(code, "learned", learned)
+        code._resolve(learned=learned)
         return code
 
     def policy(self) -> Policy:
@@ -156,50 +149,44 @@ class HeterogeneousCode(MatrixCode):
         return weights
 
     def expected_error(self, replies: int = 0, *, decoder: str = "own") -> float | None:
-        """Mean ``err`` when workers straggle with their probabilities, ``sum_j c_j``; ``replies`` is not used."""
+        """Return ``sum_j c_j``, the mean ``err`` over stragglers with their probabilities; ``replies`` is ignored."""
         if decoder != "own":
             return super().expected_error(max(1, replies), decoder=decoder)
         return float(self._coefficients[0].sum())
 
     @property
     def least_error(self) -> float:
-        """What no allocation under these budgets can go below: ``m^2 / sum_i budget_i odds_i``."""
+        """Lower bound of the error of any allocation with these budgets: ``m^2 / sum_i budget_i odds_i``."""
         return float(self.partitions**2 / (np.array(self.budgets) @ self._odds))
 
 
 def _exchanged(holders: list[list[int]], odds: Floats) -> list[list[int]]:
-    """Let a holder of the partition that has least change places with another one's while the error shrinks."""
-    worker = np.array([i for own in holders for i in own])
-    of = np.array([j for j, own in enumerate(holders) for _ in own])
+    """Return holders after a holder of the partition with least odds has repeatedly changed places with another."""
+    worker, of = np.array([(i, j) for j, own in enumerate(holders) for i in own]).T.copy()
     total = np.bincount(of, weights=odds[worker], minlength=len(holders))
-    held = np.zeros((len(odds), len(holders)), dtype=bool)
-    held[worker, of] = True
+    holds = np.zeros((len(odds), len(holders)), dtype=bool)
+    holds[worker, of] = True
     for _ in range(min(20 * len(holders), 2_000)):
         j = int(total.argmin())
-        best: tuple[float, int, int] | None = None
+        best = 1e-12, -1, -1
         for mine in np.flatnonzero(of == j).tolist():
             i = worker[mine]
             now, then = total[j] - odds[i] + odds[worker], total[of] - odds[worker] + odds[i]
-            allowed = ~held[i, of] & ~held[worker, j] & (now > 0) & (then > 0)
+            allowed = ~holds[i, of] & ~holds[worker, j] & (now > 0) & (then > 0)
             gained = np.full(len(of), -np.inf)
             gained[allowed] = (
                 1 / total[j] + 1 / total[of] - 1 / np.maximum(now, 1e-300) - 1 / np.maximum(then, 1e-300)
             )[allowed]
             other = int(gained.argmax())
-            if gained[other] > 1e-12 and (best is None or gained[other] > best[0]):
+            if gained[other] > best[0]:
                 best = float(gained[other]), mine, other
-        if best is None:
-            break
         _, mine, other = best
+        if mine < 0:
+            break
         a, b, k = int(worker[mine]), int(worker[other]), int(of[other])
-        held[a, j] = held[b, k] = False
-        held[b, j] = held[a, k] = True
+        holds[a, j] = holds[b, k] = False
+        holds[b, j] = holds[a, k] = True
         total[j] += odds[b] - odds[a]
         total[k] += odds[a] - odds[b]
         worker[mine], worker[other] = b, a
     return [worker[of == j].tolist() for j in range(len(holders))]
-
-
-def _check(name: str, value: object, workers: int) -> None:
-    if isinstance(value, tuple) and len(value) != workers:
-        raise BadInput(f"{name} of 'hetero' should be one number or {workers}, one for each worker; got {len(value)}")

@@ -10,32 +10,31 @@ from numpy.typing import ArrayLike
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers, windows
-from anyk.codes.decoders import EXACT, CountingDecoder
+from anyk.codes.base import EXACT, Code, Floats, Indices, Row, WindowCode
 from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 
-_SMALL = 512  # workers up to which a second opinion is asked for where the closed form is off
-_GOOD = 1e-9  # by more than this
+_SMALL = 512  # workers up to which least squares are tried if the closed form
+_GOOD = 1e-9  # has a larger error than this
 _SURE = 64  # workers up to which every set decodes in closed form
 
 
 @typed
 @dataclass(frozen=True)
-class CyclicMDS(Code):
+class CyclicMDS(WindowCode):
     """Cyclic MDS (real Reed-Solomon): any n - s replies give the exact sum, by a code without a random draw.
 
     The rows are shifts of ``g(x) = prod (x - z)`` over s neighbouring n-th roots of unity z, symmetric about -1, so
-    that g is real with s + 1 coefficients and, by the BCH bound, any n - s rows span a space that holds the all-ones
+    that g is real with s + 1 coefficients and, by the BCH bound, any n - s rows span a space that contains the all-ones
     vector (Raviv, Tamo, Tandon and Dimakis 2017; Halbawi, Azizan, Salehi and Hassibi 2018). Such roots exist when
-    n - s is odd; when it is even, those of ``x^n = -1`` are taken (a negacyclic code) and the columns divided by the
-    code word ``cos((q - (n - 1) / 2) pi / n)``. Decoding solves in the left null space, which is known: cosines and
-    sines at the angles of the roots.
+    n - s is odd; when it is even, the roots of ``x^n = -1`` are used (a negacyclic code) and the columns divided
+    by the code word ``cos((q - (n - 1) / 2) pi / n)``. Decoding solves in the left null space, which consists of
+    cosines and sines at the angles of the roots.
 
     For few random stragglers it amplifies rounding far less than ``cyclic``. For many *neighbouring* stragglers it
-    fails in double precision (9 of 100 workers, 6 of 256, 5 of 1,000): then a decode is not exact and says so by its
-    residual, and a round waits for one more reply. Raises :class:`~anyk.errors.BadInput` where even random sets cannot
-    be decoded.
+    fails in double precision (9 of 100 workers, 6 of 256, 5 of 1,000): then a decoding is not exact, as its residual
+    shows, and a round waits for one more reply. Raises :class:`~anyk.errors.BadInput` if even random sets cannot be
+    decoded.
 
     >>> code = CyclicMDS(5, stragglers=2)
     >>> [round(c, 7) for c in code.rows[0][1]]
@@ -45,42 +44,24 @@ class CyclicMDS(Code):
     workers: int
     stragglers: int | None = None
 
-    def __post_init__(self) -> None:
-        n = check_workers(self.workers)
-        s = max(1, n // 10) if self.stragglers is None and n > 1 else self.stragglers or 0
-        object.__setattr__(self, "stragglers", check_stragglers(s, n))
-        if s:
-            self._probe()
+    name = "mds"
 
-    def _probe(self) -> None:
-        """Refuse a code whose coefficients rounding has spoiled."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
         n, s = self.workers, self.tolerates
         random = keyed.generator(0, "mds-probe", n, s)
-        for _ in range(3):
+        for _ in range(3 if s else 0):  # rounding may have spoiled the coefficients
             replies = np.sort(random.choice(n, n - s, replace=False))
-            judged = self.judge(self._solve(replies))
-            if not judged.worst <= EXACT:
+            worst = self.judge(self._solve(replies)).worst
+            if not worst <= EXACT:
                 raise BadInput(
                     f"mds:stragglers={s} cannot be decoded in double precision for {n} workers: random stragglers "
-                    f"leave max|a B - 1| = {judged.worst:.1e}; use cyclic:stragglers={s} or frc:stragglers={s}"
+                    f"leave max|a B - 1| = {worst:.1e}; use cyclic:stragglers={s} or frc:stragglers={s}"
                 )
 
     @property
-    def spec(self) -> str:
-        return f"mds:stragglers={self.stragglers}"
-
-    @property
-    def partitions(self) -> int:
-        """As many as workers."""
-        return self.workers
-
-    @property
-    def tolerates(self) -> int:
-        return self.stragglers or 0
-
-    @property
     def negacyclic(self) -> bool:
-        """Whether shifts change sign where they wrap around: n - s is even."""
+        """Whether shifts change sign as they wrap around: n - s is even."""
         return self.tolerates > 0 and (self.workers - self.tolerates) % 2 == 0
 
     @fixed_property
@@ -94,51 +75,42 @@ class CyclicMDS(Code):
     @fixed_property
     def polynomial(self) -> Floats:
         """Coefficients of g, shape (stragglers + 1,): positive and palindromic, the outer ones 1."""
-        found = np.ones(1)
+        product = np.ones(1)
         for angle in self.angles[self.angles < np.pi - 1e-9][::-1]:
-            found = np.convolve(found, [1.0, -2.0 * np.cos(angle), 1.0])
-        return np.convolve(found, [1.0, 1.0]) if self.tolerates % 2 else found
+            product = np.convolve(product, [1.0, -2.0 * np.cos(angle), 1.0])
+        return np.convolve(product, [1.0, 1.0]) if self.tolerates % 2 else product
 
     @fixed_property
     def _columns(self) -> Floats:
-        """What each column is divided by."""
+        """Divisor of each column, shape (n,)."""
         n = self.workers
         return np.cos((np.arange(n) - (n - 1) / 2) * np.pi / n) if self.negacyclic else np.ones(n)
-
-    @fixed_property
-    def assignment(self) -> tuple[tuple[int, ...], ...]:
-        return windows(self.workers, self.tolerates + 1)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
         n, s = self.workers, self.tolerates
         rows: list[Row] = []
         for i in range(n):
-            held = np.arange(i, i + s + 1)
-            values = np.where(held >= n, -1.0 if self.negacyclic else 1.0, 1.0) * self.polynomial
-            values /= self._columns[held % n]
-            rows.append((tuple((held % n).tolist()), tuple(values.tolist())))
+            window = np.arange(i, i + s + 1)
+            values = np.where(window >= n, -1.0 if self.negacyclic else 1.0, 1.0) * self.polynomial
+            values /= self._columns[window % n]
+            rows.append((tuple((window % n).tolist()), tuple(values.tolist())))
         return tuple(rows)
-
-    def decoder(self) -> Decoder:
-        return CountingDecoder(self)
 
     @property
     def quick(self) -> bool:
-        """See :attr:`Code.quick`; of many workers some sets may not decode as exactly as they should."""
-        return self.workers <= _SURE
+        return self.workers <= _SURE  # with more workers some sets may not decode exactly
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
-        """The (n - s)-th arrival, where every set decodes; see :meth:`Code.finish_times`."""
+        """Return the (n - s)-th arrival of each round if every set decodes, else decode reply by reply."""
         s = self.tolerates
-        if s and not self.decode(range(s, self.workers)).exact:  # neighbours are the unluckiest: look at each set
-            return super().finish_times(arrivals)
-        needed = self.workers - self.tolerates
-        return np.asarray(np.partition(self._arrivals(arrivals), needed - 1, axis=1)[:, needed - 1])
+        if s and not self.decode(range(s, self.workers)).exact:  # neighbours are the worst set
+            return Code.finish_times(self, arrivals)
+        return super().finish_times(arrivals)
 
     @fixed_property
     def _null(self) -> Floats:
-        """Orthonormal left null space, shape (n, stragglers)."""
+        """Left null space with columns of norm 1, shape (n, stragglers)."""
         at = np.arange(self.workers)[:, None]
         upper = self.angles[self.angles < np.pi - 1e-9]
         parts = [np.cos(at * upper), np.sin(at * upper)]
@@ -149,7 +121,7 @@ class CyclicMDS(Code):
 
     @fixed_property
     def _all(self) -> Floats:
-        """Weights when all reply, in closed form; shape (n,)."""
+        """Weights in closed form if all workers reply, shape (n,)."""
         n = self.workers
         if not self.negacyclic:
             return np.full(n, 1.0 / self.polynomial.sum())
@@ -162,7 +134,7 @@ class CyclicMDS(Code):
         if len(lost) > self.tolerates:
             return super()._solve(replies)
         weights = self._all.copy()
-        for _ in range(2 if len(lost) else 0):  # the second time takes back what the first rounded away
+        for _ in range(2 if len(lost) else 0):  # the second time removes the rounding of the first
             weights += self._null @ np.linalg.lstsq(self._null[lost], -weights[lost], rcond=None)[0]
         weights[lost] = 0.0
         if len(lost) and self.workers <= _SMALL and np.abs(weights @ self.encoding - 1.0).max() > _GOOD:

@@ -1,9 +1,9 @@
-"""Partial stragglers: workers that are slow but not dead first send what nobody else computes, then a coded part."""
+"""Partial stragglers: workers that are slow but not dead send first their own part of the sum, then a coded part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.codes.repetition import FractionalRepetition
 from anyk.errors import BadInput
+from anyk.specs import show
 
 
 @typed
@@ -27,9 +28,10 @@ class PartialStragglers(Code):
     (Tandon, Lei, Dimakis and Karampatziakis 2017, section on partial stragglers). The data has ``n (w - s)``
     partitions. Every worker's first message is needed, so no dead worker is tolerated.
 
-    ``stragglers`` left out is 1; ``load`` left out is twice ``stragglers + 1`` (alpha = 2). ``inner`` is the code of
-    the second part, ``frc`` or ``cyclic``. Where ``s + 1`` does not divide ``workers``, the groups of ``frc`` are
-    larger and their workers compute more than was asked for; the attribute ``load`` is the most that any computes.
+    ``load`` is by default twice ``stragglers + 1`` (alpha = 2). ``inner`` is the code of the second part, ``frc`` or
+    ``cyclic``. If ``s + 1`` does not divide ``workers``, the groups of ``frc`` are larger and their workers compute
+    more than ``load`` specifies; the attribute ``load`` is the largest number of partitions that a worker computes.
+    Raises :class:`~anyk.errors.BadInput` for stragglers out of range and a load without a private part.
 
     >>> code = PartialStragglers(4, stragglers=1, load=4)
     >>> code.partitions, code.messages, code.alpha
@@ -40,62 +42,57 @@ class PartialStragglers(Code):
     stragglers: int = 1
     load: int = LEFT_OUT
     inner: Literal["frc", "cyclic"] = "frc"
+    private: int = field(init=False, repr=False)  # partitions of a worker that no other worker holds
     messages = 2
 
     def __post_init__(self) -> None:
         s = check_stragglers(self.stragglers, check_workers(self.workers))
-        if self.inner not in ("frc", "cyclic"):
-            raise BadInput(f"inner of 'partial' must be frc or cyclic, got {self.inner!r}")
         w = 2 * (s + 1) if self.load is LEFT_OUT else self.load
         if w <= s + 1:
             raise BadInput(
                 f"partial:load={w} leaves no private part with stragglers={s}; load must be at least {s + 2}, "
                 f"or use {self.inner}:stragglers={s}"
             )
-        object.__setattr__(self, "_share", w)
-        object.__setattr__(self, "load", max(len(held) for held in self.assignment))
+        self._resolve(private=w - s - 1)
+        self._resolve(load=max(map(len, self.assignment)))
 
     @property
     def spec(self) -> str:
-        inner = "" if self.inner == "frc" else f",inner={self.inner}"
-        return f"partial:stragglers={self.stragglers},load={self.__dict__['_share']}{inner}"
+        load = self.private + self.stragglers + 1
+        return show("partial", {"stragglers": self.stragglers, "load": load, "inner": self.inner}, {"inner": "frc"})
 
     @property
     def alpha(self) -> float:
-        """How many times slower a straggler may be without being waited for."""
-        return (self._private + self.stragglers + 1) / self._private
-
-    @property
-    def _private(self) -> int:
-        return int(self.__dict__["_share"]) - self.stragglers - 1
+        """Ratio of a straggler's time to the others' up to which no worker waits for it."""
+        return (self.private + self.stragglers + 1) / self.private
 
     @fixed_property
     def code(self) -> Code:
-        """The code of the second messages, over the last ``workers`` partitions."""
-        made = FractionalRepetition if self.inner == "frc" else CyclicRepetition
-        return made(self.workers, stragglers=self.stragglers)
+        """Code of the second messages, over the last ``workers`` partitions."""
+        kind = FractionalRepetition if self.inner == "frc" else CyclicRepetition
+        return kind(self.workers, stragglers=self.stragglers)
 
     @property
     def partitions(self) -> int:
-        """n (w - s)."""
-        return self.workers * (self._private + 1)
+        """Number of partitions, n (w - s)."""
+        return self.workers * (self.private + 1)
 
     @property
     def tolerates(self) -> int:
-        """0: each private part has one holder."""
+        """Stragglers with which the sum is exact: 0, as each private part has one holder."""
         return 0
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
         rows: list[Row] = []
-        first = self.workers * self._private
-        for worker, (held, coefficients) in enumerate(self.code.rows):
-            own = tuple(range(worker * self._private, (worker + 1) * self._private))
-            rows += [(own, (1.0,) * len(own)), (tuple(first + j for j in held), coefficients)]
+        w = self.private
+        for worker, (partitions, coefficients) in enumerate(self.code.rows):
+            own = tuple(range(worker * w, (worker + 1) * w))
+            rows += [(own, (1.0,) * w), (tuple(self.workers * w + j for j in partitions), coefficients)]
         return tuple(rows)
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
-        """All first messages, and enough of the second; see :meth:`Code.finish_times`."""
+        """Return when all first and enough second messages have arrived in each round."""
         times = self._arrivals(arrivals)
         return np.asarray(np.maximum(times[:, ::2].max(axis=1), self.code.finish_times(times[:, 1::2])))
 
@@ -110,7 +107,7 @@ class PartialStragglers(Code):
 
 
 class _TwoPartDecoder(Decoder):
-    """All first messages, and second messages that the inner code can decode."""
+    """Waits for all first messages and for second messages that the inner code can decode."""
 
     def __init__(self, code: PartialStragglers) -> None:
         self._code = code
@@ -118,7 +115,7 @@ class _TwoPartDecoder(Decoder):
         self._private: set[int] = set()
 
     def add(self, worker: int) -> bool:
-        """See :meth:`Decoder.add`; ``worker`` is a reply: 2 i for the private, 2 i + 1 for the coded part of i."""
+        """Add reply 2 i, the private part of worker i, or 2 i + 1, its coded part."""
         owner, part = divmod(worker, 2)
         if part:
             self._inner.add(owner)

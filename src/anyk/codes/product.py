@@ -25,8 +25,9 @@ class KroneckerCode(MatrixCode):
     Loads, as fractions of the data, multiply. When the replies form a product of worker sets, the product of the
     factors' optimal weights is optimal, with ``err = m1 m2 - (m1 - err1) (m2 - err2)``; any other set is decoded by
     least squares. Where both factors have constant row and column sums, the bound of
-    :class:`~anyk.codes.BiregularCode` holds with second singular value ``max(s1 t2, t1 s2)``, t being the first one
-    (product gradient codes, Sakorikar and Wang 2021). Worker (i, j) is number ``i n2 + j``, partitions likewise.
+    :class:`~anyk.codes.BiregularCode` holds with second singular value ``max(s1 t2, t1 s2)``, where t is the first one
+    (product gradient codes, Sakorikar and Wang 2021). Worker (i, j) is number ``i n2 + j``, partitions likewise. Raises
+    :class:`~anyk.errors.BadInput` for factors whose workers send several messages or parts of the vector.
 
     >>> import anyk
     >>> code = KroneckerCode(anyk.codes.BlockDesignCode(7), anyk.codes.BlockDesignCode(13))
@@ -37,15 +38,14 @@ class KroneckerCode(MatrixCode):
 
     left: Code
     right: Code
+    optimal = True
 
     def __post_init__(self) -> None:
-        for name, code in (("left", self.left), ("right", self.right)):
-            if not isinstance(code, Code):
-                raise BadInput(f"{name} of KroneckerCode must be a code, as in Uncoded(3), got {code!r}")
+        for code in (self.left, self.right):
             if code.messages > 1 or code.blocks > 1:
                 raise BadInput(f"kronecker takes codes whose workers send one whole message; '{code.spec}' is not one")
-        object.__setattr__(self, "workers", self.left.replies * self.right.replies)
-        object.__setattr__(self, "approximate", self.left.approximate or self.right.approximate)
+        self._resolve(workers=self.left.replies * self.right.replies)
+        self._resolve(approximate=self.left.approximate or self.right.approximate)
 
     @property
     def spec(self) -> str:
@@ -53,14 +53,14 @@ class KroneckerCode(MatrixCode):
 
     @property
     def partitions(self) -> int:
-        """m1 m2."""
+        """Number of partitions, m1 m2."""
         return self.left.partitions * self.right.partitions
 
     @property
     def tolerates(self) -> int:
-        """The sum is exact while a product of decodable sets is in: fewer than (s1 + 1) (s2 + 1) stragglers.
+        """Number of stragglers with which a product of decodable sets surely replies: (s1 + 1) (s2 + 1) - 1.
 
-        Stragglers that spoil a row of the grid of workers number more than s2, and more than s1 rows must be spoiled.
+        More than s2 stragglers are needed to spoil a row of the grid of workers, and more than s1 rows must be spoiled.
         """
         if self.approximate:
             return 0
@@ -82,14 +82,12 @@ class KroneckerCode(MatrixCode):
         return LeastSquares().weights(self, replies)
 
     def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
-        """See :meth:`Code.worst_error`; the bound for biregular factors."""
+        """Return the bound for biregular factors, see :class:`KroneckerCode`; None for other factors."""
         if stragglers <= self.tolerates and self.tolerates:
             return 0.0, True
         n = self.workers
         factors = []
-        for name, code in (("left", self.left), ("right", self.right)):
-            if not isinstance(code, Code):
-                raise BadInput(f"{name} of KroneckerCode must be a code, as in Uncoded(3), got {code!r}")
+        for code in (self.left, self.right):
             rows, columns = (np.asarray(code.encoding.sum(axis=axis)).ravel() for axis in (1, 0))
             if np.ptp(rows) > 1e-9 or np.ptp(columns) > 1e-9:
                 return None

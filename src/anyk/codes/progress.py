@@ -1,4 +1,4 @@
-"""Codes that use what a worker has finished so far: it reports progress, and sends one message when it is asked."""
+"""Codes whose workers report their progress and send one message, of what they have finished, on request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from anyk.codes.base import (
     Floats,
     Indices,
     Policy,
+    RegisteredCode,
     Row,
+    StragglersCode,
     check_load,
-    check_stragglers,
     check_workers,
     usual_load,
+    windows,
 )
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.made import LEFT_OUT, fixed_property
@@ -30,7 +32,7 @@ from anyk.errors import BadInput
 
 
 class Ask(NamedTuple):
-    """What one worker is asked for: finished partitions with coefficients; its message counts with ``weight``."""
+    """A request to one worker: finished partitions with coefficients; its message counts with ``weight``."""
 
     worker: int
     partitions: tuple[int, ...]
@@ -39,29 +41,28 @@ class Ask(NamedTuple):
 
 
 class Watch(ABC):
-    """Sees how many partitions each worker has finished, and says when and what to ask for. One per step."""
+    """Counts the partitions that workers finish in one step, and decides when to request which messages."""
 
     ready: bool = False
 
     @abstractmethod
     def saw(self, worker: int, done: int) -> bool:
-        """A worker has finished ``done`` of its partitions; returns whether the sum can be had now."""
+        """Note that a worker has finished ``done`` of its partitions; return whether the sum is available."""
 
     @abstractmethod
     def asks(self) -> list[Ask]:
-        """Whom to ask for what: the exact sum if :attr:`ready`, else as much of it as there is."""
+        """Return requests for the exact sum if :attr:`ready`, else for as much of it as is finished."""
 
     @property
     @abstractmethod
     def residual(self) -> float:
-        """The residual of what :meth:`asks` would give now."""
+        """Residual of the sum that :meth:`asks` would request now."""
 
 
 class ProgressCode(Code):
-    """A code whose workers compute their partitions in a given order and send one message when asked.
+    """A code whose workers compute their partitions in a given order and send one message on request.
 
-    A subclass gives ``orders`` and ``watch``. As a code (its rows, its decoder) it is what workers can send that have
-    finished everything.
+    A subclass defines ``orders`` and ``watch``. Its rows and decoder are for workers that have finished everything.
     """
 
     def policy(self) -> Policy:
@@ -70,7 +71,7 @@ class ProgressCode(Code):
     @property
     @abstractmethod
     def orders(self) -> Sequence[tuple[int, ...]]:
-        """For each worker, its partitions in the order in which it computes them."""
+        """Partitions of each worker in the order in which it computes them."""
 
     @fixed_property
     def assignment(self) -> tuple[tuple[int, ...], ...]:
@@ -78,13 +79,13 @@ class ProgressCode(Code):
 
     @abstractmethod
     def watch(self) -> Watch:
-        """A fresh watch for one step."""
+        """Return a new watch for one step."""
 
     def ready_times(self, seconds: Floats, each: Floats) -> Floats | None:
-        """When the sum can be had, for many rounds at once; by default that is not known.
+        """Return when the sum is available in each round, shape (rounds,); None, the default, if unknown.
 
-        ``seconds``: what workers take for all of their partitions, ``each``: for one of them, which they finish one
-        after another at the end; both rounds x workers. Returns shape (rounds,).
+        ``seconds``: time of each worker for all its partitions, ``each``: for one of them, shape (rounds, workers). The
+        partitions are finished one after another at the end.
         """
         del seconds, each
         return None
@@ -92,22 +93,23 @@ class ProgressCode(Code):
 
 @typed
 @dataclass(frozen=True)
-class NestedCode(ProgressCode):
+class NestedCode(StragglersCode, ProgressCode):
     """Nested code: one placement serves a code for each tolerance; the progress in a step decides between them.
 
     Worker i computes its partitions in an order whose beginnings are the rows of exact codes of growing tolerance.
-    It reports progress (a number, no vector); as soon as for some level enough workers have come that far, those are
-    asked for one vector each. No fixed tolerance ends a step sooner, and a fleet without stragglers computes each
+    It reports progress (a number, no vector). As soon as enough workers have reached some level, each of them is
+    asked for one vector. No fixed tolerance ends a step sooner, and a fleet without stragglers computes each
     partition once. (After Massny, Hofmeister, Egger, Bitar and Wachter-Zeh 2022; the construction here is our own
-    with the properties their abstract states.)
+    with the properties that their abstract states.)
 
     ``kind="binary"``: levels u = 0 … U tolerate ``2^u - 1``; worker i computes partitions i xor 0, i xor 1, …, and
     level u is ready when each block of ``2^u`` workers has one that finished ``2^u``; free of rounding, but 2^U must
     divide n.
     ``kind="cyclic"``: levels s = 0 … S; worker i computes i, i + 1, …, and level s is ready when n - s workers have
-    finished s + 1 (cyclic repetition at each level). Left out, binary where some 2^U > ``stragglers`` divides n.
+    finished s + 1 (cyclic repetition at each level). The default is binary if some 2^U > ``stragglers`` divides n.
 
-    ``stragglers`` is the largest tolerance, a tenth of the workers if left out; binary rounds it up to 2^U - 1.
+    ``stragglers`` is the largest tolerance, by default a tenth of the workers; binary rounds it up to 2^U - 1. Raises
+    :class:`~anyk.errors.BadInput` for stragglers out of range, and for a kind that does not exist for the workers.
 
     >>> code = NestedCode(8, stragglers=3)
     >>> code.kind, code.orders[5], [level.tolerates for level in code.levels]
@@ -118,14 +120,12 @@ class NestedCode(ProgressCode):
     stragglers: int | None = None
     kind: Literal["binary", "cyclic"] | None = None
     seed: int = 0
+    name = "nested"
 
     def __post_init__(self) -> None:
-        n = check_workers(self.workers)
-        s = (max(1, n // 10) if n > 1 else 0) if self.stragglers is None else self.stragglers
-        check_stragglers(s, n)
+        super().__post_init__()
+        n, s = self.workers, self.tolerates
         top = s.bit_length()  # 2^top > s
-        if self.kind not in (None, "binary", "cyclic"):
-            raise BadInput(f"kind of 'nested' must be binary or cyclic, got {self.kind!r}")
         kind = self.kind or ("binary" if n % 2**top == 0 else "cyclic")
         if kind == "binary":
             if n % 2**top:
@@ -134,26 +134,11 @@ class NestedCode(ProgressCode):
                     "use kind=cyclic"
                 )
             s = 2**top - 1
-        object.__setattr__(self, "kind", kind)
-        object.__setattr__(self, "stragglers", s)
-
-    @property
-    def spec(self) -> str:
-        seed = f",seed={self.seed}" if self.seed else ""
-        return f"nested:stragglers={self.stragglers},kind={self.kind}{seed}"
-
-    @property
-    def partitions(self) -> int:
-        """As many as workers."""
-        return self.workers
-
-    @property
-    def tolerates(self) -> int:
-        return self.stragglers or 0
+        self._resolve(kind=kind, stragglers=s)
 
     @fixed_property
     def levels(self) -> tuple[Code, ...]:
-        """The code of each level, of growing tolerance."""
+        """Codes of the levels, of growing tolerance."""
         n, s = self.workers, self.tolerates
         if self.kind == "binary":
             return tuple(FractionalRepetition(n, load=2**u) for u in range(s.bit_length() + 1))
@@ -164,15 +149,15 @@ class NestedCode(ProgressCode):
         n, load = self.workers, self.tolerates + 1
         if self.kind == "binary":
             return tuple(tuple(i ^ step for step in range(load)) for i in range(n))
-        return tuple(tuple((i + step) % n for step in range(load)) for i in range(n))
+        return windows(n, load)
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Those of the top level; see :attr:`Code.rows`."""
+        """Rows of the top level."""
         return self.levels[-1].rows
 
     def decoder(self) -> Decoder:
-        """That of the top level."""
+        """Return a decoder of the top level."""
         return self.levels[-1].decoder()
 
     def _solve(self, replies: Indices) -> Floats:
@@ -182,24 +167,24 @@ class NestedCode(ProgressCode):
         return _LevelWatch(self)
 
     def ready_times(self, seconds: Floats, each: Floats) -> Floats:
-        """See :meth:`ProgressCode.ready_times`: the first of the levels."""
+        """Return when the first of the levels is ready in each round, shape (rounds,)."""
         load = self.tolerates + 1
         times = [level.finish_times(seconds - (load - level.load) * each) for level in self.levels]
         return np.asarray(np.min(times, axis=0))
 
 
 class _LevelWatch(Watch):
-    """Counts, for each level, who has come that far."""
+    """Counts the workers that have reached each level."""
 
     def __init__(self, code: NestedCode) -> None:
         self._code = code
         self._done = [0] * code.workers
-        self._needs = [len(level.rows[0][0]) for level in code.levels]  # partitions to finish
+        self._needs = [level.load for level in code.levels]  # partitions to finish
         self._decoders = [level.decoder() for level in code.levels]
         self._level: int | None = None
 
     def saw(self, worker: int, done: int) -> bool:
-        """See :meth:`Watch.saw`; of levels that become ready at once, the one of least tolerance counts."""
+        """Note progress; if several levels become ready together, the one of least tolerance counts."""
         before, self._done[worker] = self._done[worker], done
         for level, needs in enumerate(self._needs):
             reached = before < needs <= done
@@ -216,9 +201,9 @@ class _LevelWatch(Watch):
     def asks(self) -> list[Ask]:
         level = self._best()
         code = self._code.levels[level]
-        found = self._decoders[level].select()
+        selection = self._decoders[level].select()
         asks = []
-        for worker, weight in zip(found.replies, found.weights, strict=True):
+        for worker, weight in zip(selection.replies, selection.weights, strict=True):
             coefficient = dict(zip(*code.rows[worker], strict=True))
             first = self._code.orders[worker][: self._needs[level]]
             asks.append(Ask(worker, first, tuple(coefficient[j] for j in first), weight))
@@ -231,18 +216,19 @@ class _LevelWatch(Watch):
 
 @typed
 @dataclass(frozen=True)
-class ChunkOrderCode(ProgressCode):
-    """Progress-based code for partial stragglers: whatever anybody has finished counts, chunk by chunk.
+class ChunkOrderCode(RegisteredCode, ProgressCode):
+    """Progress-based code for partial stragglers: every finished partition counts, whoever has finished it.
 
-    Each partition has ``load`` holders. When every partition has been finished by someone, each is assigned to one
-    who did, and those workers send one vector each: exact, with coefficients 0 and 1. How late that can be depends on
-    the orders: let ``Q_j`` be the most partitions that can be finished in all without partition j being among them,
+    Each partition has ``load`` holders. When every partition has been finished by some worker, it is assigned to one
+    of those, and they send one vector each: exact, with coefficients 0 and 1. How late that can be depends on
+    the orders: let ``Q_j`` be the largest total number of finished partitions without partition j among them,
     ``sum over non-holders of their load + sum over holders of (position of j - 1)``. The largest Q_j is least when
     each partition stands once at each position: the placement is cut into perfect matchings (Konig), and matching t
     gives the t-th position (after Ramamoorthy, Meng and Girimaji 2024; the protocol is derived).
 
     ``placement="cyclic"``: worker i holds and computes i, i + 1, …, which has that property already. ``"random"``: a
-    random biregular placement with the order from matchings. ``load`` left out is about log n.
+    random biregular placement with the order from matchings. ``load`` is by default about log n. Raises
+    :class:`~anyk.errors.BadInput` unless it is between 1 and the number of workers.
 
     >>> ChunkOrderCode(12, load=3).most_in_vain, ChunkOrderCode(12, load=3, placement="random").most_in_vain
     (30, 30)
@@ -252,48 +238,40 @@ class ChunkOrderCode(ProgressCode):
     load: int = LEFT_OUT
     placement: Literal["cyclic", "random"] = "cyclic"
     seed: int = 0
+    name = "progress"
+    optional = ("placement", "seed")
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
         load = usual_load(n) if self.load is LEFT_OUT else check_load("progress", self.load, n)
-        if self.placement not in ("cyclic", "random"):
-            raise BadInput(f"placement of 'progress' must be cyclic or random, got {self.placement!r}")
-        object.__setattr__(self, "load", load)
-        object.__setattr__(self, "messages", load)  # as a code, each finished partition is a reply of its own
-
-    @property
-    def spec(self) -> str:
-        place = "" if self.placement == "cyclic" else f",placement={self.placement}"
-        return f"progress:load={self.load}{place}" + (f",seed={self.seed}" if self.seed else "")
+        self._resolve(load=load, messages=load)  # as a code, each finished partition is a reply of its own
 
     @property
     def partitions(self) -> int:
-        """As many as workers."""
         return self.workers
 
     @property
     def tolerates(self) -> int:
-        """Every partition has ``load`` holders: one less may be missing."""
+        """Stragglers with which the sum is exact: load - 1, as every partition has ``load`` holders."""
         return self.load - 1
 
     @fixed_property
     def orders(self) -> tuple[tuple[int, ...], ...]:
         n, load = self.workers, self.load
         if self.placement == "cyclic":
-            return tuple(tuple((i + step) % n for step in range(load)) for i in range(n))
+            return windows(n, load)
         from scipy.sparse.csgraph import maximum_bipartite_matching
 
-        left = RandomBiregularCode(n, load=load, seed=self.seed).encoding.tolil()
-        positions = []
-        for _ in range(load):
-            match = maximum_bipartite_matching(left.tocsr(), perm_type="column")
-            positions.append(match)
-            left[np.arange(n), match] = 0
-        return tuple(tuple(int(match[i]) for match in positions) for i in range(n))
+        unmatched = RandomBiregularCode(n, load=load, seed=self.seed).encoding.tolil()
+        positions = np.empty((load, n), dtype=np.int64)
+        for position in positions:
+            position[:] = maximum_bipartite_matching(unmatched.tocsr(), perm_type="column")
+            unmatched[np.arange(n), position] = 0
+        return tuple(map(tuple, positions.T.tolist()))
 
     @property
     def most_in_vain(self) -> int:
-        """The largest Q_j: so many partitions can be finished before the sum is certain, less one."""
+        """Largest Q_j, the number of finished partitions with which the sum may still be incomplete."""
         n, load = self.workers, self.load
         position = np.zeros(n, dtype=np.int64)
         for order in self.orders:
@@ -302,28 +280,28 @@ class ChunkOrderCode(ProgressCode):
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """One partition each, worker by worker in the order of computing; see :attr:`Code.rows`."""
+        """Rows of one partition each, worker by worker in the order of computing."""
         return tuple(((j,), (1.0,)) for order in self.orders for j in order)
 
     def watch(self) -> Watch:
         return _CoverWatch(self)
 
     def ready_times(self, seconds: Floats, each: Floats) -> Floats:
-        """See :meth:`ProgressCode.ready_times`: the last partition, by the first of its holders."""
+        """Return when the last partition is finished by the first of its holders, shape (rounds,)."""
         first = np.full(seconds.shape, np.inf)
-        for place, held in enumerate(np.array(self.orders).T):  # each partition once at each position
-            first[:, held] = np.minimum(first[:, held], seconds - (self.load - 1 - place) * each)
+        for place, columns in enumerate(np.array(self.orders).T):  # each partition once at each position
+            first[:, columns] = np.minimum(first[:, columns], seconds - (self.load - 1 - place) * each)
         return np.asarray(first.max(axis=1))
 
     def _solve(self, replies: Indices) -> Floats:
-        """The first of each partition."""
+        """Return weight 1 for the first reply of each partition."""
         weights = np.zeros(self.replies)
         weights[replies[np.unique(self.encoding.indices[replies], return_index=True)[1]]] = 1.0
         return weights
 
 
 class _CoverWatch(Watch):
-    """Counts the partitions that someone has finished."""
+    """Counts the partitions that any worker has finished."""
 
     def __init__(self, code: ChunkOrderCode) -> None:
         self._code = code
@@ -342,14 +320,14 @@ class _CoverWatch(Watch):
         return self.ready
 
     def asks(self) -> list[Ask]:
-        """See :meth:`Watch.asks`; few workers are asked: each time the one that has most of what is left."""
-        left = {j for j, covered in enumerate(self._covered) if covered}
+        """Return requests to few workers: each time to the one with most of the remaining partitions."""
+        remaining = {j for j, covered in enumerate(self._covered) if covered}
         finished = {worker: set(self._code.orders[worker][:done]) for worker, done in sorted(self._done.items())}
         asks = []
-        while left:
-            worker = max(finished, key=lambda i: (len(finished[i] & left), -i))
-            own = tuple(sorted(finished[worker] & left))
-            left -= finished[worker]
+        while remaining:
+            worker = max(finished, key=lambda i: (len(finished[i] & remaining), -i))
+            own = tuple(sorted(finished[worker] & remaining))
+            remaining -= finished[worker]
             asks.append(Ask(worker, own, (1.0,) * len(own), 1.0))
         return sorted(asks)
 

@@ -1,18 +1,20 @@
-"""Regular codes: every worker holds equally many partitions and every partition has equally many holders."""
+"""Regular codes: all workers hold the same number of partitions, and all partitions have that of holders."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import typed
-from anyk.codes.base import Indices, MatrixCode, check_load, check_workers, incidence, usual_load, whole
+from anyk.checks import AtLeastOne, typed
+from anyk.codes.base import Indices, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
+from anyk.specs import show
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 _DENSE = 600  # size up to which singular values are computed densely
 
 
-def second_singular(matrix: Any) -> float:
-    """Second largest singular value of a sparse matrix."""
+def second_singular(matrix: scipy.sparse.csr_array) -> float:
+    """Return the second largest singular value of a sparse matrix."""
     if max(matrix.shape) <= _DENSE:
         values = np.linalg.svd(matrix.toarray(), compute_uv=False)
         return float(values[1]) if len(values) > 1 else 0.0
@@ -35,7 +37,7 @@ class BiregularCode(MatrixCode):
     """Rows and columns with constant sums, for which one-step decoding has a bound against any adversary.
 
     With row sum w, column sum ``c = n w / m`` and second singular value s2, the weights ``n / ((n - f) c)`` have
-    ``err <= (s2 / c)^2 n f / (n - f)`` whoever the f stragglers are: they are 1/c plus something of squared norm
+    ``err <= (s2 / c)^2 n f / (n - f)`` whoever the f stragglers are: they are 1/c plus a vector of squared norm
     ``n f / ((n - f) c^2)`` orthogonal to ones. Least squares are no worse.
     """
 
@@ -47,7 +49,7 @@ class BiregularCode(MatrixCode):
         return second_singular(self.encoding)
 
     def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
-        """See :meth:`Code.worst_error`; the bound above."""
+        """Return the bound of :class:`BiregularCode`."""
         n = self.workers
         if not 0 <= stragglers < n:
             return None
@@ -58,13 +60,14 @@ class BiregularCode(MatrixCode):
 
 @typed
 @dataclass(frozen=True)
-class ExpanderCode(BiregularCode):
+class ExpanderCode(RegisteredCode, BiregularCode):
     """Expander code: B is the adjacency matrix of a random regular graph, divided by the degree.
 
     For a graph whose second eigenvalue is near Ramanujan's ``2 sqrt(d - 1)`` the error is small whoever straggles
-    (Raviv, Tamo, Tandon and Dimakis 2017). Graphs are drawn until it is below that plus 0.5.
+    (Raviv, Tamo, Tandon and Dimakis 2017). Up to 20 graphs are sampled until it is below that plus 0.5.
 
-    ``load`` is the degree d, at least 2; workers x load must be even. Left out it is about log n.
+    ``load`` is the degree d, at least 2; workers x load must be even. The default is about log n. Raises
+    :class:`~anyk.errors.BadInput` for fewer than 3 workers and loads without a suitable graph.
 
     >>> code = ExpanderCode(100, load=6)
     >>> bool(code.second_singular * 6 < 2 * 5**0.5 + 0.5), code.load
@@ -74,6 +77,7 @@ class ExpanderCode(BiregularCode):
     workers: int
     load: int = LEFT_OUT
     seed: int = 0
+    name = "expander"
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
@@ -85,31 +89,25 @@ class ExpanderCode(BiregularCode):
             load += n * load % 2 or (load == 2 and n % 2 == 0)
         # a ring of even length is bipartite: its second eigenvalue is as large as the first
         good = [d for d in range(2, n) if n * d % 2 == 0 and (d > 2 or n % 2)]
-        if whole("load", load) not in good:
+        if load not in good:
             raise BadInput(
                 f"expander:load={load} does not exist for {n} workers: load must be {good[0]} to {n - 1} and workers x "
                 "load even"
             )
-        object.__setattr__(self, "load", load)
-
-    @property
-    def spec(self) -> str:
-        return f"expander:load={self.load}" + (f",seed={self.seed}" if self.seed else "")
+        self._resolve(load=load)
 
     def _matrix(self) -> scipy.sparse.csr_array:
         n, d = self.workers, self.load
-        best: tuple[float, Any] | None = None
+        samples = []
         for draw in range(20):
             matrix = adjacency(edges_of_regular(n, d, seed=self.seed, draw=draw), n)
-            second = second_eigenvalue(matrix, seed=self.seed)
-            if best is None or second < best[0]:
-                best = second, matrix
-            if second <= min(2 * np.sqrt(d - 1) + 0.5, d - 1e-6):
+            samples.append((second_eigenvalue(matrix, seed=self.seed), matrix))
+            if samples[-1][0] <= min(2 * np.sqrt(d - 1) + 0.5, d - 1e-6):
                 break
-        assert best is not None
-        if best[0] > d - 1e-6:
+        second, best = min(samples, key=itemgetter(0))
+        if second > d - 1e-6:
             raise BadInput(f"no graph of degree {d} that is not bipartite was found for {n} workers; use another load")
-        return best[1] / d
+        return best / d
 
 
 @typed
@@ -121,8 +119,8 @@ class RandomBiregularCode(BiregularCode):
     Sakorikar and Wang 2021). On average over stragglers its error is far below a design's; against many adversarial
     stragglers the design wins. Decoded by least squares.
 
-    ``load`` is the row sum, ``partitions`` (n if left out) must make ``n load / m`` whole. Load left out is about
-    log n.
+    ``load`` is the row sum, by default about log n; ``partitions`` is by default n, and ``n load / m`` must be an
+    integer, else :class:`~anyk.errors.BadInput` is raised.
 
     >>> code = RandomBiregularCode(57, load=8)
     >>> set(code.encoding.sum(axis=0).tolist()) == set(code.encoding.sum(axis=1).tolist()) == {8.0}
@@ -131,14 +129,12 @@ class RandomBiregularCode(BiregularCode):
 
     workers: int
     load: int = LEFT_OUT
-    partitions: int = LEFT_OUT
+    partitions: AtLeastOne = LEFT_OUT
     seed: int = 0
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
         m = n if self.partitions is LEFT_OUT else self.partitions
-        if m < 1:
-            raise BadInput(f"partitions must be at least 1, got {m}")
         good = [w for w in range(1, m + 1) if n * w % m == 0 and n * w >= m]
         load = self.load
         if load is LEFT_OUT:
@@ -148,13 +144,12 @@ class RandomBiregularCode(BiregularCode):
                 f"biregular:load={load} does not exist for {n} workers and {m} partitions: workers x load must be a "
                 "multiple of the partitions"
             )
-        object.__setattr__(self, "partitions", m)
-        object.__setattr__(self, "load", load)
+        self._resolve(partitions=m, load=load)
 
     @property
     def spec(self) -> str:
-        own = f",partitions={self.partitions}" if self.partitions != self.workers else ""
-        return f"biregular:load={self.load}{own}" + (f",seed={self.seed}" if self.seed else "")
+        values = {"load": self.load, "partitions": self.partitions, "seed": self.seed}
+        return show("biregular", values, {"partitions": self.workers, "seed": 0})
 
     def _matrix(self) -> scipy.sparse.csr_array:
         n, m, w = self.workers, self.partitions, self.load
@@ -163,25 +158,23 @@ class RandomBiregularCode(BiregularCode):
             return incidence(_biregular(n, m, w, random).tolist(), m)
         if w == m:
             return incidence([range(m)] * n, m)
-        missing = _biregular(n, m, m - w, random)  # of a dense matrix what is missing is drawn
-        held = np.ones((n, m), dtype=bool)
-        held[np.arange(n)[:, None], missing] = False
-        return incidence([np.flatnonzero(row).tolist() for row in held], m)
+        missing = _biregular(n, m, m - w, random)  # for a dense matrix the missing partitions are sampled
+        return incidence([np.setdiff1d(np.arange(m), row).tolist() for row in missing], m)
 
 
 def _biregular(rows: int, columns: int, load: int, random: np.random.Generator) -> Indices:
-    """Distinct columns for each row, every column equally often; shape (rows, load), sorted.
+    """Return distinct columns for each row, every column equally often; shape (rows, load), sorted.
 
-    Column stubs are dealt out at random; a row's double ones are exchanged with random others until there are none.
+    Column stubs are dealt out at random; a row's duplicates are exchanged with random stubs until there are none.
     """
     dealt = random.permutation(np.repeat(np.arange(columns), rows * load // columns)).reshape(rows, load)
     while True:
         dealt.sort(axis=1)
-        double = np.argwhere(dealt[:, 1:] == dealt[:, :-1])
-        if not len(double):
+        duplicates = np.argwhere(dealt[:, 1:] == dealt[:, :-1])
+        if not len(duplicates):
             return np.asarray(dealt, dtype=np.int64)
         flat = dealt.ravel()
-        other = random.integers(flat.size, size=len(double)).tolist()
-        for (i, j), k in zip(double.tolist(), other, strict=True):
+        other = random.integers(flat.size, size=len(duplicates)).tolist()
+        for (i, j), k in zip(duplicates.tolist(), other, strict=True):
             here = i * load + j
             flat[here], flat[k] = flat[k], flat[here]

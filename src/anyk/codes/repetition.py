@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, Selection, check_stragglers, check_workers
+from anyk.checks import AtLeastOne, typed
+from anyk.codes.base import (
+    Code,
+    Decoder,
+    Decoding,
+    Floats,
+    Indices,
+    RegisteredCode,
+    Row,
+    Selection,
+    check_stragglers,
+    check_workers,
+)
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 from anyk.specs import show
@@ -28,47 +39,51 @@ def check_shares(shares: Sequence[int], workers: int) -> None:
         )
 
 
-def _cut(items: int, pieces: int) -> list[range]:
-    """``items`` numbers in ``pieces`` runs whose lengths differ by at most one, the longer ones first."""
+def cut_evenly(items: int, pieces: int) -> list[range]:
+    """Cut range(items) into pieces whose lengths differ by at most one, the longer pieces first."""
     size, longer = divmod(items, pieces)
     ends = np.cumsum([0] + [size + (piece < longer) for piece in range(pieces)]).tolist()
     return [range(a, b) for a, b in pairwise(ends)]
 
 
 class RepetitionCode(Code):
-    """A code in which each group of workers computes one block of partitions; a subclass says how many groups.
+    """A code in which each group of workers computes one block of partitions; a subclass defines ``groups``.
 
-    ``shares``: how much of the data each worker computes, relative to the others (none: all alike); a group's block has
-    as many partitions as the largest share of its members.
+    ``shares``: how much of the data each worker computes, relative to the others (none: all alike). The size of a
+    group's block is the largest share of its members.
     """
 
     shares: tuple[int, ...] = ()
+    _groups: int
+    _even: dict[str, Any]  # the settings of fractional repetition apart from shares
 
     @property
     def groups(self) -> int:
-        """The number of groups, at most the number of workers and of partitions."""
-        raise NotImplementedError("a repetition code says how many groups it has")
+        """Number of groups, at most the number of workers and of partitions."""
+        raise NotImplementedError("a repetition code defines its number of groups")
 
     @fixed_property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of each group."""
-        return tuple(tuple(run) for run in _cut(self.workers, self.groups))
+        """Workers of each group."""
+        return tuple(map(tuple, cut_evenly(self.workers, self.groups)))
 
     @fixed_property
     def blocks_of(self) -> tuple[tuple[int, ...], ...]:
-        """The partitions of each group."""
+        """Partitions of each group."""
         ends = np.cumsum([0, *self.sizes]).tolist()
         return tuple(tuple(range(a, b)) for a, b in pairwise(ends))
 
     @property
     def sizes(self) -> list[int]:
-        """The partitions in each group's block: as even as possible, or what its members' shares ask for."""
+        """Number of partitions in each group's block: as even as possible, or the largest share of its members."""
         if not self.shares:
-            return [len(run) for run in _cut(self.partitions, self.groups)]
+            return list(map(len, cut_evenly(self.partitions, self.groups)))
         return [max(self.shares[worker] for worker in members) for members in self.members]
 
     def cut(self, sizes: Sequence[int]) -> Self:
-        """The same code with so many partitions in the block of each group.
+        """Return the same code with these numbers of partitions in the blocks of the groups.
+
+        Raises NotImplementedError for codes with blocks of equal size.
 
         >>> Uncoded(3).cut([2, 1, 1]).spec, FractionalRepetition(4, load=2).cut([3, 1]).rows[0][0]
         ('uncoded:shares=2/1/1', (0, 1, 2))
@@ -78,7 +93,7 @@ class RepetitionCode(Code):
 
     @fixed_property
     def group_of(self) -> tuple[int, ...]:
-        """The group of each worker."""
+        """Group of each worker."""
         groups = [0] * self.workers
         for g, members in enumerate(self.members):
             for worker in members:
@@ -92,8 +107,8 @@ class RepetitionCode(Code):
 
     @property
     def tolerates(self) -> int:
-        """The smallest group less one: a group is lost only when all its members are."""
-        return min(len(members) for members in self.members) - 1
+        """Size of the smallest group less one, as a group is lost only with all its members."""
+        return min(map(len, self.members)) - 1
 
     def decoder(self) -> Decoder:
         return _GroupDecoder(self)
@@ -103,41 +118,38 @@ class RepetitionCode(Code):
         return np.array(self.group_of, dtype=np.int64)
 
     def _solve(self, replies: Indices) -> Floats:
-        """The lowest-numbered reply of each group, once."""
+        """Return weight 1 for the lowest-numbered reply of each group."""
         weights = np.zeros(self.workers)
         weights[replies[np.unique(self._group_array[replies], return_index=True)[1]]] = 1.0
         return weights
 
     def _lost_chance(self, replies: int) -> Floats:
-        """p: for each group, the chance that none of its members is among ``replies`` random workers."""
-        n = self.workers
-        by_size = {
-            size: float(np.prod([max(n - replies - i, 0) / (n - i) for i in range(size)]))
-            for size in {len(members) for members in self.members}
-        }
-        return np.array([by_size[len(members)] for members in self.members])
+        """Return, for each group, the chance that none of its members is among ``replies`` random workers."""
+        n, sizes = self.workers, list(map(len, self.members))
+        chances = {s: float(np.prod([max(n - replies - i, 0) / (n - i) for i in range(s)])) for s in set(sizes)}
+        return np.array([chances[size] for size in sizes])
 
     def expected_coefficients(self, replies: int) -> Floats:
-        """1 less the chance that a partition's whole group is missing: ``C(n - l, r) / C(n, r)`` for a group of l."""
-        return np.repeat(1.0 - self._lost_chance(replies), [len(block) for block in self.blocks_of])
+        """Return 1 - ``C(n - l, r) / C(n, r)``, the chance that a group of l workers replies, for each partition."""
+        return np.repeat(1.0 - self._lost_chance(replies), self.sizes)
 
     def expected_error(self, replies: int, *, decoder: str = "own") -> float | None:
-        """See :meth:`Code.expected_error`: the partitions of each group times the chance that it is lost."""
+        """Return the sum over groups of their partitions times the chance that all their members are missing."""
         if decoder not in ("own", "least-squares"):
             return super().expected_error(replies, decoder=decoder)
         self._check_count(replies)
-        return float(self._lost_chance(replies) @ np.array([len(block) for block in self.blocks_of]))
+        return float(self._lost_chance(replies) @ np.array(self.sizes))
 
     def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
-        """See :meth:`Code.worst_error`: the most partitions in groups that so many stragglers can silence."""
-        lost = np.zeros(stragglers + 1)  # by stragglers spent
-        for members, block in zip(self.members, self.blocks_of, strict=True):
+        """Return the most partitions in groups that this many stragglers can silence; attained."""
+        lost = np.zeros(stragglers + 1)  # by the number of stragglers used
+        for members, size in zip(self.members, self.sizes, strict=True):
             if len(members) <= stragglers:
-                lost[len(members) :] = np.maximum(lost[len(members) :], lost[: -len(members)] + len(block))
+                lost[len(members) :] = np.maximum(lost[len(members) :], lost[: -len(members)] + size)
         return float(lost[-1]), True
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
-        """The slowest group's fastest member; see :meth:`Code.finish_times`."""
+        """Return the arrival of the slowest group's fastest member in each round."""
         order = np.argsort(self._group_array, kind="stable")
         times = self._arrivals(arrivals)[:, order]
         starts = np.searchsorted(self._group_array[order], np.arange(self.groups))
@@ -145,7 +157,7 @@ class RepetitionCode(Code):
 
 
 class _GroupDecoder(Decoder):
-    """The lowest-numbered reply of each group counts once: sets, not orders, decide (replicas are equal anyway)."""
+    """Counts the lowest-numbered reply of each group, so that sets decide and not orders."""
 
     __slots__ = ("_code", "_first", "_group_of", "_missing", "decodable")
 
@@ -158,13 +170,10 @@ class _GroupDecoder(Decoder):
 
     def add(self, worker: int) -> bool:
         group = self._group_of[worker]
-        known = self._first.get(group)
-        if known is None:
-            self._first[group] = worker
+        if group not in self._first:
             self._missing -= 1
             self.decodable = not self._missing
-        elif worker < known:
-            self._first[group] = worker
+        self._first[group] = min(worker, self._first.get(group, worker))
         return self.decodable
 
     @property
@@ -190,7 +199,7 @@ class _GroupDecoder(Decoder):
 
 @typed
 @dataclass(frozen=True)
-class Uncoded(RepetitionCode):
+class Uncoded(RegisteredCode, RepetitionCode):
     """Every partition on one worker: no redundancy, so an exact sum needs every reply.
 
     Stopped early (``uncoded:wait=20``) it ignores the stragglers, also known as backup workers (Chen, Pan, Monga,
@@ -200,27 +209,24 @@ class Uncoded(RepetitionCode):
     0
     """
 
-    own_messages = True
-
     workers: int
     shares: tuple[int, ...] = ()
+    name = "uncoded"
+    optional = ("shares",)
+    own_messages = True
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
         check_shares(self.shares, self.workers)
 
     @property
-    def spec(self) -> str:
-        return show("uncoded", {"shares": self.shares}, {"shares": ()})
-
-    @property
     def partitions(self) -> int:
-        """As many as workers, or as the shares add up to."""
-        return sum(self.shares) if self.shares else self.workers
+        """Number of partitions: that of workers, or the sum of the shares."""
+        return sum(self.shares) or self.workers
 
     @property
     def groups(self) -> int:
-        """Every worker is its own group."""
+        """Number of groups: every worker is its own group."""
         return self.workers
 
     def cut(self, sizes: Sequence[int]) -> Uncoded:
@@ -238,10 +244,10 @@ class FractionalRepetition(RepetitionCode):
     free of rounding at any size, and the gain is ``sqrt(partitions)``. With neither, load is the
     largest of 3, 2 or 1 that divides the number of workers.
 
-    ``shares``: one a worker; groups of workers of different speed compute blocks of different size, that of a group
-    being the largest share of its members (all of them compute the same, and the first to reply counts).
+    ``shares``: one a worker; groups of workers of different speed compute blocks of different size. A group's size is
+    the largest share of its members (all of them compute the same, and the first to reply counts).
 
-    Raises :class:`~anyk.errors.BadInput` for both parameters at once or values out of range.
+    Raises :class:`~anyk.errors.BadInput` for both parameters together or values out of range.
 
     >>> code = FractionalRepetition(6, load=3)
     >>> code.encoding.toarray().astype(int).tolist()[0], code.tolerates
@@ -253,17 +259,16 @@ class FractionalRepetition(RepetitionCode):
     workers: int
     load: int = LEFT_OUT
     stragglers: int | None = None
-    partitions: int = LEFT_OUT
+    partitions: AtLeastOne = LEFT_OUT
     shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
         check_shares(self.shares, n)
         m = n if self.partitions is LEFT_OUT else self.partitions
-        if m < 1:
-            raise BadInput(f"partitions must be at least 1, got {m}")
         if self.load is not LEFT_OUT and self.stragglers is not None:
             raise BadInput("frc takes load=… or stragglers=…, not both; stragglers=s is load=s+1 where s+1 divides")
+        load = None
         if self.stragglers is not None:
             groups = min(n // (check_stragglers(self.stragglers, n) + 1), m)
         else:
@@ -276,22 +281,21 @@ class FractionalRepetition(RepetitionCode):
                     f"of partitions and leave at most {n} groups{other}"
                 )
             groups = m // load
-        object.__setattr__(self, "_groups", groups)
-        given = None if self.stragglers is not None else -(-m // groups)
-        object.__setattr__(self, "_even", (("load", given), ("stragglers", self.stragglers), ("partitions", m)))
-        object.__setattr__(self, "partitions", sum(self.sizes) if self.shares else m)
-        object.__setattr__(self, "load", max(self.sizes) if self.shares else -(-m // groups))
+        self._resolve(
+            _groups=groups, _even={"load": load, "stragglers": self.stragglers, "partitions": m}, partitions=m
+        )
+        self._resolve(partitions=sum(self.sizes), load=max(self.sizes))
 
     @property
     def spec(self) -> str:
         usual = {"load": None, "stragglers": None, "partitions": self.workers, "shares": ()}
-        return show("frc", dict(self.__dict__["_even"]) | {"shares": self.shares}, usual)
+        return show("frc", self._even | {"shares": self.shares}, usual)
 
     def cut(self, sizes: Sequence[int]) -> FractionalRepetition:
         shares = tuple(sizes[g] for g in self.group_of)
-        return FractionalRepetition(self.workers, shares=shares, **dict(self.__dict__["_even"]))
+        return FractionalRepetition(self.workers, shares=shares, **self._even)
 
     @property
     def groups(self) -> int:
         """Number of groups."""
-        return int(self.__dict__["_groups"])
+        return self._groups

@@ -1,4 +1,4 @@
-"""Straggler sets that hurt: what an adversary who knows the code would pick."""
+"""Straggler sets that hurt: the choice of an adversary who knows the code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import numpy as np
 from anyk import keyed
 from anyk.codes.base import Code, incidence, whole
 from anyk.codes.decoders import Decoding, Floats, Indices, LeastSquares, Method, Own, method
-from anyk.codes.edges import EdgeCode
-from anyk.codes.product import KroneckerCode
-from anyk.codes.tree import TreeCode
 from anyk.errors import BadInput
 
 _DECODED = 2_000  # sets up to which all are decoded
@@ -35,8 +32,7 @@ Found = tuple[tuple[int, ...], Decoding]
 
 def is_optimal(code: Code, how: Method) -> bool:
     """Return whether the weights are the least-squares weights, or as good."""
-    own = type(code)._solve is Code._solve or isinstance(code, (EdgeCode, KroneckerCode, TreeCode))
-    return code.messages == code.blocks == 1 and (isinstance(how, LeastSquares) or (own and isinstance(how, Own)))
+    return code.messages == code.blocks == 1 and (how == LeastSquares() or (code.optimal and how == Own()))
 
 
 def is_exhaustive(code: Code, stragglers: int, how: Method) -> bool:
@@ -45,13 +41,13 @@ def is_exhaustive(code: Code, stragglers: int, how: Method) -> bool:
 
 
 def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "own") -> Found:
-    """Return the set of this many workers with the largest residual that is found, and the decoding without them.
+    """Return a set of this many workers with a large residual, and the decoding without them.
 
-    All sets are compared, and the result is exact, if there are up to 200,000 and least squares decode, or up to 2,000
-    with other decoders. Beyond that it is a lower bound of the worst. Where least squares decode, a local search swaps
-    stragglers for other workers as long as the error grows, from many sets, grown greedily or random, and then
-    repeatedly from sets near the best. With other decoders, or more than 4 million coefficients, it is a greedy set
-    that is improved by random swaps.
+    If there are up to 200,000 sets and least squares decode, or up to 2,000 with other decoders, all are compared and
+    the residual is the largest of all. Otherwise it is a lower bound of the largest. For least squares, a local search
+    swaps stragglers for other workers as long as the error grows, from many sets, grown greedily or random, and then
+    repeatedly from sets near the best. With other decoders, or more than 4 million coefficients, a greedy set is
+    improved by random swaps. Raises :class:`~anyk.errors.BadInput` for a number of stragglers out of range.
 
     >>> import anyk
     >>> worst_stragglers(anyk.code("frc:load=3", workers=6), 3)[0]
@@ -122,32 +118,32 @@ class _Errors:
         return np.asarray(self._error + (weights * solved).sum(axis=1))
 
     def _parts(self, lost: Indices) -> tuple[Any, ...]:
-        """Return what errors of larger sets follow from: the Schur complement of M_FF in M, by its diagonal."""
+        """Return the diagonal of the Schur complement of M_FF in M, with parts of the errors of larger sets."""
         across, weights = self._inverse[lost], self._weights[lost]
         inverse = np.linalg.inv(self._inverse[lost[:, :, None], lost[:, None, :]])
         solved, applied = (inverse @ weights[:, :, None])[:, :, 0], inverse @ across
-        rest = self._inverse.diagonal() - (applied * across).sum(axis=1)
-        np.put_along_axis(rest, lost, 1.0, axis=1)
+        complement = self._inverse.diagonal() - (applied * across).sum(axis=1)
+        np.put_along_axis(complement, lost, 1.0, axis=1)
         beyond = self._weights - (solved[:, None, :] @ across)[:, 0]
         error = self._error + (weights * solved).sum(axis=1)
-        return error, beyond, rest, solved, applied, inverse.diagonal(axis1=1, axis2=2)
+        return error, beyond, complement, solved, applied, inverse.diagonal(axis1=1, axis2=2)
 
     def with_more(self, lost: Indices) -> Floats:
         """Return errors without each set and one more worker, shape (sets, workers); -inf for those in the set."""
-        error, beyond, rest, *_ = self._parts(lost)
-        found = error[:, None] + beyond**2 / rest
-        np.put_along_axis(found, lost, -np.inf, axis=1)
-        return np.asarray(found)
+        error, beyond, complement, *_ = self._parts(lost)
+        larger = error[:, None] + beyond**2 / complement
+        np.put_along_axis(larger, lost, -np.inf, axis=1)
+        return np.asarray(larger)
 
     def with_swap(self, lost: Indices) -> tuple[Floats, Floats]:
         """Return the errors of sets, and of those with one straggler swapped for each worker, (sets, size, workers)."""
-        error, beyond, rest, solved, applied, diagonal = self._parts(lost)
-        gone = solved[:, :, None] - applied * (beyond / rest)[:, None, :]
-        found = (error[:, None] + beyond**2 / rest)[:, None, :] - gone**2 / (
-            diagonal[:, :, None] + applied**2 / rest[:, None, :]
+        error, beyond, complement, solved, applied, diagonal = self._parts(lost)
+        removed = solved[:, :, None] - applied * (beyond / complement)[:, None, :]
+        swapped = (error[:, None] + beyond**2 / complement)[:, None, :] - removed**2 / (
+            diagonal[:, :, None] + applied**2 / complement[:, None, :]
         )
-        np.put_along_axis(found, np.broadcast_to(lost[:, None, :], (*lost.shape, lost.shape[1])), -np.inf, axis=2)
-        return error, found
+        np.put_along_axis(swapped, np.broadcast_to(lost[:, None, :], (*lost.shape, lost.shape[1])), -np.inf, axis=2)
+        return error, swapped
 
 
 def _search(code: Code, stragglers: int, sharp: _Errors) -> Indices:
@@ -165,7 +161,7 @@ def _search(code: Code, stragglers: int, sharp: _Errors) -> Indices:
                 error, swapped = errors.with_swap(lost[active])
                 flat = swapped.reshape(len(active), f * n)
                 best = flat.argmax(axis=1)
-                grew = error > before[active] + 10.0**-_DIGITS  # rounding may have promised more than there is
+                grew = error > before[active] + 10.0**-_DIGITS  # rounding may have predicted a larger error
                 lost[active[~grew]] = last[active[~grew]]
                 grows = grew & (flat[np.arange(len(active)), best] > error + 10.0**-_DIGITS)
                 active, best, error = active[grows], best[grows], error[grows]
@@ -188,9 +184,9 @@ def _search(code: Code, stragglers: int, sharp: _Errors) -> Indices:
         kicked = min(_KICKED, f, n - f)
         places = random.random((tracks, f)).argsort(axis=1)[:, :kicked]
         np.put_along_axis(near, places, keys.argsort(axis=1)[:, :kicked], axis=1)
-        near, found = climb(near)
-        better = found >= error
-        lost[better], error[better] = near[better], found[better]
+        near, errors = climb(near)
+        better = errors >= error
+        lost[better], error[better] = near[better], errors[better]
     return lost
 
 
@@ -198,15 +194,15 @@ def _climb(code: Code, start: Indices, decode_without: Callable[[Indices], Decod
     """Return the worse of a greedy set and ``start``, improved by random swaps; every set is decoded."""
     n, stragglers = code.workers, len(start)
     random = keyed.generator(0, "worst-stragglers", n, stragglers)
-    held = incidence(code.assignment, code.partitions)
-    overlap = held @ held.T
+    holders = incidence(code.assignment, code.partitions)
+    overlap = holders @ holders.T
     lost = start[:1]
     while len(lost) < stragglers:
         shared = np.asarray(overlap[lost].sum(axis=0)).ravel()
         shared[lost] = -1.0
-        near = np.argsort(-shared, kind="stable")[: min(_TRIED, n - len(lost))]  # of equal ones, who shares most
+        near = np.argsort(-shared, kind="stable")[: min(_TRIED, n - len(lost))]  # workers that share most partitions
         lost = np.append(lost, near[np.argmax([decode_without(np.append(lost, i)).residual for i in near])])
-    lost, decoding = max(((s, decode_without(s)) for s in (lost, start)), key=lambda found: found[1].residual)
+    lost, decoding = max(((s, decode_without(s)) for s in (lost, start)), key=lambda pair: pair[1].residual)
     for _ in range(min(_DECODED, _TRIED * stragglers)):
         swapped = lost.copy()
         swapped[random.integers(stragglers)] = random.choice(np.setdiff1d(np.arange(n), lost))

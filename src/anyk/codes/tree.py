@@ -1,4 +1,4 @@
-"""CodedReduce: workers form a tree, every parent decodes its children's replies, and the driver hears of a few."""
+"""CodedReduce: workers form a tree, and every parent decodes its children's replies for its own parent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Floats, Indices, Policy, Row, check_stragglers, check_workers, whole
+from anyk.codes.base import Code, Decoder, Floats, Indices, Policy, RegisteredCode, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import fixed_property
@@ -20,7 +20,7 @@ ROOT = -1  # the driver
 
 
 class Share(NamedTuple):
-    """What a node has to do: its own partitions with coefficients, and its children."""
+    """The duties of a node: its own partitions with coefficients, and its children."""
 
     partitions: tuple[int, ...]
     coefficients: tuple[float, ...]
@@ -29,19 +29,20 @@ class Share(NamedTuple):
 
 @typed
 @dataclass(frozen=True)
-class TreeCode(Code):
+class TreeCode(RegisteredCode):
     """Tree code (CodedReduce): a regular tree in which every parent tolerates ``stragglers`` missing children.
 
     Each node has ``children`` children, down to a depth L; the driver is the root. A node computes its own share of
-    the data handed to it, cuts the rest into blocks and codes them to its children; it decodes their replies, adds
-    its share and sends one vector up, so that nobody receives more than ``children`` of them. Every node computes the
+    the data handed to it, cuts the remainder into blocks and codes them to its children. It decodes their replies, adds
+    its share and sends one vector up, so that no node receives more than ``children`` of them. Every node computes the
     fraction ``1 / sum over l = 1 … L of (c / (s + 1))^l`` of the data (Reisizadeh, Prakash, Pedarsani and Avestimehr
     2019). Depth 1 is a plain gradient code.
 
     Workers are numbered layer by layer: 0 … c - 1 are the driver's children, and worker i's children follow its elder
-    cousins'. The number of workers must be ``c + c^2 + … + c^L``. ``children`` left out is the largest number below
-    n that has a tree of at least two layers, else n. ``stragglers`` (left out: 1) are per parent; any that many in
-    all are tolerated. The code of each parent is fractional repetition where s + 1 divides c, else cyclic repetition.
+    cousins'. The number of workers must be ``c + c^2 + … + c^L``. ``children`` is by default the largest number below
+    n that has a tree of at least two layers, else n. ``stragglers`` are per parent; any set of that many in all is
+    tolerated. The code of each parent is fractional repetition if s + 1 divides c, else cyclic repetition. Raises
+    :class:`~anyk.errors.BadInput` for a tree that does not exist.
 
     >>> code = TreeCode(30, children=5)
     >>> code.depth, code.partitions, code.load
@@ -51,6 +52,8 @@ class TreeCode(Code):
     workers: int
     children: int | None = None
     stragglers: int = 1
+    name = "tree"
+    optimal = True
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
@@ -59,20 +62,16 @@ class TreeCode(Code):
         if children is None:
             deep = [c for c, depth in sizes.items() if depth > 1 and c > max(1, self.stragglers)]
             children = max(deep, default=n)
-        if whole("children", children) not in sizes:
+        if children not in sizes:
             raise BadInput(
                 f"tree:children={children} does not exist for {n} workers: they must number c + c^2 + … + c^L"
             )
         if self.stragglers and children <= check_stragglers(self.stragglers, n):
             raise BadInput(f"tree: stragglers must be below children ({children}), got {self.stragglers}")
-        object.__setattr__(self, "children", children)
+        self._resolve(children=children)
 
     def policy(self) -> Policy:
         return Policy(rounds="tree")
-
-    @property
-    def spec(self) -> str:
-        return f"tree:children={self.children},stragglers={self.stragglers}"
 
     @property
     def _c(self) -> int:
@@ -80,12 +79,12 @@ class TreeCode(Code):
 
     @property
     def depth(self) -> int:
-        """L, layers of workers."""
+        """Number of layers of workers, L."""
         return _depth(self.workers, self._c)
 
     @property
     def partitions(self) -> int:
-        """``sum over l of c^l (s + 1)^(L - l)``, for which all shares are whole."""
+        """Number of partitions, ``sum over l of c^l (s + 1)^(L - l)``, for which all shares are integers."""
         c, r, depth = self._c, self.stragglers + 1, self.depth
         return sum(c**level * r ** (depth - level) for level in range(1, depth + 1))
 
@@ -96,64 +95,63 @@ class TreeCode(Code):
 
     @fixed_property
     def code(self) -> Code:
-        """The code of every parent over its children."""
-        c, s = self._c, self.stragglers
-        if s == 0:
-            return Uncoded(c)
-        return FractionalRepetition(c, stragglers=s) if c % (s + 1) == 0 else CyclicRepetition(c, stragglers=s)
+        """Code of every parent over its children."""
+        if self.stragglers == 0:
+            return Uncoded(self._c)
+        kind = CyclicRepetition if self._c % (self.stragglers + 1) else FractionalRepetition
+        return kind(self._c, stragglers=self.stragglers)
 
     @fixed_property
     def parents(self) -> tuple[int, ...]:
-        """The parent of each worker; :data:`ROOT` for the driver."""
+        """Parent of each worker; :data:`ROOT` for the driver."""
         c = self._c
         return tuple(ROOT if i < c else (i - c) // c for i in range(self.workers))
 
     def children_of(self, node: int) -> range:
-        """The children of a worker, or of the driver (:data:`ROOT`)."""
+        """Return the children of a worker, or of the driver (:data:`ROOT`)."""
         first = self._c * (node + 1)
         return range(first, first + self._c) if first < self.workers else range(0)
 
     @fixed_property
     def shares(self) -> tuple[Share, ...]:
-        """The share of each worker."""
+        """Share of each worker."""
         own = (self.stragglers + 1) ** self.depth
-        found: list[Share] = [Share((), (), ())] * self.workers
+        shares: list[Share] = []
         handed: dict[int, list[tuple[int, float]]] = {ROOT: [(j, 1.0) for j in range(self.partitions)]}
         for node in range(ROOT, self.workers):
-            items = handed.pop(node)
-            mine = 0 if node == ROOT else own
-            below = self.children_of(node)
+            items, below = handed.pop(node), self.children_of(node)
             if node != ROOT:
-                partitions, coefficients = zip(*items[:mine], strict=True)
-                found[node] = Share(partitions, coefficients, tuple(below))
-            size = (len(items) - mine) // self._c
-            for child, (held, factors) in zip(below, self.code.rows if below else (), strict=True):
+                partitions, coefficients = zip(*items[:own], strict=True)
+                shares.append(Share(partitions, coefficients, tuple(below)))
+                del items[:own]
+            size = len(items) // self._c
+            for child, (blocks, factors) in zip(below, self.code.rows if below else (), strict=True):
                 handed[child] = [
                     (j, weight * factor)
-                    for block, factor in zip(held, factors, strict=True)
-                    for j, weight in items[mine + block * size : mine + (block + 1) * size]
+                    for block, factor in zip(blocks, factors, strict=True)
+                    for j, weight in items[block * size : (block + 1) * size]
                 ]
-        return tuple(found)
+        return tuple(shares)
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        """What each worker computes itself, with the coefficients it has at the end; see :attr:`Code.rows`."""
+        """Partitions that each worker computes itself, with their coefficients in the sum of all messages."""
         return tuple((share.partitions, share.coefficients) for share in self.shares)
 
     @fixed_property
     def covers(self) -> tuple[tuple[int, ...], ...]:
-        """The partitions that each worker's message covers: its own and those of all below it."""
-        found: list[tuple[int, ...]] = [()] * self.workers
+        """Partitions that each worker's message covers: its own and all below it."""
+        covers: list[tuple[int, ...]] = [()] * self.workers
         for node in reversed(range(self.workers)):
-            below = [j for child in self.children_of(node) for j in found[child]]
-            found[node] = tuple(dict.fromkeys([*self.shares[node].partitions, *below]))
-        return tuple(found)
+            below = [j for child in self.children_of(node) for j in covers[child]]
+            covers[node] = tuple(dict.fromkeys([*self.shares[node].partitions, *below]))
+        return tuple(covers)
 
     def decoder(self) -> Decoder:
         return _TreeDecoder(self)
 
     def weights_below(self, node: int, ready: Sequence[int]) -> dict[int, float] | None:
-        """Weights with which a parent adds up the messages of its children ``ready``; None: not decodable yet."""
+        """Return weights of the messages of a parent's children ``ready``, by child; None: not decodable yet."""
         below = self.children_of(node)
         decoding = self.code.decode([child - below.start for child in ready])
         if not decoding.exact:
@@ -161,38 +159,35 @@ class TreeCode(Code):
         return {below.start + i: float(decoding.weights[i]) for i in np.flatnonzero(decoding.weights).tolist()}
 
     def _solve(self, replies: Indices) -> Floats:
-        """Weights along the tree, from the leaves up; least squares where the tree does not decode."""
+        """Return products of weights along the tree; least squares if the tree does not decode."""
         here = set(replies.tolist())
-        ready: dict[int, dict[int, float]] = {}  # a node whose message can be made, and the weights below it
+        ready: dict[int, dict[int, float]] = {}  # the weights below each node whose message is decodable
         for node in reversed(range(ROOT, self.workers)):
             below = [child for child in self.children_of(node) if child in ready]
-            found = self.weights_below(node, below) if self.children_of(node) else {}
-            if found is not None and (node in here or node == ROOT):
-                ready[node] = found
+            weights_below = self.weights_below(node, below) if self.children_of(node) else {}
+            if weights_below is not None and (node in here or node == ROOT):
+                ready[node] = weights_below
         if ROOT not in ready:
             return super()._solve(replies)
         weights = np.zeros(self.workers)
         total = {ROOT: 1.0}
         for node in range(ROOT, self.workers):
             if node in total:
-                if node != ROOT:
-                    weights[node] = total[node]
                 total |= {child: total[node] * weight for child, weight in ready[node].items()}
+        del total[ROOT]
+        weights[list(total)] = list(total.values())
         return weights
 
 
 class _TreeDecoder(SetDecoder):
     """Decodable when every parent on the way up can decode its children."""
 
-    def add(self, worker: int) -> bool:
-        self._replied.append(worker)
-        if not self.decodable:
-            self.decodable = self.decode().exact
-        return self.decodable
+    def _may_suffice(self) -> bool:
+        return True
 
 
 def _depth(workers: int, children: int) -> int:
-    """L with ``c + c^2 + … + c^L`` workers; 0 if there is none."""
+    """Return L with ``c + c^2 + … + c^L`` workers; 0 if there is none."""
     if children == 1:
         return workers if workers == 1 else 0
     total = depth = 0
