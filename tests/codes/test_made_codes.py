@@ -15,7 +15,7 @@ from scipy.sparse import csr_array, sparray
 
 import anyk
 from anyk.codes import Code, MatrixCode, ProgressCode, registry
-from anyk.codes.made import check
+from anyk.codes.made import check_code
 from anyk.errors import BadInput
 
 SPECS = [
@@ -252,7 +252,7 @@ def test_any_value_of_any_parameter_makes_a_sound_code_or_is_refused(build: Any)
                 code = build(**keys | {name: value})
             except BadInput:
                 continue
-            check(code)
+            check_code(code)
             assert anyk.code(code.spec, workers=code.workers).rows == code.rows, (name, value)
 
 

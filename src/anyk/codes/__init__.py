@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from anyk.checks import check
-from anyk.codes.base import Code, MatrixCode, Policy, check_workers, whole
+from anyk.codes.base import Code, MatrixCode, Policy, check_workers
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode
 from anyk.codes.byzantine import DracoCode, locate
@@ -36,7 +37,6 @@ from anyk.codes.progress import ChunkOrderCode, NestedCode, ProgressCode
 from anyk.codes.regular import BiregularCode, ExpanderCode, RandomBiregularCode
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded
 from anyk.codes.search import worst_stragglers
-from anyk.codes.spread import spread
 from anyk.codes.tree import TreeCode
 from anyk.errors import BadInput
 from anyk.specs import Registry, build_or_suggest
@@ -46,17 +46,38 @@ register = registry.register
 CodeSpec = Annotated[str, registry]
 
 
+def rising(least: int, most: int) -> Iterator[int]:
+    """Yield every integer up to 4, then about 1.4 times the one before.
+
+    >>> list(rising(2, 20))
+    [2, 3, 4, 6, 8, 11, 15]
+    """
+    value = least
+    while value <= most:
+        yield value
+        value = max(value + 1, round(1.4 * value)) if value >= 4 else value + 1
+
+
+def _register(name: str, kind: type[Code], key: str, *, least: int = 1, most: int = 8) -> None:
+    """Register a code with a grid over one key, for planning: rising values up to half of the workers."""
+
+    def grid(workers: int) -> Iterator[str]:
+        return (f"{name}:{key}={value}" for value in rising(least, min(most, workers // 2)))
+
+    register(name, grid=grid)(kind)
+
+
 # exact
 register("uncoded")(Uncoded)
-register("frc", grid=spread("frc", "stragglers"))(FractionalRepetition)
-register("cyclic", grid=spread("cyclic", "stragglers", most=8))(CyclicRepetition)
-register("mds", grid=spread("mds", "stragglers", most=8))(CyclicMDS)
-register("binary", grid=spread("binary", "stragglers", most=8))(BinaryCode)
-register("nested", grid=spread("nested", "stragglers", most=8))(NestedCode)
-register("progress", grid=spread("progress", "load", least=2, most=8))(ChunkOrderCode)
-register("partial", grid=spread("partial", "stragglers", most=8))(PartialStragglers)
-register("bcc", grid=spread("bcc", "batches", least=2))(BatchedCoupons)
-register("comm-efficient", grid=spread("comm-efficient", "stragglers", most=8))(CommunicationEfficient)
+_register("frc", FractionalRepetition, "stragglers", most=32)
+_register("cyclic", CyclicRepetition, "stragglers")
+_register("mds", CyclicMDS, "stragglers")
+_register("binary", BinaryCode, "stragglers")
+_register("nested", NestedCode, "stragglers")
+_register("progress", ChunkOrderCode, "load", least=2)
+_register("partial", PartialStragglers, "stragglers")
+_register("bcc", BatchedCoupons, "batches", least=2, most=32)
+_register("comm-efficient", CommunicationEfficient, "stragglers")
 register("draco", grid=lambda workers: ())(DracoCode)  # against Byzantine workers, not stragglers
 register("tree")(TreeCode)
 
@@ -71,7 +92,7 @@ def _bgc(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
 
 @register("rbgc")
 def _rbgc(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
-    """Regularised Bernoulli code: as bgc, but nobody holds more than twice the expected load."""
+    """Regularised Bernoulli code: as bgc, but no worker holds more than twice the expected load."""
     return RegularisedBernoulliCode(workers, expected_load=load, seed=seed)
 
 
@@ -108,7 +129,7 @@ def _kronecker(
 ) -> Code:
     """Product of two codes, each in brackets: left=(frc:load=2) for split workers, right=(bibd) for n / split."""
     check_workers(workers)
-    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [whole("split", split)]
+    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [split]
     if not splits or not 1 <= splits[0] <= workers or workers % splits[0]:
         why = "no two numbers above 1 multiply to that" if split is None else f"split={split} does not divide them"
         raise BadInput(f"kronecker does not exist for {workers} workers: {why}")
@@ -126,9 +147,9 @@ register("matrix", grid=lambda workers: ())(FileCode)
 
 
 def code(spec: str | Code, *, workers: int) -> Code:
-    """Build a code from its spec for ``workers`` workers; a code for so many is taken as it is.
+    """Return the code of a spec for this number of workers; a code for this number is returned unchanged.
 
-    Raises :class:`~anyk.errors.BadInput` when the spec is wrong or no such code exists for that many workers.
+    Raises :class:`~anyk.errors.BadInput` if the spec is wrong or no such code exists for this number of workers.
 
     >>> code("frc:load=3", workers=30).tolerates
     2

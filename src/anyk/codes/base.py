@@ -258,6 +258,9 @@ class Code(ReadOnly, metaclass=Checked):
         residual = 0.0 if worst < 1e-15 else float(np.linalg.norm(error) / np.sqrt(self.partitions))
         return Decoding(weights, residual, float(np.linalg.norm(weights * self.norms)), worst)
 
+    def _check_more(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` for invalid parts of a custom code besides rows and encoding."""
+
     # ------------------------------------------------------------------------------------------- theory
 
     def expected_error(self, replies: int, *, decoder: str = "own") -> float | None:
@@ -353,7 +356,7 @@ class MatrixCode(Code):
 
 @dataclass(frozen=True)
 class RegisteredCode(Code):
-    """A code whose spec consists of its registered ``name`` and its fields."""
+    """A code whose spec consists of its registered ``name`` and its fields; it has as many partitions as workers."""
 
     name: ClassVar[str]
     optional: ClassVar[tuple[str, ...]] = ("seed",)  # fields that the spec omits at their default
@@ -364,9 +367,13 @@ class RegisteredCode(Code):
         defaults = {field.name: field.default for field in settings if field.name in self.optional}
         return show(self.name, {field.name: self.__dict__[field.name] for field in settings}, defaults)
 
+    @property
+    def partitions(self) -> int:
+        return self.workers
+
 
 class StragglersCode(RegisteredCode):
-    """A code built for a number of ``stragglers``, s, with as many partitions as workers.
+    """A code built for a number of ``stragglers``, s.
 
     s is by default a tenth of the workers, at least 1.
     """
@@ -377,10 +384,6 @@ class StragglersCode(RegisteredCode):
         n = check_workers(self.workers)
         s = max(1, n // 10) if self.stragglers is None and n > 1 else self.stragglers or 0
         self._resolve(stragglers=check_stragglers(s, n))
-
-    @property
-    def partitions(self) -> int:
-        return self.workers
 
     @property
     def tolerates(self) -> int:

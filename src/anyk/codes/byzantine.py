@@ -81,10 +81,6 @@ class DracoCode(RegisteredCode):
         return kind(self.workers, stragglers=self._spare)
 
     @property
-    def partitions(self) -> int:
-        return self.workers
-
-    @property
     def tolerates(self) -> int:
         """Number of stragglers besides the Byzantine workers."""
         return self.stragglers

@@ -50,10 +50,6 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
         self._resolve(batches=batches)
 
     @property
-    def partitions(self) -> int:
-        return self.workers
-
-    @property
     def groups(self) -> int:
         """Number of groups, one for each batch."""
         return int(self.batches or 1)

@@ -1,11 +1,11 @@
-"""What a code is made of: arrays that nobody can write to, and rows that exist."""
+"""Read-only arrays of codes, and checks of the rows and matrices of custom codes."""
 
 from __future__ import annotations
 
 import inspect
 import operator
 from abc import ABCMeta
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import cached_property, wraps
 from math import isfinite
 from numbers import Number, Real
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from anyk.checks import AtLeastOne, check
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-LEFT_OUT: Any = None  # stands for a parameter that is computed when it is left out; afterwards it is a fact of the code
+LEFT_OUT: Any = None  # default of a parameter that the code computes; afterwards it is a fact of the code
 
 
 def frozen(value: T) -> T:
-    """``value`` with its arrays read-only; those of sparse matrices and inside tuples, too."""
+    """Return ``value`` with its arrays read-only, also in tuples and sparse matrices."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, tuple):
@@ -35,26 +36,26 @@ def frozen(value: T) -> T:
             frozen(part)
     elif hasattr(value, "indptr"):
         matrix: Any = value
-        matrix.sum_duplicates()  # SciPy would do it in place when it is next asked for a sum
+        matrix.sum_duplicates()  # SciPy would do it in place for the next sum
         frozen((matrix.data, matrix.indices, matrix.indptr))
     return value
 
 
 class fixed_property(cached_property[T]):
-    """A cached property whose arrays are read-only: decoders, workers and users read the same ones."""
+    """A cached property whose arrays are read-only, as decoders, workers and users share them."""
 
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        @wraps(make)
-        def made(code: Any) -> T:
-            return frozen(make(code))
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        @wraps(compute)
+        def compute_frozen(code: Any) -> T:
+            return frozen(compute(code))
 
-        super().__init__(made)
+        super().__init__(compute_frozen)
 
 
 class ReadOnly:
-    """A base class whose copies and unpickled objects have read-only arrays as well, which NumPy alone forgets.
+    """A base class whose copies and unpickled objects have read-only arrays as well, unlike NumPy's.
 
-    Of a user's class these are the ones kept by :class:`fixed_property`.
+    In a user's class these are the values of :class:`fixed_property`.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -66,38 +67,37 @@ class ReadOnly:
 
 
 class Checked(ABCMeta):
-    """The type of :class:`~anyk.codes.Code`: looks at each code of a user's class as soon as it is made.
+    """The type of :class:`~anyk.codes.Code`: checks each code of a user's class as soon as it is built.
 
-    anyk's own are not looked at: some build their rows only when these are needed, and tests hold them right.
+    anyk's own codes are not checked, as some build their rows only on demand, and tests cover them.
     """
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """That of the constructor, which the method below would hide from help, and from specs."""
+        """Signature of the constructor, which the method below would hide from help and specs."""
         parameters = list(inspect.signature(cast(Any, cls).__init__).parameters.values())[1:]
         return inspect.Signature(parameters)
 
     def __call__(cls, *args: Any, **keys: Any) -> Any:
-        """Make a code, and look at it."""
+        """Build a code and check it."""
         code = super().__call__(*args, **keys)
         if not cls.__module__.startswith("anyk."):
             try:
-                check(code)
+                check_code(code)
             except BadInput as error:
                 raise BadInput(f"{cls.__name__}: {error}") from None
         return code
 
 
-def check(code: Code) -> None:
-    """Raise :class:`~anyk.errors.BadInput` for rows, a matrix or orders that cannot be."""
-    for name in ("workers", "partitions", "messages", "blocks"):
-        value = getattr(code, name)
-        if not _is_whole(value) or value < 1:
-            raise BadInput(f"{name} must be a whole number of at least 1, got {value!r}")
+def check_code(code: Code) -> None:
+    """Raise :class:`~anyk.errors.BadInput` for invalid numbers, rows, matrix or orders."""
+    numbers = {"workers": code.workers, "partitions": code.partitions, "messages": code.messages, "blocks": code.blocks}
+    for name, value in numbers.items():
+        check(value, AtLeastOne, name)
     if not _is_whole(code.tolerates) or not 0 <= code.tolerates < code.replies:
         raise BadInput(f"tolerates must be 0 to {code.replies - 1} stragglers, got {code.tolerates!r}")
     rows = code.rows
-    if not hasattr(rows, "__len__"):
+    if not isinstance(rows, Sized):
         raise BadInput(f"rows must be a sequence, got {rows!r}")
     if len(rows) != code.replies:
         each = f"{code.messages} message{'s' * (code.messages != 1)} each"
@@ -105,32 +105,26 @@ def check(code: Code) -> None:
     for i, row in enumerate(rows):
         _check_row(i, row, code.partitions, code.blocks)
     _check_encoding(code)
-    _ = code.encoding, code.assignment  # made now, of the rows that have been looked at
-    orders = getattr(code, "orders", None)
-    if orders is not None:
-        _check_orders(orders, code)
+    _ = code.encoding, code.assignment  # computed now, from the checked rows
+    code._check_more()
 
 
 def _is_whole(value: Any) -> bool:
     return hasattr(type(value), "__index__") and not isinstance(value, bool)
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and isfinite(value)
-
-
 def _check_row(i: int, row: Any, partitions: int, blocks: int) -> None:
     try:
-        held, coefficients = row
-        sizes = len(held), len(coefficients)
+        own, coefficients = row
+        sizes = len(own), len(coefficients)
     except (TypeError, ValueError):
         raise BadInput(f"row {i} must be (partitions, coefficients), got {row!r}") from None
-    for j in held:
+    for j in own:
         if not _is_whole(j):
             raise BadInput(f"row {i} holds partition {j!r}, which is not a whole number")
         if not 0 <= j < partitions:
             raise BadInput(f"row {i} holds partition {j}; there are {partitions} (0 to {partitions - 1})")
-    numbers = [operator.index(j) for j in held]
+    numbers = list(map(operator.index, own))
     if len(set(numbers)) < len(numbers):
         twice = next(j for j in numbers if numbers.count(j) > 1)
         raise BadInput(f"row {i} holds partition {twice} twice; add its coefficients up")
@@ -141,13 +135,13 @@ def _check_row(i: int, row: Any, partitions: int, blocks: int) -> None:
             f"got {sizes[1]}"
         )
     for value in coefficients:
-        if not _is_finite(value):
-            said = value if isinstance(value, Number) else repr(value)
-            raise BadInput(f"row {i} has coefficient {said}; they must be finite numbers")
+        if not isinstance(value, Real) or not isfinite(value):
+            shown = value if isinstance(value, Number) else repr(value)
+            raise BadInput(f"row {i} has coefficient {shown}; they must be finite numbers")
 
 
 def _check_encoding(code: Code) -> None:
-    """That a matrix of a class's own is that of its rows; the one that is made of the rows is."""
+    """Raise BadInput unless the matrix that a class builds itself is that of its rows."""
     from anyk.codes.base import Code, MatrixCode
 
     if type(code).encoding in (Code.encoding, MatrixCode.encoding):
@@ -159,19 +153,8 @@ def _check_encoding(code: Code) -> None:
         raise BadInput(f"the encoding is not that of the rows: row {row} differs")
 
 
-def _check_orders(orders: Any, code: Code) -> None:
-    from anyk.codes.base import Code
-
-    assignment = Code.assignment.func(code)  # of the rows, wherever a class takes its own from
-    if len(orders) != len(assignment):
-        raise BadInput(f"orders must be one for each of {len(assignment)} workers, got {len(orders)}")
-    for i, (order, held) in enumerate(zip(orders, assignment, strict=True)):
-        if sorted(order) != sorted(held):
-            raise BadInput(f"orders[{i}] must list the partitions of worker {i}, {held}, got {order}")
-
-
 def valid_matrix(matrix: Any, shape: tuple[int, int]) -> scipy.sparse.csr_array:
-    """A copy of a matrix (sparse or dense); one that cannot be an encoding is refused."""
+    """Return a sparse copy of a matrix; raise :class:`~anyk.errors.BadInput` unless it can be an encoding."""
     from scipy.sparse import csr_array, issparse
 
     if not issparse(matrix):

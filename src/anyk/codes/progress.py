@@ -77,6 +77,14 @@ class ProgressCode(Code):
     def assignment(self) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(sorted(order)) for order in self.orders)
 
+    def _check_more(self) -> None:
+        assignment = Code.assignment.func(self)  # by the rows, whatever the class defines
+        if len(self.orders) != len(assignment):
+            raise BadInput(f"orders must be one for each of {len(assignment)} workers, got {len(self.orders)}")
+        for i, (order, own) in enumerate(zip(self.orders, assignment, strict=True)):
+            if sorted(order) != sorted(own):
+                raise BadInput(f"orders[{i}] must list the partitions of worker {i}, {own}, got {order}")
+
     @abstractmethod
     def watch(self) -> Watch:
         """Return a new watch for one step."""
@@ -245,10 +253,6 @@ class ChunkOrderCode(RegisteredCode, ProgressCode):
         n = check_workers(self.workers)
         load = usual_load(n) if self.load is LEFT_OUT else check_load("progress", self.load, n)
         self._resolve(load=load, messages=load)  # as a code, each finished partition is a reply of its own
-
-    @property
-    def partitions(self) -> int:
-        return self.workers
 
     @property
     def tolerates(self) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from anyk import codes
 from anyk.checks import typed
+from anyk.codes import rising
 from anyk.codes.made import LEFT_OUT
-from anyk.codes.spread import rising
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.averaging.adapting import AdaptingSteps
 from anyk.strategies.averaging.cooperative import CooperativeSGD
