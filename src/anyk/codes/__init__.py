@@ -129,7 +129,7 @@ def _kronecker(
 ) -> Code:
     """Product of two codes, each in brackets: left=(frc:load=2) for split workers, right=(bibd) for n / split."""
     check_workers(workers)
-    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [split]
+    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [check(split, int, "split")]
     if not splits or not 1 <= splits[0] <= workers or workers % splits[0]:
         why = "no two numbers above 1 multiply to that" if split is None else f"split={split} does not divide them"
         raise BadInput(f"kronecker does not exist for {workers} workers: {why}")
