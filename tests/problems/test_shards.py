@@ -135,7 +135,7 @@ def test_rows_of_csv_may_hold_line_breaks_and_a_byte_order_mark(here, tmp_path):
     )
     found = LogisticRegression(Shards(str(tmp_path / "t.csv")))
     assert (found.samples, found.encoding.names) == (90, ("word=a\n0", "word=a\n1", "word=a\n2", "number"))
-    X = found.X.some(slice(None))[0].toarray()
+    X = found.X.some(90, "train").arrays[0].toarray()
     np.testing.assert_array_equal(X[:, 3], np.arange(90))
     np.testing.assert_array_equal(X[:, :3].argmax(axis=1), np.arange(90) % 3)
 

@@ -370,7 +370,7 @@ def test_samples_are_spread_by_their_labels_and_gradients_add_up_to_the_same():
     assert np.allclose(*sums, rtol=1e-12) and a.sizes == b.sizes == (10,) * 4
     assert plain.digest() != uneven.digest()
     for j in range(4):  # ten of one label, in the order they had
-        rows, label = b._samples.arrays[0][10 * j : 10 * j + 10], b._samples.arrays[1][10 * j]
+        rows, label = b.data.arrays[0][10 * j : 10 * j + 10], b.data.arrays[1][10 * j]
         places = [int((X.numpy() == row).all(axis=1).argmax()) for row in rows]
         assert places == sorted(places) and set(y.numpy()[places]) == {label}
     for data in ((X, X[:, :2]), Listed(list(zip(X, y, strict=True)))):
@@ -423,7 +423,7 @@ def test_arrays_go_out_of_band_and_are_used_where_they_lie():
     assert sum(len(buffer.raw()) for buffer in raw) == X.numel() * 4 + y.numel() * 8
     parts = pickle.loads(main, buffers=[bytes(buffer.raw()) for buffer in raw])  # read-only, as on a worker
     parts.load([1])
-    (held, _), array = parts._held[1], parts._samples.arrays[0]
+    (held, _), array = parts._placed[1].batch(slice(None)), parts.data.arrays[0]
     assert held.data_ptr() == array[1250:].ctypes.data and not array.flags.writeable
     w = problem.initial()
     w.flags.writeable = False

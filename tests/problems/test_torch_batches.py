@@ -337,18 +337,18 @@ def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/script.py", raising=False)
     alone, items = (Items(Drawn(), Reading(transform=halved)) for _ in range(2))
     items.processes = 1
-    here = items.tensors(slice(0, 3), "cpu", key=5)
+    here = items.batch(slice(0, 3), key=5)
     assert set(here[-1].tolist()) == {os.getpid()}
     monkeypatch.setenv("ANYK_WORKER", "0")
     before = torch.get_rng_state()
     try:
         for rows, key in [(slice(0, 9), 5), (np.array([1, 7, 10]), 6)]:
-            found, expected = items.tensors(rows, "cpu", key), alone.tensors(rows, "cpu", key)
+            found, expected = items.batch(rows, key), alone.batch(rows, key)
             for one, other in zip(found[:-1], expected[:-1], strict=True):
                 assert torch.equal(one, other)
             assert os.getpid() not in found[-1].tolist()
         with pytest.raises(anyk.RunFailed, match="item 11 of the data set cannot be read: OSError: gone"):
-            items.tensors(np.array([3, 11]), "cpu", 7)
+            items.batch(np.array([3, 11]), 7)
         assert torch.equal(torch.get_rng_state(), before)
     finally:
         del items

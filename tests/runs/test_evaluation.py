@@ -178,8 +178,8 @@ def test_torch_problems_are_sampled_and_keep_the_numbers_of_their_items(items):
 
 
 def problem_of_one(problem, i, w):
-    network, device = problem._at(w)
-    return network.loss_of(problem._data.tensors(slice(i, i + 1), device)).item()
+    network, _ = problem._at(w)
+    return network.loss_of(problem._data.batch(slice(i, i + 1))).item()
 
 
 def some_rows_of(rows, samples):

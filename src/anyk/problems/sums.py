@@ -21,7 +21,8 @@ from anyk.problems.base import Index, cut
 if TYPE_CHECKING:
     import torch
 
-    from anyk.problems.torch.network import Batch, Network
+    from anyk.problems.data.samples import Batch
+    from anyk.problems.torch.network import Network
 
 _TRIED = 32  # samples of the data set that a loss is tried on before a run
 TOGETHER = 4  # of them at once

@@ -16,6 +16,7 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed, told
 from anyk.problems.base import Index, cut
+from anyk.problems.data.samples import Samples
 from anyk.problems.data.shards.processes import in_processes
 from anyk.problems.torch.generators import kept_generators, seed_all
 
@@ -64,26 +65,36 @@ class Stream:
             raise BadInput(f"make must be a function of (partition, seed), got {type(self.make).__name__}")
 
 
-class Draws:
-    """The samples of a stream, as problems and their partitions draw them."""
+class StreamSamples(Samples):
+    """The samples of a stream, as problems and their partitions draw them; ``form`` puts several together."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._make = stream.make
+    endless = True
+
+    def __init__(self, stream: Stream, form: Callable[[list[Sample]], Samples]) -> None:
+        self._make, self._form = stream.make, form
         body = in_processes(partial(_first, stream.make), [0])[0]
-        self.digest = hashlib.blake2b(body, digest_size=16).hexdigest()
-        self.head = _decoded(body)
-        self._some: dict[tuple[int, str], list[Sample]] = {}
+        self.mark = np.array([hashlib.blake2b(body, digest_size=16).hexdigest()])
+        self._head = form(_decoded(body))
+        self._some: dict[tuple[int, str], Samples] = {}
+
+    def __len__(self) -> int:
+        return SAMPLES
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_some": {}, "head": []}  # workers draw their own
+        return self.__dict__ | {"_some": {}}
 
-    def drawn(self, partitions: range, rows: Index | None) -> list[Sample]:
-        """A mini-batch, in equal parts of these partitions; ``rows``, numbers below SAMPLES, are its key."""
+    @property
+    def head(self) -> Samples:
+        """The first samples of partition 0."""
+        return self._head
+
+    def drawn(self, partitions: range, rows: Index | None) -> Samples:
+        """Return a mini-batch, in equal parts of these partitions; ``rows``, numbers below SAMPLES, are its key."""
         if rows is None:
             raise BadInput(NO_PASS)
         key = keyed.digest(np.ascontiguousarray(rows, dtype=np.int64))
         counts = np.diff(cut(len(rows), len(partitions))).tolist()
-        found: list[Sample] = []
+        samples: list[Sample] = []
         for j, count in zip(partitions, counts, strict=True):
             own = _taken(self._make, j, _seed(key, j), count)
             if len(own) < count:
@@ -91,14 +102,15 @@ class Draws:
                     f"the stream of partition {j} ended after {len(own)} samples, and a mini-batch takes {count} of "
                     "it; have make give an iterable without an end, or use a smaller batch"
                 )
-            found += own
-        return found
+            samples += own
+        return self._form(samples)
 
-    def some(self, samples: int, of: str) -> list[Sample]:
-        """So many samples of partition 0, or as many as there are; drawn by a process and kept in memory."""
+    def some(self, samples: int, of: str) -> Samples:
+        """Return ``samples`` samples of partition 0, or as many as there are; a process draws them once."""
         if (samples, of) not in self._some:
             seed = keyed.integer(samples, "stream", of) >> 31
-            self._some[samples, of] = _decoded(in_processes(partial(_encoded, self._make, samples), [seed])[0])
+            body = in_processes(partial(_encoded, self._make, samples), [seed])[0]
+            self._some[samples, of] = self._form(_decoded(body))
         return self._some[samples, of]
 
 

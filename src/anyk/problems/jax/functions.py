@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,10 +12,11 @@ import numpy as np
 from anyk.checks import check
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage, told
-from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends, problem_text
+from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, problem_text
+from anyk.problems.data.samples import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
-from anyk.problems.jax.batches import TOGETHER, Arrays, Data, Streamed, data_of
+from anyk.problems.jax.batches import TOGETHER, data_of
 from anyk.problems.jax.decompiled import DecompiledPartitions
 from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, names_of, seed_for, seed_of
 from anyk.problems.jax.partitions import JaxPartitions
@@ -137,9 +137,9 @@ class JaxProblem:
         if workers == "numpy" and (self._network.random or platform != "cpu"):
             raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
         self._data = data_of(data, "the data", self.dtype)
-        self.samples, self.endless = len(self._data), isinstance(self._data, Streamed)
+        self.samples, self.endless = len(self._data), self._data.endless
         self._held_out = None if held_out is None else data_of(held_out, "held_out", self.dtype)
-        if workers == "numpy" and not isinstance(self._data, Arrays):
+        if workers == "numpy" and not self._data.in_memory:
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
         self._last: tuple[Vector, Held] | None = None
         told = self._try(self._data, "the data")
@@ -155,12 +155,12 @@ class JaxProblem:
     def __repr__(self) -> str:
         return problem_text(self)
 
-    def _try(self, data: Data, name: str, *, gradient: bool = True) -> list[str]:
+    def _try(self, data: Samples, name: str, *, gradient: bool = True) -> list[str]:
         """Trace the loss, and its gradient, on some rows: nothing is computed. Returns the names of its metrics."""
         import jax
 
-        some = min(2, data.tried)
-        given = self._initial, self._held, data.rows(slice(0, some)), SEED
+        some = min(2, data.head.tried)
+        given = self._initial, self._held, data.head.batch(slice(0, some)), SEED
         try:
             if gradient:
                 jax.eval_shape(self._network.gradient, *given)
@@ -182,13 +182,13 @@ class JaxProblem:
                 return network.evaluated(flat, self._held, batch, seed)[0]
             return network.total(flat, self._held, batch, seed)
 
-        both = jax.jit(jax.value_and_grad(total))
+        both, head = jax.jit(jax.value_and_grad(total)), self._data.head
 
         def at(rows: Index, seed: Any = SEED, w: Vector = self._initial) -> Vector:
-            value, gradient = both(w, self._data.rows(rows), seed)
+            value, gradient = both(w, head.batch(rows), seed)
             return np.append(np.asarray(gradient, dtype=np.float64), float(value))
 
-        for rows in telling(self._data.leaves, self._data.tried):
+        for rows in telling(head.arrays, head.tried):
             try:
                 whole, alone = at(rows), [at(rows[i : i + 1]) for i in range(len(rows))]
                 if network.random and not np.array_equal(whole, at(rows, seed_of(1))):
@@ -215,7 +215,8 @@ class JaxProblem:
 
     def _learn_averages(self) -> Averages:
         """How the state moves, from a few rows; raises where it cannot be computed anew."""
-        batch = self._data.rows(slice(0, min(_TRIED, self._data.tried)))
+        head = self._data.head
+        batch = head.batch(slice(0, min(_TRIED, head.tried)))
         return Averages.of(
             lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
         )
@@ -229,7 +230,7 @@ class JaxProblem:
         if not (named or metrics is None or isinstance(metrics, str | Sequence)):
             raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
         self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
-        if self._functions and not isinstance(self._held_out, Arrays | None):
+        if self._functions and self._held_out is not None and not self._held_out.in_memory:
             raise BadInput(
                 "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
                 "held_out as arrays, or metrics that the loss gives (has_aux=True)"
@@ -254,12 +255,12 @@ class JaxProblem:
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends, data = cut(self.samples, partitions, shares), self._data
-        if self._workers == "jax" or not isinstance(data, Arrays):
+        if self._workers == "jax":
             return JaxPartitions(self._network, self._held, data, ends, self.dtype, platform=self._platform)
         sizes = set(np.diff(ends).tolist())
         wanted = sizes | {min(self._batch, size) for size in sizes if self._batch}
         sources = {rows: self.source(rows) for rows in sorted(wanted)}
-        return DecompiledPartitions.of(sources, data.leaves, ends.tolist(), self._initial)
+        return DecompiledPartitions.of(sources, data.arrays, ends.tolist(), self._initial)
 
     def source(self, rows: int) -> Source:
         """The gradient of the sum of the losses of so many rows, as NumPy: a function of the flat model and the arrays.
@@ -270,7 +271,7 @@ class JaxProblem:
 
         from anyk.decompile import to_python
 
-        leaves, tree = jax.tree.flatten(self._data.rows(slice(0, 1)))
+        leaves, tree = jax.tree.flatten(self._data.head.batch(slice(0, 1)))
         like: Any = jax.ShapeDtypeStruct
         examples = [like((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
 
@@ -300,7 +301,7 @@ class JaxProblem:
             whole = self._network.at(self._vector(w), held)
             for name, metric in self._functions.items():
                 options = {"state": held.state} if "state" in names_of(metric) and held.state is not None else {}
-                found[name] = float(metric(whole, self._held_out.tree, **options))
+                found[name] = float(metric(whole, _content(self._held_out), **options))
         if set(self._names) - set(found):
             found |= self._means(self._held_out, w)
         return {name: found[name] for name in self._names}
@@ -308,7 +309,7 @@ class JaxProblem:
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:
         """See :class:`~anyk.problems.base.Problem`: shards are not read for the loss unless asked."""
-        if isinstance(self._data, Arrays):
+        if self._data.in_memory:
             return "train"
         return None if self._held_out is None else "held_out"
 
@@ -365,7 +366,7 @@ class JaxProblem:
 
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`."""
-        return digest_of(*(None if data is None else data.tree for data in (self._data, self._held_out)))
+        return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out))
 
     def recipe(self) -> dict[str, Any] | None:
         """None: it is made in Python."""
@@ -385,12 +386,12 @@ class JaxProblem:
             return self._held
         if self._last is None or not np.array_equal(self._last[0], w):
             begin = self._held._replace(state=self._averages.start)
-            data = self._data if isinstance(self._data, Arrays) else self._data.some(_RENEWED, "statistics")
+            data = self._data if self._data.in_memory else self._data.some(_RENEWED, "statistics")
             states = (self._stepped(w, begin, *batch) for batch in _batches(data, "statistics"))
             self._last = w.copy(), self._held._replace(state=self._averages.at(states))
         return self._last[1]
 
-    def _means(self, data: Data, w: Vector) -> dict[str, float]:
+    def _means(self, data: Samples, w: Vector) -> dict[str, float]:
         """Loss and metrics beside it, averaged over the rows."""
         held = self._held_at(w)
         sums: dict[str, float] = {}
@@ -401,10 +402,15 @@ class JaxProblem:
         return {name: total / len(data) for name, total in sums.items()}
 
 
-def _batches(data: Data, purpose: str) -> Iterator[tuple[Tree, Any]]:
-    """All rows, as many at once as are evaluated together, each with a seed of its own for what is drawn."""
-    for a, b in pairwise(even_ends(len(data), TOGETHER)):
-        yield data.rows(slice(a, b)), seed_for(purpose, a)
+def _batches(data: Samples, purpose: str) -> Iterator[tuple[Tree, Any]]:
+    """Yield all rows, as many at once as are evaluated together, each batch with the seed of its draws."""
+    for part in data.parts(0, len(data), most=TOGETHER):
+        yield part.batch, seed_for(purpose, part.start)
+
+
+def _content(data: Samples) -> Tree:
+    """Return all rows in memory, or, in their place, what tells the files or the stream from others."""
+    return data.batch(slice(None)) if data.in_memory else data.mark
 
 
 def _state_of(state: Tree, network: Network) -> Tree:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from copy import copy
-from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -21,11 +20,11 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet, checked
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
 from anyk.problems.digest import digest_of
+from anyk.problems.linear.batches import LinearBatches, StreamRows
 from anyk.problems.linear.inputs import checked_l2, design_of, row_weights
-from anyk.problems.linear.mini_batches import LinearStreamPartitions, StreamRows, targets_of
 from anyk.problems.linear.partitions import LinearPartitions, losses_of
 from anyk.problems.linear.scaling import Scaling, extremes, in_units, uneven_columns, with_intercept
-from anyk.problems.linear.sharded import LinearShardPartitions, ShardRows
+from anyk.problems.linear.sharded import ShardRows
 from anyk.problems.predicting import Predictor
 
 Floats = NDArray[np.float64]
@@ -165,8 +164,7 @@ class LinearProblem:
         self.classes, self.scaling = self._known(classes), scaling
         if self.labelled and self.classes is None:
             raise BadInput("which labels a stream has cannot be looked up; give classes=[…]")
-        targets = partial(targets_of, self.kind, self.classes)
-        self.X = X = StreamRows(stream, targets, intercept=self.intercept, scaling=scaling)
+        self.X = X = StreamRows(stream, self.kind, self.classes, intercept=self.intercept, scaling=scaling)
         self.samples, self.endless = SAMPLES, True
         if isinstance(X_test, Shards | Stream) or (X_test is None) != (y_test is None):
             raise BadInput(
@@ -241,16 +239,11 @@ class LinearProblem:
     def _outputs(self) -> int:
         return 1
 
-    def split(
-        self, partitions: int, shares: Sequence[int] | None = None
-    ) -> LinearPartitions | LinearShardPartitions | LinearStreamPartitions:
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
-        if isinstance(self.X, ShardRows):
-            return LinearShardPartitions(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
-        if isinstance(self.X, StreamRows):
-            sizes = np.diff(ends).tolist()
-            return LinearStreamPartitions(self.kind, self.outputs, self.X, sizes, penalty=self.penalty)
+        if isinstance(self.X, ShardRows | StreamRows):
+            return LinearBatches(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
         weights = self.weights
         if weights is not None and self.uneven is not None:
             weights = weights[self.uneven.order(self.y, ends)]
@@ -331,29 +324,21 @@ class LinearProblem:
 
     def sampled(self, samples: int) -> Self:
         """See :class:`~anyk.problems.base.Problem`."""
-        if isinstance(self.X, StreamRows):
-            made = copy(self)
-            made.X, y = self.X.some(samples, "train")
-            made.y, made.samples, made.endless = y.astype(np.float64), len(y), False
-            made._sample_held_out(samples)
-            return made
-        made, rows = copy(self), some_rows(self.samples, samples, "train")
-        made.samples = min(samples, self.samples)
-        if isinstance(self.X, ShardRows):
-            made.X, made.y = self.X.some(rows)
-            if self.X_test is not None:
-                made.X_test, made.y_test = self.X_test.some(some_rows(self.X_test.shape[0], samples, "held out"))
-            return made
-        made.X, made.y = self.X[rows], self.y[rows]
-        made.weights = None if self.weights is None else self.weights[rows]
-        made._sample_held_out(samples)
-        return made
-
-    def _sample_held_out(self, samples: int) -> None:
-        """Keep so many of the held-out rows that are in memory."""
-        if self.X_test is not None and self.y_test is not None:
-            held = some_rows(self.X_test.shape[0], samples, "held out")
-            self.X_test, self.y_test = self.X_test[held], self.y_test[held]
+        sample = copy(self)
+        if isinstance(self.X, ShardRows | StreamRows):
+            sample.X, y = self.X.some(samples, "train").arrays
+            sample.y, sample.endless = y.astype(np.float64, copy=False), False
+        else:
+            rows = some_rows(self.samples, samples, "train")
+            sample.X, sample.y = self.X[rows], self.y[rows]
+            sample.weights = None if self.weights is None else self.weights[rows]
+        sample.samples = len(sample.y)
+        if isinstance(self.X_test, ShardRows):
+            sample.X_test, sample.y_test = self.X_test.some(samples, "held out").arrays
+        elif self.X_test is not None and self.y_test is not None:
+            rows = some_rows(self.X_test.shape[0], samples, "held out")
+            sample.X_test, sample.y_test = self.X_test[rows], self.y_test[rows]
+        return sample
 
     def recipe(self) -> dict[str, Any] | None:
         """See :class:`~anyk.problems.base.Problem`."""
@@ -364,10 +349,9 @@ class LinearProblem:
         uneven = () if self.uneven is None else self.uneven.told
         weights = () if self.weights is None else (self.weights,)
         if isinstance(self.X, ShardRows):
-            parts = [self.X.digest(), "" if self.X_test is None else self.X_test.digest()]
-            return digest_of(np.array(parts))
+            return digest_of(np.array([self.X.mark, "" if self.X_test is None else self.X_test.mark]))
         if isinstance(self.X, StreamRows):
-            return digest_of(np.array(self.X.digest), self.X_test, self.y_test)
+            return digest_of(self.X.mark[0], self.X_test, self.y_test)
         return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven, *weights)
 
     def smoothness(self, *, tol: float = 1e-3) -> float:

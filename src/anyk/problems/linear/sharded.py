@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -12,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import Index, Vector, some_rows
 from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding, check_categories
+from anyk.problems.data.samples import Arrays, Part, Samples
 from anyk.problems.data.shards.blocks import Blocks
 from anyk.problems.data.shards.processes import in_processes
 from anyk.problems.data.shards.sources import Content, Shards
 from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
-from anyk.problems.linear.partitions import losses_of, slope_of
 from anyk.problems.linear.scaling import Floats, Scaling, with_intercept
 from anyk.tables import Table, shown
 
@@ -72,11 +71,12 @@ class Design:
         return np.asarray(2 * codes - 1 if self.task == "binary" else codes, dtype=self.dtype)
 
 
-class ShardRows:
-    """The rows of a linear model's shards, in the place of its ``X`` and ``y``."""
+class ShardRows(Samples):
+    """The rows of a linear model's shards, in the place of its ``X`` and ``y``; batches are pairs of these."""
 
     def __init__(self, blocks: Blocks, design: Design, moments: Moments) -> None:
         self.blocks, self.design, self._moments = blocks, design, moments
+        self.mark = f"{design.shards.digest()} {design.shards.target} {design.shards.columns} {design.encoding}"
         self.shape = len(blocks), design.features + design.intercept
         self.dtype = design.dtype
 
@@ -116,18 +116,25 @@ class ShardRows:
         design = replace(self.design, shards=shards)
         return ShardRows(Blocks(shards, survey(shards, "rows"), design), design, self._moments)
 
+    def __len__(self) -> int:
+        return len(self.blocks)
+
     def all(self) -> Iterator[Any]:
         """Every row, block by block."""
         return self.blocks.parts(0, len(self.blocks))
 
-    def some(self, rows: Index | slice) -> Any:
-        """Some of the rows, or all, in memory."""
-        return self.blocks.taken(np.arange(len(self.blocks))[rows])
+    def parts(
+        self, first: int, last: int, rows: Index | None = None, *, most: int | None = None, key: int = 0
+    ) -> Iterator[Part]:
+        """Yield the rows block by block, or, of ``rows``, those together."""
+        del most, key
+        batches = self.blocks.parts(first, last) if rows is None else [self.blocks.taken(rows + first)]
+        return (Part(batch, len(batch[1]), first, rows) for batch in batches)
 
-    def digest(self) -> str:
-        """What tells the files from others, and how they are read."""
-        shards = self.design.shards
-        return f"{shards.digest()} {shards.target} {shards.columns} {self.design.encoding}"
+    def some(self, samples: int, of: str) -> Arrays:
+        """Return ``samples`` of the rows, in memory."""
+        rows = np.arange(len(self))[some_rows(len(self), samples, of)]
+        return Arrays(self.blocks.taken(rows), tuple)
 
     def curvature(self) -> float:
         """The largest eigenvalue of ``X'X / N``, found in another pass; of many columns a bound of it.
@@ -254,51 +261,3 @@ def standard(moments: Moments, rows: int, encoding: Encoding, ridge: float) -> S
         categories=categories,
         ridge=ridge,
     )
-
-
-class LinearShardPartitions:
-    """A linear model's shards in partitions, by the numbers of their rows; see :class:`~anyk.problems.base.Partitions`.
-
-    Nothing is held but blocks that were read last. Supports are all coordinates.
-    """
-
-    def __init__(
-        self, kind: str, outputs: int, rows: ShardRows, ends: NDArray[np.int64], *, penalty: float | Vector = 0.0
-    ) -> None:
-        self.kind, self.outputs, self.penalty = kind, outputs, penalty
-        self._blocks, self._bounds = rows.blocks, list(pairwise(ends.tolist()))
-        self.sizes = tuple(np.diff(ends).tolist())
-        self.dtype, self.dimension = rows.dtype, rows.shape[1] * outputs
-
-    def piece(self, first: int, last: int) -> LinearShardPartitions:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        made = copy(self)
-        made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
-        made.sizes = (sum(self.sizes[first : last + 1]),)
-        return made
-
-    def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; blocks are read when they are needed."""
-
-    def support(self, partition: int) -> Index | None:
-        """All coordinates."""
-        del partition
-        return None  # as opposed to an index of some
-
-    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
-        total = np.zeros_like(W)
-        for X, y in self._parts(partition, rows):
-            total += X.T @ slope_of(self.kind, X @ W, y)
-        return total.reshape(-1)
-
-    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
-        return float(sum(losses_of(self.kind, X @ W, y).sum() for X, y in self._parts(partition, rows)))
-
-    def _parts(self, partition: int, rows: Index | None) -> Iterable[Any]:
-        """The rows of a partition, or some of them, block by block."""
-        first, last = self._bounds[partition]
-        return self._blocks.parts(first, last) if rows is None else [self._blocks.taken(rows + first)]

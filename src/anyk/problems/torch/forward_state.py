@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.errors import BadInput
+from anyk.problems.data.samples import Batch
 from anyk.problems.torch.generators import drawing
-from anyk.problems.torch.network import Batch, Network
+from anyk.problems.torch.network import Network
 from anyk.problems.torch.partitions import norms_of
 
 if TYPE_CHECKING:

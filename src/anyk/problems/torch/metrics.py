@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyk.errors import BadInput
-from anyk.problems.torch.network import Batch, Network
+from anyk.problems.data.samples import Batch
+from anyk.problems.torch.network import Network
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,9 @@ import numpy as np
 
 from anyk.errors import BadInput, RunFailed, told
 from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends, problem_text
+from anyk.problems.data.samples import Arrays, Batch, Samples
 from anyk.problems.data.shards.processes import in_processes
+from anyk.problems.data.shards.samples import ShardSamples
 from anyk.problems.data.splits import Dirichlet, checked
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
@@ -28,9 +30,10 @@ from anyk.problems.torch.checks import check_module, check_options, ignored_by, 
 from anyk.problems.torch.forward_state import check_forward
 from anyk.problems.torch.generators import drawing
 from anyk.problems.torch.metrics import Metric, Metrics, check_metrics, measured, usual
-from anyk.problems.torch.network import Batch, Network, counted, mapped, tensors_in
+from anyk.problems.torch.network import Network, counted, mapped, tensors_in
 from anyk.problems.torch.partitions import (
     AT_ONCE,
+    Placed,
     TorchPartitions,
     dtype_of,
     is_at,
@@ -41,13 +44,10 @@ from anyk.problems.torch.partitions import (
 )
 from anyk.problems.torch.samples import (
     Apart,
-    Arrays,
     Items,
-    Known,
     Reading,
-    Sharded,
-    Streamed,
     known_of,
+    labels_of,
     samples_of,
     tensor_over,
 )
@@ -170,21 +170,20 @@ class TorchProblem:
         reading = Reading(collate_fn, free, transform, eval_transform)
         self._data = samples_of(dataset, "the data set", self.dtype, reading)
         unlabelled = "the targets are not an array of one whole number for each sample"
-        self.uneven = checked(split, None if self._data.labels is not None else unlabelled)
+        self.uneven = checked(split, None if labels_of(self._data) is not None else unlabelled)
         self._held_out = None
         if held_out is not None:
             self._held_out = known_of(held_out, "held_out", self.dtype, reading.evaluated)
-        elif eval_transform is not None and not isinstance(self._data, Items | Streamed):
+        elif eval_transform is not None and not isinstance(self._data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         if isinstance(self._data, Items):
             self._data.processes = num_workers
         elif num_workers:
             raise BadInput("num_workers read the items of a map-style data set, which this is not; leave it out")
-        if isinstance(self._data, Sharded):
+        if isinstance(self._data, ShardSamples):
             microbatch = microbatch or AT_ONCE  # a partition need not fit into memory
         self._microbatch = microbatch
-        self.samples, self.endless = len(self._data), isinstance(self._data, Streamed)
-        self._known: Known = self._data.head if isinstance(self._data, Streamed) else self._data
+        self.samples, self.endless = len(self._data), self._data.endless
         if count is not None:
             self._count_terms(count)
         elif mean and ignored is not None:
@@ -204,13 +203,13 @@ class TorchProblem:
 
     def _try(self) -> Batch:
         """Compute a gradient on a copy of some samples; returns them."""
-        some = min(_TRIED, len(self._known))
+        known = self._data.head
+        some = min(_TRIED, len(known))
         try:
             network = copy.copy(self._network)
             network.device = "cpu"
-            tried = TorchPartitions(network, self._known, cut(some, 1))
-            batch = mapped(self._known.tensors(slice(0, some), "cpu"), lambda tensor: tensor.clone())
-            tried._held[0] = batch
+            batch = mapped(known.batch(slice(0, some)), lambda tensor: tensor.clone())
+            tried = TorchPartitions(network, Placed(batch, some), cut(some, 1))
             tried.partial_gradient(0, self.initial())
         except BadInput:
             raise
@@ -224,11 +223,10 @@ class TorchProblem:
 
     def _others(self, batch: Batch, some: int) -> list[Batch]:
         """Return a list with a second batch of as many samples, empty if there is none of the same shapes."""
-        known = self._known.tried if isinstance(self._known, Sharded) else len(self._known)
-        if known < 2 * some:
+        if self._data.head.tried < 2 * some:
             return []
         try:
-            other = self._known.tensors(slice(some, 2 * some), "cpu")
+            other = self._data.head.batch(slice(some, 2 * some))
         except Exception:  # a run reports what fails
             return []
         shapes = [[tensor.shape for tensor in tensors_in(one)] for one in (batch, other)]
@@ -238,21 +236,20 @@ class TorchProblem:
         """Refuse a loss of several samples that is not the mean, or the sum, of theirs, where that can be told."""
         import torch
 
-        arrays = self._data.arrays if isinstance(self._data, Arrays) else []
-        targets = arrays if network.takes_module else arrays[-1:]
-        known = self._known.tried if isinstance(self._known, Sharded) else len(self._known)
-        for rows in telling(targets, known, self._microbatch):
+        head = self._data.head
+        targets = head.arrays if network.takes_module else head.arrays[-1:]
+        for rows in telling(targets, head.tried, self._microbatch):
             of = f"samples {', '.join(map(str, rows))}"
 
             def batch_of(chosen: Index, rows: Index = rows) -> Batch:
-                return self._known.tensors(rows[chosen], "cpu")
+                return head.batch(rows[chosen])
 
             try:
                 with drawing(0, torch.device("cpu")), kept_buffers(network.module), torch.no_grad():
                     if network.opaque:
                         check_samples(network, batch_of, len(rows), of)
                         continue
-                    batch = self._known.tensors(rows, "cpu")
+                    batch = head.batch(rows)
                     network.times(batch, len(rows))
                     outputs = network.outputs(batch)
                     network.loss_at(outputs, batch[-1])
@@ -272,14 +269,14 @@ class TorchProblem:
     def _count_terms(self, count: Callable[[Any], Any]) -> None:
         """Make the loss a mean over the terms of the whole data set, which takes a pass over it."""
         try:
-            if isinstance(self._data, Streamed):
+            if self.endless:
                 raise BadInput("count is taken of all training data, and a stream has no end; leave it out")
-            if isinstance(self._data, Sharded):
+            most = self._microbatch or AT_ONCE
+            if isinstance(self._data, ShardSamples):
                 ends = even_ends(self.samples, -(-self.samples // 64))
-                work = partial(_terms, count, self._data, self._microbatch or AT_ONCE)
-                total = sum(map(float, in_processes(work, list(pairwise(ends)))))
+                total = sum(map(float, in_processes(partial(_terms, count, self._data, most), list(pairwise(ends)))))
             else:
-                total = sum(self._network.terms(batch, size) for batch, size in self._batches(self._data, "cpu"))
+                total = sum(counted(count, part.batch) for part in self._data.parts(0, self.samples, most=most))
         except BadInput:
             raise
         except RunFailed as error:
@@ -292,7 +289,7 @@ class TorchProblem:
 
     def _count_targets(self, ignored: int) -> None:
         """Make the mean over targets that are not ignored one over those of the whole data set: a sum, divided."""
-        if not isinstance(self._data, Arrays):
+        if not self._data.in_memory:
             self._network.unknown = ignored
             return
         targets = self._data.arrays[-1]
@@ -306,14 +303,14 @@ class TorchProblem:
         network.loss.reduction = "sum"
         network.mean, network.scale = False, self.samples / count
 
-    def _check_held_out(self, data: Known, *, own_metrics: bool) -> None:
+    def _check_held_out(self, data: Samples, *, own_metrics: bool) -> None:
         """Say that the metric does not suit what the module gives, before a run and not after it."""
         import torch
 
         network, some = copy.deepcopy(self._network), min(_TRIED, len(data))
         network.module.eval()
         try:
-            batch = data.tensors(slice(0, some), "cpu")
+            batch = data.batch(slice(0, some))
             with torch.no_grad():
                 if network.takes_module:
                     network.loss_of(batch)
@@ -339,8 +336,8 @@ class TorchProblem:
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
         """See :class:`~anyk.problems.base.Problem`; raises when there are fewer samples than partitions."""
         ends, data = cut(self.samples, partitions, shares), self._data
-        if self.uneven is not None and isinstance(data, Arrays) and data.labels is not None:
-            data = data.arranged(self.uneven.order(data.labels, ends))
+        if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
+            data = data.taken(self.uneven.order(labels, ends))
         return TorchPartitions(self._network, data, ends, self._microbatch)
 
     def initial(self) -> Vector:
@@ -355,7 +352,7 @@ class TorchProblem:
         """The objective at ``w``, in evaluation mode: without dropout, with running statistics."""
         import torch
 
-        if isinstance(self._data, Streamed):
+        if self.endless:
             raise BadInput(NO_LOSS)
         network, device = self._at(w)
         total = 0.0
@@ -421,7 +418,7 @@ class TorchProblem:
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:
         """See :class:`~anyk.problems.base.Problem`: a data set that is read item by item is not read for the loss."""
-        if isinstance(self._data, Arrays):
+        if self._data.in_memory:
             return "train"
         return None if self._held_out is None else "held_out"
 
@@ -438,7 +435,7 @@ class TorchProblem:
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`; of a data set that is read item by item the arrays it holds."""
         both = (self._data, self._held_out)
-        parts = [data.arrays if isinstance(data, Arrays) else getattr(data, "data", None) for data in both]
+        parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in both]
         return digest_of(*parts, *(() if self.uneven is None else self.uneven.told))
 
     def recipe(self) -> dict[str, Any] | None:
@@ -455,10 +452,9 @@ class TorchProblem:
         if np.shape(w) != (self.dimension,):
             raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
         data = self._data
-        if isinstance(data, Streamed):
-            data = data.some(_RENEWED, "statistics") if norms_of(self._network.module) else data.head
-        elif not (whole or isinstance(data, Arrays)) and norms_of(self._network.module):
+        if norms_of(self._network.module) and (data.endless or not (whole or data.in_memory)):
             data = data.some(_RENEWED, "statistics")
+        data = data.head
         last, self._last = self._last, None
         if last is not None and is_at(last[0].module, w) and last[2] == len(data):
             self._last = last
@@ -477,7 +473,7 @@ class TorchProblem:
         self._last = network, device, len(data)
         return network, device
 
-    def _renew_statistics(self, network: Network, device: torch.device, data: Known) -> None:
+    def _renew_statistics(self, network: Network, device: torch.device, data: Samples) -> None:
         """Running means and variances over some data, as ``update_bn`` has them."""
         import torch
 
@@ -495,12 +491,11 @@ class TorchProblem:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
-    def _batches(self, data: Known, device: torch.device | str) -> Iterator[tuple[Batch, int]]:
-        for a, b in pairwise(even_ends(len(data), self._microbatch or AT_ONCE)):
-            yield data.tensors(slice(a, b), device), b - a
+    def _batches(self, data: Samples, device: torch.device) -> Iterator[tuple[Batch, int]]:
+        for part in data.parts(0, len(data), most=self._microbatch or AT_ONCE):
+            yield mapped(part.batch, lambda tensor: tensor.to(device)), part.size
 
 
-def _terms(count: Callable[[Any], Any], data: Sharded, most: int, piece: tuple[int, int]) -> bytes:
-    """The terms that ``count`` finds in a run of samples, as text."""
-    ends = [piece[0] + end for end in even_ends(piece[1] - piece[0], most)]
-    return str(sum(counted(count, data.tensors(slice(a, b), "cpu")) for a, b in pairwise(ends))).encode()
+def _terms(count: Callable[[Any], Any], data: Samples, most: int, run: tuple[int, int]) -> bytes:
+    """Return the number of terms that ``count`` gives of a run of samples, as text."""
+    return str(sum(counted(count, part.batch) for part in data.parts(*run, most=most))).encode()

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from anyk.errors import BadInput
+from anyk.problems.data.samples import Batch
 
 if TYPE_CHECKING:
     import torch
-
-Batch = Any  # a tuple, the inputs and then the targets, or what a data set of the user's own is put together to
 
 
 class Network:

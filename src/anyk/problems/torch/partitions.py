@@ -6,7 +6,6 @@ import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,14 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector, even_ends
-from anyk.problems.data.streams import NO_PARTS
+from anyk.problems.base import Index, Vector
+from anyk.problems.batches import Batches
+from anyk.problems.data.samples import Batch, Rows, Samples, Selection
 from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
 from anyk.problems.sums import TOGETHER, check_loss, check_samples
 from anyk.problems.torch.generators import cuda_generators, drawing, kept_generators
-from anyk.problems.torch.network import Batch, Network, mapped, tensors_in
-from anyk.problems.torch.samples import ArrayRuns, Arrays, Rows, Samples, Sharded, Streamed, tensor_over
+from anyk.problems.torch.network import Network, mapped, tensors_in
+from anyk.problems.torch.samples import tensor_over
 
 if TYPE_CHECKING:
     import torch
@@ -29,23 +29,47 @@ if TYPE_CHECKING:
 AT_ONCE = 512  # samples that a forward pass has at most where nobody said how many fit into memory
 
 
-class TorchPartitions:
+class Placed(Samples):
+    """Samples of one partition in tensors on a device."""
+
+    in_memory = True
+
+    def __init__(self, batch: Batch, samples: int) -> None:
+        self._batch, self._samples = batch, samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def batch(self, rows: Rows, key: int = 0) -> Batch:
+        """Return some rows of every tensor."""
+        del key
+        if isinstance(rows, slice):
+            return mapped(self._batch, lambda tensor: tensor[rows])
+        chosen: torch.Tensor | None = None
+
+        def taken(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal chosen
+            chosen = tensor_over(rows).to(tensor.device) if chosen is None else chosen
+            return tensor[chosen]
+
+        return mapped(self._batch, taken)
+
+
+class TorchPartitions(Batches):
     """A module's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
 
     def __init__(
         self,
         network: Network,
-        samples: Samples,
+        data: Samples,
         ends: NDArray[np.int64],
         microbatch: int | None = None,
     ) -> None:
-        self.sizes = tuple(np.diff(ends).tolist())
-        self._samples, self._bounds, self._microbatch = samples, list(pairwise(ends.tolist())), microbatch
         self._network = copy.deepcopy(network)
         parameters = trained(self._network.module.train())
+        dimension = sum(parameter.numel() for parameter in parameters)
+        super().__init__(data, ends, dimension=dimension, dtype=dtype_of(parameters), most=microbatch)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
-        self.dtype = dtype_of(parameters)
-        self.dimension = sum(parameter.numel() for parameter in parameters)
         self._scales = [
             (parameter.numel(), float(parameter.detach().mean()), float(parameter.detach().std(correction=0)))
             for parameter in parameters
@@ -53,23 +77,20 @@ class TorchPartitions:
         ]
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's lie where the model does
-        self._held: dict[int, Batch] = {}
         self._device: torch.device | None = None
         self._trial: Trial | None = None
-        self._given: Counter[int] = Counter()  # gradients so far, by partition
-        self.tolerance = 0.0
-        self._first = 0  # the number of its first partition among all
-        self._spanned = 1  # how many partitions of the strategy's each of its own is
+        self._gradients: Counter[int] = Counter()  # computed so far, by partition
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_held": {}, "_device": None, "_given": Counter()}
+        return super().__getstate__() | {"_device": None, "_gradients": Counter()}
 
     def load(self, partitions: Sequence[int]) -> None:
         """See :class:`~anyk.problems.base.Partitions`; module and data go to the device."""
-        self._device = device = self._device or self._network.move()
-        if isinstance(self._samples, Arrays):
-            new = [j for j in partitions if j not in self._held]
-            self._held |= {j: self._samples.tensors(slice(*self._bounds[j]), device) for j in new}
+        self._device = self._device or self._network.move()
+        if self.data.in_memory:
+            for j in partitions:
+                if j not in self._placed:
+                    self._placed[j] = Placed(self._on_device(self.data.batch(slice(*self._bounds[j]))), self.sizes[j])
         trial, self._trial = self._trial, None
         if trial is None:
             return
@@ -81,29 +102,9 @@ class TorchPartitions:
 
     def piece(self, first: int, last: int) -> TorchPartitions:
         """See :class:`~anyk.problems.base.Partitions`; the module is shared."""
-        made = copy.copy(self)
-        made._bounds = [(self._bounds[first][0], self._bounds[last][1])]
-        made.sizes = (sum(self.sizes[first : last + 1]),)
-        made._first, made._held, made._given = first, {}, Counter()
-        made._spanned = last - first + 1
-        return made
-
-    def _with(self, samples: Samples, partition: int) -> TorchPartitions:
-        """The same for other samples in the place of a partition's."""
-        made = copy.copy(self)
-        made._samples, made._bounds, made.sizes = samples, [(0, len(samples))], (len(samples),)
-        made._first, made._held = self._first + partition, {}
-        made._given = Counter([] if self._looks(partition, drawn=True) else [0])
-        return made
-
-    def only(self, partitions: Sequence[int]) -> TorchPartitions:
-        """See :class:`~anyk.problems.base.Partitions`; data sets of items go whole, as only they know what is where,
-        and so do streams."""
-        if not isinstance(self._samples, Arrays):
-            return self
-        made = copy.copy(self)
-        made._samples = ArrayRuns(self._samples, [self._bounds[j] for j in sorted(partitions)])
-        return made
+        joined = super().piece(first, last)
+        joined._gradients = Counter()
+        return joined
 
     def compare_replicas(self) -> None:
         """See :class:`~anyk.problems.base.Partitions`; a driver that lacks the workers' device computes nothing.
@@ -121,159 +122,111 @@ class TorchPartitions:
         if cuda and not torch.cuda.is_available():
             return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
-        own._network, own._held, own._given = copy.deepcopy(self._network), {}, Counter()
+        own._network, own._placed, own._gradients = copy.deepcopy(self._network), {}, Counter()
         self._trial = Trial.of(own._tried, self.tolerance)
 
     def _tried(self) -> Vector:
-        if isinstance(self._samples, Streamed):
-            head = self._with(self._samples.head, 0)
-            return head.partial_gradient(0, model_like(self._scales, self.dtype), np.arange(min(ROWS, *head.sizes)))
-        known = self._samples.tried if isinstance(self._samples, Sharded) else ROWS  # without opening a file
-        rows = np.arange(min(ROWS, known, self.sizes[0]))
-        return self.partial_gradient(0, model_like(self._scales, self.dtype), rows)
+        head, (first, last) = self.data.head, self._bounds[0]
+        rows = np.arange(min(ROWS, head.tried, self.sizes[0]))  # without opening a file
+        return self.gradient_sum(model_like(self._scales, self.dtype), Selection(head, 0, first, last, rows, rows))
 
-    def support(self, partition: int) -> Index | None:
-        """All coordinates."""
-        del partition
-        return None  # as opposed to an index of some
+    def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
+        """See :meth:`Batches.gradient_sum`.
 
-    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """See :class:`~anyk.problems.base.Partitions`.
-
-        Draws of random layers (dropout) are keyed by the bits of ``w``, the partition and the rows, those of a data
-        set's items by the bits of ``w`` and the item, so that all who hold a partition draw alike. As many threads
-        compute as the problem says, on every worker: bits depend on how many do.
+        Dropout draws by the bits of ``w``, the partition and the rows, a data set's items by the bits of ``w`` and the
+        item. As many threads compute as the problem says, on every worker: bits depend on how many do.
         """
         import torch
 
-        if self._device is None:
-            self.load(())
-        assert self._device is not None
-        if isinstance(self._samples, Streamed):
-            first = self._first + partition
-            drawn = self._samples.drawn(range(first, first + self._spanned), rows)
-            found = self._with(drawn, partition).partial_gradient(0, w)
-            self._given[partition] += 1
-            return found
-        module = self._network.module
-        parameters = self._placed(w)
-        total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=self._device)
+        network, device, parameters = self._ready(w)
+        total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=device)
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
-        looks = self._looks(partition, drawn=rows is not None)
+        looks = self._looks(chosen)
+        of = f"samples of partition {chosen.partition}"
         with (
-            _threads(self._network.threads),
-            drawing(seed_of_draws(bits, self._first + partition, rows), self._device),
-            kept_buffers(module),
+            _threads(network.threads),
+            drawing(seed_of_draws(bits, chosen.partition, chosen.rows), device),
+            kept_buffers(network.module),
         ):
-            for batch, size in self._batches(partition, rows, bits):
-                times = self._network.times(batch, size)
+            for part in chosen.parts(self.most, bits):
+                batch = self._on_device(part.batch)
+                times = network.times(batch, part.size)
                 if not times:
                     continue
                 given = [*parameters, *tensors_in(batch)]
                 versions = [tensor._version for tensor in given]
-                outputs = None if self._network.takes_module else self._network.outputs(batch)
-                loss = self._network.loss_of(batch) if outputs is None else self._network.loss_at(outputs, batch[-1])
-                parts = torch.autograd.grad(loss, parameters, allow_unused=True)
+                outputs = None if network.takes_module else network.outputs(batch)
+                loss = network.loss_of(batch) if outputs is None else network.loss_at(outputs, batch[-1])
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 if [tensor._version for tensor in given] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
-                for piece, part in zip(pieces, parts, strict=True):
-                    if part is not None:
-                        piece.add_(part, alpha=times)  # and not the loss times that: it may be bf16
-                if looks and not self._network.opaque:
-                    self._look_at_loss(partition, outputs, batch[-1])
-            if looks and self._network.opaque:
-                self._look_at_samples(partition, rows, bits)
-        self._given[partition] += 1
-        gradient: Vector = total.cpu().numpy()
-        return gradient
+                for piece, gradient in zip(pieces, gradients, strict=True):
+                    if gradient is not None:
+                        piece.add_(gradient, alpha=times)  # and not the loss times that: it may be bf16
+                if looks and not network.opaque:
+                    with kept_generators(cuda_generators(device)):  # what the loss draws leaves no trace
+                        check_loss(network, outputs, batch[-1], f"{part.size} {of}")
+            if looks and network.opaque:
+                most = min(TOGETHER, chosen.size, self.most or chosen.size)
+                some = np.unique(np.linspace(0, chosen.size - 1, most).astype(np.intp))
+
+                def batch_of(places: Index) -> Batch:
+                    return self._on_device(chosen.batch(some[places], bits))
+
+                check_samples(network, batch_of, len(some), f"{len(some)} {of}")
+        self._gradients[chosen.partition] += 1
+        summed: Vector = total.cpu().numpy()
+        return summed
 
     def check_partial_loss(self) -> None:
         """See :class:`~anyk.problems.base.Partitions`."""
-        if isinstance(self._samples, Streamed):
-            raise BadInput(NO_PARTS)
+        super().check_partial_loss()
         if norms_of(self._network.module):
             raise BadInput(
                 "workers cannot evaluate a module with batch norm, whose running statistics are over the data of all; "
                 "evaluate where='driver' or 'aside'"
             )
 
-    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
-        """See :class:`~anyk.problems.base.Partitions`: in evaluation mode."""
+    def loss_sum(self, w: Vector, chosen: Selection) -> float:
+        """See :meth:`Batches.loss_sum`: in evaluation mode."""
         import torch
 
-        if self._device is None:
-            self.load(())
-        network, total = self._network, 0.0
-        self._placed(w)
+        network, _, _ = self._ready(w)
+        chosen = chosen._replace(data=chosen.data.evaluated)
+        total = 0.0
         network.module.eval()
         try:
             with torch.no_grad(), _threads(network.threads), kept_buffers(network.module):
-                for batch, size in self._evaluated()._batches(partition, rows, 0, most=AT_ONCE):
-                    if times := network.times(batch, size):
+                for part in chosen.parts(self.most or AT_ONCE):
+                    batch = self._on_device(part.batch)
+                    if times := network.times(batch, part.size):
                         total += float(network.loss_of(batch)) * times
         finally:
             network.module.train()
         return total
 
-    def _evaluated(self) -> TorchPartitions:
-        """The same with samples as they are evaluated."""
-        assert not isinstance(self._samples, Streamed)
-        made = copy.copy(self)
-        made._samples, made._held, made._device = self._samples.evaluated, self._held, self._device
-        return made
-
-    def _placed(self, w: Vector) -> list[torch.nn.Parameter]:
-        """The module's parameters, which are ``w`` from here on."""
+    def _ready(self, w: Vector) -> tuple[Network, torch.device, list[torch.nn.Parameter]]:
+        """Return the network on its device, and the module's parameters, which are ``w`` from here on."""
+        if self._device is None:
+            self.load(())
         assert self._device is not None
         parameters = trained(self._network.module)
-        for parameter, piece in zip(parameters, pieces_of(tensor_over(w).to(self._device), self.shapes), strict=True):
+        flat = tensor_over(w).to(self._device)
+        for parameter, piece in zip(parameters, pieces_of(flat, self.shapes), strict=True):
             parameter.data = piece
-        return parameters
+        return self._network, self._device, parameters
 
-    def _looks(self, partition: int, *, drawn: bool) -> bool:
-        """Whether to look at the loss: at a partition's first gradient; of mini-batches also at its 2nd, 4th, …"""
-        number = self._given[partition] + 1
-        return number == 1 or (drawn and number.bit_count() == 1)
+    def _on_device(self, batch: Batch) -> Batch:
+        device = self._device
+        if device is None or device.type == "cpu":
+            return batch
+        return mapped(batch, lambda tensor: tensor.to(device))
 
-    def _look_at_loss(self, partition: int, outputs: Any, targets: torch.Tensor) -> None:
-        """Refuse a loss that is no sum over this partition's samples; what it draws leaves no trace."""
-        assert self._device is not None
-        with kept_generators(cuda_generators(self._device)):
-            check_loss(self._network, outputs, targets, f"{len(targets)} samples of partition {partition}")
-
-    def _look_at_samples(self, partition: int, rows: Index | None, bits: int) -> None:
-        """As :meth:`_look_at_loss`, from a few of the samples themselves."""
-        size = self.sizes[partition] if rows is None else len(rows)
-        some = np.unique(np.linspace(0, size - 1, min(TOGETHER, size, self._microbatch or size)).astype(np.intp))
-        check_samples(
-            self._network,
-            lambda chosen: self._batch(partition, some[chosen] if rows is None else rows[some[chosen]], bits),
-            len(some),
-            f"{len(some)} samples of partition {partition}",
-        )
-
-    def _batches(
-        self, partition: int, rows: Index | None, key: int, most: int | None = None
-    ) -> Iterator[tuple[Batch, int]]:
-        """The samples of a partition or these of its rows, as many at once as a microbatch has, and how many."""
-        first, last = self._bounds[partition]
-        size = last - first if rows is None else len(rows)
-        for a, b in pairwise(even_ends(size, self._microbatch or most or size)):
-            yield self._batch(partition, slice(a, b) if rows is None else rows[a:b], key), b - a
-
-    def _batch(self, partition: int, rows: Rows, key: int) -> Batch:
-        """Some samples of a partition, together."""
-        assert self._device is not None and not isinstance(self._samples, Streamed)
-        first = self._bounds[partition][0]
-        held = self._held.get(partition)
-        if held is None:
-            some = slice(first + rows.start, first + rows.stop) if isinstance(rows, slice) else rows + first
-            return self._samples.tensors(some, self._device, key)
-        if isinstance(rows, slice):
-            return mapped(held, lambda tensor: tensor[rows])
-        chosen = tensor_over(rows).to(self._device)
-        return mapped(held, lambda tensor: tensor[chosen])
+    def _looks(self, chosen: Selection) -> bool:
+        """Return whether to look at the loss: at the first gradient; of mini-batches also at the 2nd, 4th, …"""
+        number = self._gradients[chosen.partition] + 1
+        return number == 1 or (chosen.asked is not None and number.bit_count() == 1)
 
 
 def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:

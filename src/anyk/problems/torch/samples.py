@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,15 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed, told
 from anyk.problems.base import Index, some_rows
-from anyk.problems.data.row_runs import Runs
-from anyk.problems.data.shards.arrays import ShardArrays
+from anyk.problems.data.samples import Arrays, Batch, Rows, Samples
+from anyk.problems.data.shards.samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
-from anyk.problems.data.streams import ENDS, SAMPLES, Draws, Stream
+from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.torch.generators import kept_generators, seed_all
 from anyk.problems.torch.loading import Readers, Transformed, read
-from anyk.problems.torch.network import Batch, mapped
 
 if TYPE_CHECKING:
     import torch
-
-Rows = slice | Index
 
 
 class _Alias:
@@ -46,124 +43,55 @@ def tensor_over(array: NDArray[Any]) -> torch.Tensor:
 _LABELS = ("labels", "label")  # what data sets of dictionaries call their targets
 
 
-class Arrays:
-    """Samples as arrays with equal first axis: the module's inputs, then the targets; or, with ``keys``, by name."""
+class Tensors:
+    """The form of batches of arrays: inputs and then the targets as a tuple, or, with ``keys``, by name."""
 
-    def __init__(
-        self, arrays: Sequence[Any], name: str, dtype: np.dtype[Any], keys: Sequence[Any] | None = None
-    ) -> None:
-        if len(arrays) < (2 if keys is None else 1):
-            raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
-        self.arrays, self._keys = [_array(array, name, dtype) for array in arrays], keys
-        for i, array in enumerate(self.arrays):
-            target = i == len(arrays) - 1 if keys is None else keys[i] in _LABELS
-            if array.dtype.kind in "iu" and target:
-                self.arrays[i] = array.astype(np.int64, copy=False)  # what torch's losses take classes as
-        lengths = [len(array) for array in self.arrays]
-        if len(set(lengths)) > 1:
-            raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
-        if not lengths[0]:
-            raise BadInput(f"{name} is empty")
+    def __init__(self, keys: Sequence[Any] | None = None) -> None:
+        self.keys = keys
 
-    def __len__(self) -> int:
-        return len(self.arrays[0])
+    def __call__(self, arrays: Sequence[NDArray[Any]]) -> Batch:
+        """Return a batch of some rows of the arrays."""
+        tensors = tuple(map(tensor_over, arrays))  # on the CPU, rows of a slice lie where the arrays do
+        return tensors if self.keys is None else dict(zip(self.keys, tensors, strict=True))
 
-    @property
-    def evaluated(self) -> Self:
-        """The same: nothing is made of arrays before they are evaluated."""
-        return self
-
-    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
-        """Some samples; on the CPU those of a slice lie where the arrays do. Nothing is drawn, so ``key`` is unused."""
-        del key
-        tensors = tuple(tensor_over(array).to(device) for array in self._taken(rows))
-        return tensors if self._keys is None else dict(zip(self._keys, tensors, strict=True))
-
-    def _taken(self, rows: Rows) -> list[NDArray[Any]]:
-        return [array[rows] for array in self.arrays]
-
-    def some(self, samples: int, of: str) -> Arrays:
-        """So many of the samples; see :func:`~anyk.problems.base.some_rows`."""
-        made, rows = copy(self), some_rows(len(self), samples, of)
-        made.arrays = [array[rows] for array in self.arrays]
-        return made
-
-    @property
-    def labels(self) -> NDArray[Any] | None:
-        """The targets where they are one whole number each, shape (samples,), else None."""
-        keys = self._keys
-        named = (
-            self.arrays[-1:]
-            if keys is None
-            else [a for a, key in zip(self.arrays, keys, strict=True) if key in _LABELS]
-        )
-        whole = len(named) == 1 and named[0].dtype.kind in "biu" and named[0].ndim == 1
-        return named[0] if whole else None
-
-    def arranged(self, order: Index) -> Arrays:
-        """The same samples in another order."""
-        made = copy(self)
-        made.arrays = [array[order] for array in self.arrays]
-        return made
+    def target_places(self, count: int) -> list[int]:
+        """Return which of ``count`` arrays hold targets."""
+        if self.keys is None:
+            return [count - 1]
+        return [place for place, key in enumerate(self.keys) if key in _LABELS]
 
 
-class ArrayRuns(Arrays):
-    """Some runs of samples, which keep their numbers: what a worker is sent that holds no others."""
+def checked_arrays(
+    arrays: Sequence[Any], name: str, dtype: np.dtype[Any], keys: Sequence[Any] | None = None
+) -> list[NDArray[Any]]:
+    """Return arrays as NumPy's, of the number types that a module takes; whole-numbered targets are int64."""
+    if len(arrays) < (2 if keys is None else 1):
+        raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
+    checked = [_array(array, name, dtype) for array in arrays]
+    for place in Tensors(keys).target_places(len(checked)):
+        if checked[place].dtype.kind in "iu":
+            checked[place] = checked[place].astype(np.int64, copy=False)  # what torch's losses take classes as
+    lengths = [len(array) for array in checked]
+    if len(set(lengths)) > 1:
+        raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
+    if not lengths[0]:
+        raise BadInput(f"{name} is empty")
+    return checked
 
-    def __init__(self, whole: Arrays, bounds: Sequence[tuple[int, int]]) -> None:
-        self._runs, self._keys = Runs(whole.arrays, bounds), whole._keys
 
-    def _taken(self, rows: Rows) -> list[NDArray[Any]]:
-        return self._runs.taken(rows)
-
-
-class Sharded:
-    """Samples in files, read block by block by those who hold them; see :class:`~anyk.data.Shards`."""
-
-    labels: None = None  # as of items
-
-    def __init__(self, shards: Shards, name: str, dtype: np.dtype[Any], *, free: bool) -> None:
-        self._samples, self._dtype = ShardArrays(shards, partial(_as_arrays, dtype)), dtype
-        self._some: dict[tuple[int, str], Arrays] = {}
-        if self._samples.named and not free:
-            raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
-        self.tried = self._samples.tried
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_some": {}}
-
-    @property
-    def evaluated(self) -> Self:
-        """The same, as of arrays."""
-        return self
-
-    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
-        """Some samples. Nothing is drawn, so ``key`` is unused."""
-        del key
-        found = {name: tensor_over(array).to(device) for name, array in self._samples.arrays(rows).items()}
-        return found if self._samples.named else tuple(found.values())
-
-    def some(self, samples: int, of: str) -> Arrays:
-        """So many of the samples, in memory; see :func:`~anyk.problems.base.some_rows`."""
-        if (samples, of) not in self._some:
-            found = self._samples.some(samples, of)
-            keys = list(found) if self._samples.named else None
-            self._some[samples, of] = Arrays(list(found.values()), of, self._dtype, keys)
-        return self._some[samples, of]
-
-    @property
-    def data(self) -> NDArray[Any]:
-        """What tells the files from others."""
-        return np.array([self._samples.digest])
+def labels_of(data: Samples) -> NDArray[Any] | None:
+    """Return the targets if they are in memory and one whole number each, shape (samples,), else None."""
+    form = data.form if isinstance(data, Arrays) else None
+    places = form.target_places(len(data.arrays)) if isinstance(form, Tensors) else []
+    targets = [data.arrays[place] for place in places]
+    whole = len(targets) == 1 and targets[0].dtype.kind in "biu" and targets[0].ndim == 1
+    return targets[0] if whole else None
 
 
 def _as_arrays(dtype: np.dtype[Any], named: dict[str, NDArray[Any]], where: str) -> dict[str, NDArray[Any]]:
-    """A block's arrays as :class:`Arrays` has them."""
+    """Return a block's arrays as :func:`checked_arrays` has them."""
     keys = None if next(iter(named)).isdigit() else list(named)
-    return dict(zip(named, Arrays(list(named.values()), where, dtype, keys).arrays, strict=True))
+    return dict(zip(named, checked_arrays(list(named.values()), where, dtype, keys), strict=True))
 
 
 class Apart(RunFailed):
@@ -195,39 +123,38 @@ class Reading(NamedTuple):
             raise BadInput(f"{function} is for items of a data set, and {name} is {what}; leave it out")
 
 
-class Items:
+class Items(Samples):
     """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
 
-    labels: None = None  # reading them would read everything
     processes = 0  # that each worker starts to read items
     _readers: Readers | None = None
 
-    def __init__(self, data: Any, reading: Reading = Reading()) -> None:  # noqa: B008  # a tuple
-        self.data, self._reading = data, reading
-        self._rows: Index | None = None  # those of the data set's items that are samples, if not all
+    def __init__(self, data: Any, reading: Reading) -> None:
+        self.mark, self._reading = data, reading
+        self._rows: Index | None = None  # the items of the data set that are samples, if not all
 
     def __len__(self) -> int:
-        return len(self.data) if self._rows is None else len(self._rows)
+        return len(self.mark) if self._rows is None else len(self._rows)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_readers": None}
 
     def some(self, samples: int, of: str) -> Items:
-        """So many of the samples, which keep their numbers; see :func:`~anyk.problems.base.some_rows`."""
-        made, rows = copy(self), some_rows(len(self), samples, of)
-        made._rows = self._rows if isinstance(rows, slice) else rows
-        return made
+        """Return ``samples`` of the items, which keep their numbers."""
+        some, rows = copy(self), some_rows(len(self), samples, of)
+        some._rows = self._rows if isinstance(rows, slice) else rows
+        return some
 
     @property
     def evaluated(self) -> Items:
         """The same samples as they are evaluated, read by this process alone."""
         if self._reading.evaluated == self._reading:
             return self
-        made = copy(self)
-        made._reading, made.processes, made._readers = self._reading.evaluated, 0, None
-        return made
+        evaluated = copy(self)
+        evaluated._reading, evaluated.processes, evaluated._readers = self._reading.evaluated, 0, None
+        return evaluated
 
-    def tensors(self, rows: Rows, device: torch.device | str, key: int = 0) -> Batch:
+    def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Some samples, as torch's own loader puts them together.
 
         What an item draws (augmentation) from torch, NumPy's global generator or ``random`` is determined by ``key``
@@ -239,13 +166,12 @@ class Items:
         items = self._read(key, numbers)
         with kept_generators([]) as generators:
             seed_all(generators, keyed.integer(key, "together", numbers[-1]))
-            batch = self._together(items, numbers)
-        return mapped(batch, lambda tensor: tensor.to(device))
+            return self._together(items, numbers)
 
     def _read(self, key: int, numbers: Sequence[int]) -> list[Any]:
         """Items; where a process does nothing but work, by others beside it, if the user wants them."""
         transform = self._reading.transform
-        data = self.data if transform is None else Transformed(self.data, transform)
+        data = self.mark if transform is None else Transformed(self.mark, transform)
         if not self.processes or "ANYK_WORKER" not in os.environ:
             return read(data, key, numbers)
         self._readers = self._readers or Readers(data, self.processes)
@@ -284,35 +210,6 @@ class Items:
         return tuple(parts)
 
 
-class Streamed:
-    """Samples of a stream, of which the first are known; see :class:`~anyk.data.Stream`."""
-
-    labels: None = None  # as of items
-
-    def __init__(self, stream: Stream, reading: Reading) -> None:
-        self._draws, self._reading = Draws(stream), reading
-        self.head = self._items(self._draws.head)
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def drawn(self, partitions: range, rows: Index | None) -> Items:
-        """The samples of a mini-batch."""
-        return self._items(self._draws.drawn(partitions, rows))
-
-    def some(self, samples: int, of: str) -> Items:
-        """So many samples, in memory."""
-        return self._items(self._draws.some(samples, of))
-
-    @property
-    def data(self) -> NDArray[Any]:
-        """What tells the stream from others: its first samples."""
-        return np.array([self._draws.digest])
-
-    def _items(self, samples: list[Any]) -> Items:
-        return Items(samples, self._reading)
-
-
 class _Restarted:
     """``make`` of a stream of torch's, which draws from the global generators, if at all."""
 
@@ -323,9 +220,6 @@ class _Restarted:
         del partition, seed
         return self._data
 
-
-Known = Arrays | Items | Sharded  # how many there are, and what they are by number
-Samples = Known | Streamed
 
 _PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
 _OTHERWISE = "wrap the data set in one whose items are such tuples, or give a loss(module, batch), which takes any"
@@ -368,24 +262,24 @@ def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def samples_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Samples:
-    """A user's data as one of the four kinds; raises :class:`~anyk.errors.BadInput` where it is none of them."""
+    """Return a user's training data as samples; raises :class:`~anyk.errors.BadInput` if it cannot be one."""
     from torch.utils.data import IterableDataset
 
     if isinstance(data, IterableDataset):
         try:
-            return Streamed(Stream(_Restarted(data)), reading)
+            return StreamSamples(Stream(_Restarted(data)), partial(Items, reading=reading))
         except BadInput as error:
             raise BadInput(
                 f"{name} is an IterableDataset, which every mini-batch starts anew, as an anyk.data.Stream: {error}; "
                 "if it is finite, give its samples as a list or a map-style data set"
             ) from None
     if isinstance(data, Stream):
-        return Streamed(data, reading)
+        return StreamSamples(data, partial(Items, reading=reading))
     return known_of(data, name, dtype, reading)
 
 
-def known_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Known:
-    """As :func:`samples_of`; a stream is refused, too."""
+def known_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Samples:
+    """Return what :func:`samples_of` does; a stream is refused, too."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -398,7 +292,10 @@ def known_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Kn
         )
     if isinstance(data, Shards):
         reading.refuse_arrays(name, "shards of arrays")
-        return Sharded(data, name, dtype, free=reading.free)
+        samples = ShardSamples(data, partial(_as_arrays, dtype), Tensors)
+        if samples.named and not reading.free:
+            raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
+        return samples
     if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
         data = data.tensors
     listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
@@ -406,11 +303,11 @@ def known_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Kn
     if isinstance(data, (tuple, Mapping)):
         reading.refuse_arrays(name, "arrays")
     if isinstance(data, tuple) or listed:
-        return Arrays(data, name, dtype)
+        return Arrays(checked_arrays(data, name, dtype), Tensors())
     if isinstance(data, Mapping):
         if not reading.free:
             raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
-        return Arrays(list(data.values()), name, dtype, list(data))
+        return Arrays(checked_arrays(list(data.values()), name, dtype, list(data)), Tensors(list(data)))
     alone = isinstance(data, (str, np.ndarray, torch.Tensor))
     if alone or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         iterated = hasattr(data, "__iter__") and not alone and name != "held_out"

@@ -1,0 +1,102 @@
+"""Partitions of samples whose gradients are summed batch by batch: of PyTorch, of JAX, and of shards and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyk.errors import BadInput
+from anyk.problems.base import Index, Vector
+from anyk.problems.data.samples import Samples, Selection
+from anyk.problems.data.streams import NO_PARTS
+
+
+class Batches:
+    """Samples in partitions; see :class:`~anyk.problems.base.Partitions`.
+
+    A model computes :meth:`gradient_sum` and :meth:`loss_sum` of some samples. ``most``: samples at once, at most.
+    """
+
+    def __init__(
+        self,
+        data: Samples,
+        ends: NDArray[np.int64],
+        *,
+        dimension: int,
+        dtype: np.dtype[Any],
+        most: int | None = None,
+    ) -> None:
+        self.data, self.most, self.dimension, self.dtype = data, most, dimension, dtype
+        self.sizes = tuple(np.diff(ends).tolist())
+        self.tolerance = 0.0
+        self._bounds = list(pairwise(ends.tolist()))
+        self._first = 0  # the number of its first partition among all
+        self._spanned = 1  # how many partitions of the strategy's each of its own is
+        self._placed: dict[int, Samples] = {}  # partitions whose samples are where they are computed with
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_placed": {}}
+
+    def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
+        """Return the gradient at ``w`` of the sum of the samples' losses, shape (dimension,)."""
+        raise NotImplementedError
+
+    def loss_sum(self, w: Vector, chosen: Selection) -> float:
+        """Return the sum of the samples' losses at ``w``."""
+        raise NotImplementedError
+
+    def load(self, partitions: Sequence[int]) -> None:
+        """Prepare for these partitions; samples are read when they are needed."""
+
+    def piece(self, first: int, last: int) -> Self:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        joined = copy(self)
+        joined._bounds = [(self._bounds[first][0], self._bounds[last][1])]
+        joined.sizes = (sum(self.sizes[first : last + 1]),)
+        joined._first, joined._spanned, joined._placed = self._first + first, last - first + 1, {}
+        return joined
+
+    def only(self, partitions: Sequence[int]) -> Self:
+        """See :class:`~anyk.problems.base.Partitions`; files and streams are opened by those who compute with them."""
+        part = copy(self)
+        part.data = self.data.only([self._bounds[j] for j in sorted(partitions)])
+        return part
+
+    def compare_replicas(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`; nothing is computed before the run."""
+        self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
+
+    def support(self, partition: int) -> Index | None:
+        """All coordinates."""
+        del partition
+        return None  # as opposed to an index of some
+
+    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
+        """See :class:`~anyk.problems.base.Partitions`.
+
+        What is drawn is keyed by the bits of ``w``, the partition and the rows, so that all who hold it draw alike.
+        """
+        return self.gradient_sum(w, self._selected(partition, rows))
+
+    def check_partial_loss(self) -> None:
+        """See :class:`~anyk.problems.base.Partitions`."""
+        if self.data.endless:
+            raise BadInput(NO_PARTS)
+
+    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """See :class:`~anyk.problems.base.Partitions`: in evaluation."""
+        return self.loss_sum(w, self._selected(partition, rows))
+
+    def _selected(self, partition: int, rows: Index | None) -> Selection:
+        number, (first, last) = self._first + partition, self._bounds[partition]
+        if self.data.endless:
+            drawn = self.data.drawn(range(number, number + self._spanned), rows)
+            return Selection(drawn, number, 0, len(drawn), None, rows)
+        if partition in self._placed:
+            return Selection(self._placed[partition], number, 0, last - first, rows, rows)
+        return Selection(self.data, number, first, last, rows, rows)
