@@ -67,10 +67,6 @@ class Batches:
         part.data = self.data.only([self._bounds[j] for j in sorted(partitions)])
         return part
 
-    def compare_replicas(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; nothing is computed before the run."""
-        self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
-
     def support(self, partition: int) -> Index | None:
         """All coordinates."""
         del partition

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.problems.base import Index, even_ends, some_rows
+from anyk.problems.base import Index, even_ends, some_rows, stacked
 
 Rows = slice | Index
 Batch = Any  # several samples as a framework takes them
@@ -100,7 +100,7 @@ class Arrays(Samples):
         self.arrays, self.form = list(arrays), form
 
     def __len__(self) -> int:
-        return len(self.arrays[0])
+        return int(self.arrays[0].shape[0])  # also of a sparse one
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return some rows of every array."""
@@ -151,7 +151,7 @@ class ArrayRuns(Samples):
                 there = some.size > 0
             if there:
                 parts.append([array[some] for array in arrays])
-        return self._form(parts[0] if len(parts) == 1 else [np.concatenate(same) for same in zip(*parts, strict=True)])
+        return self._form(parts[0] if len(parts) == 1 else [stacked(same) for same in zip(*parts, strict=True)])
 
 
 class Selection(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector, cut, stacked
+from anyk.problems.base import Vector, cut
+from anyk.problems.batches import Batches
+from anyk.problems.data.samples import Arrays, Selection
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet
 from anyk.problems.data.streams import Stream
@@ -22,33 +23,18 @@ from anyk.problems.linear.partitions import losses_of, softmax_slope
 from anyk.problems.predicting import Predictor
 
 
-class TwoLayerPartitions:
+class TwoLayerPartitions(Batches):
     """A network's training rows in partitions; see :class:`~anyk.problems.base.Partitions`."""
 
     def __init__(self, X: Any, y: Vector, ends: NDArray[np.int64], hidden: int, outputs: int) -> None:
-        self.sizes = tuple(np.diff(ends).tolist())
-        self.dtype = np.dtype(X.dtype)
+        dtype = np.dtype(X.dtype)
         self._shape = X.shape[1], hidden, outputs
-        self.dimension = dimension(*self._shape)
-        self._X = [X[a:b] for a, b in pairwise(ends)]
-        self._y = [np.ascontiguousarray(y[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
+        data = Arrays([X, np.ascontiguousarray(y, dtype=dtype)], tuple)
+        super().__init__(data, ends, dimension=dimension(*self._shape), dtype=dtype)
 
-    def piece(self, first: int, last: int) -> TwoLayerPartitions:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        X, y = stacked(self._X[first : last + 1]), np.concatenate(self._y[first : last + 1])
-        return TwoLayerPartitions(X, y, np.array([0, len(y)]), *self._shape[1:])
-
-    def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""
-
-    def support(self, partition: int) -> Index | None:
-        """All coordinates."""
-        del partition
-        return None  # as opposed to an index of some
-
-    def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        X, y = self._rows(partition, rows)
+    def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
+        """Return the gradient of the sum of losses, by backpropagation."""
+        ((X, y), *_) = next(chosen.parts(self.most))
         gradient = np.empty_like(w)
         first, bias, second, offset = layers(w, *self._shape)
         first_out, bias_out, second_out, offset_out = layers(gradient, *self._shape)
@@ -62,14 +48,10 @@ class TwoLayerPartitions:
         back.sum(axis=0, out=bias_out)
         return gradient
 
-    def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
-        """See :class:`~anyk.problems.base.Partitions`."""
-        X, y = self._rows(partition, rows)
+    def loss_sum(self, w: Vector, chosen: Selection) -> float:
+        """Return the sum of losses."""
+        ((X, y), *_) = next(chosen.parts(self.most))
         return float(losses_of("two-layer", scores_of(X, w, *self._shape), y).sum())
-
-    def _rows(self, partition: int, rows: Index | None) -> tuple[Any, Vector]:
-        X, y = self._X[partition], self._y[partition]
-        return (X, y) if rows is None else (X[rows], y[rows])
 
 
 def dimension(features: int, hidden: int, outputs: int) -> int:

@@ -44,7 +44,8 @@ class Placed(Samples):
         """Return some rows of every tensor."""
         del key
         if isinstance(rows, slice):
-            return mapped(self._batch, lambda tensor: tensor[rows])
+            complete = rows.stop - rows.start == self._samples
+            return self._batch if complete else mapped(self._batch, lambda tensor: tensor[rows])
         chosen: torch.Tensor | None = None
 
         def taken(tensor: torch.Tensor) -> torch.Tensor:
