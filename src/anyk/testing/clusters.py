@@ -81,8 +81,28 @@ def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = 
     return driver
 
 
+def _rows(driver: Driver, sql: str) -> list[tuple[Any, ...]]:
+    assert driver.log is not None
+    return list(driver.log.rows(sql))
+
+
 def _all(n: int) -> Task:
     return (Chunk(tuple(range(n)), (1.0,) * n),)
+
+
+def _single(task: int, partition: int, worker: int = 0, **settings: Any) -> Dispatch:
+    """Return the dispatch of a task of one chunk with one partition."""
+    return Dispatch(task, (worker,), ((Chunk((partition,), (1.0,), **settings),),))
+
+
+def _step(event: Event) -> list[Command]:
+    """Return the step by a reply's message alone; nothing for other events."""
+    return [Combine("model", [(event.task, event.chunk)], [1.0])] if isinstance(event, Reply) else []
+
+
+def _expect_model(driver: Driver, expected: Any, slot: str = "model") -> None:
+    w = driver.models[slot]
+    assert np.allclose(w, expected, rtol=1e-9), f"model {slot} is {w}, not {expected}"
 
 
 def check_exact_sums(make: MakeCluster, specs: Sequence[tuple[str, int]] = _EXACT) -> None:
@@ -98,8 +118,7 @@ def check_exact_sums(make: MakeCluster, specs: Sequence[tuple[str, int]] = _EXAC
 def check_order_of_delays(make: MakeCluster) -> None:
     """A round ends with the replies that come first, and the others are cut off."""
     driver = _run(build("uncoded:wait=1", workers=_N), make(_N, _Staggered(value=0.4)), 2)
-    assert driver.log is not None
-    used = driver.log.rows("SELECT DISTINCT worker FROM chunks WHERE step IS NOT NULL")
+    used = _rows(driver, "SELECT DISTINCT worker FROM chunks WHERE step IS NOT NULL")
     assert used == [(0,)], f"worker 0 is fastest, used: {used}"
     assert driver.ledger.counts.cancelled + driver.ledger.counts.discarded >= _N - 1, (
         f"nobody was cut off: {driver.ledger.counts}"
@@ -109,53 +128,40 @@ def check_order_of_delays(make: MakeCluster) -> None:
 def check_discard(make: MakeCluster) -> None:
     """A worker told to finish in vain sends a message that is dropped, then goes on from the newest task."""
 
-    def begin(toy: Toy) -> Commands:
-        return [Dispatch(0, (0, 1), (_all(2), _all(2)))]
-
     def react(toy: Toy, event: Event) -> Commands:
-        if not isinstance(event, Reply):
-            return []
-        if event.task == 0:
-            return [Combine("model", [(0, 0)], [1.0]), Cancel((1,), "discard"), Dispatch(2, (1,), (_all(2),))]
-        return [Combine("model", [(event.task, 0)], [1.0])]
+        if isinstance(event, Reply) and event.task == 0:
+            return [*_step(event), Cancel((1,), "discard"), Dispatch(2, (1,), (_all(2),))]
+        return _step(event)
 
-    driver = _run(Toy(2, begin, react), make(2, _Staggered(value=0.2)), 2)
-    assert driver.log is not None
-    rows = driver.log.table("SELECT task, ending, received, cancelled FROM chunks ORDER BY task")
-    assert [row["ending"] for row in rows] == ["counted", "discarded", "counted"], f"endings: {rows}"
-    assert rows[1]["received"] > rows[1]["cancelled"], "the discarded message should come after the cancel"
-    assert rows[2]["received"] > rows[1]["received"], "the newest task starts only when the discarded one is done"
+    driver = _run(Toy(2, [Dispatch(0, (0, 1), (_all(2), _all(2)))], react), make(2, _Staggered(value=0.2)), 2)
+    rows = _rows(driver, "SELECT ending, received, cancelled FROM chunks ORDER BY task")
+    endings, received, cancelled = zip(*rows, strict=True)
+    assert endings == ("counted", "discarded", "counted"), f"endings: {rows}"
+    assert received[1] > cancelled[1], "the discarded message should come after the cancel"
+    assert received[2] > received[1], "the newest task starts only when the discarded one is done"
 
 
 def check_collect(make: MakeCluster) -> None:
     """A worker reports progress partition by partition and sends one message made of what it is asked for."""
-
-    def begin(toy: Toy) -> Commands:
-        chunk = Chunk((0, 1, 2, 3), (1.0,) * 4, send="request")
-        return [Dispatch(0, (0,), ((chunk,),))]
+    chunk = Chunk((0, 1, 2, 3), (1.0,) * 4, send="request")
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Progress) and event.done == 3:
             return [RequestMessage(0, 0, 0, (0, 2), (1.0, -2.0))]
-        if isinstance(event, Reply):
-            return [Combine("model", [(0, 0)], [1.0])]
-        return []
+        return _step(event)
 
-    toy = Toy(1, begin, react, partitions=_N)
+    toy = Toy(1, [Dispatch(0, (0,), ((chunk,),))], react, partitions=_N)
     driver = _run(toy, make(1, None), 1)
     done = [event.done for event in toy.seen if isinstance(event, Progress)]
     assert done[:3] == [1, 2, 3], f"progress was {done}"
     centres = Squares(_N).centres
-    expected = -0.5 * (-centres[0] + 2.0 * centres[2]) / _N
-    assert np.allclose(driver.models["model"], expected), f"the collected message gave {driver.models['model']}"
+    _expect_model(driver, -0.5 * (-centres[0] + 2.0 * centres[2]) / _N)
 
 
 def check_messages_between_workers(make: MakeCluster) -> None:
     """A worker adds the messages of others to its own; the driver gets one, and the ledger counts all."""
-
-    def begin(toy: Toy) -> Commands:
-        own = (Chunk((0,), (1.0,), send="request"),)
-        return [Dispatch(0, (0, 1, 2), (own, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))]
+    own = (Chunk((0,), (1.0,), send="request"),)
+    first = Dispatch(0, (0, 1, 2), (own, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply) and event.task == 0:
@@ -165,12 +171,10 @@ def check_messages_between_workers(make: MakeCluster) -> None:
             return []
         return [RequestMessage(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
 
-    driver = _run(Toy(3, begin, react, partitions=_N), make(3, None), 1)
+    driver = _run(Toy(3, [first], react, partitions=_N), make(3, None), 1)
     centres = Squares(_N).centres
-    expected = -0.5 * 0.5 * (-3.0 * centres[0] - centres[1] - centres[2] + 2.0 * centres[3]) / _N
-    assert np.allclose(driver.models["model"], expected), f"the gathered message gave {driver.models['model']}"
-    assert driver.log is not None
-    weights = driver.log.rows("SELECT task, weight FROM chunks WHERE step = 1 ORDER BY task")
+    _expect_model(driver, -0.5 * 0.5 * (-3.0 * centres[0] - centres[1] - centres[2] + 2.0 * centres[3]) / _N)
+    weights = _rows(driver, "SELECT task, weight FROM chunks WHERE step = 1 ORDER BY task")
     assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"the ledger says {weights}"
 
 
@@ -178,11 +182,8 @@ def check_messages_that_wait(make: MakeCluster) -> None:
     """Many messages of one worker may wait to be used, and another begins from all of them."""
     count = 9
 
-    def work(task: int, worker: int, **begins: Any) -> Dispatch:
-        return Dispatch(task, (worker,), ((Chunk((task % _N,), (1.0,), repeat=task, steps=1, **begins),),))
-
-    def begin(toy: Toy) -> Commands:
-        return [work(0, 0)]
+    def work(task: int, worker: int, **start: Any) -> Dispatch:
+        return _single(task, task % _N, worker, repeat=task, steps=1, **start)
 
     def react(toy: Toy, event: Event) -> Commands:
         if not isinstance(event, Reply):
@@ -193,12 +194,11 @@ def check_messages_that_wait(make: MakeCluster) -> None:
             return [work(count, 1, mix=tuple((0, task, 0, 1.0 / count) for task in range(count)), share=0.0)]
         return [Mix("model", [(count, 0)], [1.0])]
 
-    toy = Toy(2, begin, react, inner="", partitions=_N)  # with the run's own optimiser
+    toy = Toy(2, [work(0, 0)], react, inner="", partitions=_N)  # with the run's own optimiser
     driver = _run(toy, make(2, None), 1)
     centres = Squares(_N).centres
     start = 0.5 * sum(centres[task % _N] for task in range(count)) / count
-    expected = 0.5 * start + 0.5 * centres[count % _N]
-    assert np.allclose(driver.models["model"], expected), f"what was kept gave {driver.models['model']}, not {expected}"
+    _expect_model(driver, 0.5 * start + 0.5 * centres[count % _N])
 
 
 def check_versions_that_wait(make: MakeCluster) -> None:
@@ -207,9 +207,6 @@ def check_versions_that_wait(make: MakeCluster) -> None:
 
     def work(task: int) -> Dispatch:
         return Dispatch(task, (0, 1), ((Chunk((0,), (1.0,)),), (Chunk((1,), (1.0,)),)))
-
-    def begin(toy: Toy) -> Commands:
-        return [work(0)]
 
     def react(toy: Toy, event: Event) -> Commands:
         if not isinstance(event, Reply):
@@ -223,32 +220,25 @@ def check_versions_that_wait(make: MakeCluster) -> None:
         waiting = [(task, 0) for task in range(1, heard, 2)]
         return [step, Combine("model", waiting, [1.0 / rounds] * rounds)]
 
-    driver = _run(Toy(n, begin, react), make(n, None), rounds + 1)
+    driver = _run(Toy(n, [work(0)], react), make(n, None), rounds + 1)
     centres, w, late = Squares(n).centres, np.zeros(5), np.zeros(5)
     for _ in range(rounds):
         late += (w - centres[1]) / rounds
         w = w - 0.5 * (w - centres[0]) / n
-    expected = w - 0.5 * late / n
-    assert np.allclose(driver.models["model"], expected), f"late messages gave {driver.models['model']}, not {expected}"
+    _expect_model(driver, w - 0.5 * late / n)
 
 
 def check_measures(make: MakeCluster) -> None:
     """A message's projection is told on request; equal messages have equal projections, others do not."""
-
-    def begin(toy: Toy) -> Commands:
-        whole = (Chunk((0, 1), (1.0, 1.0)),)
-        return [Dispatch(0, (0, 1, 2), (whole, whole, (Chunk((0, 1), (1.0, 2.0)),)))]
+    first = Dispatch(0, (0, 1, 2), (_all(2), _all(2), (Chunk((0, 1), (1.0, 2.0)),)))
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply):
-            return [
-                ProjectMessage(event.worker, event.task, event.chunk),
-                ProjectMessage(event.worker, event.task, event.chunk, 1),
-            ]
+            return [ProjectMessage(event.worker, event.task, event.chunk, key) for key in (0, 1)]
         measured = [seen for seen in toy.seen if isinstance(seen, MessageProjected)]
         return [Combine("model", [(0, 0)], [1.0])] if len(measured) == 6 else []
 
-    toy = Toy(3, begin, react)
+    toy = Toy(3, [first], react)
     _run(toy, make(3, None), 1)
     values: dict[int, list[float]] = {}
     for event in toy.seen:
@@ -265,10 +255,6 @@ def check_two_models(make: MakeCluster) -> None:
     def give(task: int) -> Dispatch:
         return Dispatch(task, (1,), ((Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b")),))
 
-    def begin(toy: Toy) -> Commands:
-        del toy
-        return [give(0)]
-
     def react(toy: Toy, event: Event) -> Commands:
         if not isinstance(event, Reply):
             return []
@@ -277,14 +263,14 @@ def check_two_models(make: MakeCluster) -> None:
             commands.append(give(event.task + 1))
         return commands
 
-    driver = _run(Toy(2, begin, react, slots=("a", "b"), partitions=_N), make(2, None), 3)
+    driver = _run(Toy(2, [give(0)], react, slots=("a", "b"), partitions=_N), make(2, None), 3)
     assert driver.versions.newest == {"a": 3, "b": 3}, f"versions {driver.versions.newest}"
     centres = Squares(_N).centres
-    for slot, held in (("a", (0, 1)), ("b", (2, 3))):
+    for slot, assigned in (("a", (0, 1)), ("b", (2, 3))):
         w = np.zeros(centres.shape[1])
         for _ in range(3):
-            w -= 0.5 * sum(w - centres[j] for j in held) / _N
-        assert np.allclose(driver.models[slot], w), f"model {slot} is {driver.models[slot]}, not {w}"
+            w -= 0.5 * sum(w - centres[j] for j in assigned) / _N
+        _expect_model(driver, w, slot)
 
 
 def check_equal_bits(make: MakeCluster) -> None:
@@ -300,17 +286,8 @@ def check_equal_bits(make: MakeCluster) -> None:
 
 def check_the_newest_task_wins(make: MakeCluster) -> None:
     """A worker that gets another task before it has ended one abandons that one, whose message is not used."""
-
-    def begin(toy: Toy) -> Commands:
-        commands: list[Command] = []
-        for task in range(3):
-            commands += [Dispatch(task, (0,), (_all(2),)), *([Cancel((task,))] if task < 2 else [])]
-        return commands
-
-    def react(toy: Toy, event: Event) -> Commands:
-        return [Combine("model", [(event.task, 0)], [1.0])] if isinstance(event, Reply) else []
-
-    toy = Toy(2, begin, react)
+    tasks = [Dispatch(task, (0,), (_all(2),)) for task in range(3)]
+    toy = Toy(2, [tasks[0], Cancel((0,)), tasks[1], Cancel((1,)), tasks[2]], lambda toy, event: _step(event))
     driver = _run(toy, make(2, _Staggered(value=0.1)), 1)
     heard = [event.task for event in toy.seen if isinstance(event, Reply)]
     assert heard == [2], f"the strategy was told of {heard}"
@@ -323,20 +300,13 @@ def check_bad_replies(make: MakeCluster) -> None:
     """A message that is not finite or has the wrong length, or an error, is named, and its worker goes on."""
     faults = {-1: "nan", -2: "inf", -3: "short", -4: "raise"}
 
-    def one(task: int, partition: int) -> Dispatch:
-        return Dispatch(task, (0,), ((Chunk((partition,), (1.0,)),),))
-
-    def begin(toy: Toy) -> Commands:
-        return [one(0, 0)]  # at zero nothing is wrong
-
     def react(toy: Toy, event: Event) -> Commands:
-        if isinstance(event, Reply):
-            return [Combine("model", [(event.task, 0)], [1.0]), *([] if event.task else [one(1, 0)])]
         if isinstance(event, Failed) and event.task < 5:
-            return [one(event.task + 1, event.task)]
-        return []
+            return [_single(event.task + 1, event.task)]
+        first = isinstance(event, Reply) and event.task == 0
+        return [*_step(event), *([_single(1, 0)] if first else [])]
 
-    toy = Toy(5, begin, react)
+    toy = Toy(5, [_single(0, 0)], react)  # at zero nothing is wrong
     driver = _run(toy, make(5, None), 2, Squares(5, faults=faults))
     reasons = [event.reason for event in toy.seen if isinstance(event, Failed)]
     for reason, word in zip(reasons, ("NaN", "Inf", "wrong length", "ValueError: partition 3 is broken"), strict=True):
@@ -353,8 +323,8 @@ def check_same_models(make: MakeCluster, specs: Sequence[str] = _STEADY) -> None
             assert np.allclose(got[slot], w, rtol=1e-12, atol=1e-12), f"'{spec}' gave {got[slot]}, not {w}"
 
 
-class _Told:
-    """A callback that remembers what was evaluated."""
+class _Evaluations:
+    """A callback that remembers evaluations."""
 
     def __init__(self) -> None:
         self.infos: list[EvaluationInfo] = []
@@ -366,20 +336,20 @@ class _Told:
 def check_losses(make: MakeCluster, cases: Sequence[tuple[str, int, int]] = _EVALUATED) -> None:
     """Workers that are asked tell the objective of each version that is to be evaluated, of each model."""
     for spec, models, samples in cases:
-        problem, told = Squares(_N), _Told()
-        given: Problem = ManyProblems([problem] * models) if models > 1 else problem
+        problem, evaluations = Squares(_N), _Evaluations()
+        trained: Problem = ManyProblems([problem] * models) if models > 1 else problem
         train(
-            given,
+            trained,
             spec,
             make(_N, Constant(0.02)),
             optimizer=GD(lr=0.5),
             steps=5,
-            callbacks=[told],
+            callbacks=[evaluations],
             evaluate=Evaluate(every=2, samples=samples, where="workers"),
         )
-        assert {info.step for info in told.infos} >= {0, 2, 4, 5}, f"'{spec}' told {told.infos}"
+        assert {info.step for info in evaluations.infos} >= {0, 2, 4, 5}, f"'{spec}' told {evaluations.infos}"
         centres = problem.centres[some_rows(_N, samples, "train")]
-        for info in told.infos:
+        for info in evaluations.infos:
             expected = float(0.5 * ((info.model - centres) ** 2).sum() / samples)
             right = info.loss is not None and np.isclose(info.loss, expected, rtol=1e-12)
             assert right, f"'{spec}' told {info.loss} at step {info.step}, not {expected}"
@@ -388,19 +358,14 @@ def check_losses(make: MakeCluster, cases: Sequence[tuple[str, int, int]] = _EVA
 def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
     """A worker that dies is lost, with what it was doing; it joins again, and works."""
 
-    def begin(toy: Toy) -> Commands:
-        return [Dispatch(0, (0, 1), (_all(2), _all(2)))]
-
     def react(toy: Toy, event: Event) -> Commands:
-        if isinstance(event, Reply):
-            if event.task == 0:
-                kill(cluster, 1)
-            return [Combine("model", [(event.task, 0)], [1.0])]
         if isinstance(event, Joined):
             return [Dispatch(2, (event.worker,), (_all(2),))]
-        return []
+        if isinstance(event, Reply) and event.task == 0:
+            kill(cluster, 1)
+        return _step(event)
 
-    toy = Toy(2, begin, react)
+    toy = Toy(2, [Dispatch(0, (0, 1), (_all(2), _all(2)))], react)
     cluster = make(2, _Staggered(value=0.2))
     driver = _run(toy, cluster, 2)
     kinds = [(type(event).__name__, event.worker) for event in toy.seen if isinstance(event, Reply | Lost | Joined)]

@@ -19,8 +19,8 @@ class Memory:
 class Toy(Strategy):
     """A strategy made of functions, for the protocol's own tests.
 
-    ``begin(toy)`` and ``react(toy, event)`` return commands; ``toy.seen`` gathers the events, and ``toy.memory`` is
-    what is saved. ``partitions``: as many as workers if left out.
+    ``begin(toy)`` returns the first commands, or they are given themselves, and ``react(toy, event)`` the others;
+    ``toy.seen`` gathers the events, and ``toy.memory`` is saved. ``partitions``: by default the number of workers.
     """
 
     State = Memory
@@ -29,7 +29,7 @@ class Toy(Strategy):
     def __init__(
         self,
         workers: int,
-        begin: Callable[[Toy], Commands],
+        begin: Callable[[Toy], Commands] | Commands,
         react: Callable[[Toy, Event], Commands],
         *,
         slots: tuple[str, ...] = ("model",),
@@ -52,7 +52,7 @@ class Toy(Strategy):
 
     def start(self, fleet: Fleet) -> tuple[Memory, Commands]:
         self.present = fleet.present
-        commands = self.begin(self)
+        commands = self.begin(self) if callable(self.begin) else self.begin
         return Memory(self.memory), commands
 
     def rebuild(self, state: Memory) -> None:

@@ -1,4 +1,4 @@
-"""Messages between ranks: their form, and how they are sent and awaited without anybody waiting inside MPI."""
+"""Messages between ranks: their form, and how they are sent and awaited without blocking inside MPI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG, LONG_DRIVER = 2e-3, 5e-4  # up to these
 
 
 class Pause:
-    """Between two looks for messages: MPI's own waiting would keep a processor busy that others need."""
+    """A pause between two looks for messages: MPI's own waiting would keep a processor busy that others need."""
 
     def __init__(self, longest: float = LONG) -> None:
         self.seconds, self._longest = _SHORT, longest
@@ -38,7 +38,7 @@ class Pause:
 
 @cache
 def communicator() -> Any:
-    """The communicator of anyk's own, made once by all ranks; starts MPI."""
+    """Return anyk's communicator, made once by all ranks; starts MPI."""
     try:
         from mpi4py import MPI
     except ModuleNotFoundError:
@@ -60,7 +60,7 @@ class Sends:
         self._open: list[tuple[Any, Any]] = []
 
     def __call__(self, rank: int, tag: int, data: Any) -> None:
-        """Begin to send."""
+        """Start to send."""
         self.tidy()
         self._open.append((self._world.Isend(data, dest=rank, tag=tag), data))
 
@@ -70,44 +70,37 @@ class Sends:
             self._open = [(request, data) for request, data in self._open if not request.Test()]
 
     @property
-    def left(self) -> int:
-        """How many have not."""
+    def pending(self) -> bool:
+        """Whether any have not left."""
         self.tidy()
-        return len(self._open)
+        return bool(self._open)
 
 
-class Inbox:
-    """A mail of the driver: a head that says which vectors follow."""
+def take_parcel(world: Any) -> tuple[int, list[Any], bytes, list[NDArray[Any]]] | None:
+    """Return the driver's next parcel, if one is there: its kind, values, body and vectors."""
+    from mpi4py import MPI
 
-    def __init__(self, world: Any) -> None:
-        self._world = world
-
-    def take(self) -> tuple[int, bytes, list[NDArray[Any]]] | None:
-        """The next parcel, if one is there."""
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        if not self._world.Iprobe(source=0, tag=TO_WORKER, status=status):
-            return None
-        data = bytearray(status.Get_count(MPI.BYTE))
-        self._receive(data)
-        size = int.from_bytes(data[:8], "little")
-        kind, forms = json.loads(bytes(data[8 : 8 + size]))
-        vectors = []
-        for dtype, length in forms:
-            vector = np.empty(length, dtype=np.dtype(dtype))
-            self._receive(vector)
-            vectors.append(vector)
-        return kind, bytes(data[8 + size :]), vectors
-
-    def _receive(self, data: Any) -> None:
-        request = self._world.Irecv(data, source=0, tag=TO_WORKER)
-        pause = Pause()
-        while not request.Test():
-            pause()
+    status = MPI.Status()
+    if not world.Iprobe(source=0, tag=TO_WORKER, status=status):
+        return None
+    data = bytearray(status.Get_count(MPI.BYTE))
+    _receive(world, data)
+    size = int.from_bytes(data[:8], "little")
+    kind, values, forms = json.loads(bytes(data[8 : 8 + size]))
+    vectors = [np.empty(length, dtype=np.dtype(dtype)) for dtype, length in forms]
+    for vector in vectors:
+        _receive(world, vector)
+    return kind, values, bytes(data[8 + size :]), vectors
 
 
-def parcel(kind: int, body: bytes, vectors: Sequence[NDArray[Any]]) -> bytes:
-    """The head of a mail of the driver, which says how long the vectors are that follow."""
-    head = json.dumps([kind, [[vector.dtype.str, vector.size] for vector in vectors]]).encode()
+def _receive(world: Any, data: Any) -> None:
+    request = world.Irecv(data, source=0, tag=TO_WORKER)
+    pause = Pause()
+    while not request.Test():
+        pause()
+
+
+def parcel(kind: int, values: Sequence[Any], body: bytes, vectors: Sequence[NDArray[Any]]) -> bytes:
+    """Return the head of a parcel, which specifies the vectors that follow, with its body."""
+    head = json.dumps([kind, values, [[vector.dtype.str, vector.size] for vector in vectors]]).encode()
     return len(head).to_bytes(8, "little") + head + body

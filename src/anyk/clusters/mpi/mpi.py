@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +13,7 @@ from anyk.checks import typed
 from anyk.clusters.contract import Envelope, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
-from anyk.clusters.mpi.link import (
-    BYE,
-    CLOSE,
-    LONG_DRIVER,
-    ORDERS,
-    RECEIVED,
-    RUN,
-    Pause,
-)
+from anyk.clusters.mpi.link import BYE, CLOSE, LONG_DRIVER, ORDERS, RECEIVED, RUN, Pause
 from anyk.clusters.mpi.ranks import PATIENCE, join, shared_ranks
 from anyk.clusters.remote.handles import Died
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
@@ -95,9 +86,10 @@ class Mpi(Networked[NetworkedHandle]):
         self.renew(worker)
         rank = self._ours[worker]
         rank.busy, rank.told_to_close, rank.received = self.run, False, True
-        body = json.dumps([self.run, worker, self._setup, list(self._assignment[worker])]).encode()
-        parcel = [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
-        self._ranks.send(rank, RUN, body, parcel)
+        values = self.run, worker, self._setup, list(self._assignment[worker])
+        self._ranks.send(
+            rank, RUN, values, b"", [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
+        )
 
     def close(self) -> None:
         if self._ranks.open is not self:
@@ -123,9 +115,9 @@ class Mpi(Networked[NetworkedHandle]):
 
     def send(self, worker: int, envelope: Envelope) -> None:
         self._ours[worker].received = False
-        head = json.dumps([envelope.number, envelope.needs, envelope.fresh, len(envelope.orders)]).encode()
-        vectors = [vector for key in envelope.fresh if (vector := self.store.vector(key)) is not None]
-        self._ranks.send(self._ours[worker], ORDERS, len(head).to_bytes(8, "little") + head + envelope.orders, vectors)
+        number, orders, needs, fresh = envelope
+        vectors = [vector for key in fresh if (vector := self.store.vector(key)) is not None]
+        self._ranks.send(self._ours[worker], ORDERS, (number, needs, fresh), orders, vectors)
 
     # ------------------------------------------------------------------------------------------- news
 
@@ -136,7 +128,7 @@ class Mpi(Networked[NetworkedHandle]):
             pause(until)
 
     def on_message(self, worker: int, report: Report, vector: NDArray[Any] | None) -> None:
-        """A worker of this run has sent a message."""
+        """Take in a report of a worker of this run."""
         handle = self.handles[worker]
         if report.kind == RECEIVED:
             if handle.owed:
@@ -145,6 +137,6 @@ class Mpi(Networked[NetworkedHandle]):
             self.news.append(self.notice(worker, handle.incarnation, report, vector))
 
     def lost(self, worker: int, reason: str) -> None:
-        """A worker's rank has died."""
+        """Note that a worker's rank has died."""
         if worker < self.workers:
             self.news.append(Died(worker, self.handles[worker].incarnation, reason))

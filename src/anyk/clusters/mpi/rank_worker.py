@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import Any
 
 from numpy.typing import NDArray
 
-from anyk.clusters.contract import Envelope, Key, Report
+from anyk.clusters.contract import Envelope, Report
 from anyk.clusters.mpi.link import (
     BYE,
     CLOSE,
@@ -21,20 +20,20 @@ from anyk.clusters.mpi.link import (
     VECTOR,
     WIRE,
     WIRE_FORM,
-    Inbox,
     Pause,
     Sends,
+    take_parcel,
 )
 from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.worker import Disconnected, RunSetup
 
 
-class _MpiWorker(NetworkedWorker):
+class _RankWorker(NetworkedWorker):
     """The worker in a rank, for one run."""
 
-    def __init__(self, inbox: Inbox, sends: Sends, run: int, *what: Any) -> None:
-        super().__init__(*what)
-        self._inbox, self._sends, self._run = inbox, sends, run
+    def __init__(self, world: Any, sends: Sends, run: int, *life: Any) -> None:
+        super().__init__(*life)
+        self._world, self._sends, self._run = world, sends, run
         self.ended = False  # whether there will be no further run
 
     def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
@@ -47,23 +46,19 @@ class _MpiWorker(NetworkedWorker):
         if vector is not None:
             self._sends(0, VECTOR, vector)
 
-    def leave(self) -> None:
-        """Say that this was all."""
-        self.transmit(Report(BYE, 0), None)
-
     def _look(self) -> bool:
         """Take in one parcel, if there is one; raises :class:`Disconnected` at the last."""
         self._sends.tidy()
-        parcel = self._inbox.take()
+        parcel = take_parcel(self._world)
         if parcel is None:
             return False
-        kind, body, vectors = parcel
+        kind, values, orders, vectors = parcel
         if kind in (CLOSE, END):
             self.ended = kind == END
             raise Disconnected
-        number, needs, fresh, size = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
-        keys: list[tuple[Key, ...]] = [tuple((first, second) for first, second in some) for some in (needs, fresh)]
-        self.receive(Envelope(number, body[-size:], *keys), dict(zip(keys[1], vectors, strict=True)))
+        number, *keys = values
+        needs, fresh = (tuple((first, second) for first, second in some) for some in keys)
+        self.receive(Envelope(number, orders, needs, fresh), dict(zip(fresh, vectors, strict=True)))
         self.transmit(Report(RECEIVED, number), None)
         return True
 
@@ -79,29 +74,30 @@ class _MpiWorker(NetworkedWorker):
 
 
 def serve(world: Any) -> None:
-    """Be a worker, run after run, until the driver ends."""
+    """Work, run after run, until the driver ends."""
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(1)  # ranks share their machine
-    inbox, sends = Inbox(world), Sends(world)
+    sends = Sends(world)
     pause = Pause()
     ended = False
     while not ended:
-        parcel = inbox.take()
+        parcel = take_parcel(world)
         sends.tidy()
         if parcel is None:
             pause()
             continue
         pause = Pause()
-        kind, body, vectors = parcel
+        kind, values, _, vectors = parcel
         ended = kind == END
         if kind != RUN:
             continue
-        run, worker, setup, held = json.loads(body)
-        os.environ["ANYK_WORKER"] = str(worker)
-        made = _MpiWorker(inbox, sends, run, worker, RunSetup.from_plain(setup), [part.data for part in vectors], held)
-        made.run()
-        made.leave()
-        ended = made.ended
-    while sends.left:
+        run, number, setup, assigned = values
+        os.environ["ANYK_WORKER"] = str(number)
+        shipped = [part.data for part in vectors]
+        worker = _RankWorker(world, sends, run, number, RunSetup.from_plain(setup), shipped, assigned)
+        worker.run()
+        worker.transmit(Report(BYE, 0), None)
+        ended = worker.ended
+    while sends.pending:
         time.sleep(LONG)

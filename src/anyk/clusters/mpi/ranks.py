@@ -1,4 +1,4 @@
-"""The ranks of the program: the first drives, the others work for whoever drives next."""
+"""The ranks of the program: the first drives, the others work, run after run."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Rank:
     def _await_message(self) -> Any:
         return self._world.Irecv(self._buffer, source=self.number, tag=WIRE)
 
-    def came(self) -> tuple[int, Report, NDArray[Any] | None] | None:
-        """A mail that has come: the number of a run, a message and its vector; None while that is under way."""
+    def take(self) -> tuple[int, Report, NDArray[Any] | None] | None:
+        """Return what has come, the number of a run, a report and its vector; None while that is under way."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self.request = self._await_message()
@@ -72,14 +72,14 @@ class Rank:
         return None
 
     def let_go(self) -> None:
-        """Await nothing more."""
+        """Stop waiting for messages."""
         if not self.dead:
             self.request.Cancel()
             self.request.Wait()
 
 
 class Ranks:
-    """The workers' ranks, which outlive runs: whoever drives next goes on with them."""
+    """The workers' ranks, which outlive runs: the next cluster uses the same ones."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
@@ -89,15 +89,21 @@ class Ranks:
         self.open: Mpi | None = None
         atexit.register(self.end)
 
-    def send(self, rank: Rank, kind: int, body: bytes = b"", vectors: Sequence[NDArray[Any]] = ()) -> None:
+    def send(
+        self,
+        rank: Rank,
+        kind: int,
+        values: Sequence[Any] = (),
+        body: bytes = b"",
+        vectors: Sequence[NDArray[Any]] = (),
+    ) -> None:
         """Send a parcel."""
         if not rank.dead:
-            self._sends(rank.number, TO_WORKER, parcel(kind, body, vectors))
-            for vector in vectors:
-                self._sends(rank.number, TO_WORKER, vector)
+            for data in (parcel(kind, values, body, vectors), *vectors):
+                self._sends(rank.number, TO_WORKER, data)
 
     def look(self) -> bool:
-        """Take in what has come, also of runs that are over; False when nothing has."""
+        """Take in what has come, also of runs that are over; return whether anything has."""
         from mpi4py import MPI
 
         living = [rank for rank in self.all if not rank.dead]
@@ -112,10 +118,10 @@ class Ranks:
         return bool(done)
 
     def _interpret(self, rank: Rank) -> None:
-        came = rank.came()
-        if came is None:
+        arrived = rank.take()
+        if arrived is None:
             return
-        run, report, vector = came
+        run, report, vector = arrived
         if report.kind == BYE:
             rank.busy = 0
         elif report.kind == RECEIVED:
@@ -124,25 +130,25 @@ class Ranks:
             self.open.on_message(rank.number - 1, report, vector)
 
     def _find_the_dead(self, living: list[Rank], error: Exception) -> bool:
-        """Which ranks an MPI library has lost that goes on without them."""
+        """Note which ranks an MPI library that continues without them has lost."""
         from mpi4py import MPI
 
-        found = False
+        any_dead = False
         for rank in living:
             try:
                 if rank.request.Test():
                     self._interpret(rank)
             except MPI.Exception as reason:
-                rank.dead = found = True
+                rank.dead = any_dead = True
                 rank.busy = 0
                 if self.open is not None:
                     self.open.lost(rank.number - 1, str(reason).splitlines()[0])
-        if not found:
+        if not any_dead:
             raise RunFailed(f"MPI reports an error other than the death of a rank ({error}); resume the run")
         return True
 
     def freed(self, ranks: Sequence[Rank], within: float) -> bool:
-        """Wait until the ranks have left what they were in; False when they have not within so many seconds."""
+        """Wait until the ranks have left their run; return whether they have ``within`` seconds."""
         until = time.monotonic() + within
         pause = Pause(LONG_DRIVER)
         while any(rank.busy for rank in ranks):
@@ -170,7 +176,7 @@ class Ranks:
 
 @cache
 def shared_ranks() -> Ranks:
-    """The ranks, the same for all clusters of the program; starts MPI."""
+    """Return the ranks, the same for all clusters of the program; starts MPI."""
     return Ranks(communicator())
 
 
