@@ -66,18 +66,18 @@ def test_numpy_numbers_are_numbers(number: Any) -> None:
         ("exponential:start=0,decay=0.5", "a learning rate must be a finite number above 0, got 0"),
         (
             "exponential:start=1,decay=0",
-            "the decay of an exponential learning rate must be above 0 and at most 1, got 0",
+            "decay must be a number above 0 and of at most 1, got 0.0",
         ),
         (
             "exponential:start=1,decay=1.5",
-            "the decay of an exponential learning rate must be above 0 and at most 1, got 1.5",
+            "decay must be a number above 0 and of at most 1, got 1.5",
         ),
         (
             "exponential:start=1",
             "learning-rate schedule 'exponential' needs decay=…, as in exponential:start=…,decay=…",
         ),
-        ("inverse:start=1,decay=-1", "the decay of an inverse-time learning rate must be at least 0, got -1"),
-        ("inverse:start=1,decay=inf", "the decay of an inverse-time learning rate must be at least 0, got inf"),
+        ("inverse:start=1,decay=-1", "decay must be a number of at least 0 and below inf, got -1.0"),
+        ("inverse:start=1,decay=inf", "decay must be a number of at least 0 and below inf, got inf"),
     ],
 )
 def test_what_is_no_learning_rate(lr: Any, sentence: str) -> None:

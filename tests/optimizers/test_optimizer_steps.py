@@ -202,11 +202,11 @@ def test_all_converge_on_a_quadratic(make: Callable[[Any], Optimizer]) -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("momentum:momentum=1", "momentum of 'momentum' must be at least 0 and below 1, got 1"),
-        ("nesterov:momentum=-0.1", "momentum of 'nesterov' must be at least 0 and below 1, got -0.1"),
-        ("adam:beta1=1", "beta1 of 'adam' must be at least 0 and below 1, got 1"),
-        ("adam:beta2=2", "beta2 of 'adam' must be at least 0 and below 1, got 2"),
-        ("adam:beta2=inf", "beta2 of 'adam' must be at least 0 and below 1, got inf"),
+        ("momentum:momentum=1", "momentum must be a number of at least 0 and below 1, got 1.0"),
+        ("nesterov:momentum=-0.1", "momentum must be a number of at least 0 and below 1, got -0.1"),
+        ("adam:beta1=1", "beta1 must be a number of at least 0 and below 1, got 1.0"),
+        ("adam:beta2=2", "beta2 must be a number of at least 0 and below 1, got 2.0"),
+        ("adam:beta2=inf", "beta2 must be a number of at least 0 and below 1, got inf"),
         ("adam:epsilon=-1", "epsilon"),
         ("gd:momentum=0.5", "optimizer 'gd' has no key 'momentum'; its keys: none"),
         ("gd:lr=0.5", "optimizer 'gd' has no key 'lr'; its keys: none"),

@@ -11,9 +11,9 @@ _LARGE = 1 << 20  # bytes from which on a vector leaves holes that are worth a s
 
 
 def available_memory() -> int | None:
-    """Bytes that can be had without swapping, on the machine and in the control group (a container's), if it says."""
-    found = [left for left in (_of_machine(), *_of_groups()) if left is not None]
-    return min(found, default=None)
+    """Return the bytes that can be had without swapping, on the machine and in its control groups, if they say."""
+    rooms = [_field(Path("/proc/meminfo"), "MemAvailable:", 1024), *map(_room_of_group, _groups())]
+    return min((room for room in rooms if room is not None), default=None)
 
 
 def available_addresses() -> int | None:
@@ -30,26 +30,17 @@ def give_back(size: int) -> None:
         trim(0)
 
 
-def _of_machine() -> int | None:
-    return _field(Path("/proc/meminfo"), "MemAvailable:", 1024)
-
-
-def _of_groups() -> list[int | None]:
-    """What is left in the process's control group and in those around it (version 2)."""
+def _groups() -> list[Path]:
+    """Return the process's control group (version 2), such as a container's, and those around it."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
         return []
-    own = [line[3:].strip("/") for line in lines if line.startswith("0::")]
-    return [
-        _of_group(group)
-        for path in own
-        for group in (_GROUPS / path, *(_GROUPS / path).parents)
-        if group.is_relative_to(_GROUPS)
-    ]
+    own = [_GROUPS / line[3:].strip("/") for line in lines if line.startswith("0::")]
+    return [group for path in own for group in (path, *path.parents) if group.is_relative_to(_GROUPS)]
 
 
-def _of_group(group: Path) -> int | None:
+def _room_of_group(group: Path) -> int | None:
     try:
         limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
     except (OSError, ValueError):  # it has no limit

@@ -215,6 +215,10 @@ class Transport(ABC):
     """The driver's side of workers that run by themselves."""
 
     @abstractmethod
+    def ship(self, partitions: Partitions) -> None:
+        """Prepare what the workers of a run will receive: ``setup``, their ``assignment`` and its partitions."""
+
+    @abstractmethod
     def spawn(self, worker: int) -> None:
         """Start a new life of a worker, which must report that it is ready; networked: call ``renew(worker)`` first."""
 

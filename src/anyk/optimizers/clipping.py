@@ -51,40 +51,32 @@ class Clip(Optimizer):
 
     @property
     def watches(self) -> Literal["higher", "lower"] | None:
-        """See :attr:`Optimizer.watches`."""
         return self._inner.watches
 
     @property
     def uniform(self) -> bool:
-        """See :attr:`Optimizer.uniform`."""
         return self._inner.uniform
 
     @property
     def vectors(self) -> int:
-        """See :attr:`Optimizer.vectors`."""
         return self._inner.vectors
 
     def observe(self, state: State, value: float) -> None:
-        """See :meth:`Optimizer.observe`."""
         self._inner.observe(state, value)
 
     @property
     def spec(self) -> str:
-        """See :attr:`Optimizer.spec`."""
         return show(self.name, {"of": bracketed(self._inner.spec), "norm": self.norm})
 
     def fitted(self, problem: Any) -> Optimizer:
-        """See :meth:`Optimizer.fitted`."""
         return replace(self, of=self._inner.fitted(problem))
 
     def start(self, w: Vector) -> State:
-        """See :meth:`Optimizer.start`."""
         return self._inner.start(w)
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
         squares = 0.0
         for first in range(0, gradient.size, _PART):
             part = gradient[first : first + _PART].astype(np.float64, copy=False)  # squares of float32 overflow soon

@@ -70,7 +70,6 @@ class OptaxOptimizer(Optimizer):
 
     @property
     def spec(self) -> str:
-        """See :attr:`Optimizer.spec`."""
         plain = all(value is None or isinstance(value, bool | int | float | str) for value in self.arguments.values())
         if not (plain and isinstance(self.method, str)):
             return show(self.name, {"method": f"({MADE})"})
@@ -78,7 +77,6 @@ class OptaxOptimizer(Optimizer):
 
     @property
     def vectors(self) -> int:
-        """See :attr:`Optimizer.vectors`; 0 if that depends on parameters that are not known yet."""
         import jax
 
         tree = jax.ShapeDtypeStruct((1 << 20,), np.float32) if self._tree is None else self._tree
@@ -90,7 +88,6 @@ class OptaxOptimizer(Optimizer):
         return numbers // parameters
 
     def fitted(self, problem: Any) -> Optimizer:
-        """See :meth:`Optimizer.fitted`."""
         shapes, trained_at = getattr(problem, "shapes", None), getattr(problem, "trained_at", None)
         if shapes is None:
             return self
@@ -101,13 +98,11 @@ class OptaxOptimizer(Optimizer):
         return fitted
 
     def start(self, w: Vector) -> State:
-        """See :meth:`Optimizer.start`."""
         return _plain(self._compiled(w)[0](w))
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
         factor = self._lr(t, scale) / (self.rate.at(0) if isinstance(self.method, str) else 1.0)
         leaves = [state[key] for key in sorted(state)]
         stepped, left = self._compiled(w)[1](w, gradient, leaves, w.dtype.type(factor))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, cast
+from math import inf
+from typing import Annotated, ClassVar, Protocol, cast
+
+import msgspec
 
 from anyk.checks import check, typed
 from anyk.errors import BadInput
@@ -23,21 +26,27 @@ class Schedule(Protocol):
         ...
 
 
-def _check(start: float) -> None:
-    if not 0.0 < start < float("inf"):
-        raise BadInput(f"a learning rate must be a finite number above 0, got {start:g}")
+@dataclass(frozen=True)
+class _Rate:
+    start: float
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.start < inf:
+            raise BadInput(f"a learning rate must be a finite number above 0, got {self.start:g}")
+
+    @property
+    def spec(self) -> str:
+        """The short form."""
+        return show(self.name, vars(self))
 
 
 @typed
 @dataclass(frozen=True)
-class ConstantRate:
+class ConstantRate(_Rate):
     """The same learning rate always."""
 
-    start: float
     name: ClassVar[str] = "constant"
-
-    def __post_init__(self) -> None:
-        _check(self.start)
 
     @property
     def spec(self) -> str:
@@ -45,62 +54,35 @@ class ConstantRate:
         return repr(float(self.start)).removesuffix(".0")
 
     def at(self, step: int) -> float:
-        """See :class:`Schedule`."""
         del step
         return self.start
 
 
 @typed
 @dataclass(frozen=True)
-class ExponentialRate:
+class ExponentialRate(_Rate):
     """``start * decay^t``.
 
     >>> ExponentialRate(0.1, 0.99).at(2)
     0.09801
     """
 
-    start: float
-    decay: float
+    decay: Annotated[float, msgspec.Meta(gt=0, le=1)]
     name: ClassVar[str] = "exponential"
 
-    def __post_init__(self) -> None:
-        _check(self.start)
-        if not 0.0 < self.decay <= 1.0:
-            raise BadInput(
-                f"the decay of an exponential learning rate must be above 0 and at most 1, got {self.decay:g}"
-            )
-
-    @property
-    def spec(self) -> str:
-        """The short form."""
-        return show(self.name, {"start": self.start, "decay": self.decay})
-
     def at(self, step: int) -> float:
-        """See :class:`Schedule`."""
         return float(self.start * self.decay**step)
 
 
 @typed
 @dataclass(frozen=True)
-class InverseTimeRate:
+class InverseTimeRate(_Rate):
     """``start / (1 + decay * t)``."""
 
-    start: float
-    decay: float
+    decay: Annotated[float, msgspec.Meta(ge=0, lt=inf)]
     name: ClassVar[str] = "inverse"
 
-    def __post_init__(self) -> None:
-        _check(self.start)
-        if not 0.0 <= self.decay < float("inf"):
-            raise BadInput(f"the decay of an inverse-time learning rate must be at least 0, got {self.decay:g}")
-
-    @property
-    def spec(self) -> str:
-        """The short form."""
-        return show(self.name, {"start": self.start, "decay": self.decay})
-
     def at(self, step: int) -> float:
-        """See :class:`Schedule`."""
         return self.start / (1.0 + self.decay * step)
 
 
@@ -110,7 +92,7 @@ for _schedule in (ConstantRate, ExponentialRate, InverseTimeRate):
 
 
 def learning_rate(lr: float | str | Schedule) -> Schedule:
-    """Make a schedule of a number, a spec or a schedule.
+    """Return the schedule of a number, a spec or a schedule.
 
     >>> learning_rate("exponential:start=0.1,decay=0.99").at(0)
     0.1
@@ -124,7 +106,7 @@ def learning_rate(lr: float | str | Schedule) -> Schedule:
 
 
 def number_in(text: str) -> float | str:
-    """The number that a text is, or the text."""
+    """Return the number that a text is, or the text."""
     try:
         return float(text)
     except ValueError:

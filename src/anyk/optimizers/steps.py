@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from math import inf
+from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,11 +26,12 @@ from anyk.specs import show
 Vector = NDArray[np.floating[Any]]
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
+Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """One way to step; ``lr`` is a number, a schedule's spec or a schedule.
+    """A way to step; ``lr`` is a number, a schedule's spec or a schedule.
 
     A class may say ``by_coordinate = True`` of itself: each coordinate is stepped for itself, in ``out`` and in the
     state's vectors, all of length d, so that a model can be stepped a slice at a time. It does not hold for subclasses.
@@ -43,13 +46,6 @@ class Optimizer(ABC):
         if isinstance(self.lr, str) and not isinstance(number_in(self.lr), str):
             raise BadInput(f"lr must be a number or a schedule, not the text of a number, got {self.lr!r}")
         object.__setattr__(self, "rate", learning_rate(self.lr))
-        for key in ("momentum", "beta1", "beta2"):
-            value = getattr(self, key, 0.0)
-            if not 0.0 <= value < 1.0:
-                raise BadInput(f"{key} of '{self.name}' must be at least 0 and below 1, got {value:g}")
-        epsilon = getattr(self, "epsilon", 1.0)
-        if not 0.0 < epsilon < float("inf"):
-            raise BadInput(f"epsilon of '{self.name}' must be a finite number above 0, got {epsilon:g}")
 
     @property
     def watches(self) -> Literal["higher", "lower"] | None:
@@ -70,7 +66,7 @@ class Optimizer(ABC):
             return 0
 
     def observe(self, state: State, value: float) -> None:
-        """Note what the model is worth that the last step made; see :attr:`watches`."""
+        """Note the value of the model that the last step made; see :attr:`watches`."""
         del state, value
 
     @property
@@ -81,11 +77,11 @@ class Optimizer(ABC):
 
     @staticmethod
     def meant_by(value: Any) -> str:
-        """What to write in the place of an optimiser of torch or optax, at the end of a sentence; else nothing."""
+        """Return what to write instead of an optimiser of torch or optax, at the end of a sentence."""
         home = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
         if home == "torch" or hasattr(value, "param_groups"):
-            rest = ", lr=…" if isinstance(value, type) else ""
-            return f"; one of torch is given as anyk.optimizers.TorchOptimizer(…{rest})"
+            rate = ", lr=…" if isinstance(value, type) else ""
+            return f"; one of torch is given as anyk.optimizers.TorchOptimizer(…{rate})"
         if home == "optax" or (hasattr(value, "init") and hasattr(value, "update")):
             return "; one of optax is given as anyk.optimizers.OptaxOptimizer(…)"
         return ""
@@ -125,6 +121,12 @@ class Optimizer(ABC):
     def _lr(self, t: int, scale: float) -> float:
         return self.rate.at(t) * scale
 
+    def _descend(self, w: Vector, direction: Vector, t: int, scale: float, out: Vector | None) -> Vector:
+        """Return ``w - lr direction``."""
+        out = np.multiply(direction, -self._lr(t, scale), out=out)
+        out += w
+        return out
+
 
 @typed
 @dataclass(frozen=True)
@@ -142,11 +144,8 @@ class GD(Optimizer):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
         del state
-        out = np.multiply(gradient, -self._lr(t, scale), out=out)
-        out += w
-        return out
+        return self._descend(w, gradient, t, scale, out)
 
 
 @typed
@@ -154,24 +153,23 @@ class GD(Optimizer):
 class Momentum(Optimizer):
     """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
 
-    momentum: float = 0.9
+    momentum: Decay = 0.9
     name: ClassVar[str] = "momentum"
     by_coordinate: ClassVar[bool] = True
 
     def start(self, w: Vector) -> State:
-        """See :meth:`Optimizer.start`."""
         return {"velocity": np.zeros_like(w)}
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
+        return self._descend(w, self._accelerate(state, gradient), t, scale, out)
+
+    def _accelerate(self, state: State, gradient: Vector) -> Vector:
         velocity = state["velocity"]
         velocity *= self.momentum
         velocity += gradient
-        out = np.multiply(velocity, -self._lr(t, scale), out=out)
-        out += w
-        return out
+        return velocity
 
 
 @typed
@@ -185,15 +183,9 @@ class Nesterov(Momentum):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
-        velocity = state["velocity"]
-        velocity *= self.momentum
-        velocity += gradient
-        out = np.multiply(velocity, self.momentum, out=out)
+        out = np.multiply(self._accelerate(state, gradient), self.momentum, out=out)
         out += gradient
-        out *= -self._lr(t, scale)
-        out += w
-        return out
+        return self._descend(w, out, t, scale, out)
 
 
 @typed
@@ -211,13 +203,11 @@ class Accelerated(Optimizer):
     by_coordinate: ClassVar[bool] = True
 
     def start(self, w: Vector) -> State:
-        """See :meth:`Optimizer.start`."""
         return {"x": w.copy()}
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
         x = state["x"]
         gradient *= -self._lr(t, scale)
         gradient += w  # x_{t+1}
@@ -233,20 +223,18 @@ class Accelerated(Optimizer):
 class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Annotated[float, msgspec.Meta(gt=0, lt=inf)] = 1e-8
     name: ClassVar[str] = "adam"
     by_coordinate: ClassVar[bool] = True
 
     def start(self, w: Vector) -> State:
-        """See :meth:`Optimizer.start`."""
         return {"first": np.zeros_like(w), "second": np.zeros_like(w)}
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
         first, second = state["first"], state["second"]
         first *= self.beta1
         first += np.multiply(gradient, 1.0 - self.beta1, out=out)
@@ -268,19 +256,13 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: the model also shrinks by ``lr weight_decay`` (Loshchilov and Hutter 2019)."""
 
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, lt=inf)] = 0.01
     name: ClassVar[str] = "adamw"
     by_coordinate: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.weight_decay < float("inf"):
-            raise BadInput(f"weight_decay of 'adamw' must be a finite number of at least 0, got {self.weight_decay:g}")
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
         out = super().step(w, gradient, state, t, scale, out)
         out -= np.multiply(w, self._lr(t, scale) * self.weight_decay, out=gradient)  # needed no more
         return out
@@ -295,21 +277,17 @@ class SlowMo(Optimizer):
     a learning rate that falls does not leave old momentum too large.
     """
 
-    momentum: float = 0.5
+    momentum: Decay = 0.5
     name: ClassVar[str] = "slowmo"
     by_coordinate: ClassVar[bool] = True
 
     def start(self, w: Vector) -> State:
-        """See :meth:`Optimizer.start`."""
         return {"velocity": np.zeros_like(w)}
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
         velocity = state["velocity"]
         velocity *= self.momentum
         velocity += np.divide(gradient, scale, out=gradient)
-        out = np.multiply(velocity, -self._lr(t, scale), out=out)
-        out += w
-        return out
+        return self._descend(w, velocity, t, scale, out)

@@ -101,17 +101,14 @@ class TorchOptimizer(Optimizer):
 
     @property
     def watches(self) -> Literal["higher", "lower"] | None:
-        """See :attr:`Optimizer.watches`."""
         return self.rate.watches if isinstance(self.rate, TorchSchedule) else None
 
     @property
     def uniform(self) -> bool:
-        """See :attr:`Optimizer.uniform`."""
         return self._groups is None and self.watches is None
 
     @property
     def vectors(self) -> int:
-        """See :attr:`Optimizer.vectors`; of the first parameter."""
         optimizer = self.made_small(self.rate.at(0))
         state: State = {}
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -122,12 +119,10 @@ class TorchOptimizer(Optimizer):
         return sum(":" not in name for name in state)
 
     def observe(self, state: State, value: float) -> None:
-        """See :meth:`Optimizer.observe`."""
         state[_SEEN] = np.append(state.get(_SEEN, np.empty(0)), value)
 
     @property
     def spec(self) -> str:
-        """See :attr:`Optimizer.spec`."""
         name = name_of(self._class, "torch.optim")
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in self.arguments.items()}
         sayable = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
@@ -138,7 +133,6 @@ class TorchOptimizer(Optimizer):
         )
 
     def fitted(self, problem: Any) -> Optimizer:
-        """See :meth:`Optimizer.fitted`."""
         shapes = getattr(problem, "shapes", None)
         if shapes is None and self._groups is None:
             return self
@@ -150,7 +144,6 @@ class TorchOptimizer(Optimizer):
         return fitted
 
     def start(self, w: Vector) -> State:
-        """See :meth:`Optimizer.start`; of an optimiser that has stepped before, its state."""
         state: State = {}
         if self._groups is not None:
             take_state(self._groups.given, self._groups.placed, state)
@@ -165,7 +158,6 @@ class TorchOptimizer(Optimizer):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """See :meth:`Optimizer.step`."""
         out = np.empty_like(w) if out is None else out
         out[:] = w
         parameters, slopes = self._views(out), self._views(gradient)
@@ -187,7 +179,6 @@ class TorchOptimizer(Optimizer):
 
     @contextmanager
     def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
-        """See :meth:`Optimizer.stepping`; of torch's own methods that step number by number."""
         import torch
 
         step, threads = self._stepper(w, state, t, scale, out), torch.get_num_threads()
@@ -226,9 +217,7 @@ class TorchOptimizer(Optimizer):
                 within = slice(here.start - ends[place], here.stop - ends[place])
                 for name, array in kept[place].items():
                     own[f"{number}.{name}"] = array.copy() if ":" in name else array.reshape(-1)[within]
-            optimizer = self._make(pieces, groups[0]["lr"], places)
-            for group, values in zip(optimizer.param_groups, groups, strict=True):
-                group.update(values)
+            optimizer = self._make_with(pieces, groups, places)
             if not first:
                 give_state(optimizer, pieces, own)
             optimizer.step()
@@ -251,9 +240,7 @@ class TorchOptimizer(Optimizer):
         small = [torch.zeros([min(size, 2) for size in shape], dtype=torch.from_numpy(w[:0]).dtype) for shape in shapes]
         for parameter in small:
             parameter.grad = torch.zeros_like(parameter)
-        optimizer = self._make(small, groups[0]["lr"])
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(values)
+        optimizer = self._make_with(small, groups)
         optimizer.step()
         state: State = {}
         take_state(optimizer, small, state)
@@ -285,6 +272,14 @@ class TorchOptimizer(Optimizer):
         if self._groups is not None:
             return self._groups.over(parameters, places)
         return self._class(parameters, lr=lr, **self.arguments)
+
+    def _make_with(
+        self, parameters: Sequence[torch.Tensor], groups: Sequence[dict[str, Any]], places: Sequence[int] | None = None
+    ) -> Any:
+        optimizer = self._make(parameters, groups[0]["lr"], places)
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
+        return optimizer
 
     def made_small(self, lr: float) -> Any:
         """An optimiser of next to nothing, with the hyperparameters of this one, for a scheduler to change."""

@@ -41,7 +41,6 @@ class TorchSchedule:
         return repr(self._start)
 
     def at(self, step: int) -> float:
-        """See :class:`~anyk.optimizers.schedules.Schedule`; the largest of all groups."""
         return float(max(group["lr"] for group in self.groups(step)))
 
     def groups(self, step: int, seen: Any = ()) -> list[dict[str, Any]]:

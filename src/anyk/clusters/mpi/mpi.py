@@ -23,8 +23,6 @@ from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 
-START = 300.0  # seconds that workers may take to load their partitions
-
 
 @typed
 class Mpi(Networked[NetworkedHandle]):
@@ -65,28 +63,24 @@ class Mpi(Networked[NetworkedHandle]):
     # ------------------------------------------------------------------------------------------- life
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
-        ranks = self._ranks
-        if ranks.open is not None:
+        if self._ranks.open is not None:
             raise BadInput("the MPI ranks are busy with another run; close its cluster first")
-        partitions, self._setup = self.prepare_run(layout, partitions, local)
-        self._assignment = layout.assignment
-        self._parcels = parcels(partitions, layout.assignment)
-        if not ranks.freed(self._ours, START):
+        return super().open(layout, partitions, local)
+
+    def ship(self, partitions: Partitions) -> None:
+        ranks = self._ranks
+        self._parcels = parcels(partitions, self.assignment)
+        if not ranks.freed(self._ours, self.patience_at_start):
             late = [rank.number - 1 for rank in self._ours if rank.busy]
             raise RunFailed(f"workers {late} are still busy with the previous run")
         self.run = ranks.runs = ranks.runs + 1
         ranks.open = self
-        try:
-            return self.start_workers(START)
-        except BaseException:
-            self.close()
-            raise
 
     def spawn(self, worker: int) -> None:
         self.renew(worker)
         rank = self._ours[worker]
         rank.busy, rank.told_to_close, rank.received = self.run, False, True
-        values = self.run, worker, self._setup, list(self._assignment[worker])
+        values = self.run, worker, self.setup, list(self.assignment[worker])
         self._ranks.send(
             rank, RUN, values, b"", [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
         )

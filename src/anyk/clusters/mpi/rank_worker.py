@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from anyk.clusters.contract import Envelope, Report
@@ -95,7 +96,7 @@ def serve(world: Any) -> None:
         run, number, setup, assigned = values
         os.environ["ANYK_WORKER"] = str(number)
         shipped = [part.data for part in vectors]
-        worker = _RankWorker(world, sends, run, number, RunSetup.from_plain(setup), shipped, assigned)
+        worker = _RankWorker(world, sends, run, number, msgspec.convert(setup, RunSetup), shipped, assigned)
         worker.run()
         worker.transmit(Report(BYE, 0), None)
         ended = worker.ended

@@ -8,7 +8,7 @@ import struct
 import sys
 import tempfile
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -129,15 +129,6 @@ class MemoryLayout:
     def box_at(self, worker: int) -> int:
         """Where a worker's mail box begins; its error box follows."""
         return worker * (self.box + ERROR_BOX)
-
-    def plain(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> MemoryLayout:
-        """Read back what JSON made of one."""
-        return cls(**plain | {name: tuple(plain[name]) for name in ("slots", "lengths")})
 
 
 HEADER = struct.Struct("=qqqq32x")  # of a reply buffer: state, task, chunk, length

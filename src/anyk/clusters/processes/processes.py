@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from anyk.checks import AtLeastZero, typed
 from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED, Report
 from anyk.clusters.injection import ClusterOptions
-from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
@@ -45,7 +45,6 @@ from anyk.specs import show
 _BUFFERS = 4  # reply buffers a worker; when all but one hold messages not yet used, further ones are moved
 _BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
 _HELPERS, _WITHIN = 5, 60.0  # so many helper programs may end within so many seconds
-_START = 120.0  # seconds a worker may take to load its partitions before the start is given up
 _SILENCE = 120.0  # seconds without a sign of life after which the helper program is replaced
 _ENDING = 10.0  # seconds that the helper program may take to end its workers and itself
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -87,6 +86,7 @@ class Processes(Remote[_ProcessHandle]):
 
     name = "processes"
     workers_here = True
+    patience_at_start = 120.0
     store: SharedStore
 
     def __init__(
@@ -144,26 +144,19 @@ class Processes(Remote[_ProcessHandle]):
         theirs.close()
         self._link, self._unread = ours, b""
 
-    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
-
-        def store(messages: Messages) -> SharedStore:
-            lengths = [messages.length(tuple(held)) for held in layout.covers or layout.assignment]
-            self._plan = self._planned(layout, messages.partitions, lengths)
-            return SharedStore(messages, self._plan)
-
-        partitions, self._setup = self.prepare_run(layout, partitions, local, store)
-        try:
-            self._start_forkserver(partitions, layout.assignment)
-            present = self.start_workers(_START)
-            self.store.touch()
-        except BaseException:
-            self.close()
-            raise
+    def start_workers(self) -> tuple[int, ...]:
+        present = super().start_workers()
+        self.store.touch()
         self._start = time.monotonic()
         return present
 
+    def new_store(self, messages: Messages, layout: Layout) -> SharedStore:
+        lengths = [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment]
+        self._plan = self._planned(layout, messages.partitions, lengths)
+        return SharedStore(messages, self._plan)
+
     def _planned(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> MemoryLayout:
-        """What will lie where."""
+        """Return the layout of the shared memory."""
         return MemoryLayout(
             workers=self.workers,
             slots=layout.slots,
@@ -181,7 +174,7 @@ class Processes(Remote[_ProcessHandle]):
         plan = self._planned(layout, partitions, lengths)
         return plan.models_size + plan.replies_size
 
-    def _start_forkserver(self, partitions: Partitions, assignment: Sequence[tuple[int, ...]]) -> None:
+    def ship(self, partitions: Partitions) -> None:
         self.prepare()
         plan = self._plan
         buffers = ship(partitions)
@@ -194,9 +187,9 @@ class Processes(Remote[_ProcessHandle]):
         self.store.attach(models, replies)
         self._pipe, self._into_pipe = os.pipe()
         message = {
-            "layout": plan.plain(),
-            "setup": self._setup,
-            "assignment": [list(held) for held in assignment],
+            "layout": asdict(plan),
+            "setup": self.setup,
+            "assignment": [list(assigned) for assigned in self.assignment],
             "children": self.children,
             "imports": [name for name in _SHARED if name in sys.modules and name.encode() in bytes(buffers[0])],
             "places": places,
@@ -212,7 +205,7 @@ class Processes(Remote[_ProcessHandle]):
         self.prepare()
         assert self._link is not None
         fds = [*[segment.fd for segment in self._segments], self._into_pipe]
-        self._link.settimeout(_START)
+        self._link.settimeout(self.patience_at_start)
         with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
             socket.send_fds(self._link, [len(self._briefing).to_bytes(8, "little")], fds)
             self._link.sendall(self._briefing)
@@ -248,7 +241,7 @@ class Processes(Remote[_ProcessHandle]):
         theirs, handle.doorbell = os.pipe()
         os.set_blocking(handle.doorbell, False)
         assert self._link is not None
-        self._link.settimeout(_START)
+        self._link.settimeout(self.patience_at_start)
         with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
             # one request a message: the helper reads a request and its descriptor together
             socket.send_fds(self._link, [json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"], [theirs])

@@ -7,6 +7,7 @@ import select
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +34,8 @@ class Shared:
     """The common part of a fork server's workers: the layout, the segments and the pipe to the driver."""
 
     def __init__(self, message: dict[str, Any], fds: list[int]) -> None:
-        self.layout = MemoryLayout.from_plain(message["layout"])
-        self.setup = RunSetup.from_plain(message["setup"])
+        self.layout = msgspec.convert(message["layout"], MemoryLayout)
+        self.setup = msgspec.convert(message["setup"], RunSetup)
         self.assignment: list[list[int]] = message["assignment"]
         self.places: list[tuple[int, int]] = [tuple(place) for place in message["places"]]
         sizes = message["sizes"]

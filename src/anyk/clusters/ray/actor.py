@@ -58,7 +58,7 @@ class Actor:
     def __init__(self, worker: int, setup: Sequence[Any], held: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
         os.environ["ANYK_WORKER"] = str(worker)
         views = [part.data for part in shipped]
-        self._worker = RayWorker(worker, RunSetup.from_plain(setup), views, held)
+        self._worker = RayWorker(worker, RunSetup(*setup), views, held)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from anyk.checks import typed
 from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
-from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.ray.actor import Actor
 from anyk.clusters.ray.connection import knock, loopback, one_line, ray_module
@@ -32,8 +31,6 @@ from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Layout
 from anyk.specs import show
-
-_START = 300.0  # seconds that actors may take to be placed and to load their partitions
 
 
 class _ActorHandle(NetworkedHandle):
@@ -203,27 +200,23 @@ class Ray(Networked[_ActorHandle]):
                 "where nobody else can reach it, and give its address=…"
             )
 
-    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
-        partitions, self._setup = self.prepare_run(layout, partitions, local, _ObjectStore)
-        self._assignment = layout.assignment
-        made = parcels(partitions, layout.assignment)
-        own, shared = sum(parcel[0].nbytes for parcel in made), sum(part.nbytes for part in made[0][1:])
-        if own > shared and own > made[0][0].nbytes:  # what all need, as frozen parameters, weighs more than the data
-            made = [ship(partitions)] * self.workers
-        try:
-            self.prepare()
-            ray = ray_module()
-            self._check_resources(ray)
-            # Ray itself keeps the actors' linear algebra to as many threads as they have processors
-            groups = {"orders": 1, "news": 1}
-            options = {"resources": self.resources, "runtime_env": self._runtime_env, "concurrency_groups": groups}
-            self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **options)(Actor)
-            there: dict[tuple[int, int], Any] = {}  # what several workers hold is in the store once
-            self._shipped = [[_put(ray, part, there) for part in parcel] for parcel in made]
-            return self.start_workers(_START)
-        except BaseException:
-            self.close()
-            raise
+    def new_store(self, messages: Messages, layout: Layout) -> _ObjectStore:
+        return _ObjectStore(messages)
+
+    def ship(self, partitions: Partitions) -> None:
+        each = parcels(partitions, self.assignment)
+        own, shared = sum(parcel[0].nbytes for parcel in each), sum(part.nbytes for part in each[0][1:])
+        if own > shared and own > each[0][0].nbytes:  # what all need, as frozen parameters, weighs more than the data
+            each = [ship(partitions)] * self.workers
+        self.prepare()
+        ray = ray_module()
+        self._check_resources(ray)
+        # Ray itself keeps the actors' linear algebra to as many threads as they have processors
+        groups = {"orders": 1, "news": 1}
+        options = {"resources": self.resources, "runtime_env": self._runtime_env, "concurrency_groups": groups}
+        self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **options)(Actor)
+        there: dict[tuple[int, int], Any] = {}  # what several workers are assigned is in the store once
+        self._shipped = [[_put(ray, part, there) for part in parcel] for parcel in each]
 
     def _check_resources(self, ray: Any) -> None:
         there = ray.cluster_resources()
@@ -260,7 +253,7 @@ class Ray(Networked[_ActorHandle]):
 
             strategy = PlacementGroupSchedulingStrategy(self._placement_group)
         made = self._kind.options(scheduling_strategy=strategy)
-        handle.actor = made.remote(worker, self._setup, list(self._assignment[worker]), *self._shipped[worker])
+        handle.actor = made.remote(worker, self.setup, list(self.assignment[worker]), *self._shipped[worker])
         handle.exchange = handle.actor.exchange.options(concurrency_group="news")
         handle.receive = handle.actor.receive.options(concurrency_group="orders")
         handle.news = self._call("news", worker, handle.exchange.remote())
@@ -341,7 +334,7 @@ class Ray(Networked[_ActorHandle]):
         if incarnation != handle.incarnation:
             return
         try:
-            value = ray.get(reference, timeout=_START)
+            value = ray.get(reference, timeout=self.patience_at_start)
         except ray.exceptions.RayError as error:  # it has died, or what it sent is lost, or there is no place for it
             blame = 4 if getattr(error, "actor_init_failed", False) else 1  # of others nobody can tell the cause
             self.news.append(Died(worker, incarnation, one_line(error), blame))

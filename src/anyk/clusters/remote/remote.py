@@ -60,6 +60,7 @@ class Remote(Cluster, Transport, Generic[H]):
     """
 
     patience = 20
+    patience_at_start = 300.0  # seconds that workers may take to be placed and to load their partitions
     store: RemoteStore
 
     def __init__(self, options: ClusterOptions, handle: type[H]) -> None:
@@ -97,17 +98,7 @@ class Remote(Cluster, Transport, Generic[H]):
 
     # ------------------------------------------------------------------------------------------- life
 
-    def prepare_run(
-        self,
-        layout: Layout,
-        partitions: Partitions | None,
-        local: Local | None,
-        store: Callable[[Messages], RemoteStore] = RemoteStore,
-    ) -> tuple[Partitions, RunSetup]:
-        """Prepare what every :meth:`open` needs; return the partitions, and the set-up that all workers need.
-
-        ``store``: makes the store of the vectors.
-        """
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         if partitions is None:
             raise BadInput(f"cluster '{self.name}' needs a problem to work on; for timing alone use 'simulated'")
         if self._opened:
@@ -117,12 +108,24 @@ class Remote(Cluster, Transport, Generic[H]):
             earlier.clear()
         messages = Messages(partitions, layout.blocks, self.seed, together=layout.together)
         self.injection.start(layout, messages)
-        self.store = store(messages)
+        self.store = self.new_store(messages, layout)
         self._tasks = Tasks(self.handles, self.store, uninterruptible=self.delays.uninterruptible)
         self._comparisons = Comparisons(messages.tolerance)
         self.losses = Losses(self.handles, self.store, partitions.sizes, layout.assignment, self.send_orders)
         self._opened = True
-        return partitions, RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together)
+        self.setup = RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together)
+        self.assignment = layout.assignment
+        try:
+            self.ship(partitions)
+            return self.start_workers()
+        except BaseException:
+            self.close()
+            raise
+
+    def new_store(self, messages: Messages, layout: Layout) -> RemoteStore:
+        """Return the store of a run's vectors."""
+        del layout
+        return RemoteStore(messages)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -130,9 +133,9 @@ class Remote(Cluster, Transport, Generic[H]):
         super().__exit__(kind, error, trace)
         self._opened = False  # another run may use it
 
-    def start_workers(self, within: float) -> tuple[int, ...]:
-        """Spawn the workers, and wait up to so many seconds until all are ready; the run's clock starts then."""
-        deadline = time.monotonic() + within
+    def start_workers(self) -> tuple[int, ...]:
+        """Spawn the workers, and wait until all are ready; the run's clock starts then."""
+        deadline = time.monotonic() + self.patience_at_start
         for worker in range(self.workers):
             self.spawn(worker)
         while not all(handle.present for handle in self.handles):
@@ -143,7 +146,7 @@ class Remote(Cluster, Transport, Generic[H]):
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
             if time.monotonic() > deadline:
                 late = [i for i, handle in enumerate(self.handles) if not handle.present]
-                raise RunFailed(f"workers {late} did not load their partitions within {within:.0f} s")
+                raise RunFailed(f"workers {late} did not load their partitions within {self.patience_at_start:.0f} s")
         self._start = time.monotonic()
         return tuple(range(self.workers))
 

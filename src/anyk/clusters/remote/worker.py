@@ -52,14 +52,8 @@ class RunSetup(NamedTuple):
     blocks: int = 1  # parts of the vector of which each message is one
     byzantine: tuple[int, ...] = ()  # Byzantine workers
     seed: int = 0  # of mini-batches
-    local: tuple[str, str, float] | None = None  # how workers take steps of their own
+    local: Local | None = None  # how workers take steps of their own
     together: bool = False  # consecutive partitions are computed at once
-
-    @classmethod
-    def from_plain(cls, plain: Sequence[Any]) -> RunSetup:
-        """Read a set-up back from JSON."""
-        blocks, byzantine, seed, local, together = plain
-        return cls(blocks, tuple(byzantine), seed, None if local is None else tuple(local), together)
 
 
 class _Stop(BaseException):  # as Disconnected, not an error of a user's gradient
@@ -136,7 +130,7 @@ class Worker(ABC, Generic[R]):
         partitions.load(list(assigned))
         self._messages = Messages(partitions, self._setup.blocks, self._setup.seed, together=self._setup.together)
         local = self._setup.local
-        self._local = None if local is None else LocalSteps(self._messages, Local(*local))
+        self._local = None if local is None else LocalSteps(self._messages, local)
         self._messages.places(tuple(assigned))
         if assigned and first is not None:
             with contextlib.suppress(Exception):
