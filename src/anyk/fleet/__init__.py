@@ -1,7 +1,8 @@
 """Fleets: what was measured of one, what its slow workers cost, and which strategy to run on it."""
 
 from anyk.fleet.auto.training import Auto, Part, resume_auto, train_auto
-from anyk.fleet.explanation.explaining import Explanation, WorkerCost, explain
+from anyk.fleet.explanation.explaining import explain
+from anyk.fleet.explanation.explanation import Explanation, WorkerCost
 from anyk.fleet.plans.advice import Advice
 from anyk.fleet.plans.check import Checked, Figures, check
 from anyk.fleet.plans.plan import Choice, Estimate, Plan, pareto, plan

@@ -1,4 +1,4 @@
-"""Statistics of a table of times: what rounds cost, who pays it, and whether that is more than chance."""
+"""Statistics of a table of times: costs of rounds and workers, and tests of these against chance."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Flags = NDArray[np.bool_]
 SHUFFLES = 199
 _COST_SHUFFLES = 499
 _NAMED = 0.96  # quantile that a worker's cost must exceed; the margin keeps false culprits below 5 % of fleets
-_NAMED_IN_BLOCKS = 0.985  # the same if slowness lasts, as for how long is only estimated
-DRIFT = 1.1  # times the first quarter; less is not worth a word
+_NAMED_IN_BLOCKS = 0.985  # the same if slowness lasts, because its duration is only estimated
+DRIFT = 1.1  # times the first quarter; less is not mentioned
 STRAGGLER = 1.5  # times its round's median
-_ENOUGH = 10  # rounds of which workers are said to be slow together
+_ENOUGH = 10  # rounds from which on groups of workers are formed
 
 
 def lower_median(times: ArrayLike) -> Floats:
-    """The lower median of each row, of those values that are known (not nan); shape (rows,).
+    """Return the lower median of each row's values that are not nan, shape (rows,).
 
     >>> lower_median([[1.0, 2.0, 3.0, 9.0], [5.0, np.nan, 4.0, np.nan]]).tolist()
     [2.0, 4.0]
@@ -30,7 +30,7 @@ def lower_median(times: ArrayLike) -> Floats:
 
 
 def shares(times: ArrayLike) -> Floats:
-    """Each worker's Shapley share of each round's excess over its lower median; seconds, the shape of ``times``.
+    """Return each worker's Shapley share of each round's excess over its lower median, in seconds, same shape.
 
     The excess of a set of workers is that of its slowest, as in the airport game (Littlechild and Owen 1973): with
     excesses sorted, the r-th of n adds ``(c_r - c_{r-1}) / (n - r + 1)`` to itself and to all slower ones. Rows add up
@@ -47,9 +47,9 @@ def shares(times: ArrayLike) -> Floats:
     steps = np.diff(excess, axis=1, prepend=0.0)
     behind = known.sum(axis=1)[:, None] - np.arange(table.shape[1])
     part = np.where(known, np.cumsum(steps / np.maximum(behind, 1), axis=1), 0.0)
-    found = np.zeros_like(table)
-    np.put_along_axis(found, order, part, axis=1)
-    return found
+    result = np.zeros_like(table)
+    np.put_along_axis(result, order, part, axis=1)
+    return result
 
 
 def persistence(costs: ArrayLike) -> tuple[int, float]:
@@ -109,30 +109,30 @@ def stands_out(costs: Floats, generator: np.random.Generator) -> Flags:
 def exceeds(
     table: NDArray[np.generic], statistic: Callable[[NDArray[np.generic]], float], generator: np.random.Generator
 ) -> bool:
-    """Whether a statistic of rounds in their order exceeds the 95 % quantile of itself if rounds are shuffled."""
+    """Return whether a statistic of ordered rounds exceeds its 95 % quantile over shuffles of the rounds."""
     shuffled = [statistic(generator.permutation(table)) for _ in range(SHUFFLES)]
     return bool(statistic(table) > np.sort(shuffled)[int(0.95 * SHUFFLES)] + 1e-12)
 
 
 def late(times: Floats) -> Flags:
-    """Who straggles: takes more than :data:`STRAGGLER` times the median of its round."""
+    """Return which times exceed :data:`STRAGGLER` times the median of their round, shape (rounds, workers)."""
     return np.asarray(np.nan_to_num(times) > STRAGGLER * lower_median(times)[:, None])
 
 
 def mean_burst(straggling: NDArray[np.generic]) -> float:
-    """Mean number of rounds that a worker straggles at a stretch; 0 if nobody does."""
+    """Return the mean number of consecutive rounds in which a worker straggles; 0 if none does."""
     flags = np.asarray(straggling, dtype=bool)
     begins = flags & ~np.vstack([np.zeros(flags.shape[1], bool), flags[:-1]])
     return float(flags.sum() / max(1, begins.sum()))
 
 
 def passing_burst(straggling: Flags) -> float:
-    """The same of those who straggle in at most half of all rounds: to be slow for good is no burst."""
+    """Return the :func:`mean_burst` of workers that straggle in at most half of all rounds: the others always do."""
     return mean_burst(straggling[:, straggling.mean(axis=0) <= 0.5])
 
 
 def gilbert_elliott(straggling: Flags) -> tuple[float, float]:
-    """Chances a round that a worker begins to straggle, and that one that straggles stops; nan where never seen."""
+    """Return the chances that a worker starts, and stops, to straggle in a round; nan if never observed."""
     before, after = straggling[:-1], straggling[1:]
     with np.errstate(invalid="ignore", divide="ignore"):
         begin = np.divide((~before & after).sum(), (~before).sum())
@@ -141,7 +141,7 @@ def gilbert_elliott(straggling: Flags) -> tuple[float, float]:
 
 
 def drift(times: NDArray[np.generic]) -> float:
-    """The last quarter's median round over the first quarter's, by rounds' lower medians."""
+    """Return the median round of the last quarter over that of the first quarter, by rounds' lower medians."""
     medians = lower_median(times)
     quarter = max(1, len(medians) // 4)
     first, last = float(np.median(medians[:quarter])), float(np.median(medians[-quarter:]))
@@ -149,7 +149,7 @@ def drift(times: NDArray[np.generic]) -> float:
 
 
 def heaviness(times: Floats) -> float:
-    """Hill's estimate of the tail exponent from the slowest 5 % of all times; infinite where they are equal."""
+    """Return Hill's estimate of the tail exponent from the slowest 5 % of all times; infinite if they are equal."""
     values = np.sort(times[np.isfinite(times) & (times > 0)])
     upper = values[-max(2, len(values) // 20) :]
     spread = float(np.log(upper / upper[0]).mean()) if len(upper) else 0.0
@@ -157,7 +157,7 @@ def heaviness(times: Floats) -> float:
 
 
 def autocorrelation(times: Floats, lags: int = 10) -> list[float]:
-    """Correlation of a worker's times with those so many rounds later, over all workers; from lag 1 on."""
+    """Return the autocorrelation of workers' times, pooled over workers, at lags 1 to ``lags``."""
     centred = np.nan_to_num(times - np.nanmean(times, axis=0))
     power = float((centred**2).sum())
     most = min(lags, len(times) - 2)
@@ -165,10 +165,10 @@ def autocorrelation(times: Floats, lags: int = 10) -> list[float]:
 
 
 def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int], float]]:
-    """Workers that are slow in the same rounds, more than chance would have it, with their mean correlation.
+    """Return groups of workers that are slow in the same rounds more than chance explains, and mean correlations.
 
-    Correlations are those of ``log(time / round's median)``; groups come from average linkage, cut at 0.5 or where
-    the largest correlation of two workers lies in 95 % of shuffles of each worker's rounds, whichever is more.
+    Correlations are those of ``log(time / round's median)``. Groups come from average linkage, cut at 0.5 or at the
+    95 % quantile of the largest correlation over shuffles of each worker's rounds, whichever is larger.
     """
     rounds, workers = times.shape
     if rounds < _ENOUGH or workers < 3 or not np.isfinite(times).all():
@@ -182,28 +182,26 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
     size = np.linalg.norm(ratio, axis=0)
     ratio = ratio / np.where(size > 1e-9, size, np.inf)
     upper = np.triu_indices(workers, 1)
-    chance = []
-    for _ in range(39):
-        mixed = generator.permuted(ratio, axis=0)
-        chance.append(float((mixed.T @ mixed)[upper].max()))
-    least = max(0.5, float(np.sort(chance)[int(0.95 * len(chance))]))
+    shuffles = (generator.permuted(ratio, axis=0) for _ in range(39))
+    chance = sorted(float((mixed.T @ mixed)[upper].max()) for mixed in shuffles)
+    least = max(0.5, chance[int(0.95 * len(chance))])
     correlation = np.clip(ratio.T @ ratio, -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)
     labels = fcluster(linkage(squareform(1.0 - correlation, checks=False), "average"), 1.0 - least, "distance")
-    found = []
+    slow_together = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         if 2 <= len(members) < workers:
             inner = correlation[np.ix_(members, members)]
             mean = (inner.sum() - len(members)) / (len(members) * (len(members) - 1))
-            found.append((members.tolist(), float(mean)))
-    return sorted(found, key=lambda group: -len(group[0]))
+            slow_together.append((members.tolist(), float(mean)))
+    return sorted(slow_together, key=lambda group: -len(group[0]))
 
 
 def slow_kind(times: Floats) -> tuple[list[int], float] | None:
-    """Where half the workers or more are of a slow kind, they and how many times slower; else None.
+    """Return the workers of a slow kind and the factor by which they are slower; None if they are under a half.
 
-    The largest gap between the workers' medians, in logarithms, tells the kinds apart, if it is at least 1.3.
+    The largest gap between the workers' medians, in logarithms, separates the kinds if it is at least 1.3.
     """
     medians = np.nanmedian(times, axis=0)
     order = np.argsort(medians, kind="stable")

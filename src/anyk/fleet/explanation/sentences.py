@@ -3,61 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk.fleet.explanation.attribution import DRIFT, lower_median, mean_burst, slow_kind
+from anyk.fleet.explanation.explanation import Explanation
 from anyk.fleet.records import Record
 
-_MANY = 5  # workers that are named one by one
+_MANY = 5  # workers that are described one by one
 _SLOW_ROUND = 1.3  # times the median round
 _LONG = 3  # slow rounds in a row
 _HEAVY = 2.0  # tail exponent below which the variance is infinite
 _MISFIT = 0.1
 
 
-def sentences(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool_]) -> Iterator[str]:
-    """The findings, the most important first."""
-    yield from _costs(record, facts)
-    yield from _named(record, facts, straggling)
+def sentences(record: Record, explanation: Explanation, straggling: NDArray[np.bool_]) -> Iterator[str]:
+    """Yield the findings as sentences, the most important first."""
+    yield from _costs(record, explanation)
+    yield from _named(record, explanation, straggling)
     yield from _kinds(record)
-    yield from _savings(record, facts)
-    yield from _bursts(record, facts, straggling)
-    yield from _together(record, facts)
-    yield from _stages(facts)
-    if facts["drifts"] and not 1 / DRIFT < facts["drift"] < DRIFT:
-        how = "slower" if facts["drift"] > 1 else "faster"
-        factor = max(facts["drift"], 1 / facts["drift"])
+    yield from _savings(record, explanation)
+    yield from _bursts(record, explanation, straggling)
+    yield from _together(record, explanation)
+    yield from _stages(explanation)
+    if explanation.drifts and not 1 / DRIFT < explanation.drift < DRIFT:
+        how = "slower" if explanation.drift > 1 else "faster"
+        factor = max(explanation.drift, 1 / explanation.drift)
         yield f"the fleet drifts: the last quarter of the rounds is {factor:.2g} times {how} than the first"
-    if facts["heaviness"] < _HEAVY:
+    if explanation.heaviness < _HEAVY:
         yield (
-            f"the tail is heavy (exponent {facts['heaviness']:.2g}): rare stalls decide how long runs take, and "
+            f"the tail is heavy (exponent {explanation.heaviness:.2g}): rare stalls decide how long runs take, and "
             "forecasts from few rounds are unsure"
         )
-    if facts["law"] and facts["misfit"] > _MISFIT:
-        yield f"no simple law fits the times well (the best is {_short(facts['law'])}, misfit {facts['misfit']:.2f})"
-    elif facts["law"]:
-        yield f"the times are close to {_short(facts['law'])} (misfit {facts['misfit']:.2f})"
+    if explanation.law and explanation.misfit > _MISFIT:
+        yield (
+            f"no simple delay model fits the times well (the best is {_short(explanation.law)}, misfit "
+            f"{explanation.misfit:.2f})"
+        )
+    elif explanation.law:
+        yield f"the times are close to {_short(explanation.law)} (misfit {explanation.misfit:.2f})"
 
 
-def _costs(record: Record, facts: dict[str, Any]) -> Iterator[str]:
-    total, apart = facts["seconds"], facts["apart"]
+def _costs(record: Record, explanation: Explanation) -> Iterator[str]:
+    total, apart = explanation.seconds, explanation.apart
     yield (
         f"waiting for slow workers takes {_percent(apart)} of the {seconds_text(total)} s that {len(record.rounds)} "
         f"rounds take if all are waited for: {seconds_text(apart * total)} s beyond the rounds' medians (slowdown "
-        f"{facts['slowdown']:.3g})"
+        f"{explanation.slowdown:.3g})"
     )
-    if facts["today"] != "uncoded":
-        ahead = facts["today_seconds"] < (1 - apart) * total
+    if explanation.today != "uncoded":
+        ahead = explanation.today_seconds < (1 - apart) * total
         why = "; it steps before the median worker is done" if ahead else ""
-        yield f"'{facts['today']}' takes {seconds_text(facts['today_seconds'])} s for them{why}"
-    if facts["censored"]:
+        yield f"'{explanation.today}' takes {seconds_text(explanation.today_seconds)} s for them{why}"
+    if explanation.censored:
         lower = " also of the rounds' medians" if _median_cut(record) else ""
         yield (
-            f"{_percent(facts['censored'])} of the times were cut off: the costs are lower bounds,{lower or ' since'} "
-            "how long those workers would have taken is not known"
+            f"{_percent(explanation.censored)} of the times were cut off: the costs are lower bounds,"
+            f"{lower or ' since'} how long those workers would have taken is not known"
         )
     yield from record.vanished()
 
@@ -67,20 +70,19 @@ def _median_cut(record: Record) -> bool:
     return bool((np.asarray(record.censored) & (record.seconds <= level)).any())
 
 
-def _named(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool_]) -> Iterator[str]:
-    total = facts["seconds"]
-    costs = {one.worker: one for one in facts["workers"]}
-    named = facts["named"]
+def _named(record: Record, explanation: Explanation, straggling: NDArray[np.bool_]) -> Iterator[str]:
+    total = explanation.seconds
+    costs = {worker.worker: worker.cost_seconds for worker in explanation.workers}
+    named = explanation.named
     if not named:
-        if facts["apart"] > 0.01:
+        if explanation.apart > 0.01:
             yield "no worker stands out: who is slow changes from round to round"
         return
     if len(named) > _MANY:
-        share = sum(costs[name].cost_seconds for name in named) / total
+        share = sum(costs[name] for name in named) / total
         yield f"{len(named)} workers stand out and cost {_percent(share)} of the run: {_listed(named)}"
         named = named[:3]
     for name in named:
-        one = costs[name]
         i = record.workers.index(name)
         times = record.seconds[:, i]
         others = lower_median(np.delete(record.seconds, i, axis=1))
@@ -88,15 +90,15 @@ def _named(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool_])
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = float(np.nanmedian((times / others)[slow])) if slow.any() else 1.0
         yield (
-            f"worker {name} costs {_percent(one.cost_seconds / total)} of the run: it is {_times(ratio)} slower than "
+            f"worker {name} costs {_percent(costs[name] / total)} of the run: it is {_times(ratio)} slower than "
             f"the others in {_percent(float(slow.sum() / record.seen[i]))} of rounds"
         )
 
 
 def _kinds(record: Record) -> Iterator[str]:
-    found = slow_kind(record.seconds)
-    if found is not None:
-        slow, factor = found
+    kind = slow_kind(record.seconds)
+    if kind is not None:
+        slow, factor = kind
         fast = len(record.workers) - len(slow)
         yield (
             f"half of the workers or more are of a slow kind: {len(slow)} are {factor:.2g} times slower than the other "
@@ -104,32 +106,33 @@ def _kinds(record: Record) -> Iterator[str]:
         )
 
 
-def _savings(record: Record, facts: dict[str, Any]) -> Iterator[str]:
-    today = facts["today_seconds"]
-    if not today or not facts["named"]:
+def _savings(record: Record, explanation: Explanation) -> Iterator[str]:
+    today = explanation.today_seconds
+    if not today or not explanation.named:
         return
-    first = facts["workers"][0]
+    first = explanation.workers[0]
     if first.saves_seconds is not None:
         share = first.saves_seconds / today
         if share >= 0.01:
             yield f"with worker {first.worker} at the others' median, today's run would take {_percent(share)} less"
-        elif len(facts["named"]) > 1:
-            joint = max(facts["saves"].values()) / today
+        elif len(explanation.named) > 1:
+            joint = max(explanation.saves.values()) / today
             yield (
                 f"mending worker {first.worker} alone would save {_percent(max(share, 0.0))}, as others are as slow; "
                 f"mending the costliest 10 % would save {_percent(joint)}"
             )
-        elif facts["today"] != "uncoded":
-            yield f"mending worker {first.worker} would save next to nothing: '{facts['today']}' does not wait for it"
+        elif explanation.today != "uncoded":
+            why = f"'{explanation.today}' does not wait for it"
+            yield f"mending worker {first.worker} would save next to nothing: {why}"
         else:
             yield f"mending worker {first.worker} alone would save next to nothing: others are slow in the same rounds"
 
 
-def _bursts(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool_]) -> Iterator[str]:
+def _bursts(record: Record, explanation: Explanation, straggling: NDArray[np.bool_]) -> Iterator[str]:
     if not straggling.any():
-        yield "nobody takes more than 1.5 times a round's median: there are no stragglers to speak of"
+        yield "no worker takes more than 1.5 times a round's median: there are no stragglers to speak of"
         return
-    for_good = (straggling.sum(axis=0) > record.seen / 2) & np.isin(record.workers, facts["named"])
+    for_good = (straggling.sum(axis=0) > record.seen / 2) & np.isin(record.workers, explanation.named)
     if for_good.any():
         names = [name for name, slow in zip(record.workers, for_good, strict=True) if slow]
         workers, are, them = ("worker", "is", "it") if len(names) == 1 else ("workers", "are", "them")
@@ -143,7 +146,7 @@ def _bursts(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool_]
     length = mean_burst(passing)
     shown = f"{length:.2g}" if length < 10 else f"{length:.0f}"
     plural = "round" if shown == "1" else "rounds"
-    if facts["bursty"] and length > 1.5:
+    if explanation.bursty and length > 1.5:
         yield (
             f"stragglers last {shown} {plural}, longer than chance would have it: codes that span several rounds "
             "(m-sgc, sr-sgc) can make use of that"
@@ -153,8 +156,8 @@ def _bursts(record: Record, facts: dict[str, Any], straggling: NDArray[np.bool_]
         yield f"{others}stragglers last {shown} {plural}: coding within a round is enough"
 
 
-def _together(record: Record, facts: dict[str, Any]) -> Iterator[str]:
-    for members, mean in facts["groups"][:3]:
+def _together(record: Record, explanation: Explanation) -> Iterator[str]:
+    for members, mean in explanation.groups[:3]:
         yield (
             f"workers {_listed(members)} are slow in the same rounds (correlation {mean:.2f}): they may share a "
             "node or a rack, and copies of the same data should not all be there"
@@ -167,13 +170,13 @@ def _together(record: Record, facts: dict[str, Any]) -> Iterator[str]:
         where = ", ".join(f"{record.rounds[a]} to {record.rounds[b - 1]}" for a, b in waves[:4])
         more = f" and {len(waves) - 4} more times" if len(waves) > 4 else ""
         yield f"all workers slow down together in rounds {where}{more}: no code helps there"
-    elif facts["together"] > 0.1:
-        yield f"rounds in which all are slow take {_percent(facts['together'])} of the run: no code helps there"
+    elif explanation.together > 0.1:
+        yield f"rounds in which all are slow take {_percent(explanation.together)} of the run: no code helps there"
 
 
-def _stages(facts: dict[str, Any]) -> Iterator[str]:
-    if facts["stages"]:
-        name, factor = max(facts["stages"].items(), key=lambda item: item[1])
+def _stages(explanation: Explanation) -> Iterator[str]:
+    if explanation.stages:
+        name, factor = max(explanation.stages.items(), key=lambda item: item[1])
         if factor > 1.1:
             yield (
                 f"pipeline stage {name} computes {factor:.3g} times as long as the median stage of the same replica: "
@@ -182,7 +185,7 @@ def _stages(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def seconds_text(value: float) -> str:
-    """Seconds in three digits, or whole ones from 100 on."""
+    """Return seconds as text with three digits, from 100 on without a fraction."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -195,23 +198,16 @@ def _percent(share: float) -> str:
 
 
 def _listed(names: Sequence[int | str]) -> str:
-    """Names, with runs of numbers as ranges, at most ten of these."""
-    parts: list[str] = []
-    numbers = sorted(name for name in names if isinstance(name, int))
-    start = 0
-    for i in range(1, len(numbers) + 1):
-        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
-            first, last = numbers[start], numbers[i - 1]
-            parts += (
-                [str(first)] if first == last else [f"{first} to {last}"] if last > first + 1 else [f"{first}, {last}"]
-            )
-            start = i
+    """Return names as text, consecutive numbers as ranges; at most ten parts."""
+    numbers = np.array(sorted(name for name in names if isinstance(name, int)))
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     parts += [str(name) for name in names if not isinstance(name, int)]
     return ", ".join(parts[:10]) + (", …" if len(parts) > 10 else "")
 
 
 def _short(spec: str) -> str:
-    """A law's spec with three digits."""
+    """Return the spec of a delay model with three digits."""
     name, _, keys = spec.partition(":")
     short = []
     for pair in keys.split(",") if keys else []:
