@@ -5,7 +5,8 @@ from anyk.fleet.explanation.explaining import explain
 from anyk.fleet.explanation.explanation import Explanation, WorkerCost
 from anyk.fleet.plans.advice import Advice
 from anyk.fleet.plans.check import Checked, Figures, check
-from anyk.fleet.plans.plan import Choice, Estimate, Plan, pareto, plan
+from anyk.fleet.plans.judging import Choice, pareto
+from anyk.fleet.plans.plan import Plan, plan
 from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
 from anyk.fleet.records import PARTS, Record, Recorder, ddp, joined, read, read_all
 from anyk.fleet.simulation import Measured, computed_load, simulate, simulated_pace
@@ -25,6 +26,7 @@ from anyk.fleet.theory.bounds import (
 from anyk.fleet.theory.code_curves import Curve, Facts, compare_codes, facts, survey
 from anyk.fleet.theory.times import pace
 from anyk.protocol import Pace
+from anyk.runs.folder.promise import Estimate
 from anyk.strategies import discard_seconds
 
 __all__ = [

@@ -137,7 +137,7 @@ def plan_lines(found: Plan) -> list[str]:
         run = f"for a run to {found.metric} {found.target:g}, {found.horizon} steps under '{found.today.spec}'"
     lines = [f"{advice}: {found.why}", f"{run}; evidence: {found.evidence}"]
     if found.verdict == "change":
-        lines.append(f"'{found.best.spec}': {strategy(found.best.spec, workers=found.fleet['workers']).summary}")
+        lines.append(f"'{found.best.spec}': {strategy(found.best.spec, workers=found.fleet.workers).summary}")
     lines.append(_cause(found))
     lines += [text if text.startswith("if ") else f"assumed: {text}" for text in found.assumptions]
     if found.probe is not None:
@@ -158,14 +158,14 @@ def plan_note() -> str:
 
 def _cause(found: Plan) -> str:
     """How much there is to gain, and from whom."""
-    share, named = found.fleet["apart"], found.fleet["named"]
+    share, named = found.fleet.apart, found.fleet.named
     who = "who is slow changes from round to round"
     if named:
         shown = ", ".join(map(str, named[:5])) + (" and others" if len(named) > 5 else "")
         who = (
             f"worker{'s' * (len(named) > 1)} {shown} {'cost' if len(named) > 1 else 'costs'} more than chance explains"
         )
-    least = "at least " if found.record["censored"] else ""  # what was cut off may have taken far longer
+    least = "at least " if found.record.censored else ""  # what was cut off may have taken far longer
     return f"where all are waited for, waiting for slow workers takes {least}{100 * share:.0f} % of the time; {who}"
 
 

@@ -15,7 +15,9 @@ import anyk
 from anyk.cli import main
 from anyk.errors import BadInput
 from anyk.fleet import simulate
-from anyk.fleet.plans.plan import Fleet, pareto, specs_for
+from anyk.fleet.plans.candidates import specs_for
+from anyk.fleet.plans.judging import pareto
+from anyk.fleet.plans.measured import Fleet
 from anyk.fleet.plans.resampling import block_length, resampled
 from anyk.fleet.records import Record
 from anyk.views.fleet_tables import draw_plan, plan_lines, plan_table
@@ -105,7 +107,7 @@ def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
     wandering[np.arange(60), np.arange(60) % N] = 10.0
     found = anyk.plan(record(wandering), slope=0.0, resamples=100)
     assert (found.verdict, found.best.spec, found.evidence) == ("change", "frc:stragglers=1", "enough")
-    assert found.best.gain.median == pytest.approx(0.9) and found.fleet["named"] == []
+    assert found.best.gain.median == pytest.approx(0.9) and found.fleet.named == []
     clean = 1.0 + 0.01 * np.random.default_rng(0).random((60, N))
     shown = found._repr_html_()
     assert shown.startswith("<table>") and "change: " in shown and f"<td>{found.best.spec}</td>" in shown
@@ -172,10 +174,10 @@ def test_strategies_of_users_take_part_and_others_are_not_ranked() -> None:
 @pytest.mark.parametrize(
     ("given_", "why"),
     [
-        ({"slope": -1.0}, "slope must be at least 0"),
-        ({"max_load": 0.0}, "max_load must be above 0"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"resamples": 5}, "resamples must be at least 20"),
+        ({"slope": -1.0}, "slope must be a number from 0 to 1e"),
+        ({"max_load": 0.0}, "max_load must be a number above 0"),
+        ({"steps": 0}, "steps must be a whole number of at least 1"),
+        ({"resamples": 5}, "resamples must be a whole number of at least 20"),
         ({"today": "frc:load=4"}, "frc:load=4 does not exist for 6 workers"),
     ],
 )

@@ -11,7 +11,7 @@ from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.judging import Choice
-from anyk.fleet.plans.measured import Fleet, Floats, slowness
+from anyk.fleet.plans.measured import Fleet, slowness, typical_value
 
 _PROBED = 30  # rounds
 _REPAIRED = 3  # workers at most
@@ -53,7 +53,7 @@ def repaired(fleet: Fleet, place: int) -> Fleet:
     others = np.delete(fleet.times, place, axis=1)
     times, slopes = fleet.times.copy(), fleet.slopes.copy()
     times[:, place] = np.minimum(times[:, place], attribution.lower_median(others))
-    slopes[place] = min(slopes[place], _typical(np.delete(slopes, place)))
+    slopes[place] = min(slopes[place], typical_value(np.delete(slopes, place)))
     return replace(fleet, times=times, slope=slopes)
 
 
@@ -64,11 +64,7 @@ def with_spares(fleet: Fleet, count: int, seed: int) -> Fleet:
     relative = fleet.times / slowness(fleet.times)
     times = np.hstack([fleet.times, np.take_along_axis(relative, drawn, axis=1)])
     censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, drawn, axis=1)])
-    return Fleet(times, censored, fleet.load, np.append(fleet.slopes, [_typical(fleet.slopes)] * count))
-
-
-def _typical(slopes: Floats) -> float:
-    return float(np.sort(slopes)[(len(slopes) - 1) // 2])
+    return Fleet(times, censored, fleet.load, np.append(fleet.slopes, [typical_value(fleet.slopes)] * count))
 
 
 def probe(today: Choice, choices: Iterable[Choice]) -> str | None:

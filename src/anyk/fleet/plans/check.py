@@ -1,9 +1,10 @@
-"""Whether a run kept what its plan promised and, if not, which part of the promise broke."""
+"""Runs compared with the promises of their plans and, if these were not kept, the causes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,21 @@ from typing import Any
 import numpy as np
 
 from anyk.checks import typed
+from anyk.delays import parse as parse_delays
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation.sentences import seconds_text
-from anyk.fleet.plans.measured import Fleet, fleet_of, loads_of
-from anyk.fleet.plans.origins import found_again
+from anyk.fleet.plans.measured import Fleet, fleet_of, loads_of, sample_record
 from anyk.fleet.plans.plan import plan
 from anyk.fleet.records import Record, read
 from anyk.plain import to_plain
 from anyk.runs import Promise, Run
 from anyk.runs.folder.digests import with_plugins
-from anyk.runs.folder.promise import Estimate
+from anyk.runs.folder.promise import Estimate, Source
 from anyk.runs.log.queries import waits_of_steps
 from anyk.strategies import strategy as build_strategy
 
-_GRID = 2.0**30  # parts of a second to which all is rounded, so that parts add up to the last bit
-_SAME = 1e-9  # within which two loads are one
+_GRID = 2.0**30  # parts of a second to which seconds are rounded, so that sums are exact
+_SAME = 1e-9  # largest difference of loads that are taken as equal
 _WORDS = {
     "luck": "the record's rounds were not what was promised of them",
     "delays": "its workers' times besides computing were {} than the record's",
@@ -38,7 +39,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Seconds a step, steps, and seconds in all, promised or measured."""
+    """Seconds per step, steps, and total seconds, promised or measured."""
 
     seconds_per_step: float
     steps: float
@@ -47,13 +48,13 @@ class Figures:
 
 @dataclass(frozen=True)
 class Checked:
-    """The outcome of a promise, as :func:`check` finds it.
+    """The result of :func:`check`.
 
-    ``interval``: of the promised seconds in all. ``parts``: seconds that add up exactly to measured minus promised:
-    luck, delays, load, anyk and steps, or times in place of delays and load where the run cannot tell them apart; None
-    where the promise held, or where it cannot be split, and then ``sentence`` says why. ``broke``: the largest of them.
-    ``added``: seconds that passed besides the workers' times by the log's own stamps, to hold against the part anyk.
-    ``replan``: the strategy that a plan made from the run would have now, where that is another.
+    ``interval``: of the promised total seconds. ``parts``: seconds that add up exactly to measured minus promised:
+    luck, delays, load, anyk and steps, or times in place of delays and load if the run cannot separate them; None if
+    the promise held, or if the difference cannot be split for the reason in ``sentence``. ``broke``: the largest part.
+    ``added``: seconds besides the workers' times by the log's own stamps, to compare with the part anyk. ``replan``:
+    the strategy that a plan made from the run would choose, if it is another.
     """
 
     promised: Figures
@@ -68,9 +69,8 @@ class Checked:
     remarks: tuple[str, ...] = ()
 
     def report(self) -> dict[str, Any]:
-        """All of it as plain values for JSON."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        """Return all of it as plain values for JSON."""
+        return dict(to_plain(self))
 
 
 @typed
@@ -81,15 +81,15 @@ def check(
     again: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Checked:
-    """Hold a run against the promise of the plan that it was begun with.
+    """Compare a run with the promise of the plan that it was started with.
 
-    Promised are the seconds to the plan's target or, where it has none or the run is not there, seconds a step, for as
-    many steps as the run took. Outside of the interval, the difference is split:
-    *delays* (times besides computing, of the record or of the run) and *load* (how computing grows with it, as planned
-    or as the run's stamps say), each by its mean effect over all orders, found by simulation; *luck* is the record's
-    own simulation minus the promise, *anyk* what the run took beyond the simulation of its own times. ``record``: the
-    one that the plan was made from, where it is not found again. ``again``: whether to plan again from the run,
-    where the promise did not hold; ``tell`` hears of each strategy that has to be simulated for that.
+    The promise is the seconds to the plan's target or, if there is none or the run has not reached it, the seconds per
+    step, for the steps that the run took. Outside of the interval, the difference is split: *delays* (times besides
+    computing, in the record or in the run) and *load* (how computing grows with it, as planned or by the run's
+    stamps), each by its mean effect over all orders, computed by simulation; *luck* is the simulation of the record
+    minus the promise, *anyk* the run's time minus the simulation of its own times. ``record``: the record of the plan,
+    if it has been moved. ``again``: whether to plan again from the run if the promise did not hold; ``tell`` receives
+    the spec of each strategy that has to be simulated for that.
 
     Raises :class:`~anyk.errors.BadInput` for a run without a plan or without steps, and for a record that is not the
     plan's.
@@ -99,8 +99,8 @@ def check(
     >>> promise = anyk.plan(fleet, slope=0.0, resamples=50).promise
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     >>> run = anyk.train(problem, promise, "simulated", delays="constant:3")
-    >>> found = check(run, record=fleet)
-    >>> found.held, found.broke, found.parts["delays"], sum(found.parts.values()) == 36.0 - 12.0
+    >>> checked = check(run, record=fleet)
+    >>> checked.held, checked.broke, checked.parts["delays"], sum(checked.parts.values()) == 36.0 - 12.0
     (False, 'delays', 24.0, True)
     """
     if not isinstance(run, Run):
@@ -119,29 +119,36 @@ def check(
     else:
         interval = Estimate(expected.median * steps, expected.low * steps, expected.high * steps)
         promised = Figures(expected.median, steps, _exact(interval.median))
-    held = interval.holds(measured.seconds)
-    remarks = _remarks(promise, steps, arrived is not None)
-    if held:
-        sentence = _sentence(promise, measured, interval, None)
-        return Checked(promised, interval, measured, True, None, None, None, None, sentence, remarks)
+    outcome = Checked(
+        promised=promised,
+        interval=interval,
+        measured=measured,
+        held=interval.holds(measured.seconds),
+        parts=None,
+        broke=None,
+        replan=None,
+        added=None,
+        sentence=_sentence(promise, measured, interval),
+        remarks=_remarks(promise, steps, arrived is not None),
+    )
+    if outcome.held:
+        return outcome
     try:
         split = Split(promise, run, record)
         parts = split.parts(promised, measured)
     except BadInput as error:
         if record is not None:
             raise
-        sentence = f"{_sentence(promise, measured, interval, None)}; why cannot be told: {error}"
-        return Checked(promised, interval, measured, False, None, None, None, None, sentence, remarks)
+        return replace(outcome, sentence=f"{outcome.sentence}; why cannot be told: {error}")
     late = measured.seconds > promised.seconds
     broke = max(parts, key=lambda name: parts[name] if late else -parts[name])
-    replan, said = _another(promise, split, broke, tell) if again else (None, "")
-    sentence = _sentence(promise, measured, interval, (broke, parts[broke])) + said
-    added = _added(run)
-    return Checked(promised, interval, measured, False, parts, broke, replan, added, sentence, remarks)
+    replan, advice = _plan_again(promise, split, broke, tell) if again else (None, "")
+    sentence = outcome.sentence + _cause(broke, parts[broke], measured.steps) + advice
+    return replace(outcome, parts=parts, broke=broke, replan=replan, added=_added(run), sentence=sentence)
 
 
 def promise_of(run: Run) -> Promise:
-    """The promise that a run was begun with; raises :class:`~anyk.errors.BadInput` where nothing was."""
+    """Return the promise that a run was started with; raise :class:`~anyk.errors.BadInput` if there is none."""
     kept = run.config.get("plan")
     if kept is None:
         where = "the run" if run.path is None else f"the run '{run.path}'"
@@ -154,7 +161,7 @@ def _exact(seconds: float) -> float:
 
 
 def _arrived(promise: Promise, run: Run) -> Figures | None:
-    """What the run took to the promised target; None where it has another target, or none, or is not there."""
+    """Return the figures of the run to the promised target; None if it has another target or has not reached it."""
     if promise.target is None or run.config.get("target") != promise.target or run.time_to_target is None:
         return None
     seconds, history = run.time_to_target, run.history
@@ -176,30 +183,30 @@ def _remarks(promise: Promise, steps: int, arrived: bool) -> tuple[str, ...]:
 
 
 class Split:
-    """The fleet that was planned for and the run's own, and the strategy on both."""
+    """The fleet of the plan, the fleet of the run, and the strategy on both."""
 
     def __init__(self, promise: Promise, run: Run, record: str | Path | Record | None) -> None:
         with with_plugins(run.config, f"the run '{run.path}'"):
             self.strategy = build_strategy(promise.strategy, workers=promise.workers)
-        found = found_again(promise.record, promise.workers, record)
-        whole = found.known.all(axis=1)
-        censored = np.asarray(found.censored)[whole]
-        self.planned = Fleet(found.table, censored, promise.record.load, np.array(promise.slopes))
+        planned = _find_record(promise.record, promise.workers, record)
+        censored = np.asarray(planned.censored)[planned.known.all(axis=1)]
+        self.planned = Fleet(planned.table, censored, promise.record.load, np.array(promise.slopes))
         self.record = read(run)
         self.own, self.apart = self._own()
 
     def _own(self) -> tuple[Fleet, bool]:
-        """The run's own fleet, and whether its delays and its load can be told apart."""
+        """Return the run's own fleet, and whether its delays and its load can be separated."""
         if "compute" in self.record.parts:
             fleet, _, guessed = fleet_of(self.record)
             if not guessed:
                 return fleet, True
         fleet, _, _ = fleet_of(self.record, slope=0.0)
-        same = np.abs(loads_of(self.strategy) - self.planned.load).max() <= _SAME  # how times grow does not matter then
+        # with equal loads it does not matter how times grow
+        same = np.abs(loads_of(self.strategy) - self.planned.load).max() <= _SAME
         return (fleet.growing_as(self.planned) if same else fleet), bool(same)
 
     def parts(self, promised: Figures, measured: Figures) -> dict[str, float]:
-        """The parts of measured minus promised; see :func:`check`."""
+        """Return the parts of measured minus promised, as :func:`check` defines them."""
 
         def total(own: dict[str, bool]) -> float:
             steps = measured.steps if own["steps"] else promised.steps
@@ -210,10 +217,10 @@ class Split:
 
         names = ("delays", "load", "steps") if self.apart else ("times", "steps")
         start = total(dict.fromkeys(names, False))
-        found = {"luck": _exact(start - promised.seconds)}
-        found |= {name: _exact(value) for name, value in mean_effects(total, names).items()}
-        found["anyk"] = measured.seconds - promised.seconds - sum(found.values())
-        return found
+        parts = {"luck": _exact(start - promised.seconds)}
+        parts |= {name: _exact(value) for name, value in mean_effects(total, names).items()}
+        parts["anyk"] = measured.seconds - promised.seconds - sum(parts.values())
+        return parts
 
     def _pace(self, fleet: Fleet) -> float:
         try:
@@ -222,7 +229,7 @@ class Split:
             raise BadInput(f"'{self.strategy.spec}' cannot be simulated on the measured rounds ({error})") from None
 
     def again(self, broke: str) -> Record:
-        """The record to plan again from: the run's or, where that is cut off and only its load differs, the plan's."""
+        """Return the run's record to plan again from; the plan's if the run's is censored and only its load differs."""
         if broke != "load" or not self.record.cut:
             return self.record
         fleet = self.planned.growing_as(self.own)
@@ -230,35 +237,48 @@ class Split:
         return Record(fleet.times, fleet.censored, load=fleet.load, parts={"compute": computing})
 
 
+def _find_record(source: Source, workers: int, instead: str | Path | Record | None) -> Record:
+    """Return the record that a plan was made from; raise BadInput if it is missing or has changed."""
+    if instead is not None:
+        record = read(instead, unit=source.unit)
+    elif source.law is not None:
+        record = sample_record(parse_delays(source.law), workers, source.seed)
+    elif source.path is None:
+        raise BadInput("the plan was made from a record in memory; give that record")
+    elif not Path(source.path).exists():
+        raise BadInput(f"the record '{source.path}' that the plan was made from is gone; give the file where it is now")
+    else:
+        record = read(source.path, unit=source.unit)
+    if record.digest != source.digest:
+        where = "the record given" if instead is not None else f"'{source.path or source.law}'"
+        raise BadInput(f"{where} is not the record that the plan was made from: its times have another digest")
+    return record
+
+
 def mean_effects(total: Callable[[dict[str, bool]], float], names: tuple[str, ...]) -> dict[str, float]:
-    """What each of some changes adds to a total, on average over all orders in which they may be made.
+    """Return the mean effect of each of some changes on a total, over all orders of the changes.
 
-    ``total`` says what it is for the changes that have been made. The effects add up to that of all of them.
+    ``total`` is called with the changes that have been applied. The effects add up to the effect of all changes.
 
-    >>> mean_effects(lambda made: (2 if made["a"] else 1) * (5 if made["b"] else 1), ("a", "b"))
+    >>> mean_effects(lambda applied: (2 if applied["a"] else 1) * (5 if applied["b"] else 1), ("a", "b"))
     {'a': 3.0, 'b': 6.0}
     """
-    known: dict[tuple[bool, ...], float] = {}
 
-    def at(made: dict[str, bool]) -> float:
-        key = tuple(made[name] for name in names)
-        if key not in known:
-            known[key] = total(made)
-        return known[key]
+    @cache
+    def total_of(applied: frozenset[str]) -> float:
+        return total({name: name in applied for name in names})
 
     effects = dict.fromkeys(names, 0.0)
     orders = list(permutations(names))
     for order in orders:
-        made = dict.fromkeys(names, False)
-        for name in order:
-            before = at(made)
-            made = made | {name: True}
-            effects[name] += (at(made) - before) / len(orders)
+        for count, name in enumerate(order):
+            change = total_of(frozenset(order[: count + 1])) - total_of(frozenset(order[:count]))
+            effects[name] += change / len(orders)
     return effects
 
 
 def _added(run: Run) -> float | None:
-    """Seconds of the run in which none of the workers was waited for, by the log's stamps; None without rounds."""
+    """Return the seconds without waiting for workers, by the log's stamps; None for a run without rounds."""
     waited = waits_of_steps(run.log)
     return None if waited is None else run.seconds - waited
 
@@ -266,29 +286,32 @@ def _added(run: Run) -> float | None:
 # ------------------------------------------------------------------------------------------- in words
 
 
-def _sentence(promise: Promise, measured: Figures, interval: Estimate, broke: tuple[str, float] | None) -> str:
+def _sentence(promise: Promise, measured: Figures, interval: Estimate) -> str:
     if promise.arrival is interval:
         what, took, expected = "the target", measured.seconds, interval
     else:
         what, took, expected = "a step", measured.seconds_per_step, promise.seconds_per_step
     promised = f"{seconds_text(expected.median)} s ({seconds_text(expected.low)} to {seconds_text(expected.high)})"
     held = "held" if interval.holds(measured.seconds) else "not held"
-    sentence = f"{held}: {what} took {seconds_text(took)} s, promised were {promised}"
-    if broke is None:
-        return sentence
-    name, seconds = broke
+    return f"{held}: {what} took {seconds_text(took)} s, promised were {promised}"
+
+
+def _cause(name: str, seconds: float, steps: float) -> str:
+    """Return the largest part of the difference in words."""
     slower = {"delays": ("longer", "shorter"), "load": ("longer", "less")}.get(name, ("slower", "faster"))
     why = _WORDS[name].format(slower[0] if seconds > 0 else slower[1])
-    return f"{sentence}; above all, {why} ({seconds / measured.steps:+.3g} s a step)"
+    return f"; above all, {why} ({seconds / steps:+.3g} s a step)"
 
 
-def _another(promise: Promise, split: Split, broke: str, tell: Callable[[str], None] | None) -> tuple[str | None, str]:
-    """The strategy that a plan would have now, where that is another one, and a sentence about it."""
+def _plan_again(
+    promise: Promise, split: Split, broke: str, tell: Callable[[str], None] | None
+) -> tuple[str | None, str]:
+    """Return the strategy that a plan would choose now, if it is another one, and a clause about it."""
     if promise.target is not None:
         return None, "; whether the plan would be another one now takes the problem: anyk plan … --target"
     record = split.again(broke)
     try:
-        found = plan(
+        new = plan(
             record,
             today=promise.strategy,
             max_load=promise.max_load,
@@ -298,7 +321,7 @@ def _another(promise: Promise, split: Split, broke: str, tell: Callable[[str], N
         )
     except BadInput as error:
         return None, f"; whether the plan would be another one now cannot be told ({error})"
-    if found.verdict == "change":
-        return found.best.spec, f"; the plan would now be '{found.best.spec}'"
+    if new.verdict == "change":
+        return new.best.spec, f"; the plan would now be '{new.best.spec}'"
     cut = ", as far as a log can tell in which slow workers were cut off" if record.cut else ""
     return None, f"; the plan would not be another one now{cut}"
