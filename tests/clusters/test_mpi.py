@@ -48,10 +48,10 @@ def test_a_run_and_its_resumption_on_ranks_give_the_model_of_the_simulator(tmp_p
     run = anyk.Run.open(tmp_path / "r")
     assert run.steps == 9
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
-    method = anyk.optimizers.optimizer(run.config["optimizer"], lr=run.config["lr"])
+    method = anyk.optimizers.optimizer(run.config.optimizer, lr=run.config.lr)
     expected = anyk.train(problem, "frc:load=2", anyk.clusters.Simulated(4), optimizer=method, steps=9)
     assert np.allclose(run.model, expected.model, rtol=1e-9)
-    assert run.config["evaluate"] == "where=aside"
+    assert run.config.evaluate == "where=aside"
     assert run.loss == pytest.approx(expected.loss, rel=1e-9)  # by a process that is no rank, before and after
     assert anyk.replay(run).decisions
 

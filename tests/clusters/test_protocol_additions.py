@@ -258,7 +258,7 @@ def test_sparse_data_gives_the_full_gradient(spec: str, outputs: int) -> None:
         cluster = make(12, delays=anyk.delays.Exponential(0.01, per="load"), seed=1)
         run = anyk.train(problem, spec, cluster, optimizer=GD(lr=0.5), steps=3)
         assert np.linalg.norm(run.model - expected) <= 1e-9 * np.linalg.norm(expected)
-        assert run.receipt(3).weights == pytest.approx(np.ones(run.config["partitions"]), abs=1e-6)
+        assert run.receipt(3).weights == pytest.approx(np.ones(run.config.partitions), abs=1e-6)
         replayed = anyk.replay(run, problem=problem)
         assert replayed.decisions and replayed.model
 
@@ -313,7 +313,7 @@ def test_liars_lie_alike() -> None:
             steps=2,
             evaluate=None,
         )
-        problem = Squares(int(run.config["partitions"]))
+        problem = Squares(int(run.config.partitions))
         parts = problem.split(problem.samples)
         assert anyk.replay(run, problem=problem).model
         models.append(run.model)

@@ -231,7 +231,7 @@ def test_several_models_race_without_being_told_which_strategies(tmp_path):
     result = run("race", *SMALL, "--steps", "2", "--models", "2", "--out", str(tmp_path / "race"))
     assert result.exit_code == 0, result.output
     with anyk.Race.open(tmp_path / "race") as race:
-        assert [one.config["strategy"] for one in race.runs] == [
+        assert [one.config.strategy for one in race.runs] == [
             f"{spec}models=2" for spec in ("uncoded:", "frc:load=3,", "frc:load=3,wait=2,")
         ]
     with pytest.raises(anyk.BadInput, match="closed"):
@@ -318,7 +318,7 @@ def test_runs_that_start_at_the_same_time_get_folders_of_their_own(tmp_path, mon
     arguments = ["train", "--cluster", "simulated", "--workers", "3", "--problem", "meanwhile.py:make", "--quiet"]
     first = run(*arguments, "--steps", "2")
     assert first.exit_code == 0, first.output
-    strategies = {path.name: anyk.Run.open(path).config["strategy"] for path in (tmp_path / "runs").iterdir()}
+    strategies = {path.name: anyk.Run.open(path).config.strategy for path in (tmp_path / "runs").iterdir()}
     assert strategies == {"train-1": "uncoded", "train-2": "frc:load=3"}
     failed = run(*arguments, "--steps", "0")
     assert failed.exit_code == 2 and len(list((tmp_path / "runs").iterdir())) == 2  # its own is gone
@@ -585,7 +585,7 @@ def test_settings_are_what_will_be_used(tmp_path, monkeypatch):
     smoothness = anyk.problems.from_data("digits").smoothness()
     assert float(values["lr"]) == pytest.approx(1 / smoothness, rel=5e-3)  # three digits are stored
     done = run("train", *SMALL, "--strategy", "k-sync", "--steps", "2")
-    assert "k-sync:k=3" in done.output and anyk.Run.open("runs/train-1").config["strategy"] == "k-sync:k=3"
+    assert "k-sync:k=3" in done.output and anyk.Run.open("runs/train-1").config.strategy == "k-sync:k=3"
 
 
 def settings(*words):
@@ -607,7 +607,7 @@ def test_settings_are_what_a_run_stores(words, tmp_path, monkeypatch):
     values = settings(*begun, *limit)
     assert run(*begun, *limit).exit_code == 0
     with anyk.Run.open("runs/train-1") as done:
-        stored = done.config
+        stored = done.config.plain()
     for key in ("strategy", "cluster", "delays", "communication", "optimizer", "lr", "workers", "steps"):
         assert values[key] == str(stored[key]), key
     further = settings(*begun, "--steps", "4", "--from", "runs/train-1")

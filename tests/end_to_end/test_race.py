@@ -24,7 +24,7 @@ from anyk import specs
 from anyk.cli import main
 from anyk.runs import compare
 from anyk.runs.callbacks import Watching
-from anyk.runs.folder.config import write_sealed
+from anyk.runs.folder.config import write_plain
 from anyk.runs.races.race import charged, racers
 from anyk.views import Columns, race_table
 from anyk.views.result_tables import load_notes
@@ -170,7 +170,7 @@ SMALL = (
 
 def losses(folder: Any) -> dict[str, float]:
     found = anyk.Race.open(folder)
-    result = {str(run.config["strategy"]): run.loss for run in found.runs}
+    result = {str(run.config.strategy): run.loss for run in found.runs}
     found.close()
     return result
 
@@ -261,7 +261,7 @@ def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):
     shown = run("show", str(tmp_path / "t"))
     assert shown.exit_code == 0, shown.output
     with anyk.Race.open(tmp_path / "t") as parts:
-        first, second = (run.config["strategy"] for run in parts.runs)
+        first, second = (run.config.strategy for run in parts.runs)
     assert first == "uncoded:models=2" and shown.output.index(first) < shown.output.index(second)
     assert "nothing was left to do at step 9" in run("resume", str(tmp_path / "t")).output
 
@@ -291,7 +291,7 @@ def test_a_damaged_or_hostile_race_folder_is_refused(was, becomes, sentence, tmp
     early = "problem" not in becomes  # found before the digest is looked at
     assert edited.exit_code == 2 and (sentence if early else "was edited") in edited.output, edited.output
     if becomes != "format =":  # as a stranger would who knows how the file is made
-        write_sealed(tmp_path / "r" / "race.toml", tomllib.loads(text.replace(was, becomes)))
+        write_plain(tmp_path / "r" / "race.toml", tomllib.loads(text.replace(was, becomes)))
     for command in (["resume", "r", "--add", "frc:load=3"], ["show", "r"]):
         result = run(*command)
         assert not (tmp_path / "sentinel").exists()
@@ -314,7 +314,7 @@ def test_a_problem_of_ones_own_is_named_again_or_trusted(tmp_path, monkeypatch):
     digest = hashlib.sha256((tmp_path / "mine.py").read_bytes()).hexdigest()
     (tmp_path / "r" / "race.toml").write_text(text.replace(digest, "0" * 64))
     assert "race.toml' is damaged or was edited" in run("resume", "r", "--add", "frc:load=6", "--trust").output
-    write_sealed(tmp_path / "r" / "race.toml", tomllib.loads(text.replace(digest, "0" * 64)))
+    write_plain(tmp_path / "r" / "race.toml", tomllib.loads(text.replace(digest, "0" * 64)))
     assert "recorded 00000000" in run("resume", "r", "--add", "frc:load=6", "--trust").output
 
 

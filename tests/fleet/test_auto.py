@@ -37,9 +37,9 @@ def test_it_switches_plans_again_and_loses_no_step() -> None:
         problem(), workers=N, cluster="simulated", delays=Table(wandering(30, 70), by="round"), steps=70, measure=10,
         every=10, tell=heard.append,
     )  # fmt: skip
-    parts = [(run.config["strategy"], run.begun, run.steps) for run in found.runs]
+    parts = [(run.config.strategy, run.begun, run.steps) for run in found.runs]
     # windows of 10 from step 10: two in a row are missed after the fleet has changed at step 30
-    coded = found.runs[1].config["strategy"]
+    coded = found.runs[1].config.strategy
     assert parts == [("uncoded", 0, 10), (coded, 10, 50), ("uncoded", 50, 60), ("uncoded", 60, 70)]
     assert coded != "uncoded" and anyk.strategy(coded, workers=N).facts.exact
     assert found.history["step"].tolist() == list(range(71))  # every step once
@@ -61,13 +61,13 @@ def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -
     only = anyk.train_auto(problem(), **given, steps=8, measure=10)
     assert [run.steps for run in only.runs] == [8] and only.parts[0].plan is None
     short = anyk.train_auto(problem(), **given, seconds=120.0, measure=10)
-    assert [run.config["strategy"] for run in short.runs] == ["uncoded", "frc:stragglers=1"]
+    assert [run.config.strategy for run in short.runs] == ["uncoded", "frc:stragglers=1"]
     assert 118.0 <= short.seconds <= 120.0
     known = anyk.train_auto(
         problem(), **given, steps=20, record=Record(wandering(60), load=1 / N), slope=0.0, every=10, out=tmp_path / "a"
     )
     assert (tmp_path / "a" / "record.npz").exists()  # the first part is checked against it, whenever that is resumed
-    assert [(run.config["strategy"], run.steps) for run in known.runs] == [("frc:stragglers=1", 20)]
+    assert [(run.config.strategy, run.steps) for run in known.runs] == [("frc:stragglers=1", 20)]
     with pytest.raises(BadInput, match="the record is of 4 workers, and 5 are to train"):
         anyk.train_auto(problem(), **(given | {"workers": 5}), record=Record(wandering(60), load=1 / N))
 
@@ -135,7 +135,7 @@ def test_several_models_are_trained_in_turn_and_codes_over_several_rounds_take_p
         problems, workers=8, cluster="simulated", delays=Table(times, by="round"), steps=20, measure=30, every=12
     )
     measured, coded = found.runs[:2]
-    assert (measured.config["strategy"], measured.steps) == ("uncoded:models=3", 10)
+    assert (measured.config.strategy, measured.steps) == ("uncoded:models=3", 10)
     plan = found.parts[1].plan
     assert plan is not None and {"m-sgc", "sr-sgc", "gc"} <= {one.family for one in plan.candidates}
     assert coded.seconds_a_job < measured.seconds_a_job
@@ -155,8 +155,8 @@ def test_those_that_cannot_continue_a_run_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("given_", "why"),
     [
-        ({"measure": 4}, "measure must be at least 5 steps"),
-        ({"every": 0}, "every must be at least 1 step"),
+        ({"measure": 4}, "measure must be a whole number of at least 5"),
+        ({"every": 0}, "every must be a whole number of at least 1"),
         ({"delays": "none"}, "there is nothing to measure; give delays"),
     ],
 )

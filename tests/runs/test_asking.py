@@ -195,7 +195,7 @@ def test_a_loss_that_fails_is_said_with_worker_and_partition():
 
 def test_a_resumed_run_asks_workers_as_well(tmp_path):
     train("uncoded", out=tmp_path / "run").close()
-    assert read_config(tmp_path / "run")["evaluate"] == "every=2,where=workers"
+    assert read_config(tmp_path / "run").evaluate == "every=2,where=workers"
     run = anyk.resume(tmp_path / "run", problem=Alone(4), steps=7)
     assert right(run) and np.flatnonzero(np.isfinite(run.history["loss"])).tolist() == [0, 2, 4, 6, 7]
 

@@ -80,5 +80,5 @@ def test_different_messages_of_the_same_work_are_noted(spec: str, pairs: list[tu
             texts = [note["text"] for note in run.notes if note["kind"] == "different messages"]
             lines = [line for line in race_notes([run]) if "different" in line]
         assert found == (dict.fromkeys(pairs, (4, 0)) if byzantine else {})
-        assert len(texts) == bool(found) and lines == [f"{run.config['strategy']}: {text}" for text in texts]
+        assert len(texts) == bool(found) and lines == [f"{run.config.strategy}: {text}" for text in texts]
         assert all("work: 0 and 1 (4 times, first at step 0), 1 and 2 (4 times" in text for text in texts)

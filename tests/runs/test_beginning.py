@@ -13,6 +13,7 @@ import anyk
 from anyk.errors import BadInput
 from anyk.optimizers import GD, Adam, Momentum, Nesterov
 from anyk.runs.callbacks import Watching
+from anyk.runs.folder.config import Origin
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=250,features=5")
 
@@ -48,8 +49,8 @@ def test_replayed_floored_and_without_the_other(kind: str, spec: str, tmp_path: 
     run = anyk.train(problem, spec, fleet(kind, 6, "exp:mean=0.003"), steps=8, optimizer=Momentum(lr=0.1),
                      begin=tmp_path / "first", out=tmp_path / "second")  # fmt: skip
     shutil.rmtree(tmp_path / "first")
-    assert run.config["begin"] == {"run": str(tmp_path / "first"), "strategy": first.config["strategy"], "step": 3}
-    assert run.notes[0]["text"] == f"at step 3 of {tmp_path / 'first'} ({first.config['strategy']})"
+    assert run.config.begin == Origin(str(tmp_path / "first"), first.config.strategy, 3)
+    assert run.notes[0]["text"] == f"at step 3 of {tmp_path / 'first'} ({first.config.strategy})"
     assert run.floor_seconds is not None and run.floor_seconds > 0
     if kind == "simulated":
         assert run.seconds == pytest.approx(run.floor_seconds, abs=1e-12)

@@ -25,7 +25,7 @@ def test_changed_data_is_refused_by_name(tmp_path):
     anyk.train(
         problem, "uncoded", Simulated(4, delays=anyk.delays.Exponential(1.0)), steps=3, out=tmp_path / "run"
     ).close()
-    assert read_config(tmp_path / "run")["digests"]["data"] == data_digest(problem)
+    assert read_config(tmp_path / "run").digests.data == data_digest(problem)
     anyk.resume(tmp_path / "run", steps=4).close()
     assert anyk.replay(tmp_path / "run").model
     table(tmp_path / "mine.npz", shift=1.0)  # other labels, the same classes: what is trained on is the same
@@ -118,7 +118,7 @@ def test_a_matrix_is_found_from_any_folder_and_must_be_what_it_was(spec, made, t
     (tmp_path / "else").mkdir()
     monkeypatch.chdir(tmp_path / "else")
     config = read_config(tmp_path / "run")
-    assert str(tmp_path / "w.csv") in config["strategy"] and list(config["digests"]["files"]) == [f"{tmp_path}/w.csv"]
+    assert str(tmp_path / "w.csv") in config.strategy and list(config.digests.files) == [f"{tmp_path}/w.csv"]
     anyk.resume(tmp_path / "run", steps=5).close()
     assert anyk.replay(tmp_path / "run").model
     assert any(one.name == "files" and one.whole for one in anyk.verify(tmp_path / "run").checks)
@@ -141,7 +141,7 @@ def test_a_race_keeps_where_its_matrices_and_traces_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "else")
     ring("w.csv", turn=0.1)  # another of that name
     more = anyk.resume_race(tmp_path / "race", add=["matcha:graph=(file:w.csv)"])
-    assert [run.steps for run in more.runs] == [3, 3] and len(more.config["digests"]["files"]) == 2
+    assert [run.steps for run in more.runs] == [3, 3] and len(more.config.digests.files) == 2
     more.close()
     ring(tmp_path / "w.csv", turn=0.1)
     with pytest.raises(anyk.BadInput, match=r"w.csv' has changed since the race"):
@@ -201,7 +201,7 @@ def test_files_of_a_plug_ins_law_of_communication_are_found_from_any_folder(tmp_
             "out": f"run{place}",
         }
         anyk.train(problem, "uncoded", "simulated", **how).close()
-        assert read_config(tmp_path / f"run{place}")["communication"].startswith(expected)
+        assert read_config(tmp_path / f"run{place}").communication.startswith(expected)
         anyk.race(problem, ["uncoded"], cluster="simulated", **how | {"out": f"race{place}"}).close()
     (tmp_path / "else").mkdir()
     monkeypatch.chdir(tmp_path / "else")

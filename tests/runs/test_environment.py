@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.runs.folder.config import read_config, write_config
+from anyk.runs.folder.config import NAME, read_config, write_plain
 from anyk.runs.folder.environment import environment
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -52,10 +52,10 @@ def test_without_a_repository_there_is_no_commit(tmp_path, monkeypatch):
 def test_resuming_with_another_major_version_is_noted_and_goes_on(tmp_path):
     whole = anyk.train(PROBLEM, "frc:load=2", fleet(), steps=12)
     anyk.train(PROBLEM, "frc:load=2", fleet(), steps=6, out=tmp_path / "run").close()
-    config = read_config(tmp_path / "run")
+    config = read_config(tmp_path / "run").plain()
     assert config["environment"] == environment()
     config["environment"] |= {"numpy": "1.26.4", "host": "elsewhere"}
-    write_config(tmp_path / "run", config)
+    write_plain(tmp_path / "run" / NAME, config)
     with pytest.warns(RuntimeWarning, match=rf"numpy {np.__version__} \(was 1\.26\.4\): from here on bits may differ"):
         run = anyk.resume(tmp_path / "run", steps=12)
     assert np.array_equal(run.model, whole.model)

@@ -250,14 +250,14 @@ def test_what_cannot_be_evaluated_is_said_in_one_sentence(make, asked, sentence)
 def test_a_resumed_run_is_evaluated_as_before_or_as_asked(tmp_path):
     whole = anyk.train(linear(), "uncoded", fleet(), steps=12, evaluate="every=4,samples=20")
     anyk.train(linear(), "uncoded", fleet(), steps=6, evaluate="every=4,samples=20", out=tmp_path / "run").close()
-    assert read_config(tmp_path / "run")["evaluate"] == "every=4,samples=20"
+    assert read_config(tmp_path / "run").evaluate == "every=4,samples=20"
     run = anyk.resume(tmp_path / "run", problem=linear(), steps=12)
     assert evaluated(run) == [0, 4, 6, 8, 12]
     known = [0, 4, 8, 12]
     assert run.history["loss"][known].tolist() == whole.history["loss"][known].tolist()
     run.close()
     run = anyk.resume(tmp_path / "run", problem=linear(), steps=16, evaluate=None)
-    assert evaluated(run) == [0, 4, 6, 8, 12] and read_config(tmp_path / "run")["evaluate"] == "none"
+    assert evaluated(run) == [0, 4, 6, 8, 12] and read_config(tmp_path / "run").evaluate == "none"
 
 
 def test_races_keep_how_they_are_evaluated(tmp_path):
@@ -319,7 +319,7 @@ def test_aside_another_process_evaluates_and_the_run_is_the_same(tmp_path):
     given = {"optimizer": anyk.optimizers.GD(lr=0.1), "evaluate": Evaluate(where="aside", every=1)}
     mortal, plain = (ManyProblems([problem, problem]) for problem in (Mortal(4, tmp_path / "left"), Squares(4)))
     aside = anyk.train(mortal, "uncoded:models=2", fleet(), steps=4, out=tmp_path / "run", **given)
-    assert read_config(tmp_path / "run")["evaluate"] == "every=1,where=aside"
+    assert read_config(tmp_path / "run").evaluate == "every=1,where=aside"
     here = anyk.train(plain, "uncoded:models=2", fleet(), steps=4, **given | {"evaluate": "every=1"})
     assert aside.history["loss"].tolist() == here.history["loss"].tolist()
     assert np.array_equal(aside.model, here.model)

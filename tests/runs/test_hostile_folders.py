@@ -14,7 +14,7 @@ from anyk.cli import main
 from anyk.problems.data.shards import survey
 from anyk.problems.linear import sharded
 from anyk.runs.callbacks import Callback
-from anyk.runs.folder.config import read_config, write_config
+from anyk.runs.folder.config import NAME, read_config, write_plain
 from anyk.views import Watch
 
 pytestmark = pytest.mark.timeout(60, method="thread")  # a library that waits for a pipe hears no signal
@@ -101,7 +101,9 @@ def test_one_folder_that_cannot_be_read_does_not_keep_the_list_waiting(folder, t
 def test_code_and_files_that_a_folder_names_are_not_waited_for(folder):
     os.mkfifo("pipe.py")
     named = {str(Path(name).absolute()): "0" * 64 for name in ("pipe.py", "/dev/zero", "/dev/zero.py", "a\0b.py", "..")}
-    write_config(folder, read_config(folder) | {"digests": {"code": named | {"a..b": "0"}, "files": named}})
+    write_plain(
+        folder / NAME, read_config(folder).plain() | {"digests": {"code": named | {"a..b": "0"}, "files": named}}
+    )
     for command in ("verify", "resume", "replay"):
         told(run(*COMMANDS[command]))
 
@@ -148,7 +150,7 @@ def test_data_that_a_folder_names_is_neither_fetched_nor_waited_for(named, folde
     Path("rows.csv").write_text("a,b,c,d\n1,2,3,4\n")
     Path("here.csv").write_text("a,y\n" + "1.5,0\n2.5,1\n" * 5)
     os.mkfifo("pipe.csv")
-    write_config(folder, read_config(folder) | {"problem": HOSTILE[named]})
+    write_plain(folder / NAME, read_config(folder).plain() | {"problem": HOSTILE[named]})
     remote = any(sign in str(HOSTILE[named]) for sign in ("://", "amazon", "covertype"))
     for command in ("verify", "show", "resume", "replay", "predict"):
         sentence = told(run(*COMMANDS[command]))
@@ -165,7 +167,7 @@ def test_remote_data_is_read_with_trust_or_when_it_is_named_again(folder, monkey
     for module in (sharded, survey):
         monkeypatch.setattr(module, "in_processes", lambda work, pieces: [work(piece) for piece in pieces])
     filesystem("memory").pipe("/hostile/x.csv", b"a,y\n" + b"1.5,0\n2.5,1\n" * 5)
-    write_config(folder, read_config(folder) | {"problem": {"data": "memory://hostile/x.csv"}})
+    write_plain(folder / NAME, read_config(folder).plain() | {"problem": {"data": "memory://hostile/x.csv"}})
     assert "names data that would be fetched, 'memory://hostile/x.csv'" in run(*COMMANDS["replay"]).output
     assert "has changed since the run" in run(*COMMANDS["replay"], "--trust").output
     problem = anyk.problems.LeastSquares(anyk.data.Shards("memory://hostile/x.csv", cache_mb=1e-9))

@@ -39,7 +39,7 @@ def test_a_race_has_an_output_for_each_run_that_ends_with_its_last_step(cell, ca
     for run, pages in zip(race.runs, cell, strict=True):
         told = [re.search(r"step (\d+)/5", page) for page in pages]
         assert [int(one[1]) for one in told if one] == sorted(int(one[1]) for one in told if one)
-        assert re.search(rf"step 5/5  loss .* of 4 workers on time  .* s  {run.config['strategy']}", pages[-1])
+        assert re.search(rf"step 5/5  loss .* of 4 workers on time  .* s  {run.config.strategy}", pages[-1])
         assert '<rect width="320.0"' in pages[-1] and "<polyline" in pages[-1]
         points = re.search(r'points="([^"]*)"', pages[-1])[1].split()
         assert len(points) == 5 and float(points[-1].split(",")[0]) == 320.0

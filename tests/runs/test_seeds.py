@@ -92,11 +92,11 @@ def test_a_target_that_some_seeds_miss_is_reported_and_counts():
     needed = sorted(one.seconds for one in anyk.race(PROBLEM, ["uncoded"], **terms).runs)
     result = anyk.race(PROBLEM, ["uncoded", "frc:load=3"], seconds=sum(needed[1:3]) / 2, **terms)
     reference, other = compare_seeds(result.runs).strategies
-    times = {one.config["seed"]: one.time_to_target for one in reference.runs}
+    times = {one.config.seed: one.time_to_target for one in reference.runs}
     missed = [seed for seed, taken in times.items() if taken is None]
     assert (reference.reached, other.reached, len(missed)) == (2, 4, 2)
     assert reference.spread(lambda one: one.time_to_target).most is None and reference.speed_up.least is None
-    bounds = [(times[one.config["seed"]] or reference.runs[i].seconds) / one.time_to_target
+    bounds = [(times[one.config.seed] or reference.runs[i].seconds) / one.time_to_target
               for i, one in enumerate(other.runs)]  # fmt: skip
     assert other.at_least and other.speed_up.median == pytest.approx(median(bounds))
     table = race_table(result.runs)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import anyk
 from anyk.cli import main
-from anyk.runs.folder.config import read_config, write_config
+from anyk.runs.folder.config import NAME, read_config, write_plain
 
 EVIL = """
 from pathlib import Path
@@ -47,9 +47,9 @@ def place(tmp_path, monkeypatch):
 
 def edit(folder, **changes):
     """As a stranger would who knows how the file is made."""
-    config = read_config(folder)
+    config = read_config(folder).plain()
     sha256 = {name: anyk.named.sha256_of(str(name)) for name in changes.pop("recorded", ())}
-    write_config(folder, config | changes | {"digests": {"code": {k: v for k, v in sha256.items() if v}}})
+    write_plain(folder / NAME, config | changes | {"digests": {"code": {k: v for k, v in sha256.items() if v}}})
 
 
 NAMED = {
@@ -201,7 +201,7 @@ def test_a_torch_class_of_ones_own_is_recorded_and_needs_trust(tmp_path, monkeyp
     fleet = anyk.cluster("simulated", workers=4, delays="exp:mean=1", seed=1)
     optimizer = anyk.optimizers.optimizer("torch:method=mysteps.Mine", lr=0.1)
     anyk.train(problem, "uncoded", fleet, steps=3, optimizer=optimizer, out=tmp_path / "run").close()
-    assert list(read_config(tmp_path / "run")["digests"]["code"]) == ["mysteps"]
+    assert list(read_config(tmp_path / "run").digests.code) == ["mysteps"]
     with pytest.raises(anyk.BadInput, match="names code to run, the optimizer 'mysteps.Mine'"):
         anyk.resume(tmp_path / "run", steps=5)
     anyk.resume(tmp_path / "run", steps=5, trust=True).close()
@@ -280,7 +280,7 @@ def test_what_a_file_imports_from_beside_it_is_recorded_and_must_be_what_it_was(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert run("train", "--problem", "mine.py:make", *BASE, "--steps", "3", "--out", "run").exit_code == 0
-    code = read_config(tmp_path / "run")["digests"]["code"]
+    code = read_config(tmp_path / "run").digests.code
     assert sorted(str(Path(where).relative_to(tmp_path)) for where in code) == [
         "helpers.py", "late/__init__.py", "late/inner.py", "late/more.py", "mine.py"
     ]  # fmt: skip

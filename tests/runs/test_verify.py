@@ -12,7 +12,7 @@ import anyk
 from anyk.cli import main
 from anyk.runs.callbacks import Watching
 from anyk.runs.folder import checkpoints
-from anyk.runs.folder.config import read_config, write_config
+from anyk.runs.folder.config import NAME, read_config, write_plain
 
 SETTING = {"workers": 4, "delays": "exp:mean=1", "seed": 1}
 
@@ -130,10 +130,10 @@ def test_missing_and_damaged_files(folder):
             (folder / name).write_bytes((whole / name).read_bytes()[:-7])
             assert damaged(folder) in (found, {"rows"}), name  # SQLite does not mind a page that is cut short
         shutil.copy(whole / name, folder / name)
-    config = read_config(folder)
+    config = read_config(folder).plain()
     (folder / "run.toml").write_text((folder / "run.toml").read_text().replace("seed = 1", "seed = 2"))
     assert damaged(folder) == {"configuration"}
-    write_config(folder, config | {"problem": {"problem": "evil.py:make"}})
+    write_plain(folder / NAME, config | {"problem": {"problem": "evil.py:make"}})
     assert damaged(folder) == set()
     assert "not looked at: code makes the problem" in run("verify", folder).output
 
@@ -274,8 +274,8 @@ def test_the_model_of_a_run_that_goes_on_is_not_compared(networks, tmp_path):
         seen.append(found["model"])
 
     seen = []
-    config = read_config(tmp_path / "run")
+    config = read_config(tmp_path / "run").plain()
     del config["digests"]["data"]
-    write_config(tmp_path / "run", config)
+    write_plain(tmp_path / "run" / NAME, config)
     anyk.resume(tmp_path / "run", problem=problem, steps=4, callbacks=[Watching(look)]).close()
     assert seen == [None] and anyk.verify(tmp_path / "run").whole

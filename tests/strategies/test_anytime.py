@@ -42,8 +42,8 @@ class Staggered(Constant):
 
 def done_in(run, step):
     """The partitions that made a step, by worker."""
-    workers, partitions = run.config["workers"], np.flatnonzero(run.receipt(step).weights)
-    parts = run.config["partitions"] // workers
+    workers, partitions = run.config.workers, np.flatnonzero(run.receipt(step).weights)
+    parts = run.config.partitions // workers
     return [set(partitions[partitions // parts == i].tolist()) for i in range(workers)]
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import anyk
 from anyk.runs.log.tasks import CUT, USED, tasks_of
@@ -46,9 +47,7 @@ def test_hover_shows_the_value_of_a_curve(page, race):
     run = race[0].runs[0]
     page.page.check("input[value=steps]")
     page.page.wait_for_timeout(300)
-    value = np.median(
-        [one.history["loss"][5] for one in race[0].runs if one.config["strategy"] == run.config["strategy"]]
-    )
+    value = np.median([one.history["loss"][5] for one in race[0].runs if one.config.strategy == run.config.strategy])
     x, y = page.place("curve 1", 5, value)
     page.page.mouse.move(x, y)
     text = page.tips()
@@ -121,7 +120,7 @@ def test_it_fits_a_narrow_window_and_follows_the_dark(race, opened):
 
 def test_specs_with_markup_do_nothing(opened, tmp_path):
     with anyk.train(PROBLEM, "uncoded", anyk.clusters.Simulated(2), steps=3) as run:
-        run.config = run.config | {"strategy": SPEC, "metric": "$$x^2$$", "target": 0.5}
+        run.config = replace(run.config, strategy=SPEC, metric="$$x^2$$", target=0.5)
         run.summary["metric"] = {"name": f"$$x$${SPEC}", "value": 0.5}
         with anyk.train(PROBLEM, "uncoded", anyk.clusters.Simulated(2), steps=3) as other:
             shown = opened(report([run, other], tmp_path / "run.html"))

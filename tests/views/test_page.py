@@ -6,11 +6,13 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 import anyk
 from anyk.cli import main
 from anyk.errors import MissingPackage
 from anyk.protocol import Lost
+from anyk.runs.folder.config import Recipe
 from anyk.runs.log.delay_trace import measured
 from anyk.runs.log.schema import Ended, Update
 from anyk.runs.log.tasks import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
@@ -155,7 +157,8 @@ def test_the_verdict_of_a_race_names_the_fastest_and_what_it_traded():
 
 def test_text_of_runs_stays_text(tmp_path):
     with trained("frc:load=3", steps=3) as run:
-        run.config = run.config | {"strategy": SCRIPT, "problem": {"data": "</script><img src=x onerror=alert(1)>"}}
+        recipe = Recipe(data="</script><img src=x onerror=alert(1)>")
+        run.config = replace(run.config, strategy=SCRIPT, problem=recipe)
         run.log.note(1.0, "strategy", f"$$x$$ {SCRIPT}")
         run.log.flush()
         page = report(run, tmp_path / "run.html").read_text(encoding="utf-8")
@@ -187,7 +190,7 @@ def test_a_hundred_thousand_tasks_stay_below_8_mb(tmp_path):
                                     None, 1, None, "counted", "model", step + 1, 1.0, 0))  # fmt: skip
             run.log.update(Update("model", step + 1, time, workers, 0.0, 1.0, 0.0, 0, 1.0, 0))
         run.log.flush()
-        run.config = run.config | {"workers": workers}
+        run.config = replace(run.config, workers=workers)
         assert len(tasks_of(run)) >= 100_000
         assert report(run, tmp_path / "run.html").stat().st_size < 8_000_000
 

@@ -25,12 +25,12 @@ class Best:
 
     def begin(self, info: RunInfo, who: str) -> None:
         """A run begins; raises :class:`~anyk.errors.BadInput` where nothing is evaluated."""
-        if info.config.get("evaluate") == "none":
+        if info.config.evaluate == "none":
             raise BadInput(f"{who} needs evaluation, which evaluate=None switches off; leave out one of them")
         self._who = who
         if info.evaluated is None or (self.of == "loss" and info.evaluated == "held_out"):
             raise self._missing()
-        higher = self.of == "metric" and info.config.get("better") == "higher"
+        higher = self.of == "metric" and info.config.better == "higher"
         self._sign = -1.0 if higher else 1.0
 
     def _missing(self) -> BadInput:

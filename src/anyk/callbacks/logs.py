@@ -33,7 +33,7 @@ class Logging(Callback):
     def on_begin(self, info: RunInfo) -> None:
         self._metric = info.metric
         where = "in memory" if info.path is None else info.path
-        self.logger.info("%s begins at step %d (%s, %s)", info.strategy, info.step, info.config["cluster"], where)
+        self.logger.info("%s begins at step %d (%s, %s)", info.strategy, info.step, info.config.cluster, where)
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:

@@ -9,11 +9,13 @@ import threading
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed
 from anyk.files import replacing
 from anyk.runs.callbacks import Callback, EndInfo, RunInfo
-from anyk.runs.folder.config import NAME, read_config, write_config
+from anyk.runs.folder.config import NAME, read_config, write_sealed
 from anyk.runs.folder.folders import check_plain
 from anyk.runs.log.copies import CopyFolder
 from anyk.runs.log.following import LOG
@@ -106,6 +108,6 @@ def _copy(origin: Path, into: Path) -> None:
             copy.execute("PRAGMA synchronous=OFF")  # of a temporary file
             log.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead file beside it
-        write_config(into, read_config(origin) | {"mirror": True})
+        write_sealed(into / NAME, replace(read_config(origin), mirror=True))
         with replacing(into / LOG) as part, whole.open("rb") as copied, part.open("xb") as new:
             shutil.copyfileobj(copied, new, 1 << 20)

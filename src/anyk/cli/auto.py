@@ -78,7 +78,7 @@ def resume_the_parts(console: Console, folder: str, limits: Mapping[str, Any], g
     from anyk.problems import from_function
 
     config = read_auto(Path(folder))
-    join_cluster(config["cluster"])
+    join_cluster(config.cluster)
     callbacks = callbacks_again(folder, config, given["callbacks"], trust=given["trust"])
     made = None if given["problem"] is None else from_function(given["problem"])
     try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
     from anyk.runs.callbacks import Callbacks
+    from anyk.runs.folder.config import SharedConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -230,12 +231,12 @@ def make_callbacks(specs: Sequence[str], others: Sequence[Any]) -> Callbacks:
     return made
 
 
-def callbacks_again(folder: str, config: Mapping[str, Any], given: Sequence[str], *, trust: bool) -> Callbacks:
-    """Those given now, or else those that a run or race has kept."""
+def callbacks_again(folder: str, config: SharedConfig, given: Sequence[str], *, trust: bool) -> Callbacks:
+    """Return the callbacks given now, or else those that a run or race has stored."""
     if given:
         return make_callbacks(given, ())
-    with names_in_folder(Path(folder), config["digests"].get("code", {}), trust=trust):
-        return make_callbacks(config.get("callbacks", ()), ())
+    with names_in_folder(Path(folder), config.digests.code, trust=trust):
+        return make_callbacks(config.callbacks, ())
 
 
 metrics_option = click.option(
@@ -461,7 +462,7 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
     l2 = "the problem's own" if given["problem"] else "1 / training rows"
     if given.get("begin") and given["optimizer"] is None and given["lr"] is None:
         with Run.open(given["begin"]) as earlier:
-            used |= {name: earlier.config[name] for name in ("optimizer", "lr")}
+            used |= {"optimizer": earlier.config.optimizer, "lr": earlier.config.lr}
     else:
         if rate is None:  # it follows from the data
             problem = make_problem(given)

@@ -258,7 +258,7 @@ def resume_the_race(
     from anyk.runs.races.race_folder import read_race
 
     config = read_race(Path(folder))
-    join_cluster(config["cluster"])
+    join_cluster(config.cluster)
     callbacks = callbacks_again(folder, config, given["callbacks"], trust=given["trust"])
     made = None if given["problem"] is None else from_function(given["problem"])
     before = _saying(console, given["quiet"])

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from anyk.runs import Promise, Run
+    from anyk.runs.folder.config import SharedConfig
 
 _LIMITS = ("steps", "seconds", "target")
 
@@ -244,7 +245,7 @@ def resume(
         raise BadInput(f"'{run}' is a single run; --seeds is for the folder of a race")
     kept: dict[str, Any] = {} if evaluate is None else {"evaluate": evaluate}
     config = read_config(Path(run))
-    join_cluster(config["cluster"])
+    join_cluster(config.cluster)
     callbacks = callbacks_again(run, config, given["callbacks"], trust=given["trust"])
     made = None if given["problem"] is None else from_function(given["problem"])
     try:
@@ -283,9 +284,9 @@ def show(
         if staleness:
             raise BadInput(f"'{run}' is the folder of a race; --staleness is for one of its runs")
         found_race = Race.open(run)
-        first = found_race.runs[0].config if found_race.runs else {}
-        own = {"environment": first.get("environment"), **found_race.config} if found_race.config else first
-        _say_setup(console, own)
+        first = found_race.runs[0].config if found_race.runs else None
+        if config := found_race.config or first:
+            _say_setup(console, config, first.environment if first else {})
         if found_race.waiting or found_race.unfinished:
             left = [*map(found_race.title, found_race.unfinished), *found_race.waiting]
             say(console, f"not finished: {', '.join(left)}; go on with: anyk resume {run}")
@@ -300,7 +301,7 @@ def show(
         report |= _show_staleness(console, found)
     if step is None and not staleness:
         say(console, f"{'strategy':<13} {_expanded(found)}")
-        _say_setup(console, found.config)
+        _say_setup(console, found.config, found.config.environment)
         say(console, race_table([found]), *race_notes([found]))
         ledger = found.ledger
         if ledger:
@@ -317,14 +318,15 @@ def show(
     write_json(report, json_file)
 
 
-def _say_setup(console: Console, config: Mapping[str, Any]) -> None:
+def _say_setup(console: Console, config: SharedConfig, environment: Mapping[str, str]) -> None:
+    settings = config.plain()
     for key in _SHOWN:
-        if config.get(key) not in (None, ""):
-            say(console, f"{key:<13} {config[key]}")
-    if config.get("callbacks"):
-        say(console, f"{'callbacks':<13} {', '.join(config['callbacks'])}")
-    if found := config.get("environment"):
-        say(console, f"{'made with':<13} {', '.join(f'{name} {value}' for name, value in found.items())}")
+        if settings.get(key, "") != "":
+            say(console, f"{key:<13} {settings[key]}")
+    if config.callbacks:
+        say(console, f"{'callbacks':<13} {', '.join(config.callbacks)}")
+    if environment:
+        say(console, f"{'made with':<13} {', '.join(f'{name} {value}' for name, value in environment.items())}")
 
 
 def _expanded(run: Run) -> str:
@@ -332,9 +334,9 @@ def _expanded(run: Run) -> str:
     from anyk.errors import BadInput
     from anyk.strategies import strategy
 
-    asked = str(run.config["strategy"])
+    asked = run.config.strategy
     try:
-        meant = strategy(asked, workers=run.config["workers"]).spec
+        meant = strategy(asked, workers=run.config.workers).spec
     except BadInput:  # made in Python, or by a plug-in that is not loaded
         return asked
     return asked if meant == asked else f"{asked}, that is {meant}"

@@ -6,7 +6,7 @@ the run, after the workers have been given their next tasks; on a real clock wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from anyk.runs.log.receipts import CutOff, Receipt, receipt_after
 if TYPE_CHECKING:
     from anyk.runs.engine.driver import Driver
     from anyk.runs.evaluation.evaluator import Evaluator
+    from anyk.runs.folder.config import RunConfig
     from anyk.runs.run import Run
 
 _SETTINGS = (
@@ -51,7 +52,7 @@ class RunInfo:
     what is, ``"train"`` (loss, and metric if there is held-out data), ``"held_out"`` (metric) or None.
     """
 
-    config: Mapping[str, Any]
+    config: RunConfig
     path: Path | None
     step: int
     metric: str
@@ -62,14 +63,15 @@ class RunInfo:
     @property
     def strategy(self) -> str:
         """The strategy's spec."""
-        return str(self.config["strategy"])
+        return self.config.strategy
 
     @property
     def settings(self) -> dict[str, str]:
         """What the run was asked for and where it runs, by name, as texts."""
-        plain = {name: self.config.get(name) for name in _SETTINGS} | (self.config.get("environment") or {})
-        problem = self.config.get("problem") or {}
-        plain |= {name: problem.get(name) for name in ("data", "problem")}
+        config = self.config
+        plain: dict[str, Any] = {name: getattr(config, name) for name in _SETTINGS} | config.environment
+        if config.problem is not None:
+            plain |= {"data": config.problem.data, "problem": config.problem.problem}
         return {name: str(value) for name, value in plain.items() if value not in (None, "")}
 
 

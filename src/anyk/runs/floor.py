@@ -8,7 +8,7 @@ from anyk.clusters import Cluster, Simulated
 from anyk.protocol import LossEvaluated, NoiseMeasured, Strategy
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
-from anyk.runs.engine.warm_start import Beginning
+from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.log.runlog import RunLog
 
 _TOLD = (LossEvaluated, NoiseMeasured)  # what the driver works out from models and messages
@@ -21,7 +21,7 @@ def floor_seconds(
     steps: int | Mapping[str, int],
     log: RunLog | None = None,
     *,
-    beginning: Beginning | None = None,
+    warm_start: WarmStart | None = None,
 ) -> float:
     """Seconds that ``strategy`` takes for ``steps`` steps on the virtual clock with the delays of ``cluster``.
 
@@ -29,14 +29,14 @@ def floor_seconds(
 
     Computing and communication count as nothing. What the strategy was told of losses and
     gradients in the run is told again, in the same order, from its ``log``. A run that went on from another has that
-    one's steps in ``steps``, and its ``beginning``.
+    one's steps in ``steps``, and its ``warm_start``.
 
     >>> import anyk
     >>> strategy = anyk.strategy("uncoded", workers=3)
     >>> floor_seconds(strategy, anyk.cluster("processes", workers=3, delays="constant:2"), steps=5)
     10.0
     """
-    begun = 0 if beginning is None else beginning.step
+    begun = 0 if warm_start is None else warm_start.step
     each = steps if isinstance(steps, Mapping) else {}
     if steps == begun or (each and set(each.values()) == {begun}):
         return 0.0
@@ -57,7 +57,7 @@ def floor_seconds(
         if each and all(driver.versions[slot] >= version for slot, version in each.items()):
             driver.end()
 
-    driver = Driver(strategy, virtual, steps=number, told=told, beginning=beginning, on_step=look)
+    driver = Driver(strategy, virtual, steps=number, told=told, warm_start=warm_start, on_step=look)
     with session(driver):
         driver.run()
     return driver.time

@@ -7,8 +7,7 @@ import signal
 import sys
 import threading
 import time as clock
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,16 @@ from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import Unheld
 from anyk.errors import RunFailed, told
-from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Vector
+from anyk.problems.base import Vector
 from anyk.problems.many import each_of, problem_of
-from anyk.protocol import Lost, Strategy
-from anyk.runs.callbacks import Callbacks, EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
+from anyk.protocol import Lost
+from anyk.runs.callbacks import EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
-from anyk.runs.engine.warm_start import Beginning
 from anyk.runs.evaluation.by_workers import Asking, by_workers
 from anyk.runs.evaluation.divergence import divergence
 from anyk.runs.evaluation.evaluator import Evaluator
-from anyk.runs.evaluation.settings import Evaluate, check_watched, gives_loss, needs_loss, resolved
+from anyk.runs.evaluation.settings import check_watched, gives_loss, needs_loss, resolved
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import callback_states, checkpoints
 from anyk.runs.folder.digests import file_digest
@@ -38,58 +35,46 @@ from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import DIFFERENT, RESET, Evaluation
 from anyk.runs.run import Run
+from anyk.runs.spec import Preparation
 
 _PAIRS = 5  # of workers, that a note names
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
 
 
-@dataclass(frozen=True)
-class Beside:
-    """Options of :func:`anyk.train` and :func:`anyk.resume` that do not change a run's decisions."""
-
-    evaluate: Evaluate | None
-    checkpoint_every: float
-    callbacks: Callbacks = Callbacks()  # noqa: RUF009  # a tuple
-    tell: Callable[[str], None] | None = None
-
-
 class Launch:
-    """A run from its beginning, or from what was ``saved``, to its summary."""
+    """A run from its start, or from the checkpoint ``saved``, to its summary."""
 
     def __init__(
         self,
-        strategy: Strategy,
-        cluster: Cluster,
-        problem: Problem,
-        optimizer: Optimizer,
-        config: Mapping[str, Any],
+        prepared: Preparation,
         log: RunLog,
-        beside: Beside,
-        *,
         folder: Path | None,
-        beginning: Beginning | None,
-        evaluated: Problem,
         saved: checkpoints.Saved | None = None,
     ) -> None:
-        self._strategy = strategy
-        self._cluster, self._problem, self._config, self._log = cluster, problem, dict(config), log
-        self._beside, self._folder, self._saved = beside, folder, saved
+        strategy, cluster, problem, optimizer = (
+            prepared.strategy,
+            prepared.cluster,
+            prepared.problem,
+            prepared.optimizer,
+        )
+        self._prepared, self._strategy, self._cluster, self._problem = prepared, strategy, cluster, problem
+        self._config, self._log, self._folder, self._saved = prepared.config, log, folder, saved
         self._evaluator: Evaluator | None = None
         self._save_at = 0.0
-        self._evaluate, self._evaluated = resolved(beside.evaluate, problem), evaluated
-        check_watched(self._evaluate, evaluated, strategy, optimizer)
+        self._evaluate, self._evaluated = resolved(prepared.evaluate, problem), prepared.evaluated
+        check_watched(self._evaluate, self._evaluated, strategy, optimizer)
         self._asking: Asking | None = None
         self._unknown = ""  # why the loss of a version was not known, as the log has it
         if self._evaluate is not None and self._evaluate.where == "workers":
             self._evaluated, self._asking = by_workers(self._evaluate, problem, cluster)
         if self._asking is not None:
             self._asking.interrupted = lambda: self.driver.interrupted
-        for one in each_of(evaluated):
+        for one in each_of(prepared.evaluated):
             if isinstance(one, EvaluatedAside):
                 one.aside.interrupted = lambda: self.driver.interrupted
         self._at_once = cluster.virtual or optimizer.watches is not None  # what is evaluated changes the next step
         self._begun = False  # before it has, nothing is written
-        self._hooks = hooks = Hooks(beside.callbacks)
+        self._hooks = hooks = Hooks(prepared.callbacks)
         self._told = self._ended = False  # callbacks, of the run's beginning; whether no hook can end the run any more
         self._steps, self._evaluations = hooks["on_step"], hooks["on_evaluation"]
         self._news: list[tuple[str, Any]] = []  # hooks that are to be called
@@ -99,9 +84,9 @@ class Launch:
             problem=problem,
             optimizer=optimizer,
             log=log,
-            steps=config.get("steps"),
-            seconds=config.get("seconds"),
-            beginning=beginning,
+            steps=self._config.steps,
+            seconds=self._config.seconds,
+            warm_start=prepared.warm_start,
             on_step=self._after_step,
             on_news=self._tell_news if self._steps or self._evaluations else None,
             on_lost=self._after_loss if hooks["on_worker_lost"] else None,
@@ -160,17 +145,15 @@ class Launch:
         if ended is not None:
             log.close()
             raise ended
-        standing = driver.versions.standing()
-        models = {
-            slot: standing.models[slot] if slot in standing.models else w.copy() for slot, w in driver.models.items()
-        }
+        state = driver.versions.warm_start()
+        models = {slot: state.models[slot] if slot in state.models else w.copy() for slot, w in driver.models.items()}
         return Run(
             log,
             self._config,
             path=self._folder,
             models=models,
-            beginning=driver.beginning,
-            standing=standing,
+            started_with=driver.warm_start,
+            state=state,
             predictor=predictor_of(self._problem),
         )
 
@@ -201,12 +184,12 @@ class Launch:
                     self._evaluate_rest()  # as long as there are workers
         if saved is None or driver.versions.newest != saved.state["versions"] or driver.interrupted:
             return
-        limits = {name: self._config.get(name) for name in ("steps", "seconds", "target")}
+        limits = self._config.limits._asdict()
         reached = " or ".join(f"{name} = {value:g}" for name, value in limits.items() if value is not None)
-        said = driver.stopped.reason if driver.stopped is not None else f"it has reached its limit ({reached})"
-        if self._beside.tell is not None:
-            self._beside.tell(
-                f"nothing was left to do at step {driver.step}: {said}; to go on, give more steps or seconds"
+        reason = driver.stopped.reason if driver.stopped is not None else f"it has reached its limit ({reached})"
+        if self._prepared.tell is not None:
+            self._prepared.tell(
+                f"nothing was left to do at step {driver.step}: {reason}; to go on, give more steps or seconds"
             )
 
     def _tell_need(self, memory: str) -> None:
@@ -220,7 +203,7 @@ class Launch:
         self._evaluator = evaluator = Evaluator(
             self._evaluated,
             self._evaluate,
-            target=self._config.get("target"),
+            target=self._config.target,
             background=not self._at_once,
             meanwhile=None if self._asking is None else self._asking.pass_on,
         )
@@ -233,7 +216,7 @@ class Launch:
                 log.note(saved.state["time"], "older checkpoint", saved.instead)
             if lost := lost_on_resume(self._cluster, log):
                 log.note(saved.state["time"], RESET, lost)
-            if changed := changes(self._config):
+            if changed := changes(self._config.environment):
                 log.note(saved.state["time"], "resumed", f"with {', '.join(changed)}")
         for evaluation in log.evaluations():
             evaluator.recall(evaluation)
@@ -252,7 +235,7 @@ class Launch:
 
     def _loss_of(self, slot: str, w: Vector) -> float:
         """The objective, for a strategy that asks; raises where it is not to be evaluated."""
-        if not gives_loss(self._beside.evaluate):
+        if not gives_loss(self._prepared.evaluate):
             raise RunFailed(needs_loss(self._strategy.spec))
         assert self._evaluator is not None
         try:
@@ -265,12 +248,12 @@ class Launch:
         """Evaluate the versions with which the run begins or goes on."""
         driver, evaluator = self.driver, self._evaluator
         assert evaluator is not None
-        first = self._saved is None and driver.beginning is not None  # its history begins there, whatever the number
+        first = self._saved is None and driver.warm_start is not None  # its history begins there, whatever the number
         for slot, w in driver.versions.trained.items():
             version = driver.versions[slot]
             if evaluator.keep(slot, version, driver.time, w, last=first):
                 driver.versions.pin(slot, version)
-        self._save_at = clock.monotonic() + self._beside.checkpoint_every
+        self._save_at = clock.monotonic() + self._prepared.checkpoint_every
 
     def _after_step(self, driver: Driver) -> None:
         evaluator = self._evaluator
@@ -356,7 +339,7 @@ class Launch:
         del driver
         if clock.monotonic() >= self._save_at:
             self._save()
-            self._save_at = clock.monotonic() + self._beside.checkpoint_every
+            self._save_at = clock.monotonic() + self._prepared.checkpoint_every
 
     def _save(self) -> None:
         """Write a checkpoint, if the run has a folder."""
@@ -446,12 +429,12 @@ class Launch:
         last = evaluations[-1] if evaluations else None
         metric, metrics = None, {}
         if last and last.metric is not None:
-            metric = {"name": self._config["metric"], "value": last.metric}
+            metric = {"name": self._config.metric, "value": last.metric}
             metrics = evaluator.metrics(last.slot, last.version, driver.models[last.slot])
         log.flush()
         log.summarise(
             {
-                "floor_seconds": floor_seconds(self._strategy, self._cluster, steps, log, beginning=driver.beginning),
+                "floor_seconds": floor_seconds(self._strategy, self._cluster, steps, log, warm_start=driver.warm_start),
                 "loss": last.loss if last else None,
                 "metric": metric,
                 "metrics": metrics,
@@ -461,7 +444,7 @@ class Launch:
                 **({"models": models} if models else {}),
             }
         )
-        return divergence(evaluations, self._config)
+        return divergence(evaluations, self._config.lr, self._config.metric, self._config.better)
 
 
 def lost_on_resume(cluster: Cluster, log: RunLog) -> str | None:

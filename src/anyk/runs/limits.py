@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import NamedTuple
 
 from anyk.clusters import Cluster
 from anyk.errors import BadInput, told
@@ -14,6 +15,27 @@ from anyk.specs import parse
 
 LIMIT = 10_000  # steps at most where a target is the only limit: it may be out of reach
 STEPS = 100  # taken when no limit is given
+
+
+class Limits(NamedTuple):
+    """The limits of a run, which ends at the first that it reaches: its steps, seconds on its clock, the metric."""
+
+    steps: int | None = None
+    seconds: float | None = None
+    target: float | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a limit."""
+        return any(limit is not None for limit in self)
+
+    @property
+    def endless(self) -> bool:
+        """Whether a run might never reach one."""
+        return self.steps is None and self.seconds is None
+
+
+NO_LIMIT = Limits()
 
 
 def check_launcher() -> None:
@@ -48,10 +70,9 @@ def check_address(cluster: str, of: str, *, trust: bool) -> None:
         )
 
 
-def check_limits(
-    problem: Problem, steps: int | None, seconds: float | None, target: float | None, begun: int = 0
-) -> None:
+def check_limits(problem: Problem, limits: Limits, begun: int = 0) -> None:
     """Raise for limits that are out of range, reached already, or out of reach."""
+    steps, seconds, target = limits
     if steps is not None and steps < 1:
         raise BadInput(f"steps must be at least 1, got {steps}")
     if steps is not None and steps <= begun:
@@ -84,9 +105,10 @@ def check_intervals(checkpoint_every: float) -> None:
         raise BadInput(f"checkpoint_every must be at least 0 s, got {checkpoint_every:g}")
 
 
-def check_clock(cluster: Cluster, steps: int | None, seconds: float | None) -> None:
-    """Raise where a run would go on for ever: its only limit is of a clock that stands still."""
-    if steps is None and seconds is not None and not cluster.passes_time:
+def check_clock(cluster: Cluster, limits: Limits) -> None:
+    """Raise if a run would never end: its only limit is of a clock that stands still."""
+    seconds = limits.seconds
+    if limits.steps is None and seconds is not None and not cluster.passes_time:
         raise BadInput(
             f"nothing takes time on the cluster '{cluster.spec}' with delays '{cluster.delays.spec}', so a limit of "
             f"{seconds:g} seconds is never reached; give --steps as well, or --delays"

@@ -41,11 +41,7 @@ def train_many(
     """
     if not isinstance(problems, Sequence):
         raise BadInput(f"problems must be a list of problems, one for each model, got {problems!r}")
-    for one in problems:
-        ensure_problem(one)
-    models = len(problems)
-    if not problems:
-        raise BadInput("there is no problem to train on")
+    trained, models = combine(problems)
     if isinstance(strategy, str):
         strategy = with_keys(strategy, {"models": models})
         n = cluster.workers if isinstance(cluster, Cluster) else WORKERS if workers is None else workers
@@ -54,4 +50,14 @@ def train_many(
         made = build_strategy(strategy)
     if len(made.layout.slots) != models:
         raise BadInput(f"'{made.spec}' trains {len(made.layout.slots)} models, there are {models} problems")
-    return train(ManyProblems(problems), strategy, cluster, workers=workers, steps=steps, **rest)
+    return train(trained, strategy, cluster, workers=workers, steps=steps, **rest)
+
+
+def combine(problem: Problem | Sequence[Problem]) -> tuple[Problem, int]:
+    """Return one problem for the models of several, and their number; raise for what is not a problem."""
+    problems = problem if isinstance(problem, Sequence) else [problem]
+    for each in problems:
+        ensure_problem(each)
+    if not problems:
+        raise BadInput("there is no problem to train on")
+    return (ManyProblems(problem) if isinstance(problem, Sequence) else problem), len(problems)

@@ -132,7 +132,7 @@ class _Cell:
         if self._run is None or self._last is None:
             words, drawn = stage, ""
         else:
-            limit = self._run.config.get("steps")
+            limit = self._run.config.steps
             words = describe(self._run, self._last) + (f"  ({stage})" if stage else "")
             drawn = html.bar(self._last.driver.step / limit) if limit else ""
             if len(self._losses) > 1:
@@ -147,14 +147,14 @@ class _Cell:
 
 def describe(run: RunInfo, info: StepInfo) -> str:
     """Return one line on the state of a run, the most important first, as a narrow screen cuts it off."""
-    steps = run.config.get("steps")
+    steps = run.config.steps
     of = f"/{steps}" if steps else ""
     parts = [f"step {info.driver.step}{of}"]
     if info.loss is not None:
         parts.append(f"loss {info.loss:.4g}")
     if info.metric is not None:
         parts.append(f"{run.metric} {info.metric:.4f}")
-    parts += [f"{info.workers} of {run.config['workers']} workers on time", f"{info.seconds:.1f} s", run.strategy]
+    parts += [f"{info.workers} of {run.config.workers} workers on time", f"{info.seconds:.1f} s", run.strategy]
     return "  ".join(parts)
 
 

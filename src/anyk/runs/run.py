@@ -19,9 +19,9 @@ from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Vector
 from anyk.problems.data.new_rows import read_rows
 from anyk.problems.predicting import Coefficients, Predictor
-from anyk.runs.engine.warm_start import Beginning
+from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.folder import checkpoints, predictors
-from anyk.runs.folder.config import read_config
+from anyk.runs.folder.config import Recipe, RunConfig, SharedConfig, read_config
 from anyk.runs.log import queries
 from anyk.runs.log.receipts import Receipt, logged_receipt
 from anyk.runs.log.runlog import RunLog
@@ -53,16 +53,16 @@ class Run:
     def __init__(
         self,
         log: RunLog,
-        config: dict[str, Any],
+        config: RunConfig,
         *,
         path: Path | None,
-        models: dict[str, Vector] | None,
-        beginning: Beginning | None = None,
-        standing: Beginning | None = None,
+        models: dict[str, Vector] | None = None,
+        started_with: WarmStart | None = None,
+        state: WarmStart | None = None,
         predictor: Predictor | None = None,
     ) -> None:
         self.log, self.config, self.path = log, config, path
-        self._models, self._beginning, self._standing, self._predictor = models, beginning, standing, predictor
+        self._models, self._started_with, self._state, self._predictor = models, started_with, state, predictor
 
     @classmethod
     @typed
@@ -75,10 +75,10 @@ class Run:
         if not log.has_seal(seal):
             log.close(write=False)
             raise BadInput(f"the log of '{folder}' ends before its last checkpoint: it was cut short")
-        return cls(log, config, path=folder, models=None)
+        return cls(log, config, path=folder)
 
     def __repr__(self) -> str:
-        set_up = f"{self.config.get('strategy')} on {self.config.get('workers')} workers, {self.config.get('cluster')}"
+        set_up = f"{self.config.strategy} on {self.config.workers} workers, {self.config.cluster}"
         try:
             steps, seconds, loss, metric = self.steps, self.seconds, self.loss, self.metric
         except Exception:  # the log is closed or damaged; a repr is no place to say so
@@ -91,7 +91,7 @@ class Run:
         """For notebooks: what it was and came to, and its loss against seconds."""
         metric = self.metric or {"name": "metric", "value": None}
         head = ["strategy", "workers", "cluster", "delays", "steps", "seconds", "loss", metric["name"]]
-        row = [self.config.get(key) for key in head[:4]]
+        row: list[Any] = [self.config.strategy, self.config.workers, self.config.cluster, self.config.delays]
         row += [self.steps, f"{self.seconds:.4g}", self.loss and f"{self.loss:.4g}"]
         row += [metric["value"] and f"{metric['value']:.4g}"]
         line = self.history["seconds"], self.history["loss"]
@@ -123,12 +123,7 @@ class Run:
     @property
     def _versions(self) -> dict[str, int]:
         """The newest version of each model that was trained."""
-        return queries.newest(self.log, without=self._auxiliary)
-
-    @property
-    def _auxiliary(self) -> tuple[str, ...]:
-        """The slots that were not trained for their own sake."""
-        return tuple(self.config.get("auxiliary") or ())
+        return queries.newest(self.log, without=self.config.auxiliary)
 
     @property
     def models_trained(self) -> int:
@@ -158,29 +153,28 @@ class Run:
         found = found[~np.isnan(found)]
         if not found.size:
             return None
-        return float(found.max() if self.config.get("better") == "higher" else found.min())
+        return float(found.max() if self.config.better == "higher" else found.min())
 
     @property
     def begun(self) -> int:
         """The step at which it began: 0, or the last step of the run that it continues."""
-        return int(self.config.get("begin", {}).get("step", 0))
+        return 0 if self.config.begin is None else self.config.begin.step
 
     @property
-    def beginning(self) -> Beginning | None:
-        """What it began with, if it goes on from another run."""
-        if self._beginning is None and "begin" in self.config and self.path is not None:
-            self._beginning = Beginning.load(self.path)
-        return self._beginning
+    def started_with(self) -> WarmStart | None:
+        """The state of the earlier run with which it started, if it continues one."""
+        if self._started_with is None and self.config.begin is not None and self.path is not None:
+            self._started_with = WarmStart.load(self.path)
+        return self._started_with
 
-    @property
-    def standing(self) -> Beginning:
-        """Its models and states, for another run to begin with; :class:`~anyk.errors.BadInput` if not known."""
-        if self._standing is None:
+    def warm_start(self) -> WarmStart:
+        """Return its state for another run to start with; :class:`~anyk.errors.BadInput` if it is not known."""
+        if self._state is None:
             saved = None if self.path is None else checkpoints.newest(self.path, self.log)
             if saved is None:
                 raise BadInput(f"'{self.path}' has no checkpoint yet to continue from; resume it")
-            self._standing = Beginning.of_saved(saved.state, saved.vectors, auxiliary=self._auxiliary)
-        return self._standing
+            self._state = WarmStart.of_saved(saved.state, saved.vectors, auxiliary=self.config.auxiliary)
+        return self._state
 
     @property
     def seconds(self) -> float:
@@ -220,7 +214,7 @@ class Run:
     @property
     def model(self) -> Vector:
         """The final model (of the first slot)."""
-        return self.models[min(slot for slot in self.models if slot not in self._auxiliary)]
+        return self.models[min(slot for slot in self.models if slot not in self.config.auxiliary)]
 
     @cached_property
     def models(self) -> dict[str, Vector]:
@@ -238,8 +232,8 @@ class Run:
     def predictor(self) -> Predictor:
         """How its model predicts; :class:`~anyk.errors.BadInput` where that is not known, as of PyTorch's and JAX's."""
         if self._predictor is None and self.path is not None:
-            self._predictor = predictors.kept(self.path, self.config)
-        return predictors.needed(self._predictor)
+            self._predictor = predictors.load_predictor(self.path, self.config.digests.predictor)
+        return predictors.required_predictor(self._predictor)
 
     def predict(
         self, X: Any, *, probabilities: bool = False, tell: Callable[[str], None] | None = None
@@ -298,7 +292,7 @@ class Run:
     @property
     def slot(self) -> str:
         """The first slot that was trained for its own sake."""
-        return queries.first_slot(self.log, without=self._auxiliary)
+        return queries.first_slot(self.log, without=self.config.auxiliary)
 
     @property
     def metric_name(self) -> str:
@@ -308,10 +302,11 @@ class Run:
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
         """The receipt of a version; raises :class:`~anyk.errors.BadInput` if there is no such version."""
         slot = slot or self.slot
-        found = logged_receipt(self.log, self.config, slot, version)
-        if found is None:
+        config = self.config
+        receipt = logged_receipt(self.log, slot, version, workers=config.workers, partitions=config.partitions)
+        if receipt is None:
             raise BadInput(f"no version {version} of '{slot}'; the run has 1 to {self.steps}")
-        return found
+        return receipt
 
     def staleness(self, slot: str | None = None) -> dict[int, int]:
         """How many of the messages used had which staleness, of one model or of all that were trained.
@@ -338,9 +333,9 @@ class Run:
         """Mean seconds of computing and of delays in a task, over those that were finished."""
         widest = max((len(work.partitions) for work in queries.works(self.log).values()), default=0)
         computing, held = queries.mean_times(self.log)
-        _, values = parse(str(self.config.get("delays", "none")))
+        _, values = parse(self.config.delays)
         by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
-        return Cost(widest / int(self.config.get("partitions") or 1), computing, held, by_load)
+        return Cost(widest / self.config.partitions, computing, held, by_load)
 
     @property
     def notes(self) -> list[dict[str, Any]]:
@@ -373,7 +368,7 @@ class Run:
     def result(self) -> dict[str, Any]:
         """The run's line of a race's JSON."""
         return {
-            "strategy": self.config.get("strategy"),
+            "strategy": self.config.strategy,
             "steps": self.steps,
             "models": self.models_trained,
             "jobs": self.jobs,
@@ -397,14 +392,14 @@ class Run:
         self.log.close(write=False)
 
 
-def setup(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of the JSON that is common to all runs of a race."""
-    problem = config.get("problem") or {}
+def setup(config: SharedConfig) -> dict[str, Any]:
+    """Return the part of the JSON that is common to all runs of a race."""
+    problem = config.problem or Recipe()
     return {
-        "data": problem.get("data") or problem.get("problem"),
-        "workers": config.get("workers"),
-        "delays": config.get("delays"),
-        "cluster": config.get("cluster"),
-        "seed": config.get("seed"),
-        "environment": config.get("environment"),
+        "data": problem.data or problem.problem,
+        "workers": config.workers,
+        "delays": config.delays,
+        "cluster": config.cluster,
+        "seed": config.seed,
+        "environment": config.environment or None if isinstance(config, RunConfig) else None,
     }

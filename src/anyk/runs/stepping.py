@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -125,16 +125,14 @@ class Rounds:
     def __init__(
         self,
         problem: Problem,
-        strategy: Strategy,
-        cluster: Cluster,
+        start: Callable[..., Run],
         into: Any,
         keep: tuple[Any, ...],
         callbacks: tuple[Any, ...],
-        options: dict[str, Any],
-        resumed: Path | None,
+        *,
+        resumed: bool,
     ) -> None:
-        self._what = problem, strategy, cluster
-        self._into, self._options, self._resumed = into, options, resumed
+        self._problem, self._start, self._into, self._resumed = problem, start, into, resumed
         self._loop = _Loop(keep)
         self._callbacks = Callbacks((*callbacks, self._loop))
         self._waiting = False  # whether the run waits for the loop's next model
@@ -157,12 +155,12 @@ class Rounds:
         if self._begun:
             raise BadInput("rounds can be iterated only once; create new ones: anyk.rounds(…), with a new cluster")
         self._begun = True
-        statistics = None if self._into is None else _Statistics(self._into, self._what[0])
+        statistics = None if self._into is None else _Statistics(self._into, self._problem)
         # a daemon: a script that ends in the middle of its loop is not to wait for it; workers end with the driver
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
         try:
-            first = self._resumed is not None
+            first = self._resumed
             idle = 0 if not first and self._into is not None else None  # steps that have changed nothing, until one has
             while (step := self._steps.get()) is not None:
                 if self._into is not None:
@@ -218,15 +216,8 @@ class Rounds:
         raise BadInput(f"ask for the receipt of step {version} in the loop's body, or of the run after the loop")
 
     def _train(self) -> None:
-        problem, strategy, cluster = self._what
-        own = _HandOver(rounds=self)
         try:
-            if self._resumed is None:
-                self._run = train(problem, strategy, cluster, optimizer=own, callbacks=self._callbacks, **self._options)
-            else:
-                self._run = resume(
-                    self._resumed, problem=problem, optimizer=own, callbacks=self._callbacks, **self._options
-                )
+            self._run = self._start(optimizer=_HandOver(rounds=self), callbacks=self._callbacks)
         except BaseException as error:
             self._error = error
         finally:
@@ -368,47 +359,54 @@ def rounds(
     """
     ensure_problem(problem)
     check(cluster, Cluster, "cluster")
-    made = build_strategy(strategy, workers=cluster.workers)
-    if made.layout.inner is not None:
-        raise BadInput(f"under '{made.spec}' workers take the steps: there are no gradients to hand out")
-    if len(made.layout.slots) > 1:
-        raise BadInput(f"'{made.spec}' trains {len(made.layout.slots)} models; a loop of your own trains one")
+    built = build_strategy(strategy, workers=cluster.workers)
+    if built.layout.inner is not None:
+        raise BadInput(f"under '{built.spec}' workers take the steps: there are no gradients to hand out")
+    if len(built.layout.slots) > 1:
+        raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a loop of your own trains one")
     if into is not None:
         problem = _From(problem, _matching(into, problem))
-    options: dict[str, Any] = {"steps": steps, "seconds": seconds, "evaluate": evaluate}
-    options["checkpoint_every"] = checkpoint_every
-    folder = None if out is None else Path(out)
-    if go_on and folder is None:
+    if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
-    resumed = folder if go_on and folder is not None and (folder / NAME).exists() else None
-    if resumed is None:
-        options["out"] = folder
+    options: dict[str, Any] = {
+        "steps": steps,
+        "seconds": seconds,
+        "evaluate": evaluate,
+        "checkpoint_every": checkpoint_every,
+    }
+    start: Callable[..., Run]
+    if resumed := go_on and out is not None and (Path(out) / NAME).exists():
+        _check_same(Path(out), built, cluster)
+        start = partial(resume, Path(out), problem=problem, **options)
     else:
-        _check_same(resumed, made, cluster)
-    return Rounds(problem, made, cluster, into, _kept(keep), check_callbacks(callbacks), options, resumed)
+        start = partial(train, problem, built, cluster, out=out, **options)
+    return Rounds(problem, start, into, _with_states(keep), check_callbacks(callbacks), resumed=resumed)
 
 
-def _kept(keep: Any) -> tuple[Any, ...]:
-    """The user's objects whose states are kept."""
-    found = tuple(keep) if isinstance(keep, (list, tuple)) else (keep,)
-    for one in found:
-        if isinstance(one, type) or not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+def _with_states(keep: Any) -> tuple[Any, ...]:
+    """Return the user's objects whose states are saved; raise if one has no state."""
+    stateful = tuple(keep) if isinstance(keep, (list, tuple)) else (keep,)
+    for item in stateful:
+        if isinstance(item, type) or not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
             raise BadInput(
                 "keep must be objects with state_dict and load_state_dict, such as optimisers and schedulers of "
-                f"PyTorch, got {one!r}"
+                f"PyTorch, got {item!r}"
             )
-    return found
+    return stateful
 
 
 def _check_same(folder: Path, strategy: Strategy, cluster: Cluster) -> None:
     """Raise :class:`~anyk.errors.BadInput` where the run in a folder has another strategy or cluster than the loop."""
     config = read_config(folder)
-    before = build_strategy(config["strategy"], workers=config["workers"]).spec
-    asked = {"strategy": strategy.spec, "workers": cluster.workers, "cluster": cluster.spec}
-    for name, found in (config | {"strategy": before}).items():
-        if name in asked and asked[name] != found:
+    before = build_strategy(config.strategy, workers=config.workers).spec
+    for name, stored, requested in (
+        ("strategy", before, strategy.spec),
+        ("cluster", config.cluster, cluster.spec),
+        ("workers", config.workers, cluster.workers),
+    ):
+        if stored != requested:
             raise BadInput(
-                f"the run '{folder}' has the {name} '{found}', the loop '{asked[name]}'; give the same, or another out"
+                f"the run '{folder}' has the {name} '{stored}', the loop '{requested}'; give the same, or another out"
             )
 
 

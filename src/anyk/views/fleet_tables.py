@@ -202,7 +202,7 @@ def parts_table(parts: Sequence[Part]) -> Columns:
         jobs = max(1, run.jobs)
         rows.append(
             [
-                run.config["strategy"],
+                run.config.strategy,
                 f"{run.begun} to {run.steps}",
                 f"{run.seconds:.4g}",
                 f"{run.seconds / jobs:.3g}",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
+from anyk.runs.folder.config import Recipe
 from anyk.runs.races.seeds import Spread, compare_seeds, grouped, spread
 from anyk.runs.races.speedups import compare
 from anyk.runs.run import Run
@@ -106,7 +107,7 @@ def plot(
         raise NothingToDraw(f"no version has a known {name}: there is no curve to draw; train with evaluation")
     ends = [curve.end for curve in curves if curve.end > 0.0]
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
-    target = chosen[0].config.get("target") if of == "metric" else None
+    target = chosen[0].config.target if of == "metric" else None
     look = _DARK if dark else _LIGHT
     for curve, colour in zip(curves, cycle(look.colours), strict=False):
         shown = curve.times > 0.0 if wide else curve.times >= 0.0
@@ -140,10 +141,10 @@ def plot(
         texts = _label(axes, groups, curves, name, falls, target, _ROW / height, look)
     else:
         for run, line in zip(chosen, axes.lines, strict=False):
-            line.set_label(str(run.config["strategy"]))
+            line.set_label(run.config.strategy)
         axes.legend(frameon=False, fontsize=8, loc="upper right" if falls else "lower right", labelcolor=look.ink)
     config = chosen[0].config
-    clock = "virtual seconds" if str(config.get("cluster", "")).startswith("simulated") else "wall-clock seconds"
+    clock = "virtual seconds" if config.cluster.startswith("simulated") else "wall-clock seconds"
     axes.set_xlabel(clock + (", logarithmic" if wide else ""))
     axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
     if wide:
@@ -278,7 +279,7 @@ def _label(
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
         )
         axes.plot(curve.end, curve.height, "o", ms=8, mfc=look.paper, mec=colour, mew=2, zorder=4)
-        head = f"{shortened(str(run.config['strategy']), _LONG // 2)}   {_result(groups[i], curve, name, target)}"
+        head = f"{shortened(run.config.strategy, _LONG // 2)}   {_result(groups[i], curve, name, target)}"
         head += faster[i]
         text = {"xycoords": both, "textcoords": "offset points", "ha": side, "zorder": 5}
         shift = 5 if side == "left" else -5
@@ -335,22 +336,20 @@ def _title(runs: Sequence[Run], name: str, target: float | None) -> str:
     name = {"auc": "AUC", "mse": "MSE"}.get(name, name)
     what = f"seconds to {name} {target:g}" if target is not None else f"{name} against seconds"
     if len(runs) == 1:
-        return f"{shortened(str(runs[0].config['strategy']), _LONG // 2)}: {what}"
+        return f"{shortened(runs[0].config.strategy, _LONG // 2)}: {what}"
     return f"{what[0].upper()}{what[1:]}, with the same stragglers for all"
 
 
 def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
     config = groups[0][0].config
-    seeds = sorted({int(run.config["seed"]) for group in groups for run in group})
-    made = config.get("problem") or {}
-    data = ", ".join(
-        str(part) for part in (made.get("data"), Path(made.get("problem", "")).name, made.get("model")) if part
-    )
-    delays = str(config.get("delays"))
+    seeds = sorted({run.config.seed for group in groups for run in group})
+    recipe = config.problem or Recipe()
+    data = ", ".join(part for part in (recipe.data, Path(recipe.problem or "").name, recipe.model) if part)
+    delays = config.delays
     held_up = "no injected delays" if delays == "none" else f"each task is held up by an injected delay, {delays}"
-    cluster = str(config.get("cluster", "")).partition(":")[0]
+    cluster = config.cluster.partition(":")[0]
     parts = [data] * bool(data) + [
-        f"{config.get('workers')} workers ({cluster})",
+        f"{config.workers} workers ({cluster})",
         held_up,
         f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}",
     ]
@@ -365,8 +364,8 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
 
 def purpose(run: Run) -> str:
     """What a run's strategy does, in a few words; empty where that cannot be told from its spec."""
-    workers = int(run.config["workers"])
+    workers = run.config.workers
     try:
-        return build_strategy(str(run.config["strategy"]), workers=workers).summary
+        return build_strategy(run.config.strategy, workers=workers).summary
     except BadInput:  # made in Python, or by a plug-in that is not loaded
         return ""

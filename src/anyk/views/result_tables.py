@@ -50,7 +50,7 @@ def race_table(runs: Sequence[Run]) -> Columns:
     if max(map(len, grouped(runs))) > 1:
         return _seeds_table(compare_seeds(runs))
     found = compare(runs) if len(runs) > 1 else None
-    target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
+    target = next((run.config.target for run in runs if run.config.target is not None), None)
     several = any(run.models_trained > 1 for run in runs)
     below = any(_ended_below(run) for run in runs)
     titles = ["strategy", "steps", *["models", "jobs"] * several, "seconds", *["seconds\na job"] * several]
@@ -65,7 +65,7 @@ def race_table(runs: Sequence[Run]) -> Columns:
     for i, run in enumerate(runs):
         metric: dict[str, Any] = run.metric or {}
         ratio = ratio_to_floor(run)
-        row = [str(run.config["strategy"]), str(run.steps)]
+        row = [run.config.strategy, str(run.steps)]
         row += [str(run.models_trained), str(run.jobs)] * several
         row += [seconds(run.seconds), *[seconds(run.seconds_a_job)] * several, seconds(run.floor_seconds)]
         row += ["–" if ratio is None else f"{ratio:.3f}", number(run.loss), number(metric.get("value"))]
@@ -83,7 +83,7 @@ def race_table(runs: Sequence[Run]) -> Columns:
 def _seeds_table(found: SeedsComparison) -> Columns:
     """Three rows a strategy: the median over the seeds, the least and the largest."""
     runs = [run for one in found.strategies for run in one.runs]
-    target = next((run.config["target"] for run in runs if run.config.get("target") is not None), None)
+    target = next((run.config.target for run in runs if run.config.target is not None), None)
     several = any(run.models_trained > 1 for run in runs)
     metric = next((run.metric_name for run in runs if run.metric), "metric")
     further = _beside(runs)
@@ -132,25 +132,25 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
     several = any(len(group) > 1 for group in groups)
     lines = ["medians over the seeds; below them the least and the largest value"] * several
     for group in groups:
-        run, target = group[0], group[0].config.get("target")
+        run, target = group[0], group[0].config.target
         missed = [one for one in group if one.time_to_target is None]
         if target is None or not missed:
             continue
-        steps = missed[0].config.get("steps")
+        steps = missed[0].config.steps
         if len(group) > 1:
-            seeds = ", ".join(str(one.config["seed"]) for one in missed)
+            seeds = ", ".join(str(one.config.seed) for one in missed)
             lines.append(
-                f"{run.config['strategy']} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
+                f"{run.config.strategy} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
                 f"not with {seeds}; these count as later than all others"
             )
         elif steps is not None and run.steps >= steps:
-            assumed = steps == run.begun + LIMIT and run.config.get("seconds") is None
+            assumed = steps == run.begun + LIMIT and run.config.seconds is None
             lines.append(
-                f"{run.config['strategy']} did not reach {target:g} in {steps:,} steps"
+                f"{run.config.strategy} did not reach {target:g} in {steps:,} steps"
                 + (", the limit where no other is given" if assumed else "")
             )
     lines += [
-        f"{run.config['strategy']}: {note['text']}" for run in runs for note in run.notes if note["kind"] == DIFFERENT
+        f"{run.config.strategy}: {note['text']}" for run in runs for note in run.notes if note["kind"] == DIFFERENT
     ]
     if len({run.models_trained for run in runs}) > 1:
         most = max(run.models_trained for run in runs)
@@ -168,19 +168,19 @@ def _loss_notes(runs: Sequence[Run]) -> list[str]:
     if falling:
         lines.append(
             f"{_whose(falling, runs)} was still falling fast at the end; more steps, or another learning rate than "
-            f"{falling[0].config.get('lr')}, would probably lower it further"
+            f"{falling[0].config.lr}, would probably lower it further"
         )
     if rising:
         lines.append(
             f"{_whose(rising, runs)} ended above that of the first model; lower the learning rate (now "
-            f"{rising[0].config.get('lr')})"
+            f"{rising[0].config.lr})"
         )
     return lines
 
 
 def _whose(some: Sequence[Run], runs: Sequence[Run]) -> str:
     """Whose loss a line is about: the runs' strategies, unless it is about all."""
-    specs = dict.fromkeys(str(run.config.get("strategy")) for run in some)
+    specs = dict.fromkeys(run.config.strategy for run in some)
     return "the loss" if len(some) == len(runs) else f"the loss of {', '.join(specs)}"
 
 
@@ -240,8 +240,8 @@ def _ended_below(run: Run) -> bool:
     value = (run.metric or {}).get("value")
     if run.time_to_target is None or value is None:
         return False
-    target = run.config["target"]
-    return bool(value < target if run.config.get("better") == "higher" else value > target)
+    target = run.config.target
+    return bool(value < target if run.config.better == "higher" else value > target)
 
 
 def speed_table(speed: ClusterSpeed) -> Columns:

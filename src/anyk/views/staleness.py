@@ -65,7 +65,7 @@ def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
     axes.plot(values, p * (1.0 - p) ** values, color=COLOURS[1], lw=1.5, label=f"geometric law with mean {mean:.3g}")
     axes.set_xlabel("staleness (versions)")
     axes.set_ylabel("share of the messages")
-    axes.set_title(f"{run.config['strategy']}: mean staleness {mean:.3g}", fontsize=11, loc="left")
+    axes.set_title(f"{run.config.strategy}: mean staleness {mean:.3g}", fontsize=11, loc="left")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

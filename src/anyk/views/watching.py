@@ -19,7 +19,7 @@ from anyk.runs.log import queries
 from anyk.runs.log.copies import LogCopy, remove_abandoned
 from anyk.runs.log.following import LOG, Following
 from anyk.runs.races.race_folder import NAME as RACE
-from anyk.runs.races.race_folder import entries, is_race, read_race, run_folders
+from anyk.runs.races.race_folder import is_race, read_race, run_folders
 from anyk.runs.run import Run
 from anyk.views.page import bokeh_scripts, needed, page, script, style, template
 from anyk.views.page.facts import seconds, steps
@@ -165,7 +165,7 @@ class _Runs:
     def folders(self) -> tuple[list[Path], list[str]]:
         """The folders of the runs that have begun, and the titles of those that have not."""
         if (self.folder / RACE).is_file():
-            planned = [(self.folder / entry.folder, entry.title) for entry in entries(read_race(self.folder))]
+            planned = [(self.folder / entry.folder, entry.title) for entry in read_race(self.folder).entries]
             waiting = [title for folder, title in planned if not (folder / LOG).is_file()]
             return [folder for folder, title in planned if title not in waiting], waiting
         return [self.folder] if (self.folder / "run.toml").is_file() else run_folders(self.folder), []
@@ -213,7 +213,7 @@ class _Page:
         last_run = runs[followed.index(at[-1])] if at else runs[-1]
         words = f"{steps(last_run.steps)} in {seconds(last_run.seconds)}"
         if len(runs) + len(waiting) > 1:
-            words = f"run {len(runs)} of {len(runs) + len(waiting)}, {last_run.config.get('strategy')}: {words}"
+            words = f"run {len(runs)} of {len(runs) + len(waiting)}, {last_run.config.strategy}: {words}"
         quiet = min(one.quiet for one in at or followed)
         if quiet > _SILENT:
             return "silent", f"no news for {seconds(float(int(quiet)))}, after {words}"
@@ -234,10 +234,10 @@ class _Page:
             return {"name": self.name, "state": ("silent", str(error)), "cells": [""] * 6}
         state = self._state(runs, waiting)
         last = runs[-1]
-        what = f"race of {len(runs) + len(waiting)} runs" if len(runs) + len(waiting) > 1 else last.config["strategy"]
+        what = f"race of {len(runs) + len(waiting)} runs" if len(runs) + len(waiting) > 1 else last.config.strategy
         metric = (last.metric or {}).get("value")
         named = "" if metric is None else f"{last.metric_name} {number(metric)}"
-        cells = [what, last.config["workers"], f"{last.steps:,}", seconds(last.seconds), number(last.loss), named]
+        cells = [what, last.config.workers, f"{last.steps:,}", seconds(last.seconds), number(last.loss), named]
         made = {"name": self.name, "state": state, "cells": cells}
         if state[0] == "ended":
             self._line = stand, made

@@ -289,7 +289,7 @@ def test_a_plan_for_a_run_compares_with_the_strategy_of_the_run(spec: str, model
     train = anyk.train if models == 1 else anyk.train_many
     run = train(problem if models == 1 else [problem] * models, spec, fleet, steps=20)
     found = anyk.plan(run, resamples=20, among=lambda one: one.spec.startswith("frc"))
-    asked = anyk.strategies.strategy(run.config["strategy"], workers=6)
+    asked = anyk.strategies.strategy(run.config.strategy, workers=6)
     assert found.today.spec == asked.spec and found.today.measured
     cause = next(line for line in plan_lines(found) if line.startswith("where all are waited for"))
     assert "waiting for slow workers takes at least " in cause  # what was cut off may have taken far longer

@@ -98,9 +98,9 @@ def test_what_cannot_be_a_plan_file(plan: Any, tmp_path: Path) -> None:
 
 def test_a_run_with_a_plan_has_its_strategy_workers_and_steps(plan: Any, tmp_path: Path) -> None:
     run = anyk.train(problem(), plan.promise, "simulated", out=tmp_path / "run")
-    assert (run.config["strategy"], run.config["workers"], run.steps) == (plan.best.spec, N, 60)
+    assert (run.config.strategy, run.config.workers, run.steps) == (plan.best.spec, N, 60)
     with anyk.Run.open(tmp_path / "run") as kept:
-        assert Promise.of_plain(kept.config["plan"], "the run") == plan.promise
+        assert kept.config.plan == plan.promise
     further = anyk.train(problem(), plan.promise, "simulated", begin=run)
     assert further.steps == 120
     with pytest.raises(BadInput, match="the plan is for 6 workers, got 7"):
@@ -115,7 +115,7 @@ def test_train_with_a_plan_on_the_command_line(plan: Any, tmp_path: Path) -> Non
     done = invoke("train", "--plan", file, *DATA, "--steps", 5, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
     with anyk.Run.open(tmp_path / "run") as run:
-        assert (run.config["strategy"], run.config["workers"], run.steps) == (plan.best.spec, N, 5)
+        assert (run.config.strategy, run.config.workers, run.steps) == (plan.best.spec, N, 5)
     for option, why in (
         (("--strategy", "frc:load=2"), "leave out --strategy, or --plan"),
         (("--workers", 7), "is for 6 workers, got --workers 7"),

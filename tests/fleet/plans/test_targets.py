@@ -156,7 +156,7 @@ def test_a_promise_of_a_target_is_run_and_checked(plan: Any, tmp_path: Path) -> 
     cluster = anyk.clusters.Simulated(N, delays=Table(times(), by="round"))
     run = anyk.train(problem(), promise, cluster)
     found = anyk.check(run, record=Record(times(), load=1 / N))
-    assert run.config["target"] == TARGET and found.held and "the target took" in found.sentence
+    assert run.config.target == TARGET and found.held and "the target took" in found.sentence
     slow = anyk.train(problem(), promise, anyk.clusters.Simulated(N, delays=Table(times(), by="round")),
                       optimizer=anyk.optimizers.GD(lr=promise.learning_rate / 8))  # fmt: skip
     found = anyk.check(slow, record=Record(times(), load=1 / N))

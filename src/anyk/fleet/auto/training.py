@@ -5,40 +5,37 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from anyk import specs
-from anyk.checks import typed
-from anyk.clusters import Cluster
+from anyk.checks import AtLeastOne, typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
-from anyk.delays import settled as settled_law
 from anyk.errors import BadInput
-from anyk.fleet.auto.parts import FORMAT, NAME, Part, Parts, Shared, continues, keep_record, read_auto
+from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, Shared, continues, read_auto, save_record
 from anyk.fleet.plans.candidates import built, specs_for
 from anyk.fleet.records import Record, read
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Vector, ensure_problem
-from anyk.problems.many import ManyProblems
+from anyk.problems.base import Problem, Vector
 from anyk.protocol import models_trained
 from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
-from anyk.runs.evaluation.settings import USUAL, Evaluate, read_evaluate, spec_of
+from anyk.runs.evaluation.settings import USUAL, Evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
 from anyk.runs.folder.digests import digests_of, with_callbacks
 from anyk.runs.folder.folders import check_plain, new_folder
-from anyk.runs.folder.rebuilding import reopened
-from anyk.runs.limits import LIMIT, STEPS
+from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild
+from anyk.runs.limits import LIMIT, STEPS, Limits
+from anyk.runs.many_models import combine
 from anyk.strategies.building import from_spec
 
 __all__ = ["Auto", "Part", "Settings", "continues", "left_out", "modes", "resume_auto", "train_auto"]
-
-_LEAST = 5  # rounds that a plan takes
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,11 @@ class Auto:
         """The runs, plans and promises as plain values for JSON."""
         parts = [
             {
-                "strategy": part.run.config["strategy"],
+                "strategy": part.run.config.strategy,
                 "begun": part.run.begun,
                 "steps": part.run.steps,
                 "seconds": part.run.seconds,
-                "plan": part.run.config.get("plan"),
+                "plan": part.promise and part.promise.plain(),
                 "check": None if part.checked is None else part.checked.report(),
             }
             for part in self.parts
@@ -135,8 +132,8 @@ def train_auto(
     seed: int = 0,
     communication: str | DelayModel | Communication = "none",
     record: str | Path | Run | Record | None = None,
-    measure: int = 30,
-    every: int = 100,
+    measure: Annotated[int, Meta(ge=5)] = 30,  # a plan takes 5 rounds
+    every: AtLeastOne = 100,
     slope: float | None = None,
     max_load: float = 1.0,
     steps: int | None = None,
@@ -170,63 +167,44 @@ def train_auto(
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     >>> found = train_auto(problem, workers=6, cluster="simulated", delays="bimodal:fast=0.1,slow=1", steps=60)
-    >>> [(run.config["strategy"], run.begun, run.steps) for run in found.runs]
+    >>> [(run.config.strategy, run.begun, run.steps) for run in found.runs]
     [('uncoded', 0, 30), ('frc:stragglers=3', 30, 60)]
     """
-    problems = problem if isinstance(problem, Sequence) else [problem]
-    if not problems:
-        raise BadInput("there is no problem to train on")
-    for one in problems:
-        ensure_problem(one)
-    models = len(problems)
-    trained: Problem = ManyProblems(problems) if isinstance(problem, Sequence) else problem
-    _check(measure, every)
-    law = parse(delays) if isinstance(delays, str) else delays
-    known = None if record is None else _of_fleet(record, workers)
+    trained, models = combine(problem)
+    law = parse(delays)
+    known = None if record is None else _read_record(record, workers)
     fleet = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
     if law.silent and fleet.virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
-    if steps is None and seconds is None:
-        steps = STEPS if target is None else LIMIT
-    optimizer, evaluate = usual_optimizer(trained, optimizer), read_evaluate(evaluate)
-    config: dict[str, Any] = {
-        "format": FORMAT,
-        "anyk": version("anyk"),
-        "workers": workers,
-        "models": models,
-        "cluster": cluster,
-        "delays": settled_law(law.spec),
-        "communication": settled_law(fleet.communication.spec),
-        "seed": seed,
-        "optimizer": optimizer.spec,
-        "lr": optimizer.rate.spec,
-        "problem": trained.recipe(),
-        "evaluate": spec_of(evaluate),
-        "measure": measure,
-        "every": every,
-        "slope": slope,
-        "max_load": max_load,
-        "record": known is not None,
-        "steps": steps,
-        "seconds": seconds,
-        "target": target,
-    }
-    hearing = check_callbacks(callbacks)
-    if hearing.specs:
-        config["callbacks"] = list(hearing.specs)
+    limits = Limits(steps, seconds, target)
+    if limits.endless:
+        limits = limits._replace(steps=STEPS if target is None else LIMIT)
+    optimizer, hearing = usual_optimizer(trained, optimizer), check_callbacks(callbacks)
+    config = describe(
+        AutoConfig,
+        trained,
+        fleet,
+        optimizer,
+        limits,
+        read_evaluate(evaluate),
+        hearing,
+        cluster=cluster,
+        models=models,
+        measure=measure,
+        every=every,
+        slope=slope,
+        max_load=max_load,
+        record=known is not None,
+    )
     folder = None if out is None else Path(out)
     if folder is not None:
-        config["digests"] = digests_of(trained, fleet, config | {"strategy": "uncoded"})
+        config = replace(config, digests=digests_of(trained, fleet, config))
         new_folder(folder, known=NAME)
-        known = known and keep_record(known, folder)
+        known = known and save_record(known, folder)
         write_sealed(folder / NAME, config)
-
-    shared = Shared(
-        trained, optimizer, _alike(fleet, config), evaluate, checkpoint_every, hearing, tell or _silent, progress
-    )
-    parts = Parts(shared, config, folder, known)
-    parts.train()
-    return Auto(tuple(parts.done), left_out(workers, models))
+    rebuilt = Rebuilt(trained, optimizer, fleet)
+    shared = Shared(config, rebuilt, folder, checkpoint_every, hearing, tell, progress)
+    return _trained(Parts(shared, known), config)
 
 
 @typed
@@ -255,46 +233,25 @@ def resume_auto(
     folder = Path(path)
     config, of = read_auto(folder), f"the training '{folder}'"
     check_plain(*folder.iterdir())
-    if any(value is not None for value in (steps, seconds, target)):
-        if steps is None and seconds is None:
-            steps = (config.get("steps") or 0) + LIMIT
-        config |= {"steps": steps, "seconds": seconds, "target": target}
-    trained = ManyProblems(problem) if isinstance(problem, Sequence) else problem
-    again = reopened(folder, config, of, call="anyk.resume_auto", problem=trained, optimizer=optimizer, trust=trust)
+    limits = Limits(steps, seconds, target)
+    if limits.given:
+        if limits.endless:
+            limits = limits._replace(steps=(config.steps or 0) + LIMIT)
+        config = replace(config, **limits._asdict())
+    trained = None if problem is None else combine(problem)[0]
+    rebuilt = rebuild(folder, config, of, call="anyk.resume_auto", problem=trained, optimizer=optimizer, trust=trust)
+    check_evaluation(rebuilt.problem, read_evaluate(config.evaluate), config.limits)
     hearing = check_callbacks(callbacks)
-    if hearing.specs and list(hearing.specs) != config.get("callbacks"):
-        config = with_callbacks(config, hearing.specs)
+    config = with_callbacks(config, hearing.specs)
     write_sealed(folder / NAME, config)
+    shared = Shared(config, rebuilt, folder, checkpoint_every, hearing, tell, progress, trust)
+    return _trained(Parts.of_folder(shared, folder), config)
 
-    shared = Shared(
-        again.problem,
-        again.optimizer,
-        _alike(again.cluster, config),
-        read_evaluate(config.get("evaluate", "")),
-        checkpoint_every,
-        hearing,
-        tell or _silent,
-        progress,
-        trust,
-    )
-    parts = Parts.of_folder(shared, config, folder)
+
+def _trained(parts: Parts, config: AutoConfig) -> Auto:
+    """Train until a limit has been reached."""
     parts.train()
-    return Auto(tuple(parts.done), left_out(config["workers"], config["models"]))
-
-
-def _alike(fleet: Cluster, config: dict[str, Any]) -> Callable[[], Cluster]:
-    """Makes a cluster like this one, for each part another."""
-    return lambda: build_cluster(
-        config["cluster"],
-        workers=config["workers"],
-        delays=fleet.delays,
-        seed=config["seed"],
-        communication=fleet.communication,
-    )
-
-
-def _silent(text: str) -> None:
-    del text
+    return Auto(tuple(parts.done), left_out(config.workers, config.models))
 
 
 def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
@@ -312,14 +269,7 @@ def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
     return tuple(sorted(name for name, good in possible.items() if not good))
 
 
-def _check(measure: int, every: int) -> None:
-    if measure < _LEAST:
-        raise BadInput(f"measure must be at least {_LEAST} steps, from which a plan can be made, got {measure}")
-    if every < 1:
-        raise BadInput(f"every must be at least 1 step, got {every}")
-
-
-def _of_fleet(source: str | Path | Run | Record, workers: int) -> Record:
+def _read_record(source: str | Path | Run | Record, workers: int) -> Record:
     record = read(source)
     if len(record.workers) != workers:
         raise BadInput(f"the record is of {len(record.workers)} workers, and {workers} are to train")

@@ -149,11 +149,11 @@ def check(
 
 def promise_of(run: Run) -> Promise:
     """Return the promise that a run was started with; raise :class:`~anyk.errors.BadInput` if there is none."""
-    kept = run.config.get("plan")
-    if kept is None:
+    promise = run.config.plan
+    if promise is None:
         where = "the run" if run.path is None else f"the run '{run.path}'"
         raise BadInput(f"{where} was not begun with a plan; begin one with: anyk train --plan plan.toml")
-    return Promise.of_plain(kept, f"the plan of '{run.path}'")
+    return promise
 
 
 def _exact(seconds: float) -> float:
@@ -162,7 +162,7 @@ def _exact(seconds: float) -> float:
 
 def _arrived(promise: Promise, run: Run) -> Figures | None:
     """Return the figures of the run to the promised target; None if it has another target or has not reached it."""
-    if promise.target is None or run.config.get("target") != promise.target or run.time_to_target is None:
+    if promise.target is None or run.config.target != promise.target or run.time_to_target is None:
         return None
     seconds, history = run.time_to_target, run.history
     steps = int(history["step"][np.searchsorted(history["seconds"], seconds)]) - run.begun

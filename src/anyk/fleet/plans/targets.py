@@ -22,7 +22,7 @@ from anyk.protocol import Strategy
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
 from anyk.runs.evaluation.settings import USUAL, Evaluate, read_evaluate
-from anyk.runs.limits import LIMIT, check_limits
+from anyk.runs.limits import LIMIT, Limits, check_limits
 
 Floats = NDArray[np.float64]
 SEEDS = 5  # other than the one by which strategies and rates are chosen
@@ -57,7 +57,7 @@ class Goal:
         """Raise :class:`~anyk.errors.BadInput` for what cannot be reached."""
         if self.runs < LEAST_RUNS:
             raise BadInput(f"runs must be at least {LEAST_RUNS}, got {self.runs}")
-        check_limits(self.problem, None, None, self.target)
+        check_limits(self.problem, Limits(target=self.target))
         asked = read_evaluate(self.evaluate)
         if asked is not None and asked.where == "aside":
             raise BadInput(

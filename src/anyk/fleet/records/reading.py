@@ -87,7 +87,7 @@ def _of_run(run: Run) -> Record:
     seconds, censored, load = measured(run, due=False)
     computing = computed(run)
     parts = {} if computing is None else {"compute": computing}
-    spec = run.config["strategy"]
+    spec = run.config.strategy
     return Record(seconds, censored, load=load, parts=parts, remarks=(f"a run of '{spec}'",), strategy=spec)
 
 

@@ -45,7 +45,7 @@ from anyk.runs.engine.questions import Questions
 from anyk.runs.engine.required_memory import Need
 from anyk.runs.engine.updates import Updates
 from anyk.runs.engine.versions import Versions
-from anyk.runs.engine.warm_start import Beginning
+from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.engine.workers_start import local_of, partitions_of, replicated
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Update
@@ -57,8 +57,8 @@ class Driver:
     """Drives one run; :func:`anyk.train` is how it is used.
 
     Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and what a strategy
-    asks of losses and gradients is answered from ``told``, in that order. ``beginning``: where another run stood, from
-    which this one goes on. ``on_step`` is called with the driver after every step of a model that is trained for its
+    asks of losses and gradients is answered from ``told``, in that order. ``warm_start``: the state of a run
+    that this run continues. ``on_step`` is called with the driver after every step of a model that is trained for its
     own sake, ``on_news`` when what an event led to has been done (may end the run), ``on_lost`` when a worker was lost,
     ``on_event`` after every event that has been dealt with and did not end the run. ``loss_of`` evaluates the objective
     of a slot for a strategy that asks for it, if not the problem itself. ``asked``: workers will be asked for losses.
@@ -75,7 +75,7 @@ class Driver:
         steps: int | None = None,
         seconds: float | None = None,
         told: Sequence[LossEvaluated | NoiseMeasured] = (),
-        beginning: Beginning | None = None,
+        warm_start: WarmStart | None = None,
         on_step: Callable[[Driver], None] | None = None,
         on_news: Callable[[Driver], None] | None = None,
         on_lost: Callable[[Lost], None] | None = None,
@@ -89,9 +89,9 @@ class Driver:
         self.running = Running(strategy)
         self.steps, self.seconds = steps, seconds
         self._on_step, self._on_news, self._on_lost, self._on_event = on_step, on_news, on_lost, on_event
-        self.beginning = beginning
+        self.warm_start = warm_start
         self.layout = layout = strategy.layout
-        self.versions = Versions(cluster, layout, problem, optimizer, beginning)
+        self.versions = Versions(cluster, layout, problem, optimizer, warm_start)
         self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
         self._updates = (
             None if problem is None else Updates(layout, cluster, self.versions, self.ledger, problem, optimizer)
@@ -155,7 +155,7 @@ class Driver:
 
     def begin(self) -> None:
         """Publish the first versions and ask the strategy for its first commands."""
-        earlier = self.beginning
+        earlier = self.warm_start
         if earlier is not None:
             self.cluster.injection.skip(earlier.tasks)
         self.versions.begin()

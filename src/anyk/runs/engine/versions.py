@@ -12,14 +12,14 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.protocol import Layout
-from anyk.runs.engine.warm_start import OUTER, Beginning
+from anyk.runs.engine.warm_start import OUTER, WarmStart
 
 
 class Versions:
     """Model versions by slot: ``versions[slot]`` is the number of the newest, ``models[slot]`` its vector.
 
     An older version stays in the cluster as long as it is pinned. Without a problem and an optimiser there are only
-    numbers. ``beginning``: where another run stood, from which this one goes on.
+    numbers. ``warm_start``: the state of another run, which this run continues.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class Versions:
         layout: Layout,
         problem: Problem | None,
         optimizer: Optimizer | None,
-        beginning: Beginning | None = None,
+        warm_start: WarmStart | None = None,
     ) -> None:
-        self._cluster, self._problem, self._optimizer, self._beginning = cluster, problem, optimizer, beginning
+        self._cluster, self._problem, self._optimizer, self._beginning = cluster, problem, optimizer, warm_start
         self._trained = layout.trained
         self.newest: dict[str, int] = dict.fromkeys(layout.slots, 0)
-        if beginning is not None:
-            self.newest |= beginning.versions
+        if warm_start is not None:
+            self.newest |= warm_start.versions
         self.models: dict[str, Vector] = {}
         self.optimizer_states: dict[str, dict[str, Vector]] = {}
         self._pins: dict[tuple[str, int], int] = {}
@@ -96,10 +96,10 @@ class Versions:
             if version < self.newest[slot]:
                 self._cluster.release(slot, version)
 
-    def standing(self) -> Beginning:
-        """A snapshot of the run, from which another can start."""
+    def warm_start(self) -> WarmStart:
+        """Return a copy of the run's state, from which another can start."""
         models = {slot: w.copy() for slot, w in self.trained.items()}
-        return Beginning(
+        return WarmStart(
             {slot: self.newest[slot] for slot in models},
             models,
             {

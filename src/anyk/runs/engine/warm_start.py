@@ -1,8 +1,8 @@
-"""Where a run stands, as far as another run can begin there: versions, models, optimiser states, delays drawn."""
+"""The state of a run from which another can start: versions, models, optimiser states, number of delays sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ OUTER = "outer "  # with which the names of an outer optimiser's vectors begin
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What a run that goes on from another begins with.
+class WarmStart:
+    """The state with which a run starts that continues another.
 
-    By slot: ``versions``, ``models`` (shape (dimension,)) and ``states``, the optimiser's vectors by name (without what
-    an outer one, of local work, has among them). ``tasks``: as many as the worker with the most has been given, whose
-    delays have been drawn.
+    By slot: ``versions``, ``models`` (shape (dimension,)) and ``states``, the optimiser's vectors by name (without the
+    vectors of an outer optimiser, which local work has). ``tasks``: the largest number of tasks that a worker was
+    given, whose delays have been sampled.
     """
 
     versions: dict[str, int]
@@ -33,19 +33,19 @@ class Beginning:
 
     @property
     def step(self) -> int:
-        """Versions of the slot that has the fewest."""
+        """The number of versions of the slot that has the fewest."""
         return min(self.versions.values())
 
     @property
     def rounds(self) -> int:
-        """Steps of all slots together."""
+        """The number of steps of all slots together."""
         return sum(self.versions.values())
 
     @classmethod
     def of_saved(
-        cls, state: Mapping[str, Any], vectors: Mapping[str, Vector], auxiliary: tuple[str, ...] = ()
-    ) -> Beginning:
-        """Where a checkpoint stands, or what :meth:`save` wrote."""
+        cls, state: Mapping[str, Any], vectors: Mapping[str, Vector], auxiliary: Collection[str] = ()
+    ) -> WarmStart:
+        """Return the state in a checkpoint, or in the file that :meth:`save` wrote."""
         versions = {slot: version for slot, version in state["versions"].items() if slot not in auxiliary}
         states: dict[str, dict[str, Vector]] = {slot: {} for slot in versions}
         for key, vector in vectors.items():
@@ -56,22 +56,22 @@ class Beginning:
         return cls(versions, models, states, max(state["cluster"]["numbers"]))
 
     def save(self, folder: Path) -> None:
-        """Keep it in a run folder, which then needs no other; raises :class:`~anyk.errors.RunFailed` if it cannot."""
+        """Write it into a run folder, which then needs no other; raises :class:`~anyk.errors.RunFailed` on failure."""
         vectors = {f"model/{slot}/{self.versions[slot]}": w for slot, w in self.models.items()}
         for slot, state in self.states.items():
             vectors |= {f"optimizer/{slot}/{name}": vector for name, vector in state.items()}
         checkpoints.save(folder, {"versions": self.versions, "cluster": {"numbers": [self.tasks]}}, vectors, name=NAME)
 
     @classmethod
-    def load(cls, folder: Path) -> Beginning:
-        """What :meth:`save` wrote; raises :class:`~anyk.errors.BadInput` where it is gone or damaged."""
+    def load(cls, folder: Path) -> WarmStart:
+        """Return what :meth:`save` wrote; raises :class:`~anyk.errors.BadInput` if it is missing or damaged."""
         saved = checkpoints.load(folder, name=NAME)
         if saved is None:
             raise BadInput(f"the run '{folder}' started from another run, but its {NAME} is missing")
         return cls.of_saved(*saved)
 
-    def check(self, strategy: Strategy, problem: Problem, optimizer: Optimizer, earlier: Mapping[str, Any]) -> None:
-        """Raise where a run of this strategy, problem and optimiser cannot go on from one of that configuration."""
+    def check(self, strategy: Strategy, problem: Problem, optimizer: Optimizer, earlier: str) -> None:
+        """Raise if a run of this strategy, problem and optimiser cannot continue one with the optimiser ``earlier``."""
         trained = set(strategy.layout.trained)
         if strategy.layout.inner is not None:
             raise BadInput(
@@ -91,11 +91,10 @@ class Beginning:
                     f"{slot} of the run to continue from has {model.size} numbers of {model.dtype}, the problem has "
                     f"{w.size} of {w.dtype}; give the problem that it was trained on"
                 )
-        if earlier["optimizer"] != optimizer.spec:
+        if earlier != optimizer.spec:
             raise BadInput(
-                f"the run to continue from was optimised by '{earlier['optimizer']}', whose state "
-                f"'{optimizer.spec}' does "
-                f"not know; use '{earlier['optimizer']}' (with any learning rate)"
+                f"the run to continue from was optimised by '{earlier}', whose state '{optimizer.spec}' does not know; "
+                f"use '{earlier}' (with any learning rate)"
             )
 
 

@@ -15,7 +15,7 @@ from anyk.problems.base import Problem, endless
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.many import sampled
 from anyk.protocol import Strategy
-from anyk.runs.limits import first_metrics
+from anyk.runs.limits import Limits, check_limits, first_metrics
 from anyk.specs import Registry
 
 OFF = "none"  # how a configuration writes that nothing is evaluated
@@ -135,6 +135,13 @@ def evaluating(evaluate: Evaluate | None, problem: Problem) -> Iterator[Problem]
         yield problem
     else:
         yield sampled(problem, evaluate.samples)
+
+
+def check_evaluation(problem: Problem, evaluate: Evaluate | None, limits: Limits) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if runs on a problem cannot be evaluated or cannot reach their limits."""
+    with evaluating(evaluate, problem) as evaluated:
+        check_held_out(evaluate, evaluated)
+        check_limits(evaluated, limits)
 
 
 def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float | None) -> None:

@@ -1,25 +1,27 @@
-"""The configuration of a run folder, ``run.toml``: read back with its types and its digest checked.
+"""The settings of a run folder, ``run.toml``, with their types and a digest.
 
-The digest is of all else in the file, so that damage and edits are found out; it is no secret, and keeps nobody from
-making a folder of his own. What a folder names is another matter (:mod:`anyk.named`). ``race.toml`` and ``auto.toml``
-are kept alike. New limits are written into the file when a run is resumed, so the log knows nothing of it.
+The digest covers everything else in the file and reveals damage and edits; it is no secret, and a folder may be forged.
+What a folder names is another matter (:mod:`anyk.named`). ``race.toml`` and ``auto.toml`` are stored in the same way.
+New limits are written into the file when a run is resumed; the log does not mention them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
 from anyk.errors import BadInput
 from anyk.files import read_plain, replacing
+from anyk.problems.base import Problem
 from anyk.runs.folder.folders import LOCK
-from anyk.runs.folder.promise import Promise
+from anyk.runs.folder.promise import Promise, without_none
+from anyk.runs.limits import Limits
 
 FORMAT = 1
 NAME = "run.toml"
@@ -27,13 +29,13 @@ NAME = "run.toml"
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
-class Digests(msgspec.Struct, frozen=True):
-    """What a run was made of, so that a later change is noticed.
+class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Digests of what a run was made of, by which a later change is noticed.
 
-    ``data``: of the problem's arrays, None where it has none to look at. ``traces``: of measured delays, by file.
+    ``data``: of the problem's arrays, None if it has no arrays to look at. ``traces``: of measured delays, by file.
     ``files``: SHA-256 of files that strategies name (a matrix), by path. ``code``: SHA-256, by name, of the files and
     modules that the configuration names, of plug-ins, and of what such files import from their own folder.
-    ``plugins``: those of them that are plug-ins, by path. ``predictor``: SHA-256 of what it keeps to predict with.
+    ``plugins``: the plug-ins among them, by path. ``predictor``: SHA-256 of the file with which the model predicts.
     """
 
     data: str | None = None
@@ -44,21 +46,30 @@ class Digests(msgspec.Struct, frozen=True):
     predictor: str | None = None
 
 
-class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of a problem that is made again by :func:`anyk.problems.from_recipe`: from a function or from data."""
+class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The keys from which :func:`anyk.problems.from_recipe` makes a problem again: a function, or data."""
 
     problem: str | None = None
     data: str | None = None
     file: str | None = None
     l2: float | None = None
-    model: str = "linear"
+    model: str | None = None
     split: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the keys that are given, as plain values."""
+        return cast("dict[str, Any]", msgspec.to_builtins(self))
 
 
 class Recipe(DataRecipe, frozen=True):
-    """The keys of a :class:`DataRecipe`, or ``many``: those of several problems, one for each model."""
+    """The keys of a :class:`DataRecipe`, or ``many``: the recipes of several problems, one for each model."""
 
     many: Annotated[list[DataRecipe], msgspec.Meta(min_length=1)] | None = None
+
+    @property
+    def each(self) -> Sequence[DataRecipe]:
+        """The recipes of all problems, also if there is only one."""
+        return self.many or [self]
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -69,11 +80,11 @@ class Origin(msgspec.Struct, frozen=True):
     step: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys that the folder of a run has in common with those of several, and their types."""
+class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings that the folder of a run has in common with a folder of several runs."""
 
     format: int
-    digest: str  # of everything else in the file
+    anyk: str = ""
     cluster: str
     workers: Count
     delays: str
@@ -81,18 +92,31 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     optimizer: str
     lr: str
-    anyk: str = ""
     steps: Count | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
     target: float | None = None
     problem: Recipe | None = None
     evaluate: str = ""
     callbacks: list[str] = []  # those that the command line named
-    digests: Digests
+    digests: Digests = Digests()
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the run, or of each run."""
+        return Limits(self.steps, self.seconds, self.target)
+
+    @property
+    def strategies(self) -> Collection[str]:
+        """The specs of the strategies that the folder names."""
+        return ()
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, as TOML has them."""
+        return cast("dict[str, Any]", without_none(msgspec.to_builtins(self)))
 
 
 class RunConfig(SharedConfig, frozen=True, kw_only=True):
-    """The keys of ``run.toml`` and their types."""
+    """The settings of a run, as its ``run.toml`` stores them: resolved, as plain values."""
 
     strategy: str
     partitions: Count
@@ -100,17 +124,34 @@ class RunConfig(SharedConfig, frozen=True, kw_only=True):
     better: Literal["higher", "lower"]
     auxiliary: list[str] = []
     begin: Origin | None = None
-    plan: Promise | None = None  # with which it was begun
+    plan: Promise | None = None  # with which it was started
     environment: dict[str, str] = {}
     mirror: bool = False  # a copy of a run's log and settings, without its other files
 
+    @property
+    def strategies(self) -> Collection[str]:
+        """The spec of the run's strategy."""
+        return (self.strategy,)
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run folder; raises :class:`~anyk.errors.BadInput` where it is missing or damaged."""
+
+Config = TypeVar("Config", bound=SharedConfig)
+
+
+def recipe_of(problem: Problem) -> Recipe | None:
+    """Return the recipe of a problem, or None if it was made in Python."""
+    recipe = problem.recipe()
+    try:
+        return msgspec.convert(recipe, Recipe) if recipe else None
+    except msgspec.ValidationError as error:
+        raise BadInput(f"recipe() of {type(problem).__name__} is not one from which it can be made: {error}") from None
+
+
+def read_config(folder: Path) -> RunConfig:
+    """Return the settings of a run folder; raises :class:`~anyk.errors.BadInput` if they are missing or damaged."""
     file = folder / NAME
     if not folder.exists():
-        there = sorted(one.name for one in folder.parent.glob("*/")) if folder.parent.is_dir() else []
-        near = get_close_matches(folder.name, there, n=1)
+        others = sorted(path.name for path in folder.parent.glob("*/")) if folder.parent.is_dir() else []
+        near = get_close_matches(folder.name, others, n=1)
         hint = f"; did you mean '{folder.parent / near[0]}'?" if near else ""
         raise BadInput(f"'{folder}' is not a run folder: it does not exist{hint}")
     if not file.is_file():
@@ -121,34 +162,30 @@ def read_config(folder: Path) -> dict[str, Any]:
         elif (folder / LOCK).exists():
             hint = ", as a run leaves it that was killed before it began; remove the folder and start the run again"
         raise BadInput(f"'{folder}' is not a run folder: it has no {NAME}{hint}")
-    return read_sealed(file, RunConfig, f"the run '{folder}'", FORMAT)
+    return read_sealed(file, RunConfig, f"the run '{folder}'")
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write a run folder's configuration; raises :class:`~anyk.errors.BadInput` where the folder does not take it."""
-    write_sealed(folder / NAME, config)
+def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
+    """Return the settings that :func:`write_sealed` wrote; ``of`` names the folder in messages.
 
-
-def read_sealed(file: Path, kind: type[msgspec.Struct], of: str, newest: int) -> dict[str, Any]:
-    """What :func:`write_sealed` wrote, with the keys of ``kind``; ``of`` names it, ``newest`` is the format known.
-
-    Raises :class:`~anyk.errors.BadInput` where it is damaged, was edited or is of a newer format.
+    Raises :class:`~anyk.errors.BadInput` if the file is damaged, was edited or is of a newer format.
     """
     try:
-        config = tomllib.loads(read_plain(file).decode())
+        plain = tomllib.loads(read_plain(file).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"'{file}' is damaged ({error})") from None
     except OSError as error:
         raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
-    if not isinstance(config.get("format"), int):
+    version = plain.get("format")
+    if not isinstance(version, int):
         raise BadInput(f"'{file}' does not say its format")
-    if config["format"] > newest:
-        raise BadInput(f"{of} has format {config['format']}, this anyk reads up to {newest}; use a newer anyk")
+    if version > FORMAT:
+        raise BadInput(f"{of} has format {version}, this anyk reads up to {FORMAT}; use a newer anyk")
     try:
-        msgspec.convert(config, kind)
+        config = msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
         raise BadInput(f"'{file}' is damaged ({error})") from None
-    if config["digest"] != _digest(config):
+    if plain.get("digest") != _digest(plain):
         raise BadInput(
             f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file, or begin "
             "anew in another folder"
@@ -156,12 +193,15 @@ def read_sealed(file: Path, kind: type[msgspec.Struct], of: str, newest: int) ->
     return config
 
 
-def write_sealed(file: Path, config: Mapping[str, Any]) -> None:
-    """Write a configuration with its digest; raises :class:`~anyk.errors.BadInput` where a folder takes none."""
+def write_sealed(file: Path, config: SharedConfig) -> None:
+    """Write a configuration with its digest; raises :class:`~anyk.errors.BadInput` if the folder does not take it."""
+    write_plain(file, config.plain())
+
+
+def write_plain(file: Path, plain: dict[str, Any]) -> None:
+    """Write plain settings with the digest of what a reader will find."""
     import tomli_w
 
-    plain = {key: value for key, value in config.items() if value is not None}
-    # the digest is of what a reader will find
     digest = _digest(tomllib.loads(tomli_w.dumps(plain)))
     try:
         with replacing(file) as part, part.open("xb") as new:

@@ -1,16 +1,16 @@
-"""What a run was made of, in digests: its data, its traces and the code that it names. They tell of later changes."""
+"""Digests of the data, the traces and the code that a run was made of; they reveal later changes."""
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from anyk.clusters import Cluster
 from anyk.delays import Trace
@@ -19,43 +19,38 @@ from anyk.files import open_plain
 from anyk.named import admit, beside, plugins, sha256_of
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
+from anyk.runs.folder.config import Config, Digests, Recipe, SharedConfig, recipe_of
+from anyk.runs.folder.promise import torch_named
 from anyk.specs import absolute
 from anyk.strategies import settled
 
-_TORCH = re.compile(r"(?:torch:|method=|schedule=\(?)([A-Za-z_][\w.]*\.\w+)")
+
+def digests_of(problem: Problem, cluster: Cluster, config: SharedConfig) -> Digests:
+    """Return the digests to store in a folder's configuration."""
+    return Digests(
+        data=data_digest(problem),
+        traces=dict(traces_of(cluster.delays)) | dict(traces_of(cluster.communication)),
+        code=_code_digests([*sorted(_code_named(config)), *map(str, plugins())]),
+        plugins=list(map(str, plugins())),
+        files=files_of(config.strategies),
+    )
 
 
-def digests_of(problem: Problem, cluster: Cluster, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The digests to keep in a run's configuration, as :class:`~anyk.runs.folder.config.Digests` has them."""
-    named = [*sorted(_code_named(config)), *map(str, plugins())]
-    code = {where: sha256_of(where) for where in _with_files_beside(named)}
-    data = data_digest(problem)
-    return {
-        **({} if data is None else {"data": data}),
-        "traces": dict(traces_of(cluster.delays)) | dict(traces_of(cluster.communication)),
-        "code": {where: digest for where, digest in code.items() if digest is not None},
-        "plugins": list(map(str, plugins())),
-        "files": files_of(config.get("runs") or [config["strategy"]]),
-    }
-
-
-def with_callbacks(config: Mapping[str, Any], specs: Sequence[str]) -> dict[str, Any]:
-    """A configuration with other callbacks, and the digests of their code."""
-    made = {**config, "callbacks": list(specs)}
-    code = {where: sha256_of(where) for where in _with_files_beside(_of_callbacks(made))}
-    known = {where: digest for where, digest in code.items() if digest is not None}
-    made["digests"] = config["digests"] | {"code": config["digests"].get("code", {}) | known}
-    return made
+def with_callbacks(config: Config, specs: Sequence[str]) -> Config:
+    """Return a configuration with other callbacks, if ``specs`` names any, and the digests of their code."""
+    if not specs or list(specs) == config.callbacks:
+        return config
+    code = config.digests.code | _code_digests(_of_callbacks(specs))
+    return replace(config, callbacks=list(specs), digests=replace(config.digests, code=code))
 
 
 @contextmanager
-def with_plugins(config: Mapping[str, Any], of: str) -> Iterator[None]:
-    """Where a name is not known inside, tell which plug-ins of a run or race have not been given again."""
+def with_plugins(config: SharedConfig, of: str) -> Iterator[None]:
+    """If a name inside is unknown, name the plug-ins of a run or race that have not been given again."""
     try:
         yield
     except UnknownName as error:
-        recorded = config.get("digests", {}).get("plugins", [])
-        missing = [file for file in recorded if Path(file) not in plugins()]
+        missing = [file for file in config.digests.plugins if Path(file) not in plugins()]
         if not missing:
             raise
         again = " ".join(f"--plugin {file}" for file in missing)
@@ -65,19 +60,18 @@ def with_plugins(config: Mapping[str, Any], of: str) -> Iterator[None]:
         ) from None
 
 
-def check_problem(config: Mapping[str, Any], problem: Problem, of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where the problem's code or data are not those that the run began with."""
-    recorded = config["digests"]
-    before, now = config.get("problem") or {}, problem.recipe() or {}
-    if "problem" in before and "problem" in now:
-        was, where = (name["problem"].rpartition(":")[0] for name in (before, now))
-        _check_code(recorded.get("code", {}), was, where, of)
-    known, found = recorded.get("data"), data_digest(problem)
-    if known is not None and found != known:
-        name = before.get("file") or before.get("data")
+def check_problem(config: SharedConfig, problem: Problem, of: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if the problem's code or data are not those that the run began with."""
+    before, now = config.problem or Recipe(), recipe_of(problem) or Recipe()
+    if before.problem is not None and now.problem is not None:
+        was, where = (name.rpartition(":")[0] for name in (before.problem, now.problem))
+        _check_code(config.digests.code, was, where, of)
+    recorded = config.digests.data
+    if recorded is not None and (digest := data_digest(problem)) != recorded:
+        name = before.file or before.data
         what = f"'{name}' has" if name else "the problem's data have"
         raise BadInput(
-            f"{what} changed since {of} began: the data's digest is {str(found)[:8]}…, recorded {known[:8]}…; "
+            f"{what} changed since {of} began: the data's digest is {str(digest)[:8]}…, recorded {recorded[:8]}…; "
             "restore the data, or start a new run from this one: anyk train --from"
         )
 
@@ -105,16 +99,16 @@ def file_digest(file: str | Path, *, follow: bool = True) -> str | None:
         return None
 
 
-def check_named(config: Mapping[str, Any], of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where a plug-in in use, or a file that a strategy names, has changed."""
-    for file, known in config.get("digests", {}).get("files", {}).items():
-        found = file_digest(file)
-        if found is not None and found != known:
+def check_named(config: SharedConfig, of: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if a plug-in in use, or a file that a strategy names, has changed."""
+    for file, recorded in config.digests.files.items():
+        digest = file_digest(file)
+        if digest is not None and digest != recorded:
             raise BadInput(
-                f"'{file}' has changed since {of} began (SHA-256 {found[:8]}…, recorded {known[:8]}…); restore it, or "
-                "start a new run from this one: anyk train --from"
+                f"'{file}' has changed since {of} began (SHA-256 {digest[:8]}…, recorded {recorded[:8]}…); restore it, "
+                "or start a new run from this one: anyk train --from"
             )
-    code = config.get("digests", {}).get("code", {})
+    code = config.digests.code
     for path in plugins():
         alike = [where for where in code if where == str(path)] or [
             where
@@ -140,9 +134,9 @@ def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
             )
 
 
-def check_traces(config: Mapping[str, Any], cluster: Cluster, of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where a trace of delays is not the one that the run began with."""
-    known = config["digests"].get("traces", {})
+def check_traces(config: SharedConfig, cluster: Cluster, of: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if a trace of delays is not the one that the run began with."""
+    known = config.digests.traces
     for file, found in [*traces_of(cluster.delays), *traces_of(cluster.communication)]:
         if known.get(file, found) != found:
             raise BadInput(
@@ -166,43 +160,33 @@ def traces_of(law: Any) -> Iterator[tuple[str, str]]:
             yield from traces_of(getattr(law, field.name))
 
 
-def admit_strategy(config: Mapping[str, Any]) -> None:
-    """Raise where the strategy names an optimiser whose code must not run; others are met as they are made."""
-    for where, name in torch_named(config["strategy"]):
-        admit(where, name, "optimizer")
+def admit_strategies(config: SharedConfig) -> None:
+    """Raise if a strategy names an optimiser whose code must not run; other code is checked when it is imported."""
+    for spec in config.strategies:
+        for where, name in torch_named(spec):
+            admit(where, name, "optimizer")
 
 
-def _with_files_beside(named: Iterable[str]) -> list[str]:
-    """Files and modules, and what the files import from beside them."""
-    whole = list(named)
-    return whole + [str(part) for where in whole if where.endswith(".py") for part in beside(Path(where))]
+def _code_digests(named: Collection[str]) -> dict[str, str]:
+    """Return SHA-256, by name, of files and modules, and of what the files import from beside them."""
+    imported = [str(part) for where in named if where.endswith(".py") for part in beside(Path(where))]
+    code = {where: sha256_of(where) for where in [*named, *imported]}
+    return {where: digest for where, digest in code.items() if digest is not None}
 
 
-def _code_named(config: Mapping[str, Any]) -> set[str]:
-    """The files and modules of functions and classes that a configuration names."""
-    found = {name.rpartition(":")[0] for name in _problems(config.get("problem") or {})} | _of_callbacks(config)
-    return found | {where for key in ("strategy", "optimizer", "lr") for where, _ in torch_named(config[key])}
+def _code_named(config: SharedConfig) -> set[str]:
+    """Return the files and modules of functions and classes that a configuration names."""
+    functions = [recipe.problem for recipe in (config.problem.each if config.problem else ()) if recipe.problem]
+    named = {name.rpartition(":")[0] for name in functions} | _of_callbacks(config.callbacks)
+    specs = (*config.strategies, config.optimizer, config.lr)
+    return named | {where for spec in specs for where, _ in torch_named(spec)}
 
 
-def _of_callbacks(config: Mapping[str, Any]) -> set[str]:
-    """Where the functions are that make callbacks; anyk's own are told from them by their keys."""
-    named = [spec.rpartition(":")[0] for spec in config.get("callbacks") or ()]
+def _of_callbacks(specs: Sequence[str]) -> set[str]:
+    """Return where the functions are that make callbacks; built-in callbacks are recognised by their keys."""
+    named = [spec.rpartition(":")[0] for spec in specs]
     return {
         where
         for where in named
         if where.endswith(".py") or ("=" not in where and where.replace(".", "_").isidentifier())
     }
-
-
-def torch_named(spec: str) -> list[tuple[str, str]]:
-    """The modules besides torch's own whose classes a spec names, each with the class's whole name."""
-    names = [(name.rpartition(".")[0], name) for name in _TORCH.findall(spec)]
-    return [(where, name) for where, name in names if not f"{where}.".startswith("torch.optim.")]
-
-
-def _problems(recipe: Mapping[str, Any]) -> Iterator[str]:
-    """The names of functions in a problem's recipe."""
-    if "problem" in recipe:
-        yield str(recipe["problem"])
-    for one in recipe.get("many", ()):
-        yield from _problems(one)

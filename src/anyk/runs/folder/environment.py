@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 _PACKAGES = ("numpy", "torch", "jax")
 _PATIENCE = 5.0  # seconds that git may take
@@ -35,16 +34,14 @@ def environment() -> dict[str, str]:
     return found | ({"commit": commit} if commit else {})
 
 
-def changes(config: Mapping[str, Any]) -> list[str]:
-    """The differences from where a run began, as ``torch 3.0.1 (was 2.4.0)``."""
-    began = config.get("environment") or {}
+def changes(began: Mapping[str, str]) -> list[str]:
+    """Return the differences from the environment in which a run began, as ``torch 3.0.1 (was 2.4.0)``."""
     now = environment() if began else {}
     return [f"{name} {now.get(name, 'missing')} (was {was})" for name, was in began.items() if now.get(name) != was]
 
 
-def new_major(config: Mapping[str, Any]) -> list[str]:
-    """Of :func:`changes` the packages of which another major version is installed, with which bits may differ."""
-    began = config.get("environment") or {}
+def new_major(began: Mapping[str, str]) -> list[str]:
+    """Return those :func:`changes` that are another major version of a package, with which bits may differ."""
     now = environment() if began else {}
     names = [name for name in _PACKAGES if name in began and name in now and _major(began[name]) != _major(now[name])]
     return [f"{name} {now[name]} (was {began[name]})" for name in names]

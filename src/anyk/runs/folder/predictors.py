@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,14 +17,14 @@ _NONE = "only linear models and two-layer networks predict here; take other mode
 
 
 def predictor_of(problem: Problem) -> Predictor | None:
-    """What a problem has to predict with, if anything."""
-    own = getattr(problem, "predictor", None)
-    found = None if own is None else own()
-    return found if isinstance(found, Predictor) else None
+    """Return the predictor of a problem, or None if it has none."""
+    make = getattr(problem, "predictor", None)
+    predictor = None if make is None else make()
+    return predictor if isinstance(predictor, Predictor) else None
 
 
-def keep(problem: Problem, folder: Path) -> str | None:
-    """Write it into a run's folder; its SHA-256, None where there is nothing to keep."""
+def save_predictor(problem: Problem, folder: Path) -> str | None:
+    """Write the predictor of a problem into a run's folder; return its SHA-256, or None if it has none."""
     predictor = predictor_of(problem)
     if predictor is None:
         return None
@@ -39,17 +37,19 @@ def keep(problem: Problem, folder: Path) -> str | None:
     return hashlib.sha256(text).hexdigest()
 
 
-def kept(folder: Path, config: Mapping[str, Any]) -> Predictor:
-    """What :func:`keep` wrote; :class:`~anyk.errors.BadInput` where there is nothing, or it is damaged."""
-    known = config.get("digests", {}).get("predictor")
-    if known is None:
+def load_predictor(folder: Path, digest: str | None) -> Predictor:
+    """Return the predictor that :func:`save_predictor` wrote, whose SHA-256 is ``digest``.
+
+    Raises :class:`~anyk.errors.BadInput` if there is none, or if it is damaged.
+    """
+    if digest is None:
         raise BadInput(f"the run '{folder}' keeps no predictor: {_NONE}")
     file = folder / NAME
     try:
         text = read_plain(file)
     except OSError as error:
         raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
-    if hashlib.sha256(text).hexdigest() != known:
+    if hashlib.sha256(text).hexdigest() != digest:
         raise BadInput(f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file")
     try:
         return Predictor.decoded(text)
@@ -57,8 +57,8 @@ def kept(folder: Path, config: Mapping[str, Any]) -> Predictor:
         raise BadInput(f"'{file}' is damaged ({error})") from None
 
 
-def needed(predictor: Predictor | None) -> Predictor:
-    """The predictor of a run in memory; :class:`~anyk.errors.BadInput` without one."""
+def required_predictor(predictor: Predictor | None) -> Predictor:
+    """Return the predictor of a run in memory; raise :class:`~anyk.errors.BadInput` if there is none."""
     if predictor is None:
         raise BadInput(f"the run's problem has no predictor: {_NONE}")
     return predictor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,10 +12,10 @@ import msgspec
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.runs.folder.digests import torch_named
 
 VERSION = 1
 _ROUNDING = 1e-6
+_TORCH = re.compile(r"(?:torch:|method=|schedule=\(?)([A-Za-z_][\w.]*\.\w+)")
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -70,7 +71,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     >>> promise = anyk.plan(record, slope=0.0, resamples=50).promise
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
     >>> run = anyk.train(problem, promise, "simulated", delays="constant:1")
-    >>> run.config["strategy"], run.steps, promise.seconds_per_step.median
+    >>> run.config.strategy, run.steps, promise.seconds_per_step.median
     ('cyclic:stragglers=1', 12, 1.0)
     """
 
@@ -97,7 +98,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def plain(self) -> dict[str, Any]:
         """All of it as plain values, without what is None, as TOML has them."""
-        return dict(_without_none(msgspec.to_builtins(self)))
+        return dict(without_none(msgspec.to_builtins(self)))
 
     def save(self, path: str | Path) -> None:
         """Write it as TOML; raises :class:`~anyk.errors.BadInput` for another kind of file or where it cannot be."""
@@ -158,9 +159,16 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return promise
 
 
-def _without_none(value: Any) -> Any:
+def torch_named(spec: str) -> list[tuple[str, str]]:
+    """Return the modules besides torch's own whose classes a spec names, each with the qualified name."""
+    names = [(name.rpartition(".")[0], name) for name in _TORCH.findall(spec)]
+    return [(where, name) for where, name in names if not f"{where}.".startswith("torch.optim.")]
+
+
+def without_none(value: Any) -> Any:
+    """Return plain values without keys whose value is None, which TOML cannot store."""
     if isinstance(value, dict):
-        return {key: _without_none(one) for key, one in value.items() if one is not None}
+        return {key: without_none(inner) for key, inner in value.items() if inner is not None}
     return value
 
 

@@ -1,72 +1,104 @@
-"""What the folder of several runs names, made again and held against what it was when the folder was made."""
+"""What a folder stores of problem, cluster and optimiser, and how they are built again and compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
+from anyk.delays import settled as settled_law
 from anyk.errors import BadInput
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
-from anyk.runs.evaluation.settings import evaluating, read_evaluate
-from anyk.runs.folder.digests import admit_strategy, check_named, check_problem, check_traces, with_plugins
-from anyk.runs.limits import check_address, check_limits
-from anyk.strategies import strategy as build_strategy
+from anyk.runs.callbacks import Callbacks
+from anyk.runs.evaluation.settings import Evaluate, spec_of
+from anyk.runs.folder.config import FORMAT, Config, SharedConfig, recipe_of
+from anyk.runs.folder.digests import admit_strategies, check_named, check_problem, check_traces, with_plugins
+from anyk.runs.limits import Limits, check_address
 
 
-class Reopened(NamedTuple):
-    """What the runs of a folder have in common."""
+class Rebuilt(NamedTuple):
+    """What the configuration of a folder names."""
 
     problem: Problem
     optimizer: Optimizer
     cluster: Cluster
 
 
-def reopened(
+def describe(
+    kind: Callable[..., Config],
+    problem: Problem,
+    cluster: Cluster,
+    optimizer: Optimizer,
+    limits: Limits,
+    evaluate: Evaluate | None,
+    callbacks: Callbacks,
+    /,
+    **own: Any,
+) -> Config:
+    """Return the configuration of a folder; ``own``: the settings of its ``kind``, or other values of shared ones."""
+    shared: dict[str, Any] = {
+        "format": FORMAT,
+        "anyk": version("anyk"),
+        "cluster": cluster.spec,
+        "workers": cluster.workers,
+        "delays": settled_law(cluster.delays.spec),
+        "communication": settled_law(cluster.communication.spec),
+        "seed": cluster.seed,
+        "optimizer": optimizer.spec,
+        "lr": optimizer.rate.spec,
+        "problem": recipe_of(problem),
+        "evaluate": spec_of(evaluate),
+        "callbacks": list(callbacks.specs),
+    }
+    return kind(**shared | limits._asdict() | own)
+
+
+def rebuild(
     folder: Path,
-    config: Mapping[str, Any],
+    config: SharedConfig,
     of: str,
     *,
     call: str,
-    strategies: Iterable[str] = (),
     problem: Problem | None = None,
     optimizer: Optimizer | None = None,
     trust: bool = False,
-) -> Reopened:
-    """The problem, optimiser and cluster that a folder's configuration names, unless they are given.
+) -> Rebuilt:
+    """Build the problem, optimiser and cluster that a folder's configuration names, unless they are given.
 
-    ``of`` names the folder in messages, ``call`` the function to which a problem made in Python is given again.
-    ``strategies``: those that the folder names. Raises :class:`~anyk.errors.BadInput` where data, traces or code are
-    not those that the folder was made with, for code that is not trusted, and for limits that cannot be.
+    ``of`` names the folder in messages, ``call`` the function to which a problem made in Python is given again. Raises
+    :class:`~anyk.errors.BadInput` if data, traces or code are not those that the folder was made with, and for code
+    that is not trusted.
     """
     check_named(config, of)
-    with names_in_folder(folder, config["digests"].get("code", {}), trust=trust):
-        for spec in strategies:
-            admit_strategy({"strategy": spec})
-        check_address(config["cluster"], of, trust=trust)
+    with names_in_folder(folder, config.digests.code, trust=trust), with_plugins(config, of):
+        admit_strategies(config)
+        check_address(config.cluster, of, trust=trust)
         if problem is None:
-            if not config.get("problem"):
+            if config.problem is None:
                 raise BadInput(f"the problem of '{folder}' was made in Python; give it again: {call}(path, problem=…)")
-            problem = from_recipe(config["problem"])
-        optimizer = optimizer or build_optimizer(config["optimizer"], lr=config["lr"])
-    check_problem(config, problem, of)
-    with evaluating(read_evaluate(config.get("evaluate", "")), problem) as evaluated:
-        check_limits(evaluated, config.get("steps"), config.get("seconds"), config.get("target"))
-    with with_plugins(config, of):
-        for spec in strategies:
-            build_strategy(spec, workers=config["workers"])
+            problem = from_recipe(config.problem.plain())
+        check_problem(config, problem, of)
+        optimizer = optimizer or build_optimizer(config.optimizer, lr=config.lr)
         cluster = build_cluster(
-            config["cluster"],
-            workers=config["workers"],
-            delays=config["delays"],
-            seed=config["seed"],
-            communication=config["communication"],
+            config.cluster,
+            workers=config.workers,
+            delays=config.delays,
+            seed=config.seed,
+            communication=config.communication,
         )
     check_traces(config, cluster, of)
-    return Reopened(problem, optimizer, cluster)
+    return Rebuilt(problem, optimizer, cluster)
+
+
+def cluster_like(cluster: Cluster, config: SharedConfig, seed: int) -> Cluster:
+    """Return a further cluster with the same delays."""
+    return build_cluster(
+        config.cluster, workers=config.workers, delays=cluster.delays, seed=seed, communication=cluster.communication
+    )

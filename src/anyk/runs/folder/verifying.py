@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +87,7 @@ def _of_race(folder: Path) -> Iterator[Check]:
     except BadInput as error:
         yield Check("race", False, str(error))
         return
-    planned = [entry.folder for entry in race_folder.entries(race)]
+    planned = [entry.folder for entry in race.entries]
     begun = [name for name in planned if (folder / name).is_dir()]
     yield Check("race", True, f"{race_folder.NAME}, {len(begun)} of {len(planned)} runs begun")
     for name in begun:
@@ -96,10 +96,10 @@ def _of_race(folder: Path) -> Iterator[Check]:
 
 
 def _checks(folder: Path) -> Iterator[Check]:
-    found: dict[str, Any] | None = None
+    settings: config.RunConfig | None = None
     try:
-        found = config.read_config(folder)
-        yield Check("configuration", True, f"{config.NAME}, format {found['format']}")
+        settings = config.read_config(folder)
+        yield Check("configuration", True, f"{config.NAME}, format {settings.format}")
     except BadInput as error:
         yield Check("configuration", False, str(error))
     log: RunLog | None = None
@@ -110,20 +110,20 @@ def _checks(folder: Path) -> Iterator[Check]:
     if log is not None:
         with log:
             yield from _of_log(log)
-            if not (found or {}).get("mirror"):
+            if settings is None or not settings.mirror:
                 yield from _of_checkpoints(folder, log)
                 yield from _of_models(folder, log)
-    if found is None:
+    if settings is None:
         yield Check("what it used", None, f"not looked at without {config.NAME}")
         return
-    if found.get("mirror"):
+    if settings.mirror:
         yield Check("mirror", True, "a copy of log and settings; models are in the folder of the run itself")
     else:
-        if "begin" in found:
+        if settings.begin is not None:
             yield _checked("beginning", lambda: _beginning(folder))
-        if "predictor" in found["digests"]:
-            yield _checked("predictor", lambda: _predictor(folder, found))
-    yield from _of_digests(folder, found)
+        if settings.digests.predictor is not None:
+            yield _checked("predictor", lambda: _predictor(folder, settings.digests.predictor))
+    yield from _of_digests(folder, settings)
 
 
 def _of_log(log: RunLog) -> Iterator[Check]:
@@ -230,32 +230,32 @@ def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
 
 
 def _beginning(folder: Path) -> str:
-    step = warm_start.Beginning.load(folder).step
+    step = warm_start.WarmStart.load(folder).step
     return f"{warm_start.NAME}, step {step}"
 
 
-def _predictor(folder: Path, found: Mapping[str, Any]) -> str:
-    predictor = predictors.kept(folder, found)
+def _predictor(folder: Path, digest: str | None) -> str:
+    predictor = predictors.load_predictor(folder, digest)
     return f"{predictors.NAME}, {predictor.features:,} columns"
 
 
-def _of_digests(folder: Path, found: Mapping[str, Any]) -> Iterator[Check]:
-    digests = found["digests"]
-    for where, recorded in digests.get("code", {}).items():
+def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
+    digests = settings.digests
+    for where, recorded in digests.code.items():
         now = sha256_of(where)
         if now is None:
             yield Check("code", None, f"'{where}' is not found")
         else:
             yield Check("code", now == recorded, f"'{where}' is {'as it was' if now == recorded else 'another now'}")
-    for file, recorded in digests.get("files", {}).items():
+    for file, recorded in digests.files.items():
         now = file_digest(file)
         if now is None:
             yield Check("files", None, f"'{file}' is not found")
         else:
             yield Check("files", now == recorded, f"'{file}' is {'as it was' if now == recorded else 'another now'}")
-    known = digests.get("traces", {})
+    known = digests.traces
     try:
-        traces = dict(traces_of(parse(found["delays"]))) | dict(traces_of(communication(found["communication"])))
+        traces = dict(traces_of(parse(settings.delays))) | dict(traces_of(communication(settings.communication)))
     except BadInput as error:
         traces = {}
         if known:
@@ -264,18 +264,17 @@ def _of_digests(folder: Path, found: Mapping[str, Any]) -> Iterator[Check]:
         same = known.get(file) == digest
         yield Check("traces", same, f"'{file}' is {'as it was' if same else 'another now'}")
     with names_in_folder(folder, {}, trust=False):
-        yield _data(found.get("problem"), digests.get("data"))
+        yield _data(settings.problem, digests.data)
 
 
-def _data(recipe: Mapping[str, Any] | None, recorded: str | None) -> Check:
+def _data(recipe: config.Recipe | None, recorded: str | None) -> Check:
     if recorded is None:
         return Check("data", None, "no digest was recorded")
-    recipes = [] if recipe is None else recipe.get("many") or [recipe]
-    if not recipes or any("problem" in one for one in recipes):
+    if recipe is None or any(each.problem is not None for each in recipe.each):
         return Check("data", None, "not looked at: code makes the problem, and nothing is run here")
     try:
-        same = data_digest(from_recipe(dict(recipe or {}))) == recorded
+        same = data_digest(from_recipe(recipe.plain())) == recorded
     except BadInput as error:
         return Check("data", None, str(error))
-    name = recipes[0].get("file") or recipes[0]["data"]
+    name = recipe.each[0].file or recipe.each[0].data
     return Check("data", same, f"'{name}' is {'as it was' if same else 'another now'}")

@@ -66,9 +66,9 @@ class _Task(NamedTuple):
 
 def _rounds(run: Run, *, due: bool) -> tuple[list[dict[int, _Task]], int]:
     """The tasks of each time at which all workers were given one, by worker, and the size of all partitions."""
-    workers = int(run.config["workers"])
+    workers = run.config.workers
     with with_plugins(run.config, f"the run '{run.path}'"):
-        strategy = build_strategy(run.config["strategy"], workers=workers)
+        strategy = build_strategy(run.config.strategy, workers=workers)
     shares: Sequence[int] = strategy.layout.shares or [1] * strategy.layout.partitions
     table: dict[tuple[float, int], dict[int, _Task]] = {}
     given: Counter[tuple[float, int]] = Counter()  # rounds that take no time begin at the same one

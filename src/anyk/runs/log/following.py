@@ -6,11 +6,11 @@ import contextlib
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.runs.folder.config import NAME, read_config
+from anyk.runs.folder.config import NAME, RunConfig, read_config
 from anyk.runs.log import queries
 from anyk.runs.log.copies import CopyFolder, LogCopy
 from anyk.runs.log.runlog import RunLog
@@ -41,7 +41,7 @@ class Following:
         self._place = CopyFolder()
         self._copy = LogCopy(self.folder / LOG, Path(self._place.name))
         self._run: Run | None = None
-        self._known: tuple[int, dict[str, Any]] | None = None  # the configuration, and when it was written
+        self._known: tuple[int, RunConfig] | None = None  # the configuration, and when it was written
         self.ended = False  # whether the run had come to its end when it was read last
 
     def __enter__(self) -> Self:
@@ -79,15 +79,15 @@ class Following:
         log = RunLog(path, db=db)
         if before is not None and log.has_seal(before[0]):  # it goes on from where it was read last
             log.totals = before[1]
-        self._run = Run(log, self._config(), path=self.folder, models=None)
+        self._run = Run(log, self._config(), path=self.folder)
         self.ended = bool(self._run.summary)
         if not self.ended:
             loss, metric = queries.last_evaluated(self._run.log, self._run.slot)
-            named = {"name": self._run.config.get("metric", "metric"), "value": metric}
+            named = {"name": self._run.config.metric, "value": metric}
             self._run.summary = {"loss": loss, "metric": None if metric is None else named}
         return self._run
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self) -> RunConfig:
         """The configuration, read again where its file has changed."""
         file = self.folder / NAME
         stand = file.stat().st_mtime_ns if file.is_file() else 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,26 +63,22 @@ class Receipt:
     samples: tuple[int | None, ...] = ()
 
 
-def logged_receipt(log: RunLog, config: Mapping[str, Any], slot: str, version: int) -> Receipt | None:
-    """The receipt of a version as the log has it; None where there is no such version.
-
-    ``config`` has the numbers of ``partitions`` and ``workers``.
-    """
+def logged_receipt(log: RunLog, slot: str, version: int, *, workers: int, partitions: int) -> Receipt | None:
+    """Return the receipt of a version as the log has it, or None if there is no such version."""
     made = queries.made(log, slot, version)
     if made is None:
         return None
     used = queries.used(log, slot, version)
     works, sizes = queries.works(log), queries.sizes(log)
-    total = 1 + max((j for work in works.values() for j in work.partitions), default=-1)
-    weights = np.zeros(int(config.get("partitions", total)))
+    weights = np.zeros(partitions)
     for chunk in used:
         weight = chunk.weight
-        partitions, coefficients, _ = works[chunk.work]
+        covered, coefficients, _ = works[chunk.work]
         if isinstance(weight, str):  # one a block: what a partition's coefficient is on average over the blocks
-            parts = np.asarray(coefficients).reshape(len(partitions), -1) * np.asarray(json.loads(weight))
-            np.add.at(weights, partitions, parts.mean(axis=1))
+            parts = np.asarray(coefficients).reshape(len(covered), -1) * np.asarray(json.loads(weight))
+            np.add.at(weights, covered, parts.mean(axis=1))
         else:
-            np.add.at(weights, partitions, weight * np.asarray(coefficients))
+            np.add.at(weights, covered, weight * np.asarray(coefficients))
     before = queries.time_before(log, slot, version)
     late = queries.cancelled(log, before, max(made.time, before), version)
     cut = tuple(
@@ -99,7 +95,7 @@ def logged_receipt(log: RunLog, config: Mapping[str, Any], slot: str, version: i
     )
     counted, late_ones = {chunk.worker for chunk in used}, {one.worker for one in cut}
     spare = {chunk.worker for chunk in late} - counted - late_ones
-    rest = set(range(int(config.get("workers", 0)))) - counted - late_ones - spare
+    rest = set(range(workers)) - counted - late_ones - spare
     messages = tuple(chunk[:4] for chunk in used)
     return Receipt(
         slot,
@@ -123,8 +119,8 @@ def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:
     """
     assert driver.log is not None
     driver.log.flush()
-    config = {"partitions": driver.layout.partitions, "workers": driver.layout.workers}
-    found = logged_receipt(driver.log, config, slot, version)
+    layout = driver.layout
+    found = logged_receipt(driver.log, slot, version, workers=layout.workers, partitions=layout.partitions)
     if found is None:
         return None
     before = queries.time_before(driver.log, slot, version)

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from anyk.clusters import Order, Simulated
 from anyk.clusters.local import Local
@@ -20,7 +19,7 @@ from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
-from anyk.runs.folder.digests import admit_strategy, check_named, check_problem, with_plugins
+from anyk.runs.folder.digests import admit_strategies, check_named, check_problem, with_plugins
 from anyk.runs.limits import plan
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -123,7 +122,7 @@ def replay(
     9 events, 3 updates: the same decisions and the same bits of model
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    code = run.config.get("digests", {}).get("code", {})
+    code = run.config.digests.code
     named = nullcontext() if run.path is None else names_in_folder(run.path, code, trust=trust)
     with named, with_plugins(run.config, f"the run '{run.path}'"):
         return _replay(run, problem, optimizer, compute)
@@ -132,17 +131,17 @@ def replay(
 def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, compute: bool) -> Replay:
     config = run.config
     check_named(config, f"the run '{run.path}'")
-    admit_strategy(config)
+    admit_strategies(config)
     why = None if compute else "not asked for"
     if compute and problem is None:
-        if config.get("problem"):
-            problem = from_recipe(config["problem"])
+        if config.problem is not None:
+            problem = from_recipe(config.problem.plain())
         else:
             why = "its problem was made in Python; give it with problem=…"
-    if problem is not None and "digests" in config:
+    if problem is not None:
         check_problem(config, problem, f"the run '{run.path}'")
-    strategy = build_strategy(config["strategy"], workers=config["workers"])
-    strategy = plan(strategy, config.get("steps"), run.begun)
+    strategy = build_strategy(config.strategy, workers=config.workers)
+    strategy = plan(strategy, config.steps, run.begun)
     new = RunLog()
     known = {(one.slot, one.version): one for one in run.log.evaluations()}
 
@@ -154,11 +153,11 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
 
     driver = Driver(
         strategy,
-        _Recorded(run.log, config["workers"], config["seed"], _byzantine(config)),
+        _Recorded(run.log, config.workers, config.seed, _byzantine(config.cluster)),
         problem=problem if why is None else None,
-        optimizer=(optimizer or build_optimizer(config["optimizer"], lr=config["lr"])) if why is None else None,
+        optimizer=(optimizer or build_optimizer(config.optimizer, lr=config.lr)) if why is None else None,
         log=new,
-        beginning=run.beginning,
+        warm_start=run.started_with,
         on_step=observe,
     )
     with session(driver):
@@ -177,7 +176,7 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     return Replay(events, updates, True, True, None, resets)
 
 
-def _byzantine(config: dict[str, Any]) -> tuple[int, ...]:
+def _byzantine(cluster: str) -> tuple[int, ...]:
     """Return the workers that send wrong messages."""
-    byzantine = parse(config["cluster"])[1].get("byzantine", "")
+    byzantine = parse(cluster)[1].get("byzantine", "")
     return tuple(int(worker) for worker in byzantine.split("/") if worker)

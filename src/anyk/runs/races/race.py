@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from anyk import html
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
-from anyk.delays import settled as settled_law
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, ensure_problem
-from anyk.problems.many import ManyProblems
+from anyk.problems.base import Problem
 from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_optimizer
-from anyk.runs.evaluation.settings import (
-    USUAL,
-    Evaluate,
-    check_evaluate,
-    check_held_out,
-    evaluating,
-    read_evaluate,
-    spec_of,
-)
+from anyk.runs.evaluation.settings import USUAL, Evaluate, check_evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
-from anyk.runs.folder.digests import digests_of, files_of, with_callbacks
+from anyk.runs.folder.digests import digests_of, files_of, with_callbacks, with_plugins
 from anyk.runs.folder.folders import check_plain, new_folder
-from anyk.runs.folder.rebuilding import reopened
-from anyk.runs.limits import check_launcher, check_limits, check_rows
+from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
+from anyk.runs.limits import Limits, check_launcher, check_rows
+from anyk.runs.many_models import combine
 from anyk.runs.progress import showing
-from anyk.runs.races.race_folder import FORMAT, NAME, entries, is_race, named, read_race, run_folders, seeds_of, titled
+from anyk.runs.races.race_folder import (
+    NAME,
+    Entry,
+    RaceConfig,
+    is_race,
+    name_folders,
+    read_race,
+    run_folders,
+    titled,
+)
 from anyk.runs.races.seeds import compare_seeds, grouped
 from anyk.runs.run import Run, setup
 from anyk.runs.training import resume, train
@@ -45,7 +46,6 @@ from anyk.specs import with_keys
 from anyk.strategies import settled
 from anyk.strategies import strategy as build_strategy
 
-_LIMITS = ("steps", "seconds", "target")
 _TRIES = 9
 Before = Callable[[str], None]
 
@@ -54,14 +54,14 @@ Before = Callable[[str], None]
 class Race:
     """The runs of a race, in the order they were given; with several seeds, all of the first, then of the second, ….
 
-    ``path``: its folder (None: it was kept in memory). ``waiting``: titles of runs that have not begun. ``config``: how
-    it was set up, as in ``race.toml``. The runs' logs are open until the race is closed, as by ``with``.
+    ``path``: its folder (None: it was kept in memory). ``waiting``: titles of runs that have not begun. ``config``: its
+    settings, as in ``race.toml`` (None: without one). The runs' logs are open until the race is closed, as by ``with``.
     """
 
     runs: tuple[Run, ...]
     path: Path | None = None
     waiting: tuple[str, ...] = ()
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: RaceConfig | None = None
 
     @classmethod
     @typed
@@ -74,13 +74,12 @@ class Race:
         if not is_race(folder):
             raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME} and no run folders")
         if not (folder / NAME).is_file():
-            runs = [Run.open(one) for one in run_folders(folder)]
+            runs = [Run.open(place) for place in run_folders(folder)]
             return cls(tuple(sorted(runs, key=lambda run: (run.begun, str(run.path)))), folder)
         config = read_race(folder)
-        planned = list(entries(config))
-        begun = [entry for entry in planned if (folder / entry.folder).is_dir()]
-        waiting = tuple(entry.title for entry in planned if entry not in begun)
-        return cls(tuple(Run.open(folder / entry.folder) for entry in begun), folder, waiting, config)
+        started = [entry for entry in config.entries if (folder / entry.folder).is_dir()]
+        waiting = tuple(entry.title for entry in config.entries if entry not in started)
+        return cls(tuple(Run.open(folder / entry.folder) for entry in started), folder, waiting, config)
 
     def __repr__(self) -> str:
         names = ", ".join([*map(self.title, self.runs), *self.waiting])
@@ -94,8 +93,8 @@ class Race:
 
     def _repr_html_(self) -> str:
         """For notebooks: a row for each run, and their losses against seconds."""
-        found = compare_seeds(self.runs) if len(self.runs) > 1 else None
-        times = [one and one.times for one in found.speed_ups] if found else [None] * len(self.runs)
+        compared = compare_seeds(self.runs) if len(self.runs) > 1 else None
+        times = [by and by.times for by in compared.speed_ups] if compared else [None] * len(self.runs)
         rows = [
             (
                 self.title(run),
@@ -109,18 +108,25 @@ class Race:
         ]
         lines = {self.title(run): (run.history["seconds"], run.history["loss"]) for run in self.runs}
         metric = self.runs[0].metric_name if self.runs else "metric"
-        head = ["strategy", "steps", "seconds", "loss", metric, f"speed-up over {found.over}" if found else "speed-up"]
-        left = html.text(f"Not begun yet: {', '.join(self.waiting)}.") if self.waiting else ""
-        return html.table(head, rows) + html.curves(lines, "loss") + left
+        head = [
+            "strategy",
+            "steps",
+            "seconds",
+            "loss",
+            metric,
+            f"speed-up over {compared.over}" if compared else "speed-up",
+        ]
+        waiting = html.text(f"Not begun yet: {', '.join(self.waiting)}.") if self.waiting else ""
+        return html.table(head, rows) + html.curves(lines, "loss") + waiting
 
     @property
     def seeds(self) -> int:
-        """How many seeds each strategy runs with."""
-        return seeds_of(self.config) if self.config else max(map(len, grouped(self.runs)), default=1)
+        """The number of seeds with which each strategy runs."""
+        return self.config.seeds if self.config else max(map(len, grouped(self.runs)), default=1)
 
     def title(self, run: Run) -> str:
-        """What a run is called among the others: its strategy and, if there are several seeds, its seed."""
-        return titled(str(run.config.get("strategy")), int(run.config.get("seed", 0)), self.seeds)
+        """Return the title of a run among the others: its strategy and, if there are several seeds, its seed."""
+        return titled(run.config.strategy, run.config.seed, self.seeds)
 
     @property
     def unfinished(self) -> tuple[Run, ...]:
@@ -135,17 +141,17 @@ class Race:
 
     def report(self) -> dict[str, Any]:
         """Set-up and results, in the shape that ``--json`` writes; with several seeds also of each strategy."""
-        config = self.runs[0].config if self.runs else dict(self.config)
-        top = setup(config) | {"seed": self.config.get("seed", config.get("seed")), "seeds": self.seeds}
+        config = self.config or self.runs[0].config
+        top = setup(self.runs[0].config if self.runs else config) | {"seed": config.seed, "seeds": self.seeds}
         if not self.runs:
             return top | {"speed_up_over": None, "speed_up_by": None, "runs": []}
-        found = compare_seeds(self.runs)
+        compared = compare_seeds(self.runs)
         lines = [
-            run.result() | {"seed": run.config.get("seed"), "speed_up": one and one.times}
-            for run, one in zip(self.runs, found.speed_ups, strict=True)
+            run.result() | {"seed": run.config.seed, "speed_up": by and by.times}
+            for run, by in zip(self.runs, compared.speed_ups, strict=True)
         ]
-        top |= {"speed_up_over": found.over, "speed_up_by": found.by, "runs": lines}
-        return top | {"strategies": [one.result() for one in found.strategies]} if self.seeds > 1 else top
+        top |= {"speed_up_over": compared.over, "speed_up_by": compared.by, "runs": lines}
+        return top | {"strategies": [each.result() for each in compared.strategies]} if self.seeds > 1 else top
 
     def close(self) -> None:
         """Close the logs of all runs."""
@@ -162,7 +168,7 @@ def race(
     cluster: str = "processes",
     delays: str | DelayModel = "none",
     seed: int = 0,
-    seeds: int = 1,
+    seeds: AtLeastOne = 1,
     communication: str | DelayModel | Communication = "none",
     optimizer: Optimizer | str | None = None,
     steps: int | None = None,
@@ -198,63 +204,26 @@ def race(
     check_launcher()
     if not strategies:
         raise BadInput("a race needs at least one strategy")
-    if seeds < 1:
-        raise BadInput(f"seeds must be at least 1, got {seeds}")
-    for one in problem if isinstance(problem, Sequence) else [problem]:
-        ensure_problem(one)
-    trained: Problem = ManyProblems(problem) if isinstance(problem, Sequence) else problem
-    models = len(problem) if isinstance(problem, Sequence) else 1
-    specs = [_with_models(spec, models, workers) for spec in strategies]  # all must be good before the first runs
-    named_runs = named(specs, {})
-    law = parse(delays)
-    first = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
-    optimizer = usual_optimizer(trained, optimizer)
-    limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
-    evaluate = read_evaluate(evaluate)
-    with evaluating(evaluate, trained) as evaluated:
-        check_held_out(evaluate, evaluated)
-        check_limits(evaluated, steps, seconds, target)
+    trained, models = combine(problem)
+    specs = [_with_models(spec, models, workers) for spec in strategies]  # all must be valid before the first runs
+    names = name_folders(specs, {})
+    fleet = build_cluster(cluster, workers=workers, delays=parse(delays), seed=seed, communication=communication)
+    limits, evaluate = Limits(steps, seconds, target), read_evaluate(evaluate)
+    optimizer, hearing = usual_optimizer(trained, optimizer), check_callbacks(callbacks)
+    check_evaluation(trained, evaluate, limits)
     for spec in specs:
         strategy = build_strategy(spec, workers=workers)
         check_rows(trained, strategy)
         check_evaluate(evaluate, strategy, target)
-    if out is None:
-        runs = []
-        hearing = check_callbacks(callbacks)
-        beside: dict[str, Any] = {"evaluate": evaluate, "progress": progress}
-        for entry in entries({"runs": named_runs, "seed": seed, "seeds": seeds}):
-            if before is not None:
-                before(entry.title)
-            fleet = build_cluster(cluster, workers=workers, delays=law, seed=entry.seed, communication=communication)
-            beside["callbacks"] = hearing.with_title(entry.folder)
-            runs.append(train(trained, entry.strategy, fleet, optimizer=optimizer, **limits, **beside))
-        return Race(tuple(runs))
-    folder = Path(out)
-    config: dict[str, Any] = {
-        "format": FORMAT,
-        "anyk": version("anyk"),
-        "workers": workers,
-        "models": models,
-        "cluster": cluster,
-        "delays": settled_law(law.spec),
-        "communication": settled_law(first.communication.spec),
-        "seed": seed,
-        "seeds": seeds,
-        "optimizer": optimizer.spec,
-        "lr": optimizer.rate.spec,
-        **limits,
-        "problem": trained.recipe(),
-        "evaluate": spec_of(evaluate),
-        "runs": named_runs,
-    }
-    hearing = check_callbacks(callbacks)
-    if hearing.specs:
-        config["callbacks"] = list(hearing.specs)
-    config["digests"] = digests_of(trained, first, config | {"strategy": " ".join(named_runs)})
-    new_folder(folder, known=NAME)
-    write_sealed(folder / NAME, config)
-    with showing(progress, hearing) as hearing:
-        return _run(folder, config, trained, optimizer, law, {}, False, hearing, before)
+    own = {"cluster": cluster, "models": models, "runs": names, "seeds": seeds}
+    config = describe(RaceConfig, trained, fleet, optimizer, limits, evaluate, hearing, **own)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        config = replace(config, digests=digests_of(trained, fleet, config))
+        new_folder(folder, known=NAME)
+        write_sealed(folder / NAME, config)
+    with showing(progress, hearing) as shown:
+        return _Racing(config, Rebuilt(trained, optimizer, fleet), folder, shown, before).run()
 
 
 def resume_race(
@@ -278,99 +247,80 @@ def resume_race(
     limits every run goes on to them. All else, ``trust`` included, is as in :func:`anyk.resume`.
     """
     folder = Path(path)
-    config = read_race(folder)
+    config, of = read_race(folder), f"the race '{folder}'"
     check_plain(*folder.iterdir())
-    limits = {"steps": steps, "seconds": seconds, "target": target}
-    new = any(value is not None for value in limits.values())
-    if new:
-        config |= limits
-    of = f"the race '{folder}'"
-    if seeds is not None and seeds < seeds_of(config):
-        raise BadInput(f"{of} has {seeds_of(config)} seeds, which cannot become {seeds}; give a larger number")
-    config["seeds"] = seeds or seeds_of(config)
-    again = reopened(
-        folder,
-        config,
-        of,
-        call="anyk.resume_race",
-        strategies=config["runs"],
-        problem=problem,
-        optimizer=optimizer,
-        trust=trust,
-    )
-    specs = [_with_models(spec, config["models"], config["workers"]) for spec in add]
-    for spec in specs:
-        if spec in config["runs"]:
+    limits = Limits(steps, seconds, target)
+    if limits.given:
+        config = replace(config, **limits._asdict())
+    if seeds is not None and seeds < config.seeds:
+        raise BadInput(f"{of} has {config.seeds} seeds, which cannot become {seeds}; give a larger number")
+    rebuilt = rebuild(folder, config, of, call="anyk.resume_race", problem=problem, optimizer=optimizer, trust=trust)
+    check_evaluation(rebuilt.problem, read_evaluate(config.evaluate), config.limits)
+    with with_plugins(config, of):
+        for spec in config.runs:
+            build_strategy(spec, workers=config.workers)
+    further = [_with_models(spec, config.models, config.workers) for spec in add]
+    for spec in further:
+        if spec in config.runs:
             raise BadInput(f"'{spec}' is in the race already")
-    config["runs"] |= named(specs, config["runs"])
-    hearing = check_callbacks(callbacks)
-    if hearing.specs and list(hearing.specs) != config.get("callbacks"):
-        config = with_callbacks(config, hearing.specs)
-    config["digests"] = config["digests"] | {"files": files_of(config["runs"]) | config["digests"].get("files", {})}
+    runs, hearing = config.runs | name_folders(further, config.runs), check_callbacks(callbacks)
+    digests = replace(config.digests, files=files_of(runs) | config.digests.files)
+    config = replace(config, runs=runs, seeds=seeds or config.seeds, digests=digests)
+    config = with_callbacks(config, hearing.specs)
     write_sealed(folder / NAME, config)
-    return _run(
-        folder,
-        config,
-        again.problem,
-        again.optimizer,
-        again.cluster.delays,
-        limits if new else {},
-        True,
-        hearing,
-        before,
-        trust,
-        tell,
-    )
+    new = limits._asdict() if limits.given else {}
+    return _Racing(config, rebuilt, folder, hearing, before, resumed={"trust": trust, "tell": tell} | new).run()
 
 
-def _run(
-    folder: Path,
-    config: Mapping[str, Any],
-    problem: Problem,
-    optimizer: Optimizer,
-    law: DelayModel,
-    limits: Mapping[str, Any],
-    resumed: bool,
-    callbacks: Callbacks,
-    before: Before | None,
-    trust: bool = False,
-    tell: Callable[[str], None] | None = None,
-) -> Race:
-    """Each run that has something left to do; with ``limits``, new ones, each run."""
-    runs = []
-    for entry in entries(config):
-        place = folder / entry.folder
-        hearing = callbacks.with_title(entry.folder)
-        if resumed and place.is_dir():
-            run = Run.open(place)
-            if _finished(run) and not limits:
-                runs.append(run)
-                continue
-            run.close()
-        if before is not None:
-            before(entry.title)
-        try:
-            if resumed and place.is_dir():
-                run = resume(
-                    place, problem=problem, optimizer=optimizer, trust=trust, callbacks=hearing, tell=tell, **limits
-                )
-            else:
-                fleet = build_cluster(
-                    config["cluster"],
-                    workers=config["workers"],
-                    delays=law,
-                    seed=entry.seed,
-                    communication=config["communication"],
-                )
-                asked: dict[str, Any] = {name: config.get(name) for name in _LIMITS}
-                asked["evaluate"] = config.get("evaluate", "")
-                run = train(problem, entry.strategy, fleet, optimizer=optimizer, out=place, callbacks=hearing, **asked)
-        except RunFailed:
-            if not (place / "log.sqlite").is_file():
-                raise
-            run = Run.open(place)  # its log says why; the others are not to suffer for it
-        runs.append(run)
-    return Race(tuple(runs), folder, (), config)
+@dataclass(frozen=True)
+class _Racing:
+    """A race that is set up; ``resumed``: the arguments with which its runs are resumed, None for a new race."""
+
+    config: RaceConfig
+    rebuilt: Rebuilt
+    folder: Path | None
+    callbacks: Callbacks
+    before: Before | None
+    resumed: dict[str, Any] | None = None
+
+    def run(self) -> Race:
+        """Run each entry that has something left to do."""
+        runs = []
+        for entry in self.config.entries:
+            place = None if self.folder is None else self.folder / entry.folder
+            if place is not None and self.resumed is not None and place.is_dir():
+                run = Run.open(place)
+                if _finished(run) and "steps" not in self.resumed:
+                    runs.append(run)
+                    continue
+                run.close()
+            if self.before is not None:
+                self.before(entry.title)
+            try:
+                run = self._run(entry, place)
+            except RunFailed:
+                if place is None or not (place / "log.sqlite").is_file():
+                    raise
+                run = Run.open(place)  # its log says why; the others are not to suffer for it
+            runs.append(run)
+        return Race(tuple(runs), self.folder, (), None if self.folder is None else self.config)
+
+    def _run(self, entry: Entry, place: Path | None) -> Run:
+        """Train, or resume the run in the folder ``place``."""
+        problem, optimizer, cluster = self.rebuilt
+        callbacks = self.callbacks.with_title(entry.folder)
+        if self.resumed is not None and place is not None and place.is_dir():
+            return resume(place, problem=problem, optimizer=optimizer, callbacks=callbacks, **self.resumed)
+        return train(
+            problem,
+            entry.strategy,
+            cluster_like(cluster, self.config, entry.seed),
+            optimizer=optimizer,
+            out=place,
+            callbacks=callbacks,
+            evaluate=self.config.evaluate,
+            **self.config.limits._asdict(),
+        )
 
 
 def _finished(run: Run) -> bool:
@@ -379,7 +329,7 @@ def _finished(run: Run) -> bool:
         return False
     if run.time_to_target is not None or run.summary.get("stopped"):
         return True
-    steps = run.config.get("steps")
+    steps = run.config.steps
     if steps is not None and run.steps >= steps:
         return True
     return not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])

@@ -50,7 +50,7 @@ class OverSeeds:
     @property
     def metric(self) -> Spread:
         """Of the final models."""
-        worst = -math.inf if self.runs[0].config.get("better") == "higher" else math.inf
+        worst = -math.inf if self.runs[0].config.better == "higher" else math.inf
         return spread(((run.metric or {}).get("value") for run in self.runs), missing=worst)
 
     @property
@@ -67,7 +67,7 @@ class OverSeeds:
     @property
     def reached(self) -> int | None:
         """With how many seeds the target was reached; None without a target."""
-        if self.runs[0].config.get("target") is None:
+        if self.runs[0].config.target is None:
             return None
         return sum(run.time_to_target is not None for run in self.runs)
 
@@ -133,4 +133,4 @@ def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
 
 
 def _key(run: Run) -> tuple[str, int]:
-    return str(run.config["strategy"]), run.config["seed"]
+    return run.config.strategy, run.config.seed

@@ -49,11 +49,11 @@ def compare(runs: Sequence[Run]) -> Comparison:
     >>> found.over, found.by, round(found.speed_ups[1].times, 2)
     ('uncoded', 'loss', 6.63)
     """
-    reference = next((run for run in runs if _waits_for_all(str(run.config["strategy"]))), runs[0])
-    over = str(reference.config["strategy"])
+    reference = next((run for run in runs if _waits_for_all(run.config.strategy)), runs[0])
+    over = reference.config.strategy
     if any(run.models_trained > 1 for run in runs):
         return Comparison(over, "job", tuple(_by_job(run, reference) for run in runs))
-    if any(run.config.get("target") is not None for run in runs):
+    if any(run.config.target is not None for run in runs):
         return Comparison(over, "target", tuple(_by_target(run, reference) for run in runs))
     return Comparison(over, "loss", tuple(_by_loss(run, reference) for run in runs))
 
@@ -75,7 +75,7 @@ def _by_target(run: Run, reference: Run) -> SpeedUp:
     if not mine:
         return SpeedUp(None)
     times = (reference.seconds if others is None else others) / mine
-    return SpeedUp(times, run.config.get("target"), at_least=others is None)
+    return SpeedUp(times, run.config.target, at_least=others is None)
 
 
 def _by_loss(run: Run, reference: Run) -> SpeedUp:

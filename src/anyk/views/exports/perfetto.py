@@ -43,7 +43,7 @@ def save_perfetto(run: Run, path: str | Path) -> int:
     try:
         with gzip.open(target, "wt") if target.suffix == ".gz" else target.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "otherData": ')
-            file.write(json.dumps({key: str(value) for key, value in run.config.items() if value is not None}))
+            file.write(json.dumps({key: str(value) for key, value in run.config.plain().items()}))
             file.write(', "traceEvents": [')
             for event in _events(run):
                 file.write((",\n" if count else "\n") + json.dumps(event, allow_nan=False))
@@ -56,10 +56,10 @@ def save_perfetto(run: Run, path: str | Path) -> int:
 
 def _events(run: Run) -> Iterator[dict[str, Any]]:
     tasks = tasks_of(run)
-    yield _named("process", _DRIVER, 0, f"driver: {run.config.get('strategy')}")
+    yield _named("process", _DRIVER, 0, f"driver: {run.config.strategy}")
     yield _named("process", _WORKERS, 0, "workers")
     yield from _steps(run)
-    yield from _of_workers(tasks, int(run.config["workers"]))
+    yield from _of_workers(tasks, run.config.workers)
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class Metrics(Callback):
         lost = CounterMetricFamily(
             "anyk_worker_losses", "How often the worker was lost.", labels=("strategy", "worker")
         )
-        for worker in range(int(info.config["workers"])):
+        for worker in range(info.config.workers):
             if total:
                 on_time.add_metric((strategy, str(worker)), self._used[worker] / total)
             lost.add_metric((strategy, str(worker)), self._lost[worker])

@@ -53,7 +53,7 @@ def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
     sections = [_section(run, f"run{i}", drawn) for i, run in enumerate(chosen(runs))]
     several = len(runs) > 1
     filled = _curves(groups, drawn) if runs else {}
-    title = f"Race of {len(groups)} strategies" if len(groups) > 1 else str(runs[0].config.get("strategy"))
+    title = f"Race of {len(groups)} strategies" if len(groups) > 1 else runs[0].config.strategy
     remarks = [*(race_notes(runs) if several else []), *_left_out(groups, len(sections), waiting)]
     return {
         "title": title,
@@ -100,7 +100,7 @@ def cards(run: Run) -> list[tuple[str, str]]:
     if run.metric and run.metric.get("value") is not None:
         made.append((number(run.metric["value"]), run.metric_name))
     if run.time_to_target is not None:
-        made.append((facts.seconds(run.time_to_target), f"to {run.config.get('target'):g}"))
+        made.append((facts.seconds(run.time_to_target), f"to {run.config.target:g}"))
     return made
 
 
@@ -110,10 +110,10 @@ def cards(run: Run) -> list[tuple[str, str]]:
 def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str, Any]:
     """Metric and loss of all runs, and the legend."""
     runs = [run for group in groups for run in group]
-    virtual = all(str(run.config.get("cluster", "")).startswith("simulated") for run in runs)
+    virtual = all(run.config.cluster.startswith("simulated") for run in runs)
     clock = "virtual seconds" if virtual else "seconds"
     names = dict.fromkeys(run.metric_name for run in runs if run.metric)
-    targets = {run.config.get("target") for run in runs}
+    targets = {run.config.target for run in runs}
     target = targets.pop() if len(targets) == 1 else None
     shown: list[str] = []  # names of figures
     for column in [*names, "loss"]:
@@ -127,7 +127,7 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str,
     ends = [group[0].seconds for group in groups if group[0].seconds > 0.0]
     legend = [
         {
-            "name": f"{group[0].config.get('strategy')}" + (f": {purpose(group[0])}" if purpose(group[0]) else ""),
+            "name": f"{group[0].config.strategy}" + (f": {purpose(group[0])}" if purpose(group[0]) else ""),
             "dash": _DASHES[figures.DASHES[i % len(figures.DASHES)]],
             "mark": Markup(_MARKS[figures.MARKS[i % len(figures.MARKS)]]),
         }
@@ -157,7 +157,7 @@ def _line(group: Sequence[Run], column: str) -> figures.Line:
         empty = np.empty(0)
         times, values, band = banded(lines) if lines else (empty, empty, None)
         by[axis] = (times, values) if band is None else (times, values, *band)
-    return figures.Line(str(group[0].config.get("strategy")), by)
+    return figures.Line(group[0].config.strategy, by)
 
 
 # ------------------------------------------------------------------------------------------------ one run
@@ -165,12 +165,12 @@ def _line(group: Sequence[Run], column: str) -> figures.Line:
 
 def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
     tasks = tasks_of(run)
-    workers = int(run.config["workers"])
+    workers = run.config.workers
     spent = account(run, tasks)
-    about = {"name": name, "slots": list(tasks.slots), "partitions": int(run.config.get("partitions") or 0)}
+    about = {"name": name, "slots": list(tasks.slots), "partitions": run.config.partitions}
     made: dict[str, Any] = {
         "name": name,
-        "title": str(run.config.get("strategy")),
+        "title": run.config.strategy,
         "verdict": facts.run_verdict(run, tasks, spent),
         "tasks": _count(tasks) if len(tasks) else "",
         "lost": bool((tasks.fate == LOST).any()),
@@ -339,7 +339,7 @@ def _spent(run: Run, spent: Any) -> dict[str, Any]:
     if not total:
         return {"spent": None}
     words = {"waiting": "waiting for delays and orders", "driver": "the driver, deadlines and the rest"}
-    if str(run.config.get("cluster", "")).startswith("simulated"):  # where the driver takes no time
+    if run.config.cluster.startswith("simulated"):  # where the driver takes no time
         words["driver"] = "until deadlines"
     parts = [
         {
@@ -351,7 +351,7 @@ def _spent(run: Run, spent: Any) -> dict[str, Any]:
         for name, value in spent._asdict().items()
     ]
     note = "What the run waited for at each moment, told from the last message that came before each step. "
-    if run.config.get("communication") not in (None, "none"):
+    if run.config.communication != "none":
         note += "Injected communication is part of the waiting: workers are held up by it before they compute. "
     floor = run.floor_seconds
     if floor is not None:
@@ -362,8 +362,8 @@ def _spent(run: Run, spent: Any) -> dict[str, Any]:
 
 def _settings(run: Run) -> list[tuple[str, str]]:
     flat: list[tuple[str, str]] = []
-    for key, value in run.config.items():
-        if key in ("digest", "format") or value in (None, [], {}):
+    for key, value in run.config.plain().items():
+        if key == "format" or value in ([], {}):
             continue
         if isinstance(value, dict):
             flat += [(f"{key}.{inner}", str(one)) for inner, one in value.items() if one not in (None, [], {})]

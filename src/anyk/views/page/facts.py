@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from anyk.codes.base import EXACT
 from anyk.errors import BadInput
 from anyk.fleet import explain
 from anyk.fleet.records import Record
+from anyk.runs.folder.config import Recipe, RunConfig
 from anyk.runs.log import queries
 from anyk.runs.log.tasks import CUT, LATE, LOST, SPARE, Tasks
 from anyk.runs.races.seeds import OverSeeds, SeedsComparison, compare_seeds
@@ -50,30 +50,28 @@ def steps(count: int) -> str:
     return f"{count:,} step{'s' * (count != 1)}"
 
 
-def subject(config: dict[str, Any]) -> str:
+def subject(config: RunConfig) -> str:
     """What was trained, as far as the configuration says."""
-    made = config.get("problem") or {}
-    if "many" in made:
-        data = dict.fromkeys(str(one.get("data", "a model")) for one in made["many"])
-        return f"{len(made['many'])} models on {', '.join(data)}"
-    named = [str(made[key]) for key in ("model", "data") if made.get(key)]
-    if made.get("problem"):
-        named.append(Path(str(made["problem"])).name)
-    return " on ".join(named if made.get("model") else ["a model", *named])
+    recipe = config.problem or Recipe()
+    if recipe.many is not None:
+        data = dict.fromkeys(each.data or "a model" for each in recipe.many)
+        return f"{len(recipe.many)} models on {', '.join(data)}"
+    named = [part for part in (recipe.model, recipe.data, Path(recipe.problem or "").name) if part]
+    return " on ".join(named if recipe.model else ["a model", *named])
 
 
-def where(config: dict[str, Any]) -> str:
+def where(config: RunConfig) -> str:
     """On what, with how many workers and which injected delays."""
-    name = str(config.get("cluster", "")).partition(":")[0]
-    delays = str(config.get("delays", "none"))
+    name = config.cluster.partition(":")[0]
+    delays = config.delays
     held = "no injected delays" if delays == "none" else f"injected delays {delays}"
-    return f"{config.get('workers')} {_WHERE.get(name, f'workers of {name}')} and {held}"
+    return f"{config.workers} {_WHERE.get(name, f'workers of {name}')} and {held}"
 
 
 def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
     """Three sentences on one run."""
     config = run.config
-    what = f"{config.get('strategy')} trained {subject(config)} with {where(config)}: {steps(run.steps - run.begun)}"
+    what = f"{config.strategy} trained {subject(config)} with {where(config)}: {steps(run.steps - run.begun)}"
     what += f" in {seconds(run.seconds)}."
     return [what, _ending(run), _lesson(run, tasks, spent)]
 
@@ -84,7 +82,7 @@ def _ending(run: Run) -> str:
     worth += [] if value is None else [f"{run.metric_name} {value:.4g}"]
     which = "final model" if run.ledger else "newest model that was evaluated"  # it may go on
     end = f"The {which} has {' and '.join(worth)}" if worth else f"Its {which.split(' that')[0]} has not been evaluated"
-    target = run.config.get("target")
+    target = run.config.target
     if target is not None and run.time_to_target is not None:
         end += f"; the target of {target:g} was reached after {seconds(run.time_to_target)}"
     elif target is not None:
@@ -104,14 +102,14 @@ def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
     cut, spare = (float((tasks.fate == one).sum()) / taken for one in (CUT, SPARE))
     plural = "message" if f"{used:.3g}" == "1" else "messages"
     mean = f"On average a step used {used:.3g} {plural}"
-    mean += f" from {senders:.3g} of {run.config.get('workers')} workers" if senders else ""
+    mean += f" from {senders:.3g} of {run.config.workers} workers" if senders else ""
     mean += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
     ratio = ratio_to_floor(run)
     if ratio is not None:
         longer = "no longer than" if ratio < 1.005 else f"{ratio:.3g} times as long as"
         return f"{mean}; the run took {longer} its delays alone make it."
     name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
-    virtual = str(run.config.get("cluster", "")).startswith("simulated")  # where the driver takes no time
+    virtual = run.config.cluster.startswith("simulated")  # where the driver takes no time
     rest = "spent until deadlines" if virtual else "spent in the driver or until deadlines"
     doing = {"waiting": "waiting for delays and orders", "driver": rest}.get(name, name)
     return f"{mean}; the largest part of the time, {percent(most / spent.total)}, was {doing}." if most else f"{mean}."
@@ -138,7 +136,7 @@ def race_verdict(runs: Sequence[Run]) -> list[str]:
 def differing(runs: Sequence[Run]) -> list[str]:
     """Settings, other than strategy and seed, in which runs to be compared differ."""
     names = ("workers", "cluster", "delays", "communication", "optimizer", "lr", "problem")
-    return [name for name in names if len({repr(run.config.get(name)) for run in runs}) > 1]
+    return [name for name in names if len({repr(getattr(run.config, name)) for run in runs}) > 1]
 
 
 def _took(one: OverSeeds, found: SeedsComparison) -> float | None:
@@ -167,7 +165,7 @@ def _fastest(best: OverSeeds, found: SeedsComparison) -> str:
         over = f"{bound}{best.speed_up.median:.1f} times as fast as {found.over}"
     median = "a median of " if len(best.runs) > 1 else ""
     if found.by == "target" and took is not None:
-        target = best.runs[0].config.get("target")
+        target = best.runs[0].config.target
         return (
             f"{best.strategy} was the fastest to reach {best.runs[0].metric_name} {target:g}, "
             f"in {median}{seconds(took)}: {over}."
@@ -196,21 +194,21 @@ def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], found: SeedsComparison
 
 def promised(run: Run) -> str:
     """What the plan that a run was made with promised, and what came of it; empty without a plan."""
-    plan = run.config.get("plan")
+    plan = run.config.plan
     if not plan:
         return ""
-    span, taken = plan["seconds_per_step"], max(run.steps - run.begun, 1)
+    span, taken = plan.seconds_per_step, max(run.steps - run.begun, 1)
     took = run.seconds / taken
-    kept = "above" if took > span["high"] else "below" if took < span["low"] else "within"
-    told = (
-        f"The plan promised {seconds(span['median'])} a step ({seconds(span['low'])} to {seconds(span['high'])}) for a "
-        f"run of {plan['horizon']:,} steps; this run of {steps(taken)} took {seconds(took)} a step, {kept} that "
+    place = "above" if took > span.high else "below" if took < span.low else "within"
+    text = (
+        f"The plan promised {seconds(span.median)} a step ({seconds(span.low)} to {seconds(span.high)}) for a "
+        f"run of {plan.horizon:,} steps; this run of {steps(taken)} took {seconds(took)} a step, {place} that "
         "interval"
     )
-    if plan.get("verdict") == "change" and plan.get("today"):
-        today = plan["today"]
-        told += f". Today's strategy, {today['strategy']}, was to take {seconds(today['seconds_per_step']['median'])}"
-    return told + "."
+    if plan.verdict == "change":
+        today = plan.today
+        text += f". Today's strategy, {today.strategy}, was to take {seconds(today.seconds_per_step.median)}"
+    return text + "."
 
 
 def departures(run: Run) -> list[str]:
@@ -235,7 +233,7 @@ def departures(run: Run) -> list[str]:
 
 def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
     """What it would have cost to wait for all: an introduction and sentences of :func:`anyk.explain`, or why not."""
-    workers = int(run.config["workers"])
+    workers = run.config.workers
     seconds_, censored = rounds(tasks, workers)
     most = max(_CELLS // workers, 2)
     try:

@@ -170,7 +170,7 @@ def _duration() -> CustomJSHover:
 
 def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: str) -> Any:
     """A bar for each phase of each task, thick where its message was used; the page finds receipts in these columns."""
-    workers = int(run.config["workers"])
+    workers = run.config.workers
     end = float(max(tasks.end.max(initial=0.0), run.seconds, 1e-9))
     shown = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
     made = _base(

@@ -1,0 +1,179 @@
+"""A run as it is requested, and everything that it is made of, built and checked in one order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from anyk.clusters import Cluster
+from anyk.codes import Code
+from anyk.delays import Communication, DelayModel
+from anyk.errors import BadInput
+from anyk.named import names_in_folder
+from anyk.optimizers import Optimizer
+from anyk.optimizers import optimizer as build_optimizer
+from anyk.problems.base import Problem, ensure_problem
+from anyk.protocol import Strategy
+from anyk.runs.callbacks import Callbacks, check_callbacks
+from anyk.runs.defaults import usual_cluster, usual_optimizer
+from anyk.runs.engine.warm_start import WarmStart
+from anyk.runs.evaluation.settings import (
+    USUAL,
+    Evaluate,
+    check_evaluate,
+    check_held_out,
+    evaluating,
+    read_evaluate,
+)
+from anyk.runs.folder.config import Origin, RunConfig
+from anyk.runs.folder.promise import Promise
+from anyk.runs.folder.rebuilding import describe
+from anyk.runs.limits import (
+    LIMIT,
+    NO_LIMIT,
+    STEPS,
+    Limits,
+    check_clock,
+    check_intervals,
+    check_launcher,
+    check_limits,
+    check_rows,
+    plan,
+)
+from anyk.runs.run import Run
+from anyk.strategies import completed, settled
+from anyk.strategies import strategy as build_strategy
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything that a run is made of. ``evaluated``: the problem on which it is evaluated.
+
+    ``tell`` receives sentences for the user who resumes a run.
+    """
+
+    strategy: Strategy
+    cluster: Cluster
+    problem: Problem
+    optimizer: Optimizer
+    config: RunConfig
+    warm_start: WarmStart | None
+    evaluate: Evaluate | None
+    evaluated: Problem
+    checkpoint_every: float
+    callbacks: Callbacks
+    tell: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run as it is requested: values or their specs, None where nothing is given."""
+
+    problem: Problem
+    strategy: Strategy | Code | str | Promise
+    cluster: Cluster | str
+    workers: int | None = None
+    delays: DelayModel | str | None = None
+    seed: int | None = None
+    communication: Communication | DelayModel | str | None = None
+    optimizer: Optimizer | str | None = None
+    limits: Limits = NO_LIMIT
+    begin: WarmStart | Run | str | Path | None = None
+    evaluate: Evaluate | str | None = USUAL
+    checkpoint_every: float = 10.0
+    callbacks: Sequence[Any] = ()
+
+    @contextlib.contextmanager
+    def prepare(self) -> Iterator[Preparation]:
+        """Build and check everything; what evaluates the run is closed at the end."""
+        check_launcher()
+        ensure_problem(self.problem)
+        promise = self.strategy if isinstance(self.strategy, Promise) else None
+        spec = self if promise is None else self._as_promised(promise)
+        problem, limits = spec.problem, spec.limits
+        strategy, cluster = spec._build()
+        check_rows(problem, strategy)
+        evaluate = read_evaluate(spec.evaluate)
+        check_evaluate(evaluate, strategy, limits.target)
+        optimizer, warm_start, origin = spec._start_with(strategy, promise)
+        begun = 0 if warm_start is None else warm_start.step
+        check_intervals(spec.checkpoint_every)
+        with evaluating(evaluate, problem) as evaluated:
+            check_held_out(evaluate, evaluated)
+            check_limits(evaluated, limits, begun)
+            if limits.endless:
+                usual = LIMIT if limits.target is not None else STEPS if promise is None else promise.horizon
+                limits = limits._replace(steps=begun + usual)
+            check_clock(cluster, limits)
+            strategy, callbacks = plan(strategy, limits.steps, begun), check_callbacks(spec.callbacks)
+            text = completed(spec.strategy, strategy) if isinstance(spec.strategy, str) else settled(strategy.spec)
+            config = describe(
+                RunConfig,
+                problem,
+                cluster,
+                optimizer,
+                limits,
+                evaluate,
+                callbacks,
+                strategy=text,
+                partitions=strategy.layout.partitions,
+                auxiliary=list(strategy.layout.auxiliary),
+                metric=problem.metric,
+                better=problem.better,
+                begin=origin,
+                plan=promise,
+            )
+            every = spec.checkpoint_every
+            yield Preparation(
+                strategy, cluster, problem, optimizer, config, warm_start, evaluate, evaluated, every, callbacks
+            )
+
+    def _as_promised(self, promise: Promise) -> RunSpec:
+        """Return the request with what a plan has chosen; raise if other workers than the plan's are given."""
+        ready = isinstance(self.cluster, Cluster)
+        workers = self.cluster.workers if isinstance(self.cluster, Cluster) else self.workers
+        if workers is not None and workers != promise.workers:
+            raise BadInput(
+                f"the plan is for {promise.workers} workers, got {workers}; plan for the fleet that is to train"
+            )
+        return replace(
+            self,
+            strategy=promise.strategy,
+            workers=None if ready else promise.workers,
+            optimizer=promise.optimizer if self.optimizer is None and self.begin is None else self.optimizer,
+            limits=self.limits if self.limits.given else Limits(target=promise.target),
+        )
+
+    def _build(self) -> tuple[Strategy, Cluster]:
+        """Return the strategy and the cluster."""
+        assert not isinstance(self.strategy, Promise)
+        strategy = self.strategy if isinstance(self.strategy, str) else build_strategy(self.strategy)
+        cluster = usual_cluster(
+            self.cluster,
+            strategy,
+            workers=self.workers,
+            delays=self.delays,
+            seed=self.seed,
+            communication=self.communication,
+        )
+        return build_strategy(strategy, workers=cluster.workers), cluster
+
+    def _start_with(
+        self, strategy: Strategy, promise: Promise | None
+    ) -> tuple[Optimizer, WarmStart | None, Origin | None]:
+        """Return the optimiser (the earlier run's, if none is given), the warm start, and the run it is from."""
+        begin, optimizer = self.begin, self.optimizer
+        if begin is None or isinstance(begin, WarmStart):
+            rate = None if promise is None else promise.learning_rate
+            return usual_optimizer(self.problem, optimizer, rate), begin, None
+        with contextlib.nullcontext(begin) if isinstance(begin, Run) else Run.open(begin) as earlier:
+            if optimizer is None:
+                with names_in_folder(earlier.path or Path(), {}, trust=False):
+                    optimizer = build_optimizer(earlier.config.optimizer, lr=earlier.config.lr)
+            chosen, warm_start = usual_optimizer(self.problem, optimizer), earlier.warm_start()
+            warm_start.check(strategy, self.problem, chosen, earlier.config.optimizer)
+            run = str(earlier.path or "a run in memory")
+            return chosen, warm_start, Origin(run, earlier.config.strategy, warm_start.step)
