@@ -386,7 +386,8 @@ def test_a_limit_of_a_clock_that_stands_still_is_refused(tmp_path):
 
 
 def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("anyk.runs.training.LIMIT", 30)
+    for module in ("spec", "training"):
+        monkeypatch.setattr(f"anyk.runs.{module}.LIMIT", 30)
     monkeypatch.setattr("anyk.views.result_tables.LIMIT", 30)
     data = ("--data", "synthetic:rows=120,features=5,task=regression", *SMALL[2:])
     result = run("train", *data, "--target", "1e-30", "--out", str(tmp_path / "r"), "--quiet")

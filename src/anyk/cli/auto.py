@@ -2,111 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anyk.cli.options import (
-    callbacks_again,
-    join_cluster,
+    ResumeOptions,
     listening,
     make_callbacks,
-    make_optimizer,
-    make_problem,
     new_folder,
+    resuming,
     tell_delays,
 )
 from anyk.cli.output import check_file, exit_interrupted, people, say, write_json
-from anyk.cli.races import variant
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from anyk.cli.runs import TrainOptions
     from anyk.fleet import Auto
 
 MODE = "auto"
 
 
 def is_auto(strategy: str) -> bool:
-    """Whether a strategy's spec asks for the mode."""
+    """Return whether a strategy's spec names the mode."""
     return strategy.partition(":")[0] == MODE
 
 
 def is_auto_folder(folder: str) -> bool:
-    """Whether a folder is that of a training in this mode."""
+    """Return whether a folder is of a training in this mode."""
     return (Path(folder) / f"{MODE}.toml").is_file()
 
 
-def train_in_parts(spec: str, models: int, begin: str | None, given: dict[str, Any]) -> None:
-    """Train, and tell what was measured, planned, missed and reached."""
+def train_in_parts(options: TrainOptions) -> None:
+    """Train, and report what was measured, planned, missed and reached."""
     from anyk.fleet import train_auto
     from anyk.fleet.auto.training import modes
 
-    settings = modes.build(spec)
-    if begin is not None:
+    settings = modes.build(options.strategy)
+    if options.begin is not None:
         raise BadInput(f"'{MODE}' starts a new run; leave out --from, or name a strategy")
-    folder = new_folder(given["out"], "train")
-    check_file(given["json_file"], "file", folder=folder)
-    callbacks = make_callbacks(given["callbacks"], ())
-    problem = make_problem(given)
-    tell_delays(given["delays"], given["workers"])
-    console = people(given["json_file"])
-    names = ("workers", "cluster", "delays", "communication", "seed", "steps", "seconds", "target")
+    folder = new_folder(options.out, "train")
+    check_file(options.json_file, "file", folder=folder)
+    callbacks = make_callbacks(options.callbacks)
+    problems = options.make_problems()
+    tell_delays(options.delays, options.workers)
+    console = people(options.json_file)
     try:
-        with listening(console, callbacks, given) as heard:
-            found = train_auto(
-                [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
-                optimizer=make_optimizer(problem, given),
+        with listening(console, callbacks, options) as shown:
+            result = train_auto(
+                problems if options.models > 1 else problems[0],
+                workers=options.workers,
+                cluster=options.cluster,
+                delays=options.delays,
+                communication=options.communication,
+                seed=options.seed,
+                steps=options.steps,
+                seconds=options.seconds,
+                target=options.target,
+                optimizer=options.make_optimizer(problems[0]),
                 out=folder,
-                callbacks=heard,
+                callbacks=shown,
                 tell=lambda text: say(console, text),
-                evaluate=given["evaluate"] or "",
+                evaluate=options.evaluate or "",
                 **asdict(settings),
-                **{name: given[name] for name in names},
             )
     except KeyboardInterrupt:
         exit_interrupted(folder)
-    _tell(console, found, given["json_file"])
+    _report(console, result, options.json_file)
 
 
-def resume_the_parts(console: Console, folder: str, limits: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Go on with such a training, and tell of all of it; ``given``: the other options of ``resume``."""
+def resume_the_parts(console: Console, folder: str, options: ResumeOptions) -> None:
+    """Resume such a training, and report all of it."""
     from anyk.fleet import resume_auto
     from anyk.fleet.auto.parts import read_auto
-    from anyk.problems import from_function
 
-    config = read_auto(Path(folder))
-    join_cluster(config.cluster)
-    callbacks = callbacks_again(folder, config, given["callbacks"], trust=given["trust"])
-    made = None if given["problem"] is None else from_function(given["problem"])
     try:
-        with listening(console, callbacks, given) as heard:
-            found = resume_auto(
-                folder,
-                problem=made,
-                trust=given["trust"],
-                callbacks=heard,
-                tell=lambda text: say(console, text),
-                **limits,
-            )
+        with resuming(console, folder, read_auto(Path(folder)), options) as arguments:
+            result = resume_auto(folder, tell=lambda text: say(console, text), **arguments)
     except KeyboardInterrupt:
         exit_interrupted(folder)
-    _tell(console, found, given["json_file"])
+    _report(console, result, options.json_file)
 
 
-def _tell(console: Console, found: Auto, json_file: str | None) -> None:
-    """The parts, whether they kept their promises, and what came of it."""
+def _report(console: Console, result: Auto, json_file: str | None) -> None:
+    """Print the parts, whether they kept their promises, and the result."""
     from anyk.runs.run import setup
     from anyk.views.fleet_tables import parts_table
 
-    say(console, parts_table(found.parts))
-    for part in found.parts:
+    say(console, parts_table(result.parts))
+    for part in result.parts:
         if part.checked is not None:
             say(console, f"steps {part.run.begun} to {part.run.steps}: {part.checked.sentence}")
-    value = found.run.metric
+    value = result.run.metric
     metric = f", {value['name']} {value['value']:.4g}" if value else ""
-    say(console, f"{found.run.steps} steps in {found.seconds:.4g} s, loss {found.run.loss:.4g}{metric}")
-    say(console, f"cannot continue a run, and were left out: {', '.join(found.left_out)}", f"run: {found.run.path}")
-    write_json(setup(found.run.config) | found.report(), json_file)
+    say(console, f"{result.run.steps} steps in {result.seconds:.4g} s, loss {result.run.loss:.4g}{metric}")
+    say(console, f"cannot continue a run, and were left out: {', '.join(result.left_out)}", f"run: {result.run.path}")
+    write_json(setup(result.run.config) | result.report(), json_file)

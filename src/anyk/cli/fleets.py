@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from anyk.cli import main
+from anyk.cli.fields import as_field, option, takes
 from anyk.cli.options import (
-    Command,
-    evaluate_option,
+    ProblemOptions,
     json_option,
-    make_problem,
-    optimizer_option,
     picture_option,
     plugin_option,
-    problem_options,
-    rate_option,
+    quiet_option,
 )
 from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
+
+if TYPE_CHECKING:
+    from anyk.problems import Problem
 
 _unit = click.option(
     "--unit",
     type=click.Choice(["s", "ms", "us"]),
     help="Unit of the times; default: as the columns' names say, else s.",
 )
-
-
-def _with_problem(command: Command) -> Command:
-    for option in reversed(problem_options(data=None)):
-        command = option(command)
-    return command
 
 
 _max_gb = click.option(
@@ -119,99 +114,69 @@ def explain(
         click.echo(f"picture: {picture}", err=json_file == "-")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Fleet:
+    today: str | None = option(
+        metavar="SPEC", help="The strategy in use; default: that of the run, if SOURCE is one, else uncoded."
+    )
+    slope: float | None = option(type=float, help="Seconds that a worker takes to compute on all of the data.")
+    other: str | None = option(metavar="SOURCE", help="A second record at another load, to which the slope is fitted.")
+    workers: int | None = option(type=int, help="Number of workers, where SOURCE is a delay law.")
+    steps: int | None = option(
+        type=int, help="Steps of the run to plan for; default: as many as the record has rounds."
+    )
+    max_load: float = option(
+        default=1.0,
+        help="Largest share of the data that a worker may compute.",
+    )
+    memory: float = option(default=1.0, help="Largest share of the data that a worker may hold.")
+    models: int = option(
+        default=1,
+        help="Models trained at once, which codes over several rounds need.",
+    )
+    everything: bool = option(
+        "--all", is_flag=True, help="Show every strategy, also those whose steps are not the exact sum."
+    )
+    seed: int = option(default=0, help="Seed of the resamples.")
+    resamples: int = option(default=400, help="Number of resamples, which give the intervals.")
+    quiet: bool = as_field(quiet_option)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ProblemOptions, _Fleet):
+    """The options of ``plan``."""
+
+    target: float | None = option(
+        type=float,
+        metavar="VALUE",
+        help="Plan for the seconds to this value of the metric, with real gradients of the problem that --data "
+        "or --problem names, each strategy with its own learning rate.",
+    )
+    batch: int | None = option(
+        type=int,
+        metavar="SAMPLES",
+        help="Samples of a step, all workers together; 0: all of the data; default: as --today.",
+    )
+    exact: bool = option(is_flag=True, help="Only strategies whose steps are the exact sum.")
+    max_staleness: float | None = option(type=float, help="Only strategies whose messages are no staler, on average.")
+    runs: int = option(default=600, help="With --target: train at most so often.")
+    unit: Literal["s", "ms", "us"] | None = as_field(_unit)
+    out: str | None = option(
+        "-o",
+        "--out",
+        metavar="FILE.toml",
+        callback=lambda _, __, file: _checked_plan(file),
+        help="Write the plan, for 'anyk train --plan'.",
+    )
+    picture: str | None = as_field(picture_option("Draw seconds a step against load, with intervals."))
+    json_file: str | None = as_field(json_option)
+
+
 @main.command()
 @click.argument("source", metavar="SOURCE")
-@click.option(
-    "--today", metavar="SPEC", help="The strategy in use; default: that of the run, if SOURCE is one, else uncoded."
-)
-@click.option("--slope", type=float, help="Seconds that a worker takes to compute on all of the data.")
-@click.option("--other", metavar="SOURCE", help="A second record at another load, to which the slope is fitted.")
-@click.option("--workers", type=int, help="Number of workers, where SOURCE is a delay law.")
-@click.option("--steps", type=int, help="Steps of the run to plan for; default: as many as the record has rounds.")
-@click.option(
-    "--max-load",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Largest share of the data that a worker may compute.",
-)
-@click.option(
-    "--memory", type=float, default=1.0, show_default=True, help="Largest share of the data that a worker may hold."
-)
-@click.option(
-    "--models",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Models trained at once, which codes over several rounds need.",
-)
-@click.option(
-    "--all", "everything", is_flag=True, help="Show every strategy, also those whose steps are not the exact sum."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the resamples.")
-@click.option(
-    "--resamples", type=int, default=400, show_default=True, help="Number of resamples, which give the intervals."
-)
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-@_with_problem
-@click.option(
-    "--target",
-    type=float,
-    metavar="VALUE",
-    help="Plan for the seconds to this value of the metric, with real gradients of the problem that --data "
-    "or --problem names, each strategy with its own learning rate.",
-)
-@click.option(
-    "--batch",
-    type=int,
-    metavar="SAMPLES",
-    help="Samples of a step, all workers together; 0: all of the data; default: as --today.",
-)
-@click.option("--exact", is_flag=True, help="Only strategies whose steps are the exact sum.")
-@click.option("--max-staleness", type=float, help="Only strategies whose messages are no staler, on average.")
-@optimizer_option
-@rate_option
-@evaluate_option
-@click.option("--runs", type=int, default=600, show_default=True, help="With --target: train at most so often.")
-@_unit
-@click.option(
-    "-o",
-    "--out",
-    metavar="FILE.toml",
-    callback=lambda _, __, file: _checked_plan(file),
-    help="Write the plan, for 'anyk train --plan'.",
-)
-@picture_option("Draw seconds a step against load, with intervals.")
-@json_option
+@takes(PlanOptions)
 @plugin_option
-def plan(
-    source: str,
-    today: str | None,
-    slope: float | None,
-    other: str | None,
-    workers: int | None,
-    steps: int | None,
-    max_load: float,
-    memory: float,
-    models: int,
-    everything: bool,
-    seed: int,
-    resamples: int,
-    quiet: bool,
-    unit: Any,
-    out: str | None,
-    picture: str | None,
-    json_file: str | None,
-    target: float | None,
-    batch: int | None,
-    exact: bool,
-    max_staleness: float | None,
-    optimizer: str | None,
-    lr: str | None,
-    evaluate: str | None,
-    runs: int,
-    **given: Any,
-) -> None:
+def plan(source: str, options: PlanOptions) -> None:
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
 
     SOURCE is whatever `anyk record` takes, a record that it made, or a delay law (then with --workers). Strategies
@@ -228,67 +193,65 @@ def plan(
     from anyk.fleet import plan as make
     from anyk.views.fleet_tables import draw_plan, inexact_table, plan_lines, plan_note, plan_table
 
-    if seed < 0:
-        raise BadInput(f"seed must be at least 0, got {seed}")
-    known = _law(source, workers)
-    tell = None if quiet else _tell
-    problem = _problem(given, target, {"--optimizer": optimizer, "--lr": lr, "--evaluate": evaluate})
-    found = make(
-        known,
-        workers=workers,
-        today=today,
-        slope=slope,
-        other=other,
-        steps=steps,
-        max_load=max_load,
-        memory=memory,
-        models=models,
+    target, everything = options.target, options.everything
+    if options.seed < 0:
+        raise BadInput(f"seed must be at least 0, got {options.seed}")
+    result = make(
+        _law(source, options.workers),
+        workers=options.workers,
+        today=options.today,
+        slope=options.slope,
+        other=options.other,
+        steps=options.steps,
+        max_load=options.max_load,
+        memory=options.memory,
+        models=options.models,
         everything=everything,
-        seed=seed,
-        resamples=resamples,
-        unit=unit,
-        problem=problem,
+        seed=options.seed,
+        resamples=options.resamples,
+        unit=options.unit,
+        problem=_problem(options),
         target=target,
-        optimizer=optimizer,
-        lr=lr,
-        runs=runs,
-        evaluate=evaluate or "",
-        batch=batch,
-        exact=exact,
-        max_staleness=max_staleness,
-        tell=tell,
+        optimizer=options.optimizer,
+        lr=options.lr,
+        runs=options.runs,
+        evaluate=options.evaluate or "",
+        batch=options.batch,
+        exact=options.exact,
+        max_staleness=options.max_staleness,
+        tell=None if options.quiet else _tell,
     )
     # files first: a reader of the output may stop early, as head does
-    if out is not None:
-        found.save(out)
-    write_json(found.report(), json_file)
-    if picture is not None:
-        draw_plan(found, picture)
-    if json_file != "-":
-        console = people(json_file)
-        front = pareto(found.candidates)
-        shown = list(found.candidates) if everything else [one for one in front if one.spec != found.today.spec]
-        shown += [found.today] * (found.today not in shown)
-        say(console, *plan_lines(found), "", plan_table(shown, found.today))
-        left = len(found.candidates) - len(shown)
-        if left > 0:
-            say(console, f"{left} more are neither faster nor cheaper than these; --all shows them")
+    if options.out is not None:
+        result.save(options.out)
+    write_json(result.report(), options.json_file)
+    if options.picture is not None:
+        draw_plan(result, options.picture)
+    if options.json_file != "-":
+        console = people(options.json_file)
+        front = pareto(result.candidates)
+        shown = list(result.candidates) if everything else [each for each in front if each.spec != result.today.spec]
+        shown += [result.today] * (result.today not in shown)
+        say(console, *plan_lines(result), "", plan_table(shown, result.today))
+        hidden = len(result.candidates) - len(shown)
+        if hidden > 0:
+            say(console, f"{hidden} more are neither faster nor cheaper than these; --all shows them")
         say(console, plan_note())
-        unknown = [one for one in found.others if one.exact]
-        if unknown:
-            said = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
-            say(console, "", said, plan_table(unknown if everything else unknown[:5], found.today))
-        inexact = [one for one in found.others if not one.exact]
+        unranked = [each for each in result.others if each.exact]
+        if unranked:
+            note = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
+            say(console, "", note, plan_table(unranked if everything else unranked[:5], result.today))
+        inexact = [each for each in result.others if not each.exact]
         if inexact and (everything or target is None):
             why = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
             if target is not None:
                 why = "these were not trained to the target, or given up on the way"
-            say(console, "", why)
-            say(console, inexact_table(inexact))
-    if picture is not None:
-        click.echo(f"picture: {picture}", err=json_file == "-")
-    if out is not None:
-        click.echo(f"plan: {out}; run it with: anyk train --plan {out}", err=json_file == "-")
+            say(console, "", why, inexact_table(inexact))
+    to_errors = options.json_file == "-"
+    if options.picture is not None:
+        click.echo(f"picture: {options.picture}", err=to_errors)
+    if options.out is not None:
+        click.echo(f"plan: {options.out}; run it with: anyk train --plan {options.out}", err=to_errors)
 
 
 @main.command()
@@ -296,7 +259,7 @@ def plan(
 @click.option(
     "--record", "source", metavar="SOURCE", help="The record that the plan was made from, if it is not where it was."
 )
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 @json_option
 @plugin_option
 def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> None:
@@ -314,16 +277,15 @@ def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> N
         say(people(json_file), *checked_lines(found))
 
 
-def _problem(given: dict[str, Any], target: float | None, trained: dict[str, str | None]) -> Any:
-    """What --data or --problem name, where a target asks for it."""
-    if target is not None:
-        if given["data"] is None and given["problem"] is None:
+def _problem(options: PlanOptions) -> Problem | None:
+    """Return the problem that --data or --problem names, if there is a target."""
+    if options.target is not None:
+        if options.data is None and options.problem is None:
             raise BadInput("--target is of a problem's metric; name it with --data or --problem")
-        return make_problem(given)
-    options = {"--data": given["data"], "--problem": given["problem"], **trained}
-    for name, value in options.items():
-        if value is not None:
-            raise BadInput(f"{name} is for a plan with a --target")
+        return options.make_problem()
+    for name in ("data", "problem", "optimizer", "lr", "evaluate"):
+        if getattr(options, name) is not None:
+            raise BadInput(f"--{name} is for a plan with a --target")
     return None
 
 

@@ -6,15 +6,17 @@ import contextlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from anyk.checks import check
+from anyk.cli.fields import Command, as_field, option
 from anyk.cli.output import check_file, check_picture
 from anyk.errors import BadInput, told
 from anyk.named import names_in_folder, plugged_in
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from anyk.problems import Problem
     from anyk.runs.callbacks import Callbacks
     from anyk.runs.folder.config import SharedConfig
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
@@ -159,6 +159,7 @@ evaluate_option = click.option(
     "only), where=aside (by a process of its own) or where=workers "
     "(the loss, by those who hold the data); default: some hundred versions.",
 )
+quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 _MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check themselves
 
 
@@ -189,20 +190,20 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 
 
 @contextlib.contextmanager
-def listening(console: Console, callbacks: Callbacks, given: Mapping[str, Any]) -> Iterator[Callbacks]:
-    """A run's callbacks with those that the options ask for: progress on the terminal, metrics, a copy of the log."""
+def listening(console: Console, callbacks: Callbacks, options: TrainingOptions | ResumeOptions) -> Iterator[Callbacks]:
+    """Yield a run's callbacks with those of the options: progress on the terminal, metrics, a copy of the log."""
     from anyk.callbacks import Mirror
     from anyk.views import Progress
     from anyk.views.exports.prometheus import Metrics, address
 
     with contextlib.ExitStack() as opened:
-        asked: list[Any] = [] if given["mirror"] is None else [Mirror(given["mirror"])]
-        if given["metrics"] is not None:
-            metrics = opened.enter_context(Metrics(*address(given["metrics"])))
+        others: list[Any] = [] if options.mirror is None else [Mirror(options.mirror)]
+        if options.metrics is not None:
+            metrics = opened.enter_context(Metrics(*address(options.metrics)))
             click.echo(f"metrics: {metrics.url}", err=True)
-            asked.append(metrics)
-        progress = opened.enter_context(Progress(console, quiet=given["quiet"]))
-        yield callbacks.also(progress, *asked)
+            others.append(metrics)
+        progress = opened.enter_context(Progress(console, quiet=options.quiet))
+        yield callbacks.also(progress, *others)
 
 
 callback_option = click.option(
@@ -213,30 +214,6 @@ callback_option = click.option(
     help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk callbacks'; or FILE.py:FUNCTION, "
     "which makes one of yours. May be repeated.",
 )
-
-
-def make_callbacks(specs: Sequence[str], others: Sequence[Any]) -> Callbacks:
-    """The callbacks that the options ask for, besides others; where nobody listens to their logger, it is shown."""
-    import logging
-
-    from anyk.callbacks.named import named_callbacks
-
-    made = named_callbacks(specs, others)
-    for logger in (one.logger for one in made if isinstance(getattr(one, "logger", None), logging.Logger)):
-        if not logger.hasHandlers():
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-            logger.addHandler(handler)
-            logger.setLevel(logging.INFO)
-    return made
-
-
-def callbacks_again(folder: str, config: SharedConfig, given: Sequence[str], *, trust: bool) -> Callbacks:
-    """Return the callbacks given now, or else those that a run or race has stored."""
-    if given:
-        return make_callbacks(given, ())
-    with names_in_folder(Path(folder), config.digests.code, trust=trust):
-        return make_callbacks(config.callbacks, ())
 
 
 metrics_option = click.option(
@@ -252,124 +229,213 @@ mirror_option = click.option(
 )
 
 
-optimizer_option = click.option(
-    "--optimizer",
-    metavar="SPEC",
-    help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or clip:of=adam,norm=1; default: "
-    "nesterov (on the papers' data sets: accelerated).",
+models_option = click.option(
+    "--models",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Number of models trained at once, in turn (two-layer networks start from different weights).",
 )
-rate_option = click.option(
-    "--lr",
-    metavar="NUMBER|SPEC",
-    help="Learning rate, or exponential:start=…,decay=… or inverse:…; default: 1 / smoothness (on the papers' data "
-    "sets: theirs).",
+curve_option = click.option(
+    "--curve",
+    type=click.Choice(["metric", "loss"]),
+    default="metric",
+    show_default=True,
+    help="What the picture shows against seconds.",
+)
+problem_again = click.option(
+    "--problem",
+    metavar="FILE.py:FUNCTION",
+    help="The function that makes the run's problem; name it again, as code is not run just because a folder names it.",
+)
+trust_option = click.option(
+    "--trust",
+    is_flag=True,
+    help="Run the code that the folder names, if its SHA-256 is unchanged; only for your own folders.",
 )
 
 
-def problem_options(*, data: str | None) -> list[Callable[[Command], Command]]:
-    """The options that say what is trained; ``data``: by default."""
-    return [
-        click.option(
-            "--data", default=data, show_default=data is not None, metavar="SPEC", help="Data set; see 'anyk data'."
-        ),
-        click.option("--data-file", metavar="PATH", help="Local file for the data set."),
-        click.option(
-            "--problem",
-            metavar="FILE.py:FUNCTION",
-            help="Your function that returns the problem (or "
-            "module:function), in place of --data, --model, --split and --l2.",
-        ),
-        click.option(
-            "--model",
-            default="linear",
-            show_default=True,
-            metavar="SPEC",
-            help="linear (logistic, softmax or least squares, as suits the data) or two-layer:hidden=32.",
-        ),
-        click.option(
-            "--split",
-            metavar="SPEC",
-            help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly by label; default: as they come.",
-        ),
-        click.option("--l2", type=float, help="L2 regularisation; default: 1 / training rows."),
-    ]
+@dataclass(frozen=True, kw_only=True)
+class ProblemOptions:
+    """The options that specify the problem, its optimiser and its evaluation."""
+
+    data: str | None = option(metavar="SPEC", help="Data set; see 'anyk data'.")
+    data_file: str | None = option(metavar="PATH", help="Local file for the data set.")
+    problem: str | None = option(
+        metavar="FILE.py:FUNCTION",
+        help="Your function that returns the problem (or "
+        "module:function), in place of --data, --model, --split and --l2.",
+    )
+    model: str = option(
+        default="linear",
+        metavar="SPEC",
+        help="linear (logistic, softmax or least squares, as suits the data) or two-layer:hidden=32.",
+    )
+    split: str | None = option(
+        metavar="SPEC",
+        help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly by label; default: as they come.",
+    )
+    l2: float | None = option(type=float, help="L2 regularisation; default: 1 / training rows.")
+    optimizer: str | None = option(
+        metavar="SPEC",
+        help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or clip:of=adam,norm=1; "
+        "default: nesterov (on the papers' data sets: accelerated).",
+    )
+    lr: str | None = option(
+        metavar="NUMBER|SPEC",
+        help="Learning rate, or exponential:start=…,decay=… or inverse:…; default: 1 / smoothness (on the papers' data "
+        "sets: theirs).",
+    )
+    evaluate: str | None = as_field(evaluate_option)
+
+    def make_problem(self) -> Problem:
+        """Return the problem that the options specify."""
+        from click.core import ParameterSource
+
+        from anyk.problems import from_data, from_function
+
+        if self.problem is None:
+            tell = partial(click.echo, err=True)
+            return from_data(
+                str(self.data), file=self.data_file, l2=self.l2, model=self.model, split=self.split, progress=tell
+            )
+        source = click.get_current_context().get_parameter_source
+        for name in ("data", "data_file", "model", "split", "l2"):
+            if source(name) != ParameterSource.DEFAULT:
+                raise BadInput(f"--problem brings its own data and model; leave --{name.replace('_', '-')} out")
+        return from_function(self.problem)
+
+    def make_optimizer(self, problem: Problem) -> Optimizer:
+        """Return the optimiser that the options specify, with the defaults that suit the data."""
+        from anyk.runs import usual_optimizer
+
+        return usual_optimizer(problem, self.optimizer, self.lr)
 
 
-def common(command: Command) -> Command:
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(ProblemOptions):
     """The options of ``train`` and ``race``."""
-    options = [
-        config_option,
-        plugin_option,
-        *problem_options(data="digits"),
-        click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n."),
-        click.option(
-            "--delays", metavar="SPEC", default="none", show_default=True, help="Injected delays; see 'anyk delays'."
-        ),
-        click.option(
-            "--communication",
-            metavar="SPEC",
-            default="none",
-            show_default=True,
-            help="Communication time: a distribution as for delays, or link:latency=…,bandwidth=…,"
-            "links=parallel (or serial, shared).",
-        ),
-        click.option(
-            "--cluster",
-            metavar="SPEC",
-            default="processes",
-            show_default=True,
-            is_eager=True,
-            callback=lambda _, __, spec: join_cluster(spec),
-            help="processes, simulated, ray or mpi; see 'anyk cluster'.",
-        ),
-        optimizer_option,
-        rate_option,
-        click.option("--steps", type=int, help="Stop after this many steps."),
-        click.option("--seconds", type=float, help="Stop after this many seconds of the run's clock."),
-        click.option("--target", type=float, help="Stop when the metric reaches this value."),
-        evaluate_option,
-        callback_option,
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the delays."),
-        metrics_option,
-        mirror_option,
-        click.option("--out", metavar="FOLDER", help="Folder for the run; default: a new one under runs/."),
-        json_option,
-        click.option("--quiet", is_flag=True, help="Show no progress."),
-        click.option("--settings", is_flag=True, help="Show every setting and where it comes from, and exit."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    data: str = option(default="digits", metavar="SPEC", help="Data set; see 'anyk data'.")
+    models: int = as_field(models_option)
+    workers: int = option(default=30, help="Number of workers, n.")
+    delays: str = option(metavar="SPEC", default="none", help="Injected delays; see 'anyk delays'.")
+    communication: str = option(
+        metavar="SPEC",
+        default="none",
+        help="Communication time: a distribution as for delays, or link:latency=…,bandwidth=…,"
+        "links=parallel (or serial, shared).",
+    )
+    cluster: str = option(
+        metavar="SPEC",
+        default="processes",
+        is_eager=True,
+        callback=lambda _, __, spec: join_cluster(spec),
+        help="processes, simulated, ray or mpi; see 'anyk cluster'.",
+    )
+    steps: int | None = option(type=int, help="Stop after this many steps.")
+    seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")
+    target: float | None = option(type=float, help="Stop when the metric reaches this value.")
+    callbacks: tuple[str, ...] = as_field(callback_option)
+    seed: int = option(default=0, help="Seed of the delays.")
+    metrics: str | None = as_field(metrics_option)
+    mirror: str | None = as_field(mirror_option)
+    out: str | None = option(metavar="FOLDER", help="Folder for the run; default: a new one under runs/.")
+    json_file: str | None = as_field(json_option)
+    quiet: bool = as_field(quiet_option)
+    settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
+
+    def make_problems(self) -> list[Problem]:
+        """Return the problem of each model: the same, but for a random start of its own."""
+        problem = self.make_problem()
+        return [problem, *(_variant(problem, number) for number in range(1, self.models))]
 
 
-def make_problem(given: dict[str, Any]) -> Problem:
-    """The problem that the options ask for."""
-    from click.core import ParameterSource
+@dataclass(frozen=True, kw_only=True)
+class ResumeOptions:
+    """The options of ``resume``."""
 
-    from anyk.problems import from_data, from_function
-
-    if given["problem"] is None:
-        tell = partial(click.echo, err=True)
-        return from_data(
-            given["data"],
-            file=given["data_file"],
-            l2=given["l2"],
-            model=given["model"],
-            split=given["split"],
-            progress=tell,
-        )
-    source = click.get_current_context().get_parameter_source
-    for name in ("data", "data_file", "model", "split", "l2"):
-        if source(name) != ParameterSource.DEFAULT:
-            raise BadInput(f"--problem brings its own data and model; leave --{name.replace('_', '-')} out")
-    return from_function(given["problem"])
+    steps: int | None = option(type=int, help="New limit on steps, counted from the beginning.")
+    seconds: float | None = option(type=float, help="New limit on the run's clock.")
+    target: float | None = option(type=float, help="New target of the metric.")
+    problem: str | None = as_field(problem_again)
+    trust: bool = as_field(trust_option)
+    evaluate: str | None = as_field(evaluate_option)
+    callbacks: tuple[str, ...] = as_field(callback_option)
+    metrics: str | None = as_field(metrics_option)
+    mirror: str | None = as_field(mirror_option)
+    add: tuple[str, ...] = option(
+        multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated."
+    )
+    seeds: int | None = option(type=int, help="For a race: train with further seeds, until there are so many.")
+    quiet: bool = as_field(quiet_option)
+    json_file: str | None = as_field(json_option)
 
 
-def make_optimizer(problem: Problem, given: dict[str, Any]) -> Optimizer:
-    """The optimiser that the options ask for, with the defaults that suit the data."""
-    from anyk.runs import usual_optimizer
+def _variant(problem: Any, number: int) -> Any:
+    """Return the same problem with a start of its own, if it has a random one; the data is shared."""
+    from anyk.problems import TwoLayerNetwork
+    from anyk.specs import parse
 
-    return usual_optimizer(problem, given["optimizer"], given["lr"])
+    if not isinstance(problem, TwoLayerNetwork):
+        return problem
+    recipe = problem.recipe() or {}
+    name, values = parse(str(recipe["model"]))
+    seed = problem.seed + number
+    keys = ",".join(f"{key}={value}" for key, value in (values | {"seed": str(seed)}).items())
+    return TwoLayerNetwork(
+        problem.X,
+        problem.y,
+        hidden=problem.hidden,
+        seed=seed,
+        l2=problem.l2,
+        X_test=problem.X_test,
+        y_test=problem.y_test,
+        split=problem.uneven,
+        recipe=recipe | {"model": f"{name}:{keys}"},
+    )
+
+
+def make_callbacks(specs: Sequence[str]) -> Callbacks:
+    """Return the callbacks that the options name; a logger without handlers writes to standard error."""
+    import logging
+
+    from anyk.callbacks.named import named_callbacks
+
+    callbacks = named_callbacks(specs, ())
+    for logger in (each.logger for each in callbacks if isinstance(getattr(each, "logger", None), logging.Logger)):
+        if not logger.hasHandlers():
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+    return callbacks
+
+
+@contextlib.contextmanager
+def resuming(console: Console, folder: str, config: SharedConfig, options: ResumeOptions) -> Iterator[dict[str, Any]]:
+    """Yield the arguments with which every kind of folder is resumed.
+
+    Callbacks are those given now, or else those that the folder has stored.
+    """
+    from anyk.problems import from_function
+
+    join_cluster(config.cluster)
+    if options.callbacks:
+        callbacks = make_callbacks(options.callbacks)
+    else:
+        with names_in_folder(Path(folder), config.digests.code, trust=options.trust):
+            callbacks = make_callbacks(config.callbacks)
+    problem = None if options.problem is None else from_function(options.problem)
+    with listening(console, callbacks, options) as shown:
+        yield {
+            "problem": problem,
+            "trust": options.trust,
+            "callbacks": shown,
+            "steps": options.steps,
+            "seconds": options.seconds,
+            "target": options.target,
+        }
 
 
 def tell_delays(spec: str, workers: int) -> None:
@@ -417,8 +483,8 @@ def _claimed_folder(kind: str) -> Iterator[Path]:
             folder.parent.rmdir()
 
 
-def show_settings(ctx: click.Context) -> None:
-    """Every setting and where it comes from."""
+def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
+    """Print every setting and where it comes from."""
     from anyk.strategies import completed, strategy
 
     sources = {
@@ -427,53 +493,53 @@ def show_settings(ctx: click.Context) -> None:
         "DEFAULT_MAP": "config file",
         "DEFAULT": "default",
     }
-    given = ctx.params
-    used = _used(given, str(ctx.command.name))
+    resolved = _resolved(options, str(ctx.command.name))
     for parameter in ctx.command.params:
         name = str(parameter.name)
-        if name not in given or name == "settings":
+        if name not in ctx.params or name == "settings":
             continue
-        source, value = ctx.get_parameter_source(name), given[name]
-        if name in used:
-            text = used[name]
+        source, value = ctx.get_parameter_source(name), getattr(options, name)
+        if name in resolved:
+            text = resolved[name]
         elif value is None or value == ():
             text = "none"
         elif name in ("strategy", "strategies"):
-            asked = (value,) if isinstance(value, str) else value
-            text = ", ".join(completed(spec, strategy(spec, workers=given["workers"])) for spec in asked)
+            specs = (value,) if isinstance(value, str) else value
+            text = ", ".join(completed(spec, strategy(spec, workers=options.workers)) for spec in specs)
         else:
             text = ", ".join(value) if isinstance(value, tuple) else str(value)
         click.echo(f"{_option(parameter):<14} {text:<44} {sources.get(source.name if source else '', '')}")
 
 
-def _used(given: dict[str, Any], command: str) -> dict[str, str]:
-    """Values in full where an option is left out or given in short: as ``run.toml`` stores them."""
+def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
+    """Return the values of options that are given in short or not at all, as ``run.toml`` stores them."""
     from anyk.clusters import cluster
     from anyk.optimizers import optimizer as build
     from anyk.runs import Run, usual_rule
     from anyk.runs.limits import LIMIT, STEPS
 
+    given = vars(options)
     fleet = cluster(
-        given["cluster"], workers=given["workers"], delays=given["delays"], communication=given["communication"]
+        options.cluster, workers=options.workers, delays=options.delays, communication=options.communication
     )
-    used = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
-    method, rate = usual_rule("" if given["problem"] else given["data"], given["optimizer"])
-    rate = rate if given["lr"] is None else given["lr"]
-    l2 = "the problem's own" if given["problem"] else "1 / training rows"
-    if given.get("begin") and given["optimizer"] is None and given["lr"] is None:
-        with Run.open(given["begin"]) as earlier:
-            used |= {"optimizer": earlier.config.optimizer, "lr": earlier.config.lr}
+    resolved = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
+    method, rate = usual_rule("" if options.problem else options.data, options.optimizer)
+    rate = rate if options.lr is None else options.lr
+    l2 = "the problem's own" if options.problem else "1 / training rows"
+    if (begin := given.get("begin")) and options.optimizer is None and options.lr is None:
+        with Run.open(begin) as earlier:
+            resolved |= {"optimizer": earlier.config.optimizer, "lr": earlier.config.lr}
     else:
         if rate is None:  # it follows from the data
-            problem = make_problem(given)
-            l2, optimizer = f"{problem.l2:.6g}", make_optimizer(problem, given)
+            problem = options.make_problem()
+            l2, optimizer = f"{problem.l2:.6g}", options.make_optimizer(problem)
         else:
             optimizer = build(method, lr=rate)
-        used |= {"optimizer": optimizer.spec, "lr": optimizer.rate.spec}
-    steps = STEPS if given["target"] is None else LIMIT
-    left_out = {
+        resolved |= {"optimizer": optimizer.spec, "lr": optimizer.rate.spec}
+    steps = STEPS if options.target is None else LIMIT
+    defaults = {
         "l2": l2,
-        "steps": str(steps) if given["seconds"] is None else "no limit",
+        "steps": str(steps) if options.seconds is None else "no limit",
         "seconds": "no limit",
         "out": str(free_folder(command)),
         "evaluate": "some hundred versions",
@@ -481,21 +547,5 @@ def _used(given: dict[str, Any], command: str) -> dict[str, str]:
         "page": "report.html in the folder",
     }
     if str(given.get("strategy")).partition(":")[0] == "auto":
-        used["strategy"] = given["strategy"]
-    return used | {name: text for name, text in left_out.items() if given.get(name) is None}
-
-
-curve_option = click.option(
-    "--curve",
-    type=click.Choice(["metric", "loss"]),
-    default="metric",
-    show_default=True,
-    help="What the picture shows against seconds.",
-)
-models_option = click.option(
-    "--models",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Number of models trained at once, in turn (two-layer networks start from different weights).",
-)
+        resolved["strategy"] = str(given.get("strategy"))
+    return resolved | {name: text for name, text in defaults.items() if given.get(name) is None}

@@ -1,27 +1,29 @@
-"""The command that races strategies, and what is told of races."""
+"""The command that races strategies, and what is printed about races."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from anyk.cli import main
+from anyk.cli.fields import as_field, option, takes
 from anyk.cli.options import (
-    callbacks_again,
-    common,
+    ResumeOptions,
+    TrainingOptions,
+    config_option,
     curve_option,
-    join_cluster,
     listening,
     make_callbacks,
-    make_optimizer,
-    make_problem,
     models_option,
     new_folder,
     picture_option,
+    plugin_option,
+    resuming,
     show_settings,
     tell_delays,
 )
@@ -32,77 +34,51 @@ from anyk.problems.base import rows_of
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from anyk.optimizers import Optimizer
+    from anyk.problems import Problem
     from anyk.runs import Race
 
 # what `anyk race` does when told nothing: long enough to see, short enough to wait for
-_RACE = {"delays": "exp:mean=0.2", "target": 0.93, "seconds": 40.0}
+_DELAYS, _TARGET, _SECONDS = "exp:mean=0.2", 0.93, 40.0
 
 PAGE = "report.html"  # in the folder of a race
 
 
-def variant(problem: Any, number: int) -> Any:
-    """The same problem with a start of its own, where it has a random one; the data is shared."""
-    from anyk.problems import TwoLayerNetwork
-    from anyk.specs import parse
-
-    if not isinstance(problem, TwoLayerNetwork):
-        return problem
-    recipe = problem.recipe() or {}
-    name, values = parse(str(recipe["model"]))
-    seed = problem.seed + number
-    keys = ",".join(f"{key}={value}" for key, value in (values | {"seed": str(seed)}).items())
-    return TwoLayerNetwork(
-        problem.X,
-        problem.y,
-        hidden=problem.hidden,
-        seed=seed,
-        l2=problem.l2,
-        X_test=problem.X_test,
-        y_test=problem.y_test,
-        split=problem.uneven,
-        recipe=recipe | {"model": f"{name}:{keys}"},
+@dataclass(frozen=True, kw_only=True)
+class _Strategies:
+    strategies: tuple[str, ...] = option(
+        "--strategy",
+        multiple=True,
+        metavar="SPEC",
+        help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
+        "async:lr_scale=0.05]",
     )
+    models: int = as_field(models_option)
+    seeds: int = option(
+        default=1,
+        help="How often each strategy trains: with --seed, --seed + 1, …, the same for all.",
+    )
+    picture: str | None = as_field(picture_option("Picture of the race; race.png in the race's folder if left out."))
+    page: str | None = option(
+        "-o",
+        "--report",
+        metavar="FILE.html|none",
+        help="Page about the race; report.html in the race's folder if left out; none: no page.",
+    )
+    curve: Literal["metric", "loss"] = as_field(curve_option)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaceOptions(TrainingOptions, _Strategies):
+    """The options of ``race``."""
 
 
 @main.command()
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    metavar="SPEC",
-    help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
-    "async:lr_scale=0.05]",
-)
-@models_option
-@click.option(
-    "--seeds",
-    type=int,
-    default=1,
-    show_default=True,
-    help="How often each strategy trains: with --seed, --seed + 1, …, the same for all.",
-)
-@picture_option("Picture of the race; race.png in the race's folder if left out.")
-@click.option(
-    "-o",
-    "--report",
-    "page",
-    metavar="FILE.html|none",
-    help="Page about the race; report.html in the race's folder if left out; none: no page.",
-)
-@curve_option
-@common
+@config_option
+@plugin_option
+@takes(RaceOptions)
 @click.pass_context
-def race(
-    ctx: click.Context,
-    /,
-    strategies: tuple[str, ...],
-    models: int,
-    seeds: int,
-    picture: str | None,
-    page: str | None,
-    curve: Any,
-    **given: Any,
-) -> None:
+def race(ctx: click.Context, /, options: RaceOptions) -> None:
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
@@ -120,74 +96,76 @@ def race(
 
     from anyk.runs.races.race import charged, racers
 
-    chosen = strategies or racers(given["workers"], models)
-    told = {"steps", "seconds", "target", "delays", "data", "problem"} & {
-        name for name in given if ctx.get_parameter_source(name) != ParameterSource.DEFAULT
-    }
-    if not told:
-        given.update(_RACE)
-        ctx.params.update(_RACE)
-    if given["settings"]:
-        ctx.params["strategies"] = chosen
-        show_settings(ctx)
+    options = replace(options, strategies=options.strategies or racers(options.workers, options.models))
+    changed = any(
+        ctx.get_parameter_source(name) != ParameterSource.DEFAULT
+        for name in ("steps", "seconds", "target", "delays", "data", "problem")
+    )
+    if not changed:
+        options = replace(options, delays=_DELAYS, target=_TARGET, seconds=_SECONDS)
+    if options.settings:
+        show_settings(ctx, options)
         return
     from anyk.runs import race as run_race
 
-    if models < 1:
-        raise BadInput(f"models must be at least 1, got {models}")
-    if seeds < 1:
-        raise BadInput(f"seeds must be at least 1, got {seeds}")
-    folder = new_folder(given["out"], "race")
-    check_picture(picture, folder=folder)
-    check_page(page, folder=folder)
-    check_file(given["json_file"], "file", folder=folder)
-    console = people(given["json_file"])
-    callbacks = make_callbacks(given["callbacks"], ())
-    problem = make_problem(given)
-    tell_delays(given["delays"], given["workers"])
-    optimizer = make_optimizer(problem, given)
-    asked = given["cluster"]
-    if not told:
-        given["cluster"] = charged(asked, problem, workers=given["workers"])
-    head = [
-        f"{given['problem'] or given['data'] + ', ' + given['model']}: {rows_of(problem)}, "
-        f"{problem.dimension:,} parameters; "
-        f"{given['workers']} workers, delays {given['delays']}, {optimizer.spec}, learning rate {optimizer.rate.spec}"
-        + f", {seeds} seeds"
-        * (seeds > 1)
-    ]
-    if given["cluster"] != asked:
-        head.append(f"cluster {given['cluster']}: what computing a partition takes here, on a core for each worker")
+    if options.models < 1:
+        raise BadInput(f"models must be at least 1, got {options.models}")
+    if options.seeds < 1:
+        raise BadInput(f"seeds must be at least 1, got {options.seeds}")
+    folder = new_folder(options.out, "race")
+    check_picture(options.picture, folder=folder)
+    check_page(options.page, folder=folder)
+    check_file(options.json_file, "file", folder=folder)
+    console = people(options.json_file)
+    callbacks = make_callbacks(options.callbacks)
+    problems = options.make_problems()
+    tell_delays(options.delays, options.workers)
+    optimizer = options.make_optimizer(problems[0])
+    cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers)
+    head = [_head(options, problems[0], optimizer)]
+    if cluster != options.cluster:
+        head.append(f"cluster {cluster}: what computing a partition takes here, on a core for each worker")
     try:
-        with listening(console, callbacks, given) as heard:
+        with listening(console, callbacks, options) as shown:
             result = run_race(
-                problem if models == 1 else [problem, *(variant(problem, i) for i in range(1, models))],
-                chosen,
-                workers=given["workers"],
-                cluster=given["cluster"],
-                delays=given["delays"],
-                communication=given["communication"],
-                seed=given["seed"],
-                seeds=seeds,
+                problems if options.models > 1 else problems[0],
+                options.strategies,
+                workers=options.workers,
+                cluster=cluster,
+                delays=options.delays,
+                communication=options.communication,
+                seed=options.seed,
+                seeds=options.seeds,
                 optimizer=optimizer,
-                steps=given["steps"],
-                seconds=given["seconds"],
-                target=given["target"],
+                steps=options.steps,
+                seconds=options.seconds,
+                target=options.target,
                 out=folder,
-                evaluate=given["evaluate"] or "",
-                callbacks=heard,
-                before=_saying(console, given["quiet"], head),
+                evaluate=options.evaluate or "",
+                callbacks=shown,
+                before=_announce(console, options.quiet, head),
             )
     except KeyboardInterrupt:
-        _race_interrupted(console, folder)
-    written = None if page == "none" else Path(page or folder / PAGE)
-    tell_race(console, result, Path(picture) if picture else folder / "race.png", curve, page=written)
-    write_json(result.report(), given["json_file"])
+        _exit_interrupted_race(console, folder)
+    page = None if options.page == "none" else Path(options.page or folder / PAGE)
+    picture = Path(options.picture) if options.picture else folder / "race.png"
+    tell_race(console, result, picture, options.curve, page=page)
+    write_json(result.report(), options.json_file)
     _exit_if_failed(result)
 
 
-def _saying(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable[[str], None]:
-    """Says which run begins; before the first, when all that was asked for is known to be possible, the head."""
+def _head(options: RaceOptions, problem: Problem, optimizer: Optimizer) -> str:
+    """Return a line on what is trained, where and how."""
+    data = options.problem or f"{options.data}, {options.model}"
+    seeds = f", {options.seeds} seeds" * (options.seeds > 1)
+    return (
+        f"{data}: {rows_of(problem)}, {problem.dimension:,} parameters; {options.workers} workers, delays "
+        f"{options.delays}, {optimizer.spec}, learning rate {optimizer.rate.spec}{seeds}"
+    )
+
+
+def _announce(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable[[str], None]:
+    """Return a function that prints the title of each run before it starts, and the head before the first."""
     unsaid = list(head)
 
     def tell(title: str) -> None:
@@ -197,8 +175,8 @@ def _saying(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable
     return tell
 
 
-def _race_interrupted(console: Console, folder: Path) -> None:
-    """What there is so far, and how to go on."""
+def _exit_interrupted_race(console: Console, folder: Path) -> None:
+    """Print the runs so far and how to resume the race, and exit."""
     from anyk.runs import Race, is_race
     from anyk.views import race_table
 
@@ -244,40 +222,18 @@ def _exit_if_failed(result: Race) -> None:
         sys.exit(1)
 
 
-def resume_the_race(
-    console: Console,
-    folder: str,
-    add: Sequence[str],
-    seeds: int | None,
-    limits: Mapping[str, Any],
-    given: Mapping[str, Any],
-) -> None:
-    """Run what is left of a race, and tell of all of it; ``given``: the other options of ``resume``."""
-    from anyk.problems import from_function
+def resume_the_race(console: Console, folder: str, options: ResumeOptions) -> None:
+    """Run what is left of a race, and report all of it."""
     from anyk.runs import resume_race
     from anyk.runs.races.race_folder import read_race
 
-    config = read_race(Path(folder))
-    join_cluster(config.cluster)
-    callbacks = callbacks_again(folder, config, given["callbacks"], trust=given["trust"])
-    made = None if given["problem"] is None else from_function(given["problem"])
-    before = _saying(console, given["quiet"])
+    before = _announce(console, options.quiet)
     try:
-        with listening(console, callbacks, given) as heard:
-            result = resume_race(
-                folder,
-                problem=made,
-                trust=given["trust"],
-                add=add,
-                seeds=seeds,
-                callbacks=heard,
-                before=before,
-                tell=warn,
-                **limits,
-            )
+        with resuming(console, folder, read_race(Path(folder)), options) as arguments:
+            result = resume_race(folder, add=options.add, seeds=options.seeds, before=before, tell=warn, **arguments)
     except KeyboardInterrupt:
-        _race_interrupted(console, Path(folder))
+        _exit_interrupted_race(console, Path(folder))
     page = Path(folder) / PAGE
     tell_race(console, result, Path(folder) / "race.png", "metric", page=page if page.exists() else None)
-    write_json(result.report(), given["json_file"])
+    write_json(result.report(), options.json_file)
     _exit_if_failed(result)

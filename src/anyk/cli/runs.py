@@ -4,145 +4,148 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from anyk.cli import main
 from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
+from anyk.cli.fields import as_field, option, takes
 from anyk.cli.options import (
-    callback_option,
-    callbacks_again,
-    common,
+    ResumeOptions,
+    TrainingOptions,
+    config_option,
     curve_option,
-    evaluate_option,
-    join_cluster,
     json_option,
     listening,
     make_callbacks,
-    make_optimizer,
-    make_problem,
-    metrics_option,
-    mirror_option,
     models_option,
     new_folder,
     picture_option,
     plugin_option,
+    problem_again,
+    resuming,
     show_settings,
     tell_delays,
+    trust_option,
 )
 from anyk.cli.output import check_file, exit_interrupted, people, say, warn, write_json
-from anyk.cli.races import resume_the_race, tell_race, variant
+from anyk.cli.races import resume_the_race, tell_race
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from anyk.clusters import Cluster
     from anyk.runs import Promise, Run
     from anyk.runs.folder.config import SharedConfig
 
-_LIMITS = ("steps", "seconds", "target")
+
+@dataclass(frozen=True, kw_only=True)
+class _Strategy:
+    strategy: str = option(
+        default="uncoded",
+        metavar="SPEC",
+        help="Strategy; see 'anyk strategies'. auto:measure=30,every=100: measure, plan, switch, and check every so "
+        "often; also record=, slope=, max_load=.",
+    )
+    models: int = as_field(models_option)
+    begin: str | None = option(
+        "--from",
+        metavar="FOLDER",
+        help="Start from this run: its models, optimiser states and step numbers.",
+    )
+    plan_file: str | None = option(
+        "--plan",
+        metavar="FILE.toml",
+        help="Instead of --strategy: run what 'anyk plan -o' advised, and check its promise.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(TrainingOptions, _Strategy):
+    """The options of ``train``."""
 
 
 @main.command()
-@click.option(
-    "--strategy",
-    default="uncoded",
-    show_default=True,
-    metavar="SPEC",
-    help="Strategy; see 'anyk strategies'. auto:measure=30,every=100: measure, plan, switch, and check every so often; "
-    "also record=, slope=, max_load=.",
-)
-@models_option
-@click.option(
-    "--from", "begin", metavar="FOLDER", help="Start from this run: its models, optimiser states and step numbers."
-)
-@click.option(
-    "--plan",
-    "plan_file",
-    metavar="FILE.toml",
-    help="Instead of --strategy: run what 'anyk plan -o' advised, and check its promise.",
-)
-@common
+@config_option
+@plugin_option
+@takes(TrainOptions)
 @click.pass_context
-def train(
-    ctx: click.Context,
-    /,
-    strategy: str,
-    models: int,
-    begin: str | None,
-    plan_file: str | None,
-    **given: Any,
-) -> None:
+def train(ctx: click.Context, /, options: TrainOptions) -> None:
     """Train one model, or several at once, with one strategy."""
-    promise = None if plan_file is None else _promise(ctx, plan_file, models)
+    promise = _read_promise(ctx, options)
     if promise is not None:
-        strategy = ctx.params["strategy"] = promise.strategy
-        given["workers"] = ctx.params["workers"] = promise.workers
-    if given["settings"]:
-        show_settings(ctx)
+        options = replace(options, strategy=promise.strategy, workers=promise.workers)
+    if options.settings:
+        show_settings(ctx, options)
         return
     from anyk.clusters import cluster
-    from anyk.delays import parse
-    from anyk.runs import train as run_training
-    from anyk.runs import train_many
     from anyk.specs import with_keys
     from anyk.strategies import strategy as build
     from anyk.views import race_notes, race_table
 
+    models = options.models
     if models < 1:
         raise BadInput(f"models must be at least 1, got {models}")
-    if is_auto(strategy):
-        train_in_parts(strategy, models, begin, given)
+    if is_auto(options.strategy):
+        train_in_parts(options)
         return
-    asked = with_keys(strategy, {"models": models}) if models > 1 else strategy
-    build(asked, workers=given["workers"])  # complain before anything is loaded
-    delays = parse(given["delays"])
+    spec = with_keys(options.strategy, {"models": models}) if models > 1 else options.strategy
+    build(spec, workers=options.workers)  # complain before anything is loaded
     fleet = cluster(
-        given["cluster"],
-        workers=given["workers"],
-        delays=delays,
-        seed=given["seed"],
-        communication=given["communication"],
+        options.cluster,
+        workers=options.workers,
+        delays=options.delays,
+        seed=options.seed,
+        communication=options.communication,
     )
-    folder = new_folder(given["out"], "train")
-    check_file(given["json_file"], "file", folder=folder)
-    callbacks = make_callbacks(given["callbacks"], ())
-    problem = make_problem(given)
-    tell_delays(given["delays"], given["workers"])
-    goes_on = begin is not None and given["optimizer"] is None and given["lr"] is None
-    if promise is not None:
-        given["optimizer"] = given["optimizer"] or promise.optimizer
-        if promise.learning_rate is not None and given["lr"] is None:
-            given["lr"] = str(promise.learning_rate)
-    optimizer = None if goes_on else make_optimizer(problem, given)
-    console = people(given["json_file"])
+    folder = new_folder(options.out, "train")
+    check_file(options.json_file, "file", folder=folder)
+    console = people(options.json_file)
     try:
-        with listening(console, callbacks, given) as heard:
-            training: Any = run_training
-            if models > 1:
-                training = train_many
-            run = training(
-                [problem, *(variant(problem, i) for i in range(1, models))] if models > 1 else problem,
-                promise or strategy,
-                fleet,
-                optimizer=optimizer,
-                steps=given["steps"],
-                seconds=given["seconds"],
-                target=given["target"],
-                begin=begin,
-                out=folder,
-                evaluate=given["evaluate"] or "",
-                callbacks=heard,
-            )
+        run = _train(console, options, fleet, folder, promise)
     except KeyboardInterrupt:
         exit_interrupted(folder)
     say(console, race_table([run]), *race_notes([run]), f"run: {folder}")
     report = run.report()
     if promise is not None:
         report["check"] = _tell_check(console, run)
-    write_json(report, given["json_file"])
+    write_json(report, options.json_file)
+
+
+def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path, promise: Promise | None) -> Run:
+    """Make what the options name, and train."""
+    from anyk.runs import train as train_one
+    from anyk.runs import train_many
+
+    callbacks = make_callbacks(options.callbacks)
+    problems = options.make_problems()
+    tell_delays(options.delays, options.workers)
+    continues = options.begin is not None and options.optimizer is None and options.lr is None
+    if promise is not None:
+        lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
+        options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
+    with listening(console, callbacks, options) as shown:
+        training: Any = train_many if options.models > 1 else train_one
+        return cast(
+            "Run",
+            training(
+                problems if options.models > 1 else problems[0],
+                promise or options.strategy,
+                fleet,
+                optimizer=None if continues else options.make_optimizer(problems[0]),
+                steps=options.steps,
+                seconds=options.seconds,
+                target=options.target,
+                begin=options.begin,
+                out=folder,
+                evaluate=options.evaluate or "",
+                callbacks=shown,
+            ),
+        )
 
 
 def _tell_check(console: Console, run: Run) -> dict[str, Any]:
@@ -155,111 +158,84 @@ def _tell_check(console: Console, run: Run) -> dict[str, Any]:
     return found.report()
 
 
-def _promise(ctx: click.Context, file: str, models: int) -> Promise:
-    """The promise of a plan file; raises where other options contradict it."""
+def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
+    """Return the promise of the plan file, if one is given; raise if other options contradict it."""
     from click.core import ParameterSource
-    from msgspec.structs import replace
+    from msgspec import structs
 
     from anyk.runs import Promise
 
+    if (file := options.plan_file) is None:
+        return None
     promise = Promise.load(file, trust=True)
-    named = promise if ctx.params["optimizer"] is None else replace(promise, optimizer=None)
+    named = promise if options.optimizer is None else structs.replace(promise, optimizer=None)
     named.check_code(f"the plan '{file}'")
     if ctx.get_parameter_source("strategy") != ParameterSource.DEFAULT:
         raise BadInput(f"the plan '{file}' says which strategy to run; leave out --strategy, or --plan")
-    if models > 1:
-        raise BadInput(f"the plan '{file}' is for one model, got --models {models}")
-    workers = ctx.params["workers"]
-    if ctx.get_parameter_source("workers") != ParameterSource.DEFAULT and workers != promise.workers:
+    if options.models > 1:
+        raise BadInput(f"the plan '{file}' is for one model, got --models {options.models}")
+    if ctx.get_parameter_source("workers") != ParameterSource.DEFAULT and options.workers != promise.workers:
         raise BadInput(
-            f"the plan '{file}' is for {promise.workers} workers, got --workers {workers}; plan for the fleet that is "
-            "to train"
+            f"the plan '{file}' is for {promise.workers} workers, got --workers {options.workers}; plan for the fleet "
+            "that is to train"
         )
     return promise
 
 
-_problem_again = click.option(
-    "--problem",
-    metavar="FILE.py:FUNCTION",
-    help="The function that makes the run's problem; name it again, as code is not run just because a folder names it.",
-)
-_trust = click.option(
-    "--trust",
-    is_flag=True,
-    help="Run the code that the folder names, if its SHA-256 is unchanged; only for your own folders.",
-)
-
-
 @main.command()
 @click.argument("run")
-@click.option("--steps", type=int, help="New limit on steps, counted from the beginning.")
-@click.option("--seconds", type=float, help="New limit on the run's clock.")
-@click.option("--target", type=float, help="New target of the metric.")
-@_problem_again
-@_trust
-@evaluate_option
-@callback_option
-@metrics_option
-@mirror_option
-@click.option("--add", multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated.")
-@click.option("--seeds", type=int, help="For a race: train with further seeds, until there are so many.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-@json_option
+@takes(ResumeOptions)
 @plugin_option
-def resume(
-    run: str,
-    steps: int | None,
-    seconds: float | None,
-    target: float | None,
-    evaluate: str | None,
-    add: tuple[str, ...],
-    seeds: int | None,
-    **given: Any,
-) -> None:
+def resume(run: str, options: ResumeOptions) -> None:
     """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race.
 
     A folder of --strategy auto goes on as a whole: it is measured, planned and checked as before.
     """
-    from anyk.problems import from_function
     from anyk.runs import is_race
     from anyk.runs import resume as resume_training
     from anyk.runs.folder.config import read_config
     from anyk.views import race_notes, race_table
 
-    console = people(given["json_file"])
-    limits: dict[str, Any] = {"steps": steps, "seconds": seconds, "target": target}
+    console = people(options.json_file)
     several = "that of --strategy auto" if is_auto_folder(run) else "that of a race" if is_race(run) else None
-    if several is not None and evaluate is not None:
+    if several is not None and options.evaluate is not None:
         raise BadInput(f"the folder '{run}' is {several}, whose runs are evaluated alike; leave out --evaluate")
     if is_auto_folder(run):
-        if add or seeds is not None:
+        if options.add or options.seeds is not None:
             raise BadInput(f"the folder '{run}' is {several}; --add and --seeds are for the folder of a race")
-        resume_the_parts(console, run, limits, given)
+        resume_the_parts(console, run, options)
         return
     if is_race(run):
-        resume_the_race(console, run, add, seeds, limits, given)
+        resume_the_race(console, run, options)
         return
-    if add:
-        raise BadInput(f"'{run}' is a single run; --add is for the folder of a race")
-    if seeds is not None:
-        raise BadInput(f"'{run}' is a single run; --seeds is for the folder of a race")
-    kept: dict[str, Any] = {} if evaluate is None else {"evaluate": evaluate}
-    config = read_config(Path(run))
-    join_cluster(config.cluster)
-    callbacks = callbacks_again(run, config, given["callbacks"], trust=given["trust"])
-    made = None if given["problem"] is None else from_function(given["problem"])
+    for name, value in (("add", options.add or None), ("seeds", options.seeds)):
+        if value is not None:
+            raise BadInput(f"'{run}' is a single run; --{name} is for the folder of a race")
     try:
-        with listening(console, callbacks, given) as heard:
-            done = resume_training(
-                run, problem=made, trust=given["trust"], callbacks=heard, tell=warn, **limits, **kept
-            )
+        with resuming(console, run, read_config(Path(run)), options) as arguments:
+            if options.evaluate is not None:
+                arguments["evaluate"] = options.evaluate
+            result = resume_training(run, tell=warn, **arguments)
     except KeyboardInterrupt:
         exit_interrupted(run)
-    say(console, race_table([done]), *race_notes([done]))
-    write_json(done.report(), given["json_file"])
+    say(console, race_table([result]), *race_notes([result]))
+    write_json(result.report(), options.json_file)
 
 
-_SHOWN = ("cluster", "workers", "delays", "communication", "seed", "seeds", "optimizer", "lr", *_LIMITS, "evaluate")
+_SHOWN = (
+    "cluster",
+    "workers",
+    "delays",
+    "communication",
+    "seed",
+    "seeds",
+    "optimizer",
+    "lr",
+    "steps",
+    "seconds",
+    "target",
+    "evaluate",
+)
 
 
 @main.command()
@@ -381,8 +357,8 @@ def _listed(workers: Sequence[int]) -> str:
 @main.command()
 @click.argument("run")
 @click.option("--decisions-only", is_flag=True, help="Do not compute gradients.")
-@_problem_again
-@_trust
+@problem_again
+@trust_option
 @plugin_option
 def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> None:
     """Replay a run from its log, and check that decisions and model are the same, bit for bit."""
