@@ -14,7 +14,7 @@ from anyk.cli.options import (
     resuming,
     tell_delays,
 )
-from anyk.cli.output import check_file, exit_interrupted, people, say, write_json
+from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -50,40 +50,34 @@ def train_in_parts(options: TrainOptions) -> None:
     problems = options.make_problems()
     tell_delays(options.delays, options.workers)
     console = people(options.json_file)
-    try:
-        with listening(console, callbacks, options) as shown:
-            result = train_auto(
-                problems if options.models > 1 else problems[0],
-                workers=options.workers,
-                cluster=options.cluster,
-                delays=options.delays,
-                communication=options.communication,
-                seed=options.seed,
-                steps=options.steps,
-                seconds=options.seconds,
-                target=options.target,
-                optimizer=options.make_optimizer(problems[0]),
-                out=folder,
-                callbacks=shown,
-                tell=lambda text: say(console, text),
-                evaluate=options.evaluate or "",
-                **asdict(settings),
-            )
-    except KeyboardInterrupt:
-        exit_interrupted(folder)
+    with listening(console, callbacks, options, folder) as shown:
+        result = train_auto(
+            problems if options.models > 1 else problems[0],
+            workers=options.workers,
+            cluster=options.cluster,
+            delays=options.delays,
+            communication=options.communication,
+            seed=options.seed,
+            steps=options.steps,
+            seconds=options.seconds,
+            target=options.target,
+            optimizer=options.make_optimizer(problems[0]),
+            out=folder,
+            callbacks=shown,
+            tell=lambda text: say(console, text),
+            evaluate=options.evaluate or "",
+            **asdict(settings),
+        )
     _report(console, result, options.json_file)
 
 
-def resume_the_parts(console: Console, folder: str, options: ResumeOptions) -> None:
+def resume_the_parts(console: Console, folder: Path, options: ResumeOptions) -> None:
     """Resume such a training, and report all of it."""
     from anyk.fleet import resume_auto
     from anyk.fleet.auto.parts import read_auto
 
-    try:
-        with resuming(console, folder, read_auto(Path(folder)), options) as arguments:
-            result = resume_auto(folder, tell=lambda text: say(console, text), **arguments)
-    except KeyboardInterrupt:
-        exit_interrupted(folder)
+    with resuming(console, folder, read_auto(folder), options) as arguments:
+        result = resume_auto(folder, tell=lambda text: say(console, text), **arguments)
     _report(console, result, options.json_file)
 
 

@@ -17,7 +17,7 @@ import click
 
 from anyk.checks import check
 from anyk.cli.fields import Command, as_field, option
-from anyk.cli.output import check_file, check_picture
+from anyk.cli.output import check_file, check_picture, exit_interrupted
 from anyk.errors import BadInput, told
 from anyk.named import names_in_folder, plugged_in
 from anyk.tables import reading
@@ -190,20 +190,28 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 
 
 @contextlib.contextmanager
-def listening(console: Console, callbacks: Callbacks, options: TrainingOptions | ResumeOptions) -> Iterator[Callbacks]:
-    """Yield a run's callbacks with those of the options: progress on the terminal, metrics, a copy of the log."""
+def listening(
+    console: Console, callbacks: Callbacks, options: TrainingOptions | ResumeOptions, folder: Path
+) -> Iterator[Callbacks]:
+    """Yield a run's callbacks with those of the options: progress on the terminal, metrics, a copy of the log.
+
+    If the run is interrupted, say how to resume the folder, and exit.
+    """
     from anyk.callbacks import Mirror
     from anyk.views import Progress
     from anyk.views.exports.prometheus import Metrics, address
 
-    with contextlib.ExitStack() as opened:
-        others: list[Any] = [] if options.mirror is None else [Mirror(options.mirror)]
-        if options.metrics is not None:
-            metrics = opened.enter_context(Metrics(*address(options.metrics)))
-            click.echo(f"metrics: {metrics.url}", err=True)
-            others.append(metrics)
-        progress = opened.enter_context(Progress(console, quiet=options.quiet))
-        yield callbacks.also(progress, *others)
+    try:
+        with contextlib.ExitStack() as opened:
+            others: list[Any] = [] if options.mirror is None else [Mirror(options.mirror)]
+            if options.metrics is not None:
+                metrics = opened.enter_context(Metrics(*address(options.metrics)))
+                click.echo(f"metrics: {metrics.url}", err=True)
+                others.append(metrics)
+            progress = opened.enter_context(Progress(console, quiet=options.quiet))
+            yield callbacks.also(progress, *others)
+    except KeyboardInterrupt:
+        exit_interrupted(folder, console)
 
 
 callback_option = click.option(
@@ -347,6 +355,8 @@ class TrainingOptions(ProblemOptions):
 
     def make_problems(self) -> list[Problem]:
         """Return the problem of each model: the same, but for a random start of its own."""
+        if self.models < 1:
+            raise BadInput(f"models must be at least 1, got {self.models}")
         problem = self.make_problem()
         return [problem, *(_variant(problem, number) for number in range(1, self.models))]
 
@@ -413,7 +423,7 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
 
 
 @contextlib.contextmanager
-def resuming(console: Console, folder: str, config: SharedConfig, options: ResumeOptions) -> Iterator[dict[str, Any]]:
+def resuming(console: Console, folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[dict[str, Any]]:
     """Yield the arguments with which every kind of folder is resumed.
 
     Callbacks are those given now, or else those that the folder has stored.
@@ -424,10 +434,10 @@ def resuming(console: Console, folder: str, config: SharedConfig, options: Resum
     if options.callbacks:
         callbacks = make_callbacks(options.callbacks)
     else:
-        with names_in_folder(Path(folder), config.digests.code, trust=options.trust):
+        with names_in_folder(folder, config.digests.code, trust=options.trust):
             callbacks = make_callbacks(config.callbacks)
     problem = None if options.problem is None else from_function(options.problem)
-    with listening(console, callbacks, options) as shown:
+    with listening(console, callbacks, options, folder) as shown:
         yield {
             "problem": problem,
             "trust": options.trust,

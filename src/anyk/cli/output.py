@@ -154,9 +154,16 @@ def warn(text: str) -> None:
     click.echo(wrapped(f"anyk: {text}", width), err=True)
 
 
-def exit_interrupted(folder: str | Path) -> None:
-    """Say how to go on, and exit as after Ctrl-C; without anything to resume there, let Python do that."""
-    if not any((Path(folder) / name).is_file() for name in ("run.toml", "race.toml", "auto.toml")):
+def exit_interrupted(folder: Path, console: Console) -> None:
+    """Print the runs of a race so far and how to resume, and exit as after Ctrl-C; re-raise it without a folder."""
+    if not any((folder / name).is_file() for name in ("run.toml", "race.toml", "auto.toml")):
         raise KeyboardInterrupt
+    if (folder / "race.toml").is_file():
+        from anyk.runs import Race
+        from anyk.views import race_table
+
+        with Race.open(folder) as race:
+            if race.runs:
+                say(console, race_table(race.runs))
     click.echo(f"anyk: interrupted; go on with: anyk resume {folder}", err=True)
     sys.exit(130)

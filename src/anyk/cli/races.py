@@ -27,7 +27,7 @@ from anyk.cli.options import (
     show_settings,
     tell_delays,
 )
-from anyk.cli.output import check_file, check_page, check_picture, exit_interrupted, people, say, warn, write_json
+from anyk.cli.output import check_file, check_page, check_picture, people, say, warn, write_json
 from anyk.errors import BadInput
 from anyk.problems.base import rows_of
 
@@ -108,8 +108,6 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
         return
     from anyk.runs import race as run_race
 
-    if options.models < 1:
-        raise BadInput(f"models must be at least 1, got {options.models}")
     if options.seeds < 1:
         raise BadInput(f"seeds must be at least 1, got {options.seeds}")
     folder = new_folder(options.out, "race")
@@ -125,28 +123,25 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
     head = [_head(options, problems[0], optimizer)]
     if cluster != options.cluster:
         head.append(f"cluster {cluster}: what computing a partition takes here, on a core for each worker")
-    try:
-        with listening(console, callbacks, options) as shown:
-            result = run_race(
-                problems if options.models > 1 else problems[0],
-                options.strategies,
-                workers=options.workers,
-                cluster=cluster,
-                delays=options.delays,
-                communication=options.communication,
-                seed=options.seed,
-                seeds=options.seeds,
-                optimizer=optimizer,
-                steps=options.steps,
-                seconds=options.seconds,
-                target=options.target,
-                out=folder,
-                evaluate=options.evaluate or "",
-                callbacks=shown,
-                before=_announce(console, options.quiet, head),
-            )
-    except KeyboardInterrupt:
-        _exit_interrupted_race(console, folder)
+    with listening(console, callbacks, options, folder) as shown:
+        result = run_race(
+            problems if options.models > 1 else problems[0],
+            options.strategies,
+            workers=options.workers,
+            cluster=cluster,
+            delays=options.delays,
+            communication=options.communication,
+            seed=options.seed,
+            seeds=options.seeds,
+            optimizer=optimizer,
+            steps=options.steps,
+            seconds=options.seconds,
+            target=options.target,
+            out=folder,
+            evaluate=options.evaluate or "",
+            callbacks=shown,
+            before=_announce(console, options.quiet, head),
+        )
     page = None if options.page == "none" else Path(options.page or folder / PAGE)
     picture = Path(options.picture) if options.picture else folder / "race.png"
     tell_race(console, result, picture, options.curve, page=page)
@@ -173,19 +168,6 @@ def _announce(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callab
         unsaid.clear()
 
     return tell
-
-
-def _exit_interrupted_race(console: Console, folder: Path) -> None:
-    """Print the runs so far and how to resume the race, and exit."""
-    from anyk.runs import Race, is_race
-    from anyk.views import race_table
-
-    if is_race(folder):
-        so_far = Race.open(folder)
-        if so_far.runs:
-            say(console, race_table(so_far.runs))
-        so_far.close()
-    exit_interrupted(folder)
 
 
 def tell_race(
@@ -222,18 +204,15 @@ def _exit_if_failed(result: Race) -> None:
         sys.exit(1)
 
 
-def resume_the_race(console: Console, folder: str, options: ResumeOptions) -> None:
+def resume_the_race(console: Console, folder: Path, options: ResumeOptions) -> None:
     """Run what is left of a race, and report all of it."""
     from anyk.runs import resume_race
     from anyk.runs.races.race_folder import read_race
 
     before = _announce(console, options.quiet)
-    try:
-        with resuming(console, folder, read_race(Path(folder)), options) as arguments:
-            result = resume_race(folder, add=options.add, seeds=options.seeds, before=before, tell=warn, **arguments)
-    except KeyboardInterrupt:
-        _exit_interrupted_race(console, Path(folder))
-    page = Path(folder) / PAGE
-    tell_race(console, result, Path(folder) / "race.png", "metric", page=page if page.exists() else None)
+    with resuming(console, folder, read_race(folder), options) as arguments:
+        result = resume_race(folder, add=options.add, seeds=options.seeds, before=before, tell=warn, **arguments)
+    page = folder / PAGE
+    tell_race(console, result, folder / "race.png", "metric", page=page if page.exists() else None)
     write_json(result.report(), options.json_file)
     _exit_if_failed(result)

@@ -31,7 +31,7 @@ from anyk.cli.options import (
     tell_delays,
     trust_option,
 )
-from anyk.cli.output import check_file, exit_interrupted, people, say, warn, write_json
+from anyk.cli.output import check_file, people, say, warn, write_json
 from anyk.cli.races import resume_the_race, tell_race
 from anyk.errors import BadInput
 
@@ -88,8 +88,6 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
     from anyk.views import race_notes, race_table
 
     models = options.models
-    if models < 1:
-        raise BadInput(f"models must be at least 1, got {models}")
     if is_auto(options.strategy):
         train_in_parts(options)
         return
@@ -105,10 +103,7 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
     folder = new_folder(options.out, "train")
     check_file(options.json_file, "file", folder=folder)
     console = people(options.json_file)
-    try:
-        run = _train(console, options, fleet, folder, promise)
-    except KeyboardInterrupt:
-        exit_interrupted(folder)
+    run = _train(console, options, fleet, folder, promise)
     say(console, race_table([run]), *race_notes([run]), f"run: {folder}")
     report = run.report()
     if promise is not None:
@@ -128,7 +123,7 @@ def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path
     if promise is not None:
         lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
         options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
-    with listening(console, callbacks, options) as shown:
+    with listening(console, callbacks, options, folder) as shown:
         training: Any = train_many if options.models > 1 else train_one
         return cast(
             "Run",
@@ -203,21 +198,18 @@ def resume(run: str, options: ResumeOptions) -> None:
     if is_auto_folder(run):
         if options.add or options.seeds is not None:
             raise BadInput(f"the folder '{run}' is {several}; --add and --seeds are for the folder of a race")
-        resume_the_parts(console, run, options)
+        resume_the_parts(console, Path(run), options)
         return
     if is_race(run):
-        resume_the_race(console, run, options)
+        resume_the_race(console, Path(run), options)
         return
     for name, value in (("add", options.add or None), ("seeds", options.seeds)):
         if value is not None:
             raise BadInput(f"'{run}' is a single run; --{name} is for the folder of a race")
-    try:
-        with resuming(console, run, read_config(Path(run)), options) as arguments:
-            if options.evaluate is not None:
-                arguments["evaluate"] = options.evaluate
-            result = resume_training(run, tell=warn, **arguments)
-    except KeyboardInterrupt:
-        exit_interrupted(run)
+    with resuming(console, Path(run), read_config(Path(run)), options) as arguments:
+        if options.evaluate is not None:
+            arguments["evaluate"] = options.evaluate
+        result = resume_training(run, tell=warn, **arguments)
     say(console, race_table([result]), *race_notes([result]))
     write_json(result.report(), options.json_file)
 
