@@ -65,15 +65,13 @@ show("synchronous loss reached sooner by adacomm", [T / reached], "times", f"at 
 best = np.min([losses for name, losses in curves.items() if name != "adacomm"], axis=0)
 show("adacomm over the best fixed tau of each time", [100 * float(np.mean(curves["adacomm"] / best - 1))], "%", "10")
 if arguments.picture:
-    from anyk.views.plots import COLOURS, new_figure, save
+    from anyk.views.style import COLOURS, picture
 
-    figure, axes = new_figure((8, 5), "the picture")
-    for colour, (name, losses) in zip(COLOURS, curves.items(), strict=False):
-        axes.semilogy(times, losses, color=colour, lw=2.4 if name == "adacomm" else 1.4, label=name)
-    axes.set_xlabel("virtual seconds" if arguments.cluster == "simulated" else "wall-clock seconds")
-    axes.set_ylabel(f"loss, mean of {arguments.seeds} seeds")
-    title = f"{arguments.data}, {arguments.model}, {P} workers, step {arguments.delays}, link {arguments.communication}"
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    save(figure, arguments.picture)
+    with picture(arguments.picture, (8, 5), "the picture") as (figure, axes):
+        for colour, (name, losses) in zip(COLOURS, curves.items(), strict=False):
+            axes.semilogy(times, losses, color=colour, lw=2.4 if name == "adacomm" else 1.4, label=name)
+        axes.set_xlabel("virtual seconds" if arguments.cluster == "simulated" else "wall-clock seconds")
+        axes.set_ylabel(f"loss, mean of {arguments.seeds} seeds")
+        where = f"step {arguments.delays}, link {arguments.communication}"
+        axes.set_title(f"{arguments.data}, {arguments.model}, {P} workers, {where}", fontsize=10)
+        axes.legend()

@@ -111,24 +111,25 @@ elif arguments.map:
     if arguments.picture:
         from matplotlib.patches import Rectangle
 
-        from anyk.views.plots import COLOURS, new_figure, save
+        from anyk.views.style import COLOURS, picture
 
-        figure, axes = new_figure((5.4 * len(arguments.workers), 3.6), "the map", columns=len(arguments.workers))
-        for ax, workers in zip(np.atleast_1d(axes), arguments.workers, strict=True):
-            for (n, burst, ratio), (winner, margin) in cells.items():
-                if n == workers:
-                    x, y = RATIOS.index(ratio), BURSTS.index(burst)
-                    alpha = 0.3 + 0.6 * min(1.0, margin / 0.3)
-                    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=COLOURS[winner], alpha=alpha))
-                    ax.text(x, y, f"{NAMES[winner]}\n{100 * margin:.0f} %", ha="center", va="center", fontsize=8)
-            ax.set_xlim(-0.5, len(RATIOS) - 0.5)
-            ax.set_ylim(-0.5, len(BURSTS) - 0.5)
-            ax.set_xticks(range(len(RATIOS)), [f"{ratio:g}" for ratio in RATIOS])
-            ax.set_yticks(range(len(BURSTS)), [f"{burst:.3g}" for burst in BURSTS])
-            ax.set_xlabel("seconds for the whole data / seconds of a task without load")
-            ax.set_ylabel("mean burst, rounds")
-            ax.set_title(f"n = {workers}: who wins, and by how much", loc="left", fontsize=10)
-        save(figure, arguments.picture)
+        with picture(
+            arguments.picture, (5.4 * len(arguments.workers), 3.6), "the map", columns=len(arguments.workers)
+        ) as (figure, axes):
+            for ax, workers in zip(np.atleast_1d(axes), arguments.workers, strict=True):
+                for (n, burst, ratio), (winner, margin) in cells.items():
+                    if n == workers:
+                        x, y = RATIOS.index(ratio), BURSTS.index(burst)
+                        alpha = 0.3 + 0.6 * min(1.0, margin / 0.3)
+                        ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=COLOURS[winner], alpha=alpha))
+                        ax.text(x, y, f"{NAMES[winner]}\n{100 * margin:.0f} %", ha="center", va="center", fontsize=8)
+                ax.set_xlim(-0.5, len(RATIOS) - 0.5)
+                ax.set_ylim(-0.5, len(BURSTS) - 0.5)
+                ax.set_xticks(range(len(RATIOS)), [f"{ratio:g}" for ratio in RATIOS])
+                ax.set_yticks(range(len(BURSTS)), [f"{burst:.3g}" for burst in BURSTS])
+                ax.set_xlabel("seconds for the whole data / seconds of a task without load")
+                ax.set_ylabel("mean burst, rounds")
+                ax.set_title(f"n = {workers}: who wins, and by how much", fontsize=10)
 elif arguments.clock:
     workers, models, steps = 32, arguments.models, 10
     file = DATA / "t10k-images-idx3-ubyte.gz"
@@ -161,17 +162,15 @@ elif arguments.clock:
         planned = 100 * (1 - kinds["m-sgc"].seconds / kinds["gc"].seconds)
         show(f"M-SGC sooner than GC (planned {planned:.0f} %)", [100 * (1 - seconds["m-sgc"] / seconds["gc"])], "%")
     if arguments.picture:
-        from anyk.views.plots import COLOURS, new_figure, save
+        from anyk.views.style import COLOURS, picture
 
-        figure, axes = new_figure((8, 5), "the picture")
-        for colour, (name, ends) in zip(COLOURS, curves.items(), strict=False):
-            axes.step(ends, range(1, len(ends) + 1), where="post", color=colour, label=name)
-        axes.set_xlabel("wall-clock seconds")
-        axes.set_ylabel("jobs finished")
-        axes.set_title(f"{models} networks on MNIST images, {workers} processes", loc="left", fontsize=11)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False)
-        save(figure, arguments.picture)
+        with picture(arguments.picture, (8, 5), "the picture") as (figure, axes):
+            for colour, (name, ends) in zip(COLOURS, curves.items(), strict=False):
+                axes.step(ends, range(1, len(ends) + 1), where="post", color=colour, label=name)
+            axes.set_xlabel("wall-clock seconds")
+            axes.set_ylabel("jobs finished")
+            axes.set_title(f"{models} networks on MNIST images, {workers} processes")
+            axes.legend()
 else:
     file = DATA / "lambda-traces" / "p_desktop_long-Canada-n30-b2048-load0.00.npz"
     table = np.load(file)["seconds"].astype(float)

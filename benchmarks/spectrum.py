@@ -61,18 +61,14 @@ show(
     "adasync over the best fixed K of each time", [100 * float(np.mean(curves["adasync"] / best - 1))], "%", "about 10"
 )
 if arguments.picture:
-    from anyk.views.plots import COLOURS, new_figure, save
+    from anyk.views.style import COLOURS, picture
 
-    figure, axes = new_figure((8, 5), "the picture")
-    for colour, (name, losses) in zip(COLOURS, curves.items(), strict=False):
-        axes.semilogy(times, losses, color=colour, lw=2.4 if name == "adasync" else 1.4, label=name)
-    axes.set_xlabel("virtual seconds")
-    axes.set_ylabel(f"loss, mean of {arguments.seeds} seeds")
-    axes.set_title(
-        f"{arguments.data}, {arguments.model}, {P} workers, delays {arguments.delays}, batch {arguments.batch}",
-        loc="left",
-        fontsize=11,
-    )
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    save(figure, arguments.picture)
+    with picture(arguments.picture, (8, 5), "the picture") as (figure, axes):
+        for colour, (name, losses) in zip(COLOURS, curves.items(), strict=False):
+            axes.semilogy(times, losses, color=colour, lw=2.4 if name == "adasync" else 1.4, label=name)
+        axes.set_xlabel("virtual seconds")
+        axes.set_ylabel(f"loss, mean of {arguments.seeds} seeds")
+        axes.set_title(
+            f"{arguments.data}, {arguments.model}, {P} workers, delays {arguments.delays}, batch {arguments.batch}",
+        )
+        axes.legend()

@@ -113,11 +113,10 @@ def check_picture(file: str | None, *, folder: Path | None = None) -> None:
     """Raise now where a picture that was asked for could not be drawn, or not written, after the work."""
     if file is None:
         return
-    from anyk.views.plots import new_figure
+    from anyk.views.style import picture_formats
 
     check_file(file, "picture", folder=folder)
-    figure, _ = new_figure((1.0, 1.0), "a picture")
-    kinds = sorted(figure.canvas.get_supported_filetypes())
+    kinds = picture_formats()
     if Path(file).suffix[1:].lower() not in kinds:
         raise BadInput(f"the picture '{file}' should end in .png, .pdf or .svg (known: {', '.join(kinds)})")
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from anyk.papers.table import Case, Floats, Row, Table
-from anyk.views.plots import COLOURS, new_figure, save
+from anyk.views.style import COLOURS, picture
 
 _POINTS = 300  # at which curves of several seeds are compared
 _STYLES = ("-", "--", "-.", ":")
@@ -238,9 +238,9 @@ def _finish(axes: Any, x: str, y: str, title: str, log: str, *, grid: str = "bot
         _few_ticks(axes.yaxis, *axes.get_ylim())
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.grid(alpha=0.25, axis=grid)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, fontsize=10)
+    if grid == "y":
+        axes.grid(axis="x", visible=False)
     handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
         axes.legend(
@@ -262,8 +262,7 @@ def _few_ticks(axis: Any, low: float, high: float) -> None:
 def draw(title: str, panels: Sequence[Panel], table: Table, file: Path) -> None:
     """Draw all panels side by side into a file."""
     columns = max(1, len(panels))
-    figure, axes = new_figure((5.6 * columns, 4.2), "the picture of a reproduction", columns=columns)
-    for panel, ax in zip(panels, np.atleast_1d(axes), strict=True):
-        panel.draw(ax, table)
-    figure.suptitle(textwrap.fill(title, _WIDTH * columns), x=0.01, ha="left", fontsize=11)
-    save(figure, file)
+    with picture(file, (5.6 * columns, 4.2), "the picture of a reproduction", columns=columns) as (figure, axes):
+        for panel, ax in zip(panels, np.atleast_1d(axes), strict=True):
+            panel.draw(ax, table)
+        figure.suptitle(textwrap.fill(title, _WIDTH * columns), x=0.01, ha="left")

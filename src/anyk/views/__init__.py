@@ -17,6 +17,7 @@ from anyk.views.coefficients import coefficients_report, coefficients_table
 from anyk.views.columns import Columns
 from anyk.views.exports import Metrics, save_perfetto, save_tables
 from anyk.views.page import report
+from anyk.views.page.panels import Panel, report_figures
 from anyk.views.plots import NothingToDraw, plot
 from anyk.views.result_tables import race_notes, race_table, ratio_to_floor, speed_table
 from anyk.views.staleness import mean_staleness, plot_staleness, staleness_table
@@ -30,6 +31,7 @@ __all__ = [
     "coefficients_report",
     "coefficients_table",
     "NothingToDraw",
+    "Panel",
     "Progress",
     "Watch",
     "code_facts",
@@ -46,6 +48,7 @@ __all__ = [
     "race_table",
     "ratio_to_floor",
     "report",
+    "report_figures",
     "residual_text",
     "speed_table",
     "staleness_table",

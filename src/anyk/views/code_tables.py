@@ -15,8 +15,8 @@ from anyk.errors import BadInput
 from anyk.fleet import Curve, Facts, Threshold
 from anyk.fleet.theory.code_curves import ATTACKED, Missing
 from anyk.views.columns import Columns
-from anyk.views.plots import COLOURS, new_figure, save
 from anyk.views.prose import plain
+from anyk.views.style import COLOURS, LIGHT, picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,28 +95,28 @@ def theory_text(thing: object, width: int = 100) -> str:
 
 def plot_code(code: Code, path: str | Path | None = None) -> Figure:
     """Draw the encoding matrix: a square for each partition that a worker holds, its colour the coefficient."""
-    figure, axes = new_figure((7.0, 6.0), "the picture of a code")
-    dense = code.encoding.toarray()
-    most = float(np.abs(dense).max()) or 1.0
-    shown: Any = np.ma.masked_equal(dense, 0.0)
-    alike = np.ptp(dense[dense != 0.0]) == 0.0
-    colours = "Blues" if alike else "RdBu_r"
-    image = axes.imshow(shown, cmap=colours, vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
-    if alike:
-        axes.text(1.0, 1.01, f"held, coefficient {most:g}", transform=axes.transAxes, ha="right", fontsize=9)
-    else:
-        figure.colorbar(image, ax=axes, label="coefficient", shrink=0.8)
-    if max(dense.shape) <= _COLUMNS:
-        for edge in range(1, dense.shape[0]):
-            axes.axhline(edge - 0.5, color="0.85", lw=0.6)
-        for edge in range(1, dense.shape[1]):
-            axes.axvline(edge - 0.5, color="0.85", lw=0.6)
-    axes.set_xlabel("partition" if code.blocks == 1 else "partition x block")
-    axes.set_ylabel("worker" if code.messages == 1 else "message (worker by worker)")
-    axes.set_title(f"{code.spec}, {code.workers} workers", fontsize=11, loc="left")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
-    save(figure, path)
+    with picture(path, (7.0, 6.0), "the picture of a code") as (figure, axes):
+        dense = code.encoding.toarray()
+        most = float(np.abs(dense).max()) or 1.0
+        shown: Any = np.ma.masked_equal(dense, 0.0)
+        alike = np.ptp(dense[dense != 0.0]) == 0.0
+        colours = "Blues" if alike else "RdBu_r"
+        image = axes.imshow(shown, cmap=colours, vmin=-most, vmax=most, aspect="auto")
+        axes.grid(False)
+        if alike:
+            axes.text(1.0, 1.01, f"held, coefficient {most:g}", transform=axes.transAxes, ha="right", fontsize=9)
+        else:
+            figure.colorbar(image, ax=axes, label="coefficient", shrink=0.8)
+        if max(dense.shape) <= _COLUMNS:
+            for edge in range(1, dense.shape[0]):
+                axes.axhline(edge - 0.5, color=LIGHT["line"], lw=0.6)
+            for edge in range(1, dense.shape[1]):
+                axes.axvline(edge - 0.5, color=LIGHT["line"], lw=0.6)
+        axes.set_xlabel("partition" if code.blocks == 1 else "partition x block")
+        axes.set_ylabel("worker" if code.messages == 1 else "message (worker by worker)")
+        axes.set_title(f"{code.spec}, {code.workers} workers")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True)
     return figure
 
 
@@ -124,54 +124,31 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
     """Draw residual against stragglers: random sets on the left, an adversary's on the right, closed forms as lines."""
     if not curves:
         raise BadInput("there is no code to draw")
-    figure, both = new_figure((11.0, 4.8), "the picture of codes", columns=2)
-    for i, curve in enumerate(curves):
-        colour = COLOURS[i % len(COLOURS)]
-        uncovered = bool(curve.stragglers[0] == 0 and curve.random[0] > EXACT)
-        name = curve.code.spec + " (some partitions on no worker)" * uncovered
-        both[0].errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
-        unknown = np.isnan(curve.expected).all()
-        both[0].plot(
-            curve.stragglers,
-            curve.random if unknown else curve.expected,
-            color=colour,
-            lw=0.8 if unknown else 1.6,
-            alpha=0.5 if unknown else 1.0,
-            ls=":" if unknown else "-",
-        )
-        both[1].plot(curve.stragglers, curve.adversarial, ":", color=colour, lw=0.8, label=name)
-        for exact in (True, False):
-            marked = curve.exact == exact
-            both[1].plot(
-                curve.stragglers[marked],
-                curve.adversarial[marked],
-                "o",
-                color=colour,
-                ms=4,
-                mfc=colour if exact else "none",
-            )
-        both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
-    known = any(not np.isnan(curve.expected).all() for curve in curves)
-    bounded = any(not np.isnan(curve.bound).all() for curve in curves)
-    both[0].set_title(
-        "random stragglers" + (" (points: 2 standard errors; lines: closed forms)" if known else ""),
-        fontsize=11,
-        loc="left",
-    )
-    both[1].set_title(
-        "stragglers chosen to hurt (hollow: found by search, at least this" + ("; dashed: bounds)" if bounded else ")"),
-        fontsize=11,
-        loc="left",
-    )
-    top = max(1.02, max(float(np.nanmax(curve.adversarial)) for curve in curves) * 1.02)
-    for axes in both:
-        axes.set_xlabel(f"stragglers of {curves[0].code.workers} workers")
-        axes.set_ylabel("residual (root mean square)" if axes is both[0] else "residual (largest found)")
-        axes.set_ylim(-0.02, top)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=9, loc="upper left")
-    save(figure, path)
+    with picture(path, (11.0, 4.8), "the picture of codes", columns=2) as (figure, both):
+        for i, curve in enumerate(curves):
+            colour = COLOURS[i % len(COLOURS)]
+            uncovered = bool(curve.stragglers[0] == 0 and curve.random[0] > EXACT)
+            name = curve.code.spec + " (some partitions on no worker)" * uncovered
+            both[0].errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
+            unknown = np.isnan(curve.expected).all()
+            look: dict[str, Any] = {"lw": 0.8, "alpha": 0.5, "ls": ":"} if unknown else {"lw": 1.6}
+            both[0].plot(curve.stragglers, curve.random if unknown else curve.expected, color=colour, **look)
+            both[1].plot(curve.stragglers, curve.adversarial, ":", color=colour, lw=0.8, label=name)
+            for marked, fill in ((curve.exact, colour), (~curve.exact, "none")):
+                points = curve.stragglers[marked], curve.adversarial[marked]
+                both[1].plot(*points, "o", color=colour, ms=4, mfc=fill)
+            both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
+        known = any(not np.isnan(curve.expected).all() for curve in curves)
+        bounded = any(not np.isnan(curve.bound).all() for curve in curves)
+        both[0].set_title("random stragglers" + " (points: 2 standard errors; lines: closed forms)" * known)
+        hollow = "hollow: found by search, at least this"
+        both[1].set_title(f"stragglers chosen to hurt ({hollow}{'; dashed: bounds' * bounded})")
+        top = max(1.02, max(float(np.nanmax(curve.adversarial)) for curve in curves) * 1.02)
+        for axes in both:
+            axes.set_xlabel(f"stragglers of {curves[0].code.workers} workers")
+            axes.set_ylabel("residual (root mean square)" if axes is both[0] else "residual (largest found)")
+            axes.set_ylim(-0.02, top)
+            axes.legend(loc="upper left")
     return figure
 
 

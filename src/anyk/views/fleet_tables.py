@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from anyk.fleet.records import Record
 from anyk.runs.folder.promise import Estimate
 from anyk.strategies import strategy
 from anyk.views.columns import Columns
-from anyk.views.plots import COLOURS, new_figure, save
+from anyk.views.style import COLOURS, LIGHT, picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ROWS = 10  # workers in the table
 _BARS = 20  # workers in the picture
@@ -55,34 +58,33 @@ def explained_note(found: Explanation) -> str:
 
 def draw_explanation(record: Record, found: Explanation, path: str | Path) -> None:
     """Each time over its round's median, costliest workers on top, and what each of these costs."""
-    figure, (left, right) = new_figure((11.0, 4.8), "drawing an explanation", columns=2)
-    names = [one.worker for one in found.workers]
-    order = [record.workers.index(name) for name in names]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.log2(record.seconds / lower_median(record.seconds)[:, None]).T[order]
-    most = max(0.5, float(np.nanquantile(np.abs(ratio[np.isfinite(ratio)]), 0.995)))
-    image = left.imshow(ratio, aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most, interpolation="nearest")
-    left.set_xlabel("round")
-    left.set_ylabel("workers, the costliest on top")
-    left.set_yticks([])
-    bar = figure.colorbar(image, ax=left, label="time over the round's median")
-    ticks = [tick for tick in bar.get_ticks() if -most <= tick <= most]
-    bar.set_ticks(ticks, labels=[f"{2.0**tick:.2g}" for tick in ticks])
-    shown = found.workers[:_BARS]
-    colours = [COLOURS[1] if one.worker in found.named else "0.6" for one in shown]
-    right.barh(
-        [str(one.worker) for one in shown], [100 * one.cost_seconds / found.seconds for one in shown], color=colours
-    )
-    right.invert_yaxis()
-    right.set_ylabel("worker")
-    right.set_xlabel("cost in % of the run (coloured: more than chance)")
-    right.grid(axis="x", alpha=0.25)
-    figure.suptitle(
-        f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {found.slowdown:.3g}; "
-        f"{100 * found.apart:.0f} % of the time is waiting beyond the rounds' medians",
-        fontsize=11,
-    )
-    save(figure, path)
+    with picture(path, (11.0, 4.8), "drawing an explanation", columns=2) as (figure, (left, right)):
+        names = [one.worker for one in found.workers]
+        order = [record.workers.index(name) for name in names]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.log2(record.seconds / lower_median(record.seconds)[:, None]).T[order]
+        most = max(0.5, float(np.nanquantile(np.abs(ratio[np.isfinite(ratio)]), 0.995)))
+        image = left.imshow(ratio, aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
+        left.grid(False)
+        left.set_xlabel("round")
+        left.set_ylabel("workers, the costliest on top")
+        left.set_yticks([])
+        bar = figure.colorbar(image, ax=left, label="time over the round's median")
+        ticks = [tick for tick in bar.get_ticks() if -most <= tick <= most]
+        bar.set_ticks(ticks, labels=[f"{2.0**tick:.2g}" for tick in ticks])
+        shown = found.workers[:_BARS]
+        colours = [COLOURS[1] if one.worker in found.named else LIGHT["spare"] for one in shown]
+        right.barh(
+            [str(one.worker) for one in shown], [100 * one.cost_seconds / found.seconds for one in shown], color=colours
+        )
+        right.invert_yaxis()
+        right.set_ylabel("worker")
+        right.set_xlabel("cost in % of the run (coloured: more than chance)")
+        right.grid(axis="y", visible=False)
+        figure.suptitle(
+            f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {found.slowdown:.3g}; "
+            f"{100 * found.apart:.0f} % of the time is waiting beyond the rounds' medians",
+        )
 
 
 def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
@@ -212,58 +214,59 @@ def parts_table(parts: Sequence[Part]) -> Columns:
     return Columns(["strategy", "steps", "seconds", "a step", "promised"], rows)
 
 
-def draw_plan(found: Plan, path: str | Path) -> None:
+def draw_plan(found: Plan, path: str | Path | None) -> Figure:
     """Seconds against load, with intervals; the front of what is neither sooner nor lighter is joined.
 
     Of a step or, with a target, until it is reached.
     """
-    figure, axes = new_figure((8.6, 5.0), "drawing a plan")
-    from matplotlib.ticker import LogLocator, NullFormatter
+    with picture(path, (8.6, 5.0), "drawing a plan") as (figure, axes):
+        from matplotlib.ticker import LogLocator, NullFormatter
 
-    front = pareto(found.candidates)
+        front = pareto(found.candidates)
 
-    def of(one: Choice) -> Estimate:
-        return one.arrival or one.seconds_per_step
+        def of(one: Choice) -> Estimate:
+            return one.arrival or one.seconds_per_step
 
-    most = _HIGHEST * of(found.today).median
-    near = [one for one in found.candidates if of(one).median <= most]
-    shown = {one.spec: one for one in (*near, found.today)}.values()
-    for one in shown:
-        first = one in front
-        colour = COLOURS[1] if one.spec == found.best.spec else COLOURS[0] if first else "0.7"
-        seconds = of(one)
-        axes.plot([one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7, zorder=2 + first)
-        axes.plot(one.load, seconds.median, "o", color=colour, ms=6, zorder=2 + first)
-    axes.plot([one.load for one in front], [of(one).median for one in front], color=COLOURS[0], lw=1.0)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.margins(x=0.14, y=0.08)
-    taken: list[Any] = []
-    for one in {choice.spec: choice for choice in (found.best, found.today, *front)}.values():
-        label = axes.annotate(  # nothing is below and left of the front
-            one.spec,
-            (one.load, of(one).median),
-            xytext=(-7, -4),
-            textcoords="offset points",
-            fontsize=8,
-            ha="right",
-            va="top",
-        )
-        place = label.get_window_extent()
-        if place.x0 < axes.get_window_extent().x0:
-            label.set_horizontalalignment("left")
+        most = _HIGHEST * of(found.today).median
+        near = [one for one in found.candidates if of(one).median <= most]
+        shown = {one.spec: one for one in (*near, found.today)}.values()
+        for one in shown:
+            first = one in front
+            colour = COLOURS[1] if one.spec == found.best.spec else COLOURS[0] if first else LIGHT["spare"]
+            seconds = of(one)
+            axes.plot(
+                [one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7, zorder=2 + first
+            )
+            axes.plot(one.load, seconds.median, "o", color=colour, ms=6, zorder=2 + first)
+        axes.plot([one.load for one in front], [of(one).median for one in front], color=COLOURS[0], lw=1.0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.margins(x=0.14, y=0.08)
+        taken: list[Any] = []
+        for one in {choice.spec: choice for choice in (found.best, found.today, *front)}.values():
+            label = axes.annotate(  # nothing is below and left of the front
+                one.spec,
+                (one.load, of(one).median),
+                xytext=(-7, -4),
+                textcoords="offset points",
+                fontsize=8,
+                ha="right",
+                va="top",
+            )
             place = label.get_window_extent()
-        if any(place.overlaps(other) for other in taken):
-            label.remove()  # the table has it
-        else:
-            taken.append(place)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("load: share of the data that a worker computes in a step")
-    what = "seconds a step" if found.target is None else "seconds to the target"
-    axes.set_ylabel(f"{what} (90 % prediction interval)")
-    axes.grid(alpha=0.2, which="both")
-    axes.set_title(plan_lines(found)[0], fontsize=10, loc="left")
-    save(figure, path)
+            if place.x0 < axes.get_window_extent().x0:
+                label.set_horizontalalignment("left")
+                place = label.get_window_extent()
+            if any(place.overlaps(other) for other in taken):
+                label.remove()  # the table has it
+            else:
+                taken.append(place)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("load: share of the data that a worker computes in a step")
+        what = "seconds a step" if found.target is None else "seconds to the target"
+        axes.set_ylabel(f"{what} (90 % prediction interval)")
+        axes.set_title(plan_lines(found)[0], fontsize=10)
+    return figure

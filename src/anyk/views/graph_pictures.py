@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from anyk.graphs import Mixing
-from anyk.views.plots import COLOURS, new_figure, save
+from anyk.views.style import COLOURS, picture
 
 _WIDE = 20  # workers up to which the matrix is printed
 
@@ -29,24 +29,24 @@ def graph_text(graph: Mixing) -> str:
 
 def draw_graph(graph: Mixing, path: str | Path) -> None:
     """Nodes on a circle and edges between them, as wide as their weight, and beside it the matrix."""
-    figure, (left, right) = new_figure((9.6, 4.6), "drawing a graph", columns=2)
-    n = graph.workers
-    angle = 2 * np.pi * np.arange(n) / n + np.pi / 2
-    x, y = np.cos(angle), np.sin(angle)
-    mean = np.mean(graph.rounds, axis=0)
-    top = (mean - np.diag(mean.diagonal())).max() or 1.0
-    for i, j in np.argwhere(mean):
-        if i != j:
-            left.plot([x[i], x[j]], [y[i], y[j]], color=COLOURS[0], lw=2.2 * mean[i, j] / top, alpha=0.7, zorder=1)
-    left.scatter(x, y, s=210, color="white", edgecolor=COLOURS[0], zorder=2)
-    for i in range(n):
-        left.text(x[i], y[i], str(i), ha="center", va="center", fontsize=8, zorder=3)
-    left.set_aspect("equal")
-    left.axis("off")
-    figure.suptitle(f"{graph.spec}, n = {n}, zeta = {graph.zeta:.4g}", fontsize=11)
-    image = right.imshow(mean, cmap="Blues", vmin=0)
-    right.set_xlabel("node that reads")
-    right.set_ylabel("node that is read")
-    label = "weight" + (", mean of the rounds" if len(graph.rounds) > 1 else "")
-    figure.colorbar(image, ax=right, shrink=0.8, label=label)
-    save(figure, path)
+    with picture(path, (9.6, 4.6), "drawing a graph", columns=2) as (figure, (left, right)):
+        n = graph.workers
+        angle = 2 * np.pi * np.arange(n) / n + np.pi / 2
+        x, y = np.cos(angle), np.sin(angle)
+        mean = np.mean(graph.rounds, axis=0)
+        top = (mean - np.diag(mean.diagonal())).max() or 1.0
+        for i, j in np.argwhere(mean):
+            if i != j:
+                left.plot([x[i], x[j]], [y[i], y[j]], color=COLOURS[0], lw=2.2 * mean[i, j] / top, alpha=0.7, zorder=1)
+        left.scatter(x, y, s=210, color="white", edgecolor=COLOURS[0], zorder=2)
+        for i in range(n):
+            left.text(x[i], y[i], str(i), ha="center", va="center", fontsize=8, zorder=3)
+        left.set_aspect("equal")
+        left.axis("off")
+        figure.suptitle(f"{graph.spec}, n = {n}, zeta = {graph.zeta:.4g}")
+        image = right.imshow(mean, cmap="Blues", vmin=0)
+        right.grid(False)
+        right.set_xlabel("node that reads")
+        right.set_ylabel("node that is read")
+        label = "weight" + (", mean of the rounds" if len(graph.rounds) > 1 else "")
+        figure.colorbar(image, ax=right, shrink=0.8, label=label)

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import cycle
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput
 from anyk.runs.folder.config import Recipe
 from anyk.runs.races.seeds import Spread, compare_seeds, grouped, spread
 from anyk.runs.races.speedups import compare
 from anyk.runs.run import Run
 from anyk.strategies import strategy as build_strategy
 from anyk.views.columns import shortened
+from anyk.views.style import COLOURS, DARK, LIGHT, picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-COLOURS = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#b08a2e", "#4aa3b5", "#b0487a", "#6b6b6b")
-
-
-class _Look(NamedTuple):
-    """What a picture is drawn with: on which ground, text, small text, and a colour for each run."""
-
-    paper: str
-    ink: str
-    dim: str
-    colours: tuple[str, ...]
-
-
-_LIGHT = _Look("#ffffff", "#1d2733", "#55616f", COLOURS)
-_DARK = _Look(
-    "#14191f",
-    "#e6ebf1",
-    "#a5b1bf",
-    ("#7db0f5", "#f2926f", "#6fd0a0", "#c19ae6", "#e0bb5c", "#74cfe0", "#ec86b4", "#b4b4b4"),
-)
 
 _Floats = NDArray[np.float64]
 _WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
@@ -49,26 +29,6 @@ _DECADES = 4  # of a logarithmic axis, from which on only powers of ten are name
 _TINY = 1e-300
 _LONG = 115  # characters of the subtitle's first line
 _FEW = 40  # versions that are shown as points
-
-
-def new_figure(size: tuple[float, float], what: str, *, columns: int = 1) -> tuple[Figure, Any]:
-    """An empty figure and its axes; without matplotlib, one sentence that says what it is needed for."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingPackage("matplotlib", "plot", what) from None
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(1, columns)
-
-
-def save(figure: Figure, path: str | Path | None) -> None:
-    """Write a picture; its ending chooses the kind."""
-    if path is None:
-        return
-    try:
-        figure.savefig(path, dpi=140)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
 
 
 class NothingToDraw(BadInput):
@@ -95,10 +55,9 @@ def plot(
     groups = grouped([runs] if isinstance(runs, Run) else runs)
     if not groups:
         raise BadInput("there is no run to draw")
-    chosen = [group[0] for group in groups]
-    rows = len(chosen) if len(chosen) <= _LABELS else 0
+    first = [group[0] for group in groups]
+    rows = len(groups) if len(groups) <= _LABELS else 0
     height = _HEIGHT + _ROW * rows  # inches
-    figure, axes = new_figure((8.6, height + _AROUND), "drawing a picture")
     metric = next((run.metric_name for group in groups for run in group if run.metric), None)
     name = metric if metric and of == "metric" else "loss"
     falls = name in ("mse", "loss")
@@ -107,58 +66,61 @@ def plot(
         raise NothingToDraw(f"no version has a known {name}: there is no curve to draw; train with evaluation")
     ends = [curve.end for curve in curves if curve.end > 0.0]
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
-    target = chosen[0].config.target if of == "metric" else None
-    look = _DARK if dark else _LIGHT
-    for curve, colour in zip(curves, cycle(look.colours), strict=False):
-        shown = curve.times > 0.0 if wide else curve.times >= 0.0
-        few = shown.sum() < _FEW
-        axes.plot(curve.times[shown], curve.values[shown], color=colour, lw=2.0, marker="o" if few else None, ms=3)
-        if curve.band is not None:
-            low, high = curve.band
-            axes.fill_between(curve.times[shown], low[shown], high[shown], color=colour, alpha=0.18, lw=0)
-    lowest = None if falls else lower_end([(curve.times, curve.values) for curve in curves])
-    if lowest is not None:
-        axes.set_ylim(bottom=lowest)
-    axes.set_xscale("log" if wide else "linear")
-    axes.set_yscale("log" if falls else "linear")
-    if not wide:
-        axes.set_xlim(left=0)
-    if target is not None:
-        axes.axhline(target, color=look.dim, lw=0.9, ls="--", zorder=0)
-        axes.annotate(
-            f"target {target:g}",
-            (0.0, target),
-            xycoords=("axes fraction", "data"),
-            xytext=(5, -4 if falls else 4),
-            textcoords="offset points",
-            ha="left",
-            va="top" if falls else "bottom",
-            color=look.dim,
-            fontsize=9,
-        )
-    texts = []
-    if rows:
-        texts = _label(axes, groups, curves, name, falls, target, _ROW / height, look)
-    else:
-        for run, line in zip(chosen, axes.lines, strict=False):
-            line.set_label(run.config.strategy)
-        axes.legend(frameon=False, fontsize=8, loc="upper right" if falls else "lower right", labelcolor=look.ink)
-    config = chosen[0].config
-    clock = "virtual seconds" if config.cluster.startswith("simulated") else "wall-clock seconds"
-    axes.set_xlabel(clock + (", logarithmic" if wide else ""))
-    axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
-    if wide:
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    title = _title(chosen, name, target) + "\n" * 2
-    axes.set_title(title, fontsize=13, fontweight="bold", loc="left", color=look.ink)
-    below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color=look.dim)
-    below.set_in_layout(False)  # the title has left room for it; long names are not to squeeze the curves
-    axes.grid(alpha=0.2)
-    axes.spines[["top", "right"]].set_visible(False)
-    _dress(figure, axes, look)
-    _keep_inside(figure, axes, texts)
-    save(figure, path)
+    target = first[0].config.target if of == "metric" else None
+    look = DARK if dark else LIGHT
+    with picture(path, (8.6, height + _AROUND), "drawing a picture", look=look) as (figure, axes):
+        for i, curve in enumerate(curves):
+            shown = curve.times > 0.0 if wide else curve.times >= 0.0
+            colour, times, mark = _colour(i, look), curve.times[shown], "o" if shown.sum() < _FEW else None
+            axes.plot(times, curve.values[shown], color=colour, lw=2.0, marker=mark, ms=3)
+            if curve.band is not None:
+                low, high = curve.band
+                axes.fill_between(times, low[shown], high[shown], color=colour, alpha=0.18, lw=0)
+        lowest = None if falls else lower_end([(curve.times, curve.values) for curve in curves])
+        if lowest is not None:
+            axes.set_ylim(bottom=lowest)
+        axes.set_xscale("log" if wide else "linear")
+        axes.set_yscale("log" if falls else "linear")
+        if not wide:
+            axes.set_xlim(left=0)
+        if target is not None:
+            axes.axhline(target, color=look["dim"], lw=0.9, ls="--", zorder=0)
+            axes.annotate(
+                f"target {target:g}",
+                (0.0, target),
+                xycoords=("axes fraction", "data"),
+                xytext=(5, -4 if falls else 4),
+                textcoords="offset points",
+                va="top" if falls else "bottom",
+                color=look["dim"],
+                fontsize=9,
+            )
+        texts = []
+        if rows:
+            texts = _label(axes, groups, curves, name, target, _ROW / height, look)
+        else:
+            for run, line in zip(first, axes.lines, strict=False):
+                line.set_label(run.config.strategy)
+            axes.legend(fontsize=8, loc="upper right" if falls else "lower right")
+        clock = "virtual seconds" if on_virtual_clock(first[0]) else "wall-clock seconds"
+        axes.set_xlabel(clock + ", logarithmic" * wide)
+        axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
+        if wide:
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_title(_title(first, name, target) + "\n" * 2, fontsize=13, fontweight="bold")
+        below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color=look["dim"])
+        below.set_in_layout(False)  # the title has left room for it; long names are not to squeeze the curves
+        _keep_inside(figure, axes, texts)
     return figure
+
+
+def on_virtual_clock(run: Run) -> bool:
+    """Return whether a run's seconds are those of the simulated cluster."""
+    return run.config.cluster.startswith("simulated")
+
+
+def _colour(number: int, look: Mapping[str, str]) -> str:
+    return look[f"curve-{number % len(COLOURS)}"]
 
 
 class _Curve(NamedTuple):
@@ -219,33 +181,21 @@ def _line(run: Run, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]
     return history["seconds"][good], column[good]
 
 
-def _dress(figure: Figure, axes: Any, look: _Look) -> None:
-    """Ground, axes and their words in the colours of a look."""
-    figure.set_facecolor(look.paper)
-    axes.set_facecolor(look.paper)
-    axes.tick_params(which="both", colors=look.ink)
-    for part in (axes.xaxis.label, axes.yaxis.label):
-        part.set_color(look.ink)
-    for spine in axes.spines.values():
-        spine.set_color(look.dim)
-
-
 def _label(
     axes: Any,
     groups: Sequence[Sequence[Run]],
     curves: Sequence[_Curve],
     name: str,
-    falls: bool,
     target: float | None,
     each: float,
-    look: _Look,
+    look: Mapping[str, str],
 ) -> list[Any]:
     """A line from where each curve ends to its name, in rows above the curves (below those that fall).
 
     ``each``: the part of the height that a row takes.
     """
     order = sorted((i for i, curve in enumerate(curves) if curve.times.size), key=lambda i: curves[i].end)
-    space = each * len(order)
+    space, falls = each * len(order), axes.get_yscale() == "log"
     low, high = axes.get_ylim()
     if falls:
         first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
@@ -266,7 +216,7 @@ def _label(
     wide = axes.get_xscale() == "log"
     both = ("data", "axes fraction")
     for row, i in enumerate(order):
-        run, curve, colour = groups[i][0], curves[i], look.colours[i % len(look.colours)]
+        run, curve, colour = groups[i][0], curves[i], _colour(i, look)
         at = 1.0 - each * (row + 0.45)
         at = 1.0 - at if falls else at
         place = np.log(curve.end / left) / np.log(right / left) if wide else (curve.end - left) / (right - left)
@@ -278,12 +228,12 @@ def _label(
             textcoords=both,
             arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
         )
-        axes.plot(curve.end, curve.height, "o", ms=8, mfc=look.paper, mec=colour, mew=2, zorder=4)
+        axes.plot(curve.end, curve.height, "o", ms=8, mfc=look["paper"], mec=colour, mew=2, zorder=4)
         head = f"{shortened(run.config.strategy, _LONG // 2)}   {_result(groups[i], curve, name, target)}"
         head += faster[i]
         text = {"xycoords": both, "textcoords": "offset points", "ha": side, "zorder": 5}
         shift = 5 if side == "left" else -5
-        back = {"boxstyle": "square,pad=0.12", "fc": look.paper, "ec": "none"}
+        back = {"boxstyle": "square,pad=0.12", "fc": look["paper"], "ec": "none"}
         font = {"fontsize": 9.5, "fontweight": "bold", "color": colour}
         texts.append(axes.annotate(head, (curve.end, at), xytext=(shift, 0), va="center", bbox=back, **font, **text))
     return texts

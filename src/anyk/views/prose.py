@@ -1,4 +1,4 @@
-"""Docstrings as text for a screen: the marks of reStructuredText taken out, lines as long as the screen is wide."""
+"""Words for readers: quantities, and docstrings without the marks of reStructuredText, wrapped to the screen."""
 
 from __future__ import annotations
 
@@ -58,3 +58,24 @@ def _rows(lines: list[str]) -> list[str]:
 def _wrapped(item: str, width: int) -> str:
     indent = "  " if item.startswith("- ") else ""
     return textwrap.fill(item, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def duration(value: float) -> str:
+    """Return seconds in words.
+
+    >>> duration(0.0213), duration(3.14159), duration(4321.0)
+    ('21.3 ms', '3.14 s', '4,321 s')
+    """
+    if value != 0.0 and abs(value) < 0.1:
+        return f"{1e3 * value:.3g} ms"
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
+def percent(share: float) -> str:
+    """Return a share in words."""
+    return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
+
+
+def count_steps(count: int) -> str:
+    """Return a number of steps in words."""
+    return f"{count:,} step{'s' * (count != 1)}"

@@ -24,8 +24,8 @@ _WIDEST = 16  # characters of the reference's spec in a title
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number for a table; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}g}"
+    """Return a number for a table; a dash where it is missing or not a number."""
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def seconds(value: float | None) -> str:

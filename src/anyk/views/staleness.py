@@ -11,7 +11,7 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.runs.run import Run
 from anyk.views.columns import Columns
-from anyk.views.plots import COLOURS, new_figure, save
+from anyk.views.style import COLOURS, picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,17 +57,17 @@ def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
     mean = mean_staleness(counts)
     if mean is None:
         raise BadInput("the run used no messages yet; there is no staleness to draw")
-    figure, axes = new_figure((7.0, 4.2), "the picture of staleness")
-    values = np.arange(max(counts) + 1)
-    shares = np.array([counts.get(value, 0) for value in values.tolist()]) / sum(counts.values())
-    axes.bar(values, shares, width=0.9, color=COLOURS[0], alpha=0.8, label="messages used")
-    p = 1.0 / (1.0 + mean)
-    axes.plot(values, p * (1.0 - p) ** values, color=COLOURS[1], lw=1.5, label=f"geometric law with mean {mean:.3g}")
-    axes.set_xlabel("staleness (versions)")
-    axes.set_ylabel("share of the messages")
-    axes.set_title(f"{run.config.strategy}: mean staleness {mean:.3g}", fontsize=11, loc="left")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    save(figure, path)
+    with picture(path, (7.0, 4.2), "the picture of staleness") as (figure, axes):
+        values = np.arange(max(counts) + 1)
+        shares = np.array([counts.get(value, 0) for value in values.tolist()]) / sum(counts.values())
+        axes.bar(values, shares, width=0.9, color=COLOURS[0], alpha=0.8, label="messages used")
+        p = 1.0 / (1.0 + mean)
+        axes.plot(
+            values, p * (1.0 - p) ** values, color=COLOURS[1], lw=1.5, label=f"geometric law with mean {mean:.3g}"
+        )
+        axes.set_xlabel("staleness (versions)")
+        axes.set_ylabel("share of the messages")
+        axes.set_title(f"{run.config.strategy}: mean staleness {mean:.3g}")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend()
     return figure

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from anyk.delays import DelayModel, fit
 from anyk.errors import BadInput
 from anyk.strategies import stragglers
-from anyk.views.plots import COLOURS, new_figure, save
+from anyk.views.style import COLOURS, LIGHT, picture
 
 Floats = NDArray[np.float64]
 
@@ -83,28 +83,29 @@ def trace_text(found: dict[str, Any], mu: float) -> str:
 
 def draw_trace(times: Floats, path: str | Path, censored: NDArray[np.bool_] | None, title: str) -> None:
     """Heat map workers x rounds, and the distribution with the laws that fit best."""
-    figure, (left, right) = new_figure((11.0, 4.6), "drawing a trace", columns=2)
-    image = left.imshow(times.T, aspect="auto", cmap="viridis", vmax=float(np.quantile(times, 0.995)), origin="lower")
-    left.set_xlabel("round")
-    left.set_ylabel("worker")
-    figure.colorbar(image, ax=left, label="seconds (colours end at 99.5 %)")
-    values = np.sort(times, axis=None)
-    right.plot(values, 1.0 - np.arange(values.size) / values.size, color="0.2", lw=2.2, label="measured")
-    try:
-        laws = fit(times, censored=censored)
-    except BadInput:
-        laws = []
-    uniforms = np.linspace(0, 1 - 1 / values.size, 2000)
-    for colour, one in zip(COLOURS, [law for law in laws if law.law.name != "bimodal"][:3], strict=False):
-        drawn = np.sort(one.law.seconds(uniforms, 0))
-        right.plot(drawn, 1.0 - uniforms, color=colour, lw=1.3, label=f"{one.law.name}, misfit {one.misfit:.2f}")
-    right.set_xscale("log")
-    right.set_yscale("log")
-    right.set_ylim(bottom=0.5 / values.size)
-    right.set_xlim(values[values > 0].min() * 0.8, values.max() * 1.3)
-    right.set_xlabel("seconds")
-    right.set_ylabel("share of tasks that take longer")
-    right.grid(alpha=0.25)
-    right.legend(frameon=False)
-    figure.suptitle(title, fontsize=11)
-    save(figure, path)
+    with picture(path, (11.0, 4.6), "drawing a trace", columns=2) as (figure, (left, right)):
+        image = left.imshow(
+            times.T, aspect="auto", cmap="viridis", vmax=float(np.quantile(times, 0.995)), origin="lower"
+        )
+        left.grid(False)
+        left.set_xlabel("round")
+        left.set_ylabel("worker")
+        figure.colorbar(image, ax=left, label="seconds (colours end at 99.5 %)")
+        values = np.sort(times, axis=None)
+        right.plot(values, 1.0 - np.arange(values.size) / values.size, color=LIGHT["ink"], lw=2.2, label="measured")
+        try:
+            laws = fit(times, censored=censored)
+        except BadInput:
+            laws = []
+        uniforms = np.linspace(0, 1 - 1 / values.size, 2000)
+        for colour, one in zip(COLOURS, [law for law in laws if law.law.name != "bimodal"][:3], strict=False):
+            drawn = np.sort(one.law.seconds(uniforms, 0))
+            right.plot(drawn, 1.0 - uniforms, color=colour, lw=1.3, label=f"{one.law.name}, misfit {one.misfit:.2f}")
+        right.set_xscale("log")
+        right.set_yscale("log")
+        right.set_ylim(bottom=0.5 / values.size)
+        right.set_xlim(values[values > 0].min() * 0.8, values.max() * 1.3)
+        right.set_xlabel("seconds")
+        right.set_ylabel("share of tasks that take longer")
+        right.legend()
+        figure.suptitle(title)

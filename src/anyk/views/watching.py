@@ -22,7 +22,7 @@ from anyk.runs.races.race_folder import NAME as RACE
 from anyk.runs.races.race_folder import is_race, read_race, run_folders
 from anyk.runs.run import Run
 from anyk.views.page import bokeh_scripts, needed, page, script, style, template
-from anyk.views.page.facts import seconds, steps
+from anyk.views.prose import count_steps, duration
 from anyk.views.result_tables import number
 
 _HOST = "127.0.0.1"
@@ -211,12 +211,12 @@ class _Page:
             how = {"failed": "failed", "interrupted": "interrupted"}.get(str(last.get("kind")), "ended")
             return "ended", how if len(runs) == 1 else f"ended, {len(runs)} runs"
         last_run = runs[followed.index(at[-1])] if at else runs[-1]
-        words = f"{steps(last_run.steps)} in {seconds(last_run.seconds)}"
+        words = f"{count_steps(last_run.steps)} in {duration(last_run.seconds)}"
         if len(runs) + len(waiting) > 1:
             words = f"run {len(runs)} of {len(runs) + len(waiting)}, {last_run.config.strategy}: {words}"
         quiet = min(one.quiet for one in at or followed)
         if quiet > _SILENT:
-            return "silent", f"no news for {seconds(float(int(quiet)))}, after {words}"
+            return "silent", f"no news for {duration(float(int(quiet)))}, after {words}"
         return "running", f"running: {words}"
 
     def line(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class _Page:
         what = f"race of {len(runs) + len(waiting)} runs" if len(runs) + len(waiting) > 1 else last.config.strategy
         metric = (last.metric or {}).get("value")
         named = "" if metric is None else f"{last.metric_name} {number(metric)}"
-        cells = [what, last.config.workers, f"{last.steps:,}", seconds(last.seconds), number(last.loss), named]
+        cells = [what, last.config.workers, f"{last.steps:,}", duration(last.seconds), number(last.loss), named]
         made = {"name": self.name, "state": state, "cells": cells}
         if state[0] == "ended":
             self._line = stand, made

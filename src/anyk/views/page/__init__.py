@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from anyk.errors import BadInput, MissingPackage
 from anyk.runs.races.race import Race
 from anyk.runs.run import Run
+from anyk.views.style import css
 
 if TYPE_CHECKING:
     import jinja2
@@ -117,8 +118,8 @@ def script(name: str) -> str:
 
 
 def style() -> str:
-    """The style sheet of all pages."""
-    return (_HERE / "page.css").read_text(encoding="utf-8")
+    """Return the style sheet of all pages."""
+    return css() + script("page.css")
 
 
 def _plain_json(document: Document) -> str:

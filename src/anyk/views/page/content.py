@@ -11,17 +11,18 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from anyk.codes.base import EXACT
 from anyk.runs.log import queries
 from anyk.runs.log.tasks import FATES, LOST, Tasks, tasks_of
 from anyk.runs.races.seeds import grouped
 from anyk.runs.run import Run
 from anyk.views.columns import Columns
 from anyk.views.page import facts, figures
-from anyk.views.page.account import account, heat, shares
-from anyk.views.plots import banded, purpose
+from anyk.views.page.account import Account, account
+from anyk.views.page.panels import report_figures
+from anyk.views.plots import banded, on_virtual_clock, purpose
+from anyk.views.prose import duration, percent
 from anyk.views.result_tables import number, race_notes, race_table, ratio_to_floor
-from anyk.views.staleness import mean_staleness
+from anyk.views.style import DARK, LIGHT
 
 _MANY = 24  # runs with an account of their own on one page
 _NOTES = 60  # lines of what happened
@@ -66,6 +67,7 @@ def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
         "made": _versions(),
         "about": {
             "fates": FATES,
+            "dark": dict(zip(LIGHT.values(), DARK.values(), strict=True)),
             "roots": {},
             "curves": filled["curves"],
             "runs": [one.pop("about") for one in sections],
@@ -91,7 +93,7 @@ def _as_table(columns: Columns) -> dict[str, Any]:
 
 def cards(run: Run) -> list[tuple[str, str]]:
     """A few numbers on a run, each with its name."""
-    made = [(f"{run.steps - run.begun:,}", "steps"), (facts.seconds(run.seconds), "in all")]
+    made = [(f"{run.steps - run.begun:,}", "steps"), (duration(run.seconds), "in all")]
     ratio = ratio_to_floor(run)
     if ratio is not None:
         made.append((f"{ratio:.3f}", "times its floor"))
@@ -100,7 +102,7 @@ def cards(run: Run) -> list[tuple[str, str]]:
     if run.metric and run.metric.get("value") is not None:
         made.append((number(run.metric["value"]), run.metric_name))
     if run.time_to_target is not None:
-        made.append((facts.seconds(run.time_to_target), f"to {run.config.target:g}"))
+        made.append((duration(run.time_to_target), f"to {run.config.target:g}"))
     return made
 
 
@@ -110,7 +112,7 @@ def cards(run: Run) -> list[tuple[str, str]]:
 def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> dict[str, Any]:
     """Metric and loss of all runs, and the legend."""
     runs = [run for group in groups for run in group]
-    virtual = all(run.config.cluster.startswith("simulated") for run in runs)
+    virtual = all(map(on_virtual_clock, runs))
     clock = "virtual seconds" if virtual else "seconds"
     names = dict.fromkeys(run.metric_name for run in runs if run.metric)
     targets = {run.config.target for run in runs}
@@ -165,10 +167,9 @@ def _line(group: Sequence[Run], column: str) -> figures.Line:
 
 def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
     tasks = tasks_of(run)
-    workers = run.config.workers
     spent = account(run, tasks)
     about = {"name": name, "slots": list(tasks.slots), "partitions": run.config.partitions}
-    made: dict[str, Any] = {
+    section: dict[str, Any] = {
         "name": name,
         "title": run.config.strategy,
         "verdict": facts.run_verdict(run, tasks, spent),
@@ -178,24 +179,36 @@ def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
         "slots": list(tasks.slots),
         "last": run.steps,
         "about": about,
-        "heat": "",
-        "shares": None,
+        "panels": _panels(run, tasks, name, drawn),
+        "promised": facts.promised(run),
+        **_spent(run, spent),
     }
     if len(tasks):
-        steps = _steps(run, tasks)
-        drawn[f"{name} timeline"] = figures.timeline(run, tasks, steps, name)
+        drawn[f"{name} timeline"] = figures.timeline(run, tasks, _steps(run, tasks), name)
         about |= _for_receipts(run, tasks)
-        made |= _workers(tasks, workers, name, drawn)
-    made |= _residual(run, name, drawn) | _staleness(run, name, drawn) | _spent(run, spent)
-    made["promised"] = facts.promised(run)
-    made["explained"], made["sentences"] = facts.explained(run, tasks)
+    section["explained"], section["sentences"] = facts.explained(run, tasks)
     notes = run.notes
-    made["notes"] = [
-        {"at": facts.seconds(note["time"]), "kind": note["kind"], "text": note["text"]} for note in notes[:_NOTES]
+    section["notes"] = [
+        {"at": duration(note["time"]), "kind": note["kind"], "text": note["text"]} for note in notes[:_NOTES]
     ]
-    made["more_notes"] = f"{len(notes) - _NOTES:,} more: anyk show lists them" if len(notes) > _NOTES else ""
-    made["settings"] = _settings(run)
-    return made
+    section["more_notes"] = f"{len(notes) - _NOTES:,} more: anyk show lists them" if len(notes) > _NOTES else ""
+    section["settings"] = _settings(run)
+    return section
+
+
+def _panels(run: Run, tasks: Tasks, name: str, drawn: dict[str, Any]) -> list[dict[str, Any]]:
+    """The registered figures, as the template shows them."""
+    shown = []
+    for entry in report_figures:
+        panel = entry.build(run, tasks)
+        if panel is None:
+            continue
+        figure = f"{name} {entry.name}"
+        if panel.figure is not None:
+            panel.figure.name, drawn[figure] = figure, panel.figure
+        table = panel.table and {"title": panel.table[0], **_as_table(panel.table[1])}
+        shown.append(panel._asdict() | {"figure": figure, "table": table})
+    return shown
 
 
 def _count(tasks: Tasks) -> str:
@@ -265,88 +278,19 @@ def works_of(run: Run) -> Works | None:
     return Works(plain, places)
 
 
-def _workers(tasks: Tasks, workers: int, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
-    """Heat map, how tasks ended, and how late."""
-    seen, note = heat(tasks, workers), ""
-    if seen is not None:
-        drawn[f"{name} heat"] = figures.heat_map(seen, name)
-        note = "A column is a step" if seen.by_step else "A column is the n-th task of each worker"
-        if seen.each > 1:
-            note = f"A column is the mean of {seen.each} {'steps' if seen.by_step else 'tasks of a worker'}"
-        note += ", a row is a worker: seconds from dispatch to the end of the task, the lighter, the longer. "
-        note += "A task that was cut off counts with the seconds until then. Colours end at the 99 % quantile."
-    found = shares(tasks, workers)
-    drawn[f"{name} workers"] = figures.worker_bars(found, name)
-    late = figures.lateness(found, name)
-    if late is not None:
-        drawn[f"{name} lateness"] = late
-    there = [i for i in range(len(FATES)) if (tasks.fate == i).any()]
-    cut = FATES.index("cut off") in there
-    titles = ["worker", "tasks", "median\nseconds", *(FATES[i] for i in there)]
-    titles += [] if late is None else ["median\nseconds late", "largest\nseconds late"]
-    table = [
-        [str(one.worker), str(one.tasks), number(_or_none(one.seconds)), *(str(one.fates[i]) for i in there)]
-        + ([] if late is None else [number(_or_none(one.late), 3), number(_or_none(one.latest), 3)])
-        for one in found
-    ]
-    swatch = '<span class="swatch fate{}"></span>{}'
-    return {
-        "heat": note,
-        "shares": {"titles": titles, "rows": table, "dim": ()},
-        "fates": [Markup(swatch).format(i, FATES[i]) for i in there],
-        "late_note": "How late the tasks that were cut off would have been is not known: their workers were stopped."
-        if cut
-        else "No task was cut off.",
-    }
-
-
-def _or_none(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
-def _residual(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
-    residual = run.history["residual"]
-    residual = residual[np.isfinite(residual)]
-    if not residual.size:
-        return {"residual": "No step was taken."}
-    largest = float(residual.max())
-    if largest <= EXACT:
-        zero = "" if largest == 0.0 else f", up to rounding ({largest:.1g})"
-        return {"residual": f"0 in every step{zero}: no partition counted too much or too little."}
-    if largest - residual.min() <= EXACT:
-        return {"residual": f"{largest:.3g} in every step: how far its sum was from the sum over all partitions."}
-    drawn[f"{name} residual"] = figures.residuals(run, name)
-    over = float((residual > EXACT).mean())
-    return {
-        "residual": f"Above 0 in {facts.percent(over)} of the steps, {residual.mean():.3g} on average: "
-        "how far a step's sum was from the sum over all partitions."
-    }
-
-
-def _staleness(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
-    counts = run.staleness()
-    mean = mean_staleness(counts)
-    if mean is None:
-        return {"staleness": "No message was used."}
-    if set(counts) == {0}:
-        return {"staleness": "0 in every step: each message was computed with the newest model."}
-    drawn[f"{name} staleness"] = figures.staleness(counts, name)
-    return {"staleness": f"{mean:.3g} on average: how many steps had been taken since a message's model was made."}
-
-
-def _spent(run: Run, spent: Any) -> dict[str, Any]:
+def _spent(run: Run, spent: Account) -> dict[str, Any]:
     total = spent.total
     if not total:
         return {"spent": None}
     words = {"waiting": "waiting for delays and orders", "driver": "the driver, deadlines and the rest"}
-    if run.config.cluster.startswith("simulated"):  # where the driver takes no time
+    if on_virtual_clock(run):  # where the driver takes no time
         words["driver"] = "until deadlines"
     parts = [
         {
             "name": name,
             "share": value / total,
             "percent": f"{100 * value / total:.3f}",
-            "text": f"{words.get(name, name)}: {facts.seconds(value)} ({facts.percent(value / total)})",
+            "text": f"{words.get(name, name)}: {duration(value)} ({percent(value / total)})",
         }
         for name, value in spent._asdict().items()
     ]
@@ -356,7 +300,7 @@ def _spent(run: Run, spent: Any) -> dict[str, Any]:
     floor = run.floor_seconds
     if floor is not None:
         note += "With the injected delays alone, and nothing else taking time, it would have taken "
-        note += f"{facts.seconds(floor)} (its floor) instead of {facts.seconds(run.seconds)}."
+        note += f"{duration(floor)} (its floor) instead of {duration(run.seconds)}."
     return {"spent": parts, "spent_note": note}
 
 

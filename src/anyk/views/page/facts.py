@@ -18,6 +18,8 @@ from anyk.runs.log.tasks import CUT, LATE, LOST, SPARE, Tasks
 from anyk.runs.races.seeds import OverSeeds, SeedsComparison, compare_seeds
 from anyk.runs.run import Run
 from anyk.views.page.account import Account
+from anyk.views.plots import on_virtual_clock
+from anyk.views.prose import count_steps, duration, percent
 from anyk.views.result_tables import ratio_to_floor
 
 _CELLS = 20_000  # times that are explained; more take seconds
@@ -27,27 +29,6 @@ _WHERE = {
     "ray": "Ray actors",
     "mpi": "MPI ranks",
 }
-
-
-def seconds(value: float) -> str:
-    """Seconds in words.
-
-    >>> seconds(0.0213), seconds(3.14159), seconds(4321.0)
-    ('21.3 ms', '3.14 s', '4,321 s')
-    """
-    if value != 0.0 and abs(value) < 0.1:
-        return f"{1e3 * value:.3g} ms"
-    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
-
-
-def percent(share: float) -> str:
-    """A share in words."""
-    return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
-
-
-def steps(count: int) -> str:
-    """A number of steps in words."""
-    return f"{count:,} step{'s' * (count != 1)}"
 
 
 def subject(config: RunConfig) -> str:
@@ -71,8 +52,8 @@ def where(config: RunConfig) -> str:
 def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
     """Three sentences on one run."""
     config = run.config
-    what = f"{config.strategy} trained {subject(config)} with {where(config)}: {steps(run.steps - run.begun)}"
-    what += f" in {seconds(run.seconds)}."
+    what = f"{config.strategy} trained {subject(config)} with {where(config)}: {count_steps(run.steps - run.begun)}"
+    what += f" in {duration(run.seconds)}."
     return [what, _ending(run), _lesson(run, tasks, spent)]
 
 
@@ -84,7 +65,7 @@ def _ending(run: Run) -> str:
     end = f"The {which} has {' and '.join(worth)}" if worth else f"Its {which.split(' that')[0]} has not been evaluated"
     target = run.config.target
     if target is not None and run.time_to_target is not None:
-        end += f"; the target of {target:g} was reached after {seconds(run.time_to_target)}"
+        end += f"; the target of {target:g} was reached after {duration(run.time_to_target)}"
     elif target is not None:
         end += f"; the target of {target:g} was not reached"
     last = (run.notes or [{}])[-1]
@@ -109,7 +90,7 @@ def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
         longer = "no longer than" if ratio < 1.005 else f"{ratio:.3g} times as long as"
         return f"{mean}; the run took {longer} its delays alone make it."
     name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
-    virtual = run.config.cluster.startswith("simulated")  # where the driver takes no time
+    virtual = on_virtual_clock(run)  # where the driver takes no time
     rest = "spent until deadlines" if virtual else "spent in the driver or until deadlines"
     doing = {"waiting": "waiting for delays and orders", "driver": rest}.get(name, name)
     return f"{mean}; the largest part of the time, {percent(most / spent.total)}, was {doing}." if most else f"{mean}."
@@ -168,10 +149,10 @@ def _fastest(best: OverSeeds, found: SeedsComparison) -> str:
         target = best.runs[0].config.target
         return (
             f"{best.strategy} was the fastest to reach {best.runs[0].metric_name} {target:g}, "
-            f"in {median}{seconds(took)}: {over}."
+            f"in {median}{duration(took)}: {over}."
         )
     if found.by == "job" and took is not None:
-        return f"{best.strategy} was the fastest, with {median}{seconds(took)} a step of one model: {over}."
+        return f"{best.strategy} was the fastest, with {median}{duration(took)} a step of one model: {over}."
     return f"{best.strategy} came soonest to the lowest loss that it shares with the reference: {over}."
 
 
@@ -201,13 +182,13 @@ def promised(run: Run) -> str:
     took = run.seconds / taken
     place = "above" if took > span.high else "below" if took < span.low else "within"
     text = (
-        f"The plan promised {seconds(span.median)} a step ({seconds(span.low)} to {seconds(span.high)}) for a "
-        f"run of {plan.horizon:,} steps; this run of {steps(taken)} took {seconds(took)} a step, {place} that "
+        f"The plan promised {duration(span.median)} a step ({duration(span.low)} to {duration(span.high)}) for a "
+        f"run of {plan.horizon:,} steps; this run of {count_steps(taken)} took {duration(took)} a step, {place} that "
         "interval"
     )
     if plan.verdict == "change":
         today = plan.today
-        text += f". Today's strategy, {today.strategy}, was to take {seconds(today.seconds_per_step.median)}"
+        text += f". Today's strategy, {today.strategy}, was to take {duration(today.seconds_per_step.median)}"
     return text + "."
 
 

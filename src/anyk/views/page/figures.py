@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from bokeh.core.properties import expr
@@ -41,16 +41,18 @@ from anyk.runs.log.tasks import FATES, LATE, LOST, PHASES, Tasks
 from anyk.runs.run import Run
 from anyk.views.page.account import Heat, Share
 from anyk.views.plots import lower_end
+from anyk.views.style import COLOURS, LIGHT
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5cc0", "#8c8c8c")
 DASHES = ("solid", "dashed", "dotted", "dashdot", "solid", "dashed", "dotted", "dashdot")
 MARKS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x", "star")
-PHASE_COLOURS = dict(zip(PHASES, ("#b9c6d8", "#0072b2", "#e3e3e3", "#e69f00"), strict=True))
-FATE_COLOURS = ("#0072b2", "#56b4e9", "#cfcfcf", "#d55e00", "#7f1d1d", "#f2f2f2")
-FATE_HATCHES = (" ", "dot", " ", "right_diagonal_line", "cross", "blank")
+_PHASE_COLOURS = (LIGHT["waiting"], COLOURS[0], LIGHT["idle"], LIGHT["sending"])
+_FATE_COLOURS = (COLOURS[0], COLOURS[5], LIGHT["spare"], COLOURS[1], LIGHT["lost"], LIGHT["open"])
+_FATE_HATCHES = (" ", "dot", " ", "right_diagonal_line", "cross", "blank")
 _POINTS = 4000  # of a curve; more are thinned evenly
+_DURATION = "return Math.abs(value) < 0.1 ? (1e3 * value).toPrecision(3) + ' ms' : value.toPrecision(4) + ' s'"
+_LATE = "return isNaN(value) ? 'not known' : 'another ' + value.toPrecision(3) + ' s'"
 _FIRST = 1500  # bars that the timeline shows at first
-_MARKS = 8  # symbols along a curve
+_SYMBOLS = 8  # along a curve
 
 
 class Line(NamedTuple):
@@ -60,11 +62,18 @@ class Line(NamedTuple):
     by: dict[str, tuple[NDArray[Any], ...]]  # x, value, low, high
 
 
-def _base(height: int, **given: Any) -> Any:
-    made = figure(
+def new_figure(
+    x_label: str, y_label: str, height: int, *, drag: Any = "both", whole: Literal["", "x", "y"] = "", **given: Any
+) -> Any:
+    """Return an empty figure in the style of the page; lines and areas in colours of :data:`LIGHT` also get a dark one.
+
+    ``drag``: along which dimensions one can zoom (None: not at all). ``whole``: an axis of whole numbers.
+    """
+    plot = figure(
         height=height,
         sizing_mode="stretch_width",
         toolbar_location="above",
+        tools=[],
         background_fill_alpha=0.0,
         border_fill_alpha=0.0,
         outline_line_alpha=0.0,
@@ -72,11 +81,20 @@ def _base(height: int, **given: Any) -> Any:
         min_border_right=12,
         **given,
     )
-    made.toolbar.logo = None
-    made.toolbar.autohide = True
-    for axis in made.axis:
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    if drag is not None:
+        box = BoxZoomTool(dimensions=drag)
+        wheel = WheelZoomTool(dimensions=drag, modifiers={"ctrl": True})
+        plot.add_tools(box, PanTool(dimensions=drag), wheel, ResetTool())
+        plot.toolbar.active_drag = box
+    for side, axis, grid, label in (("x", plot.xaxis, plot.xgrid, x_label), ("y", plot.yaxis, plot.ygrid, y_label)):
         axis.formatter = _plain_numbers()
-    return made
+        axis.axis_label = PlainText(text=label)  # not parsed for formulas
+        if side == whole:
+            axis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
+            grid.visible = False
+    return plot
 
 
 def _plain_numbers() -> CustomJSTickFormatter:
@@ -90,24 +108,11 @@ def _draw(into: Any, glyph: Any, source: ColumnDataSource, **given: Any) -> Any:
     The figure's own methods make three more glyphs each, for looks that a report does not have: a third of a page's
     models.
     """
-    made = GlyphRenderer(
+    renderer = GlyphRenderer(
         data_source=source, glyph=glyph, nonselection_glyph=None, selection_glyph=None, muted_glyph=None, **given
     )
-    into.renderers.append(made)
-    return made
-
-
-def _tools(dimensions: Any = "both") -> list[Any]:
-    return [
-        BoxZoomTool(dimensions=dimensions),
-        PanTool(dimensions=dimensions),
-        WheelZoomTool(dimensions=dimensions, modifiers={"ctrl": True}),
-        ResetTool(),
-    ]
-
-
-def _label(text: str) -> PlainText:
-    return PlainText(text=text)  # not parsed for formulas
+    into.renderers.append(renderer)
+    return renderer
 
 
 def _thinned(count: int) -> NDArray[np.int64]:
@@ -122,18 +127,14 @@ def curves(
 
     ``rises``: for a metric such as accuracy, of which the axis leaves out the steep beginning.
     """
-    made = _base(340, name=name, tools=[], x_range=Range1d(0, 1), y_range=Range1d(0, 1))
-    tools = _tools()
-    made.add_tools(*tools)
-    made.toolbar.active_drag = tools[0]
-    for side in ("below", "left"):
-        made.add_layout(LogAxis(visible=False, name="log", formatter=_plain_numbers()), side)
-    made.xaxis[0].axis_label = made.xaxis[1].axis_label = _label(clock)
-    made.yaxis[0].axis_label = made.yaxis[1].axis_label = _label(value)
+    plot = new_figure(clock, value, 340, name=name, x_range=Range1d(0, 1), y_range=Range1d(0, 1))
+    for side, label in (("below", clock), ("left", value)):
+        axis = LogAxis(visible=False, name="log", formatter=_plain_numbers(), axis_label=PlainText(text=label))
+        plot.add_layout(axis, side)
     low = lower_end([(line.by["seconds"][0], line.by["seconds"][1]) for line in lines]) if rises else None
-    made.tags = [clock, "" if target is None else target, "" if low is None else low]
+    plot.tags = [clock, "" if target is None else target, "" if low is None else low]
     if target is not None:
-        made.hspan(target, line_color="#888888", line_dash="dashed", line_width=1, name="target")
+        plot.hspan(target, line_color=LIGHT["dim"], line_dash="dashed", line_width=1, name="target")
     for i, line in enumerate(lines):
         colour, look = COLOURS[i % len(COLOURS)], i % len(DASHES)
         for axis, (x, y, *band) in line.by.items():
@@ -145,27 +146,17 @@ def curves(
             source = ColumnDataSource(data, name=f"{axis} {i}")
             if band:
                 area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
-                _draw(made, area, source, tags=tags)
+                _draw(plot, area, source, tags=tags)
             stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=DASHES[look])
-            drawn = _draw(made, stroke, source, name=line.name, tags=tags)
-            few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _MARKS)] for key in ("x", "y")})
+            drawn = _draw(plot, stroke, source, name=line.name, tags=tags)
+            few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _SYMBOLS)] for key in ("x", "y")})
             mark = Scatter(x="x", y="y", marker=MARKS[look], size=8, fill_color=colour, line_color=colour)
-            _draw(made, mark, few, tags=tags)
+            _draw(plot, mark, few, tags=tags)
             tips = [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
             tips = [("", "$name"), *tips] if len(lines) > 1 else tips
             tips += [("least to largest", "@low{0.0000} to @high{0.0000}")] if band else []
-            made.add_tools(HoverTool(renderers=[drawn], tooltips=tips, mode="vline", line_policy="nearest"))
-    return made
-
-
-def _named(values: Sequence[str]) -> CustomJSHover:
-    return CustomJSHover(code=f"return {list(values)!r}[value] ?? ''")
-
-
-def _duration() -> CustomJSHover:
-    return CustomJSHover(
-        code="return Math.abs(value) < 0.1 ? (1e3 * value).toPrecision(3) + ' ms' : value.toPrecision(4) + ' s'"
-    )
+            plot.add_tools(HoverTool(renderers=[drawn], tooltips=tips, mode="vline", line_policy="nearest"))
+    return plot
 
 
 def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: str) -> Any:
@@ -173,63 +164,59 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
     workers = run.config.workers
     end = float(max(tasks.end.max(initial=0.0), run.seconds, 1e-9))
     shown = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
-    made = _base(
+    plot = new_figure(
+        "seconds",
+        "worker",
         int(np.clip(15 * workers + 90, 180, 620)),
+        drag="width",
+        whole="y",
         name=f"{name} timeline",
-        tools=[],
         x_range=Range1d(0.0, max(shown, end / 1e6), bounds=(0.0, end), reset_start=0.0, reset_end=end),
         y_range=Range1d(workers - 0.4, -0.6),
         lod_threshold=20_000,
     )
-    tools = _tools("width")
-    made.add_tools(*tools)
-    made.toolbar.active_drag = tools[0]
-    made.xaxis.axis_label, made.yaxis.axis_label = _label("seconds"), _label("worker")
-    made.ygrid.visible = False
-    made.yaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
     tap = []
     for kind, (which, height) in kinds(tasks).items():
         if not which.any():
             continue
         source = ColumnDataSource(columns(tasks, which, kind), name=f"{name} {kind}")
         view = CDSView(filter=IndexFilter(indices=[0]), name=f"{name} {kind} view")  # the page sets what is in sight
-        if kind == "cut":
+        bars, fields = [], ["start"]
+        for phase, colour in {"unknown": None}.items() if kind == "cut" else zip(PHASES, _PHASE_COLOURS, strict=True):
             bar = HBar(
                 y="worker",
-                left="start",
-                right=expr(Stack(fields=["start", "unknown"])),
+                left=expr(Stack(fields=fields)),
+                right=expr(Stack(fields=[*fields, phase])),
                 height=height,
-                fill_color=None,
-                line_color="#c2410c",
-                line_width=1.0,
+                fill_color=colour,
+                line_color=None if colour else COLOURS[1],
             )
-            bars = [_draw(made, bar, source, view=view, name="cut")]
-        else:
-            bars, fields = [], ["start"]
-            for phase, colour in PHASE_COLOURS.items():
-                left = fields[0] if len(fields) == 1 else expr(Stack(fields=fields))
-                fields = [*fields, phase]
-                right = expr(Stack(fields=fields))
-                bar = HBar(y="worker", left=left, right=right, height=height, fill_color=colour, line_color=None)
-                bars.append(_draw(made, bar, source, view=view, name=phase))
-        made.add_tools(_timeline_hover(bars, kind, several=len(tasks.slots) > 1))
+            fields = [*fields, phase]
+            bars.append(_draw(plot, bar, source, view=view, name=phase))
+        plot.add_tools(_timeline_hover(bars, kind))
         tap += bars
     lost = tasks.fate == LOST
     if lost.any():
-        made.scatter(
-            tasks.end[lost], tasks.worker[lost], marker="x", size=8, line_color="#b91c1c", line_width=2, name="lost"
+        plot.scatter(
+            tasks.end[lost],
+            tasks.worker[lost],
+            marker="x",
+            size=8,
+            line_color=LIGHT["lost"],
+            line_width=2,
+            name="lost",
         )
-    made.vspan(
+    plot.vspan(
         "seconds",
         source=ColumnDataSource(dict(steps), name=f"{name} steps"),
-        line_color="#1d2733",
+        line_color=LIGHT["ink"],
         line_alpha=0.35,
         line_width=0.7,
         name="steps",
         visible=False,
     )
-    made.add_tools(TapTool(renderers=tap, mode="replace"))
-    return made
+    plot.add_tools(TapTool(renderers=tap, mode="replace"))
+    return plot
 
 
 def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:
@@ -267,56 +254,45 @@ def columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, NDAr
     return {name: column[rows].astype(kind) for name, (column, kind) in narrow.items()}
 
 
-def _timeline_hover(bars: Sequence[Any], kind: str, *, several: bool) -> HoverTool:
+def _timeline_hover(bars: Sequence[Any], kind: str) -> HoverTool:
     tips = [("worker", "@worker, task @task"), ("model", "version @version")]
-    times: list[str]
-    if kind == "cut":
-        tips += [("fate", "@fate{custom}"), ("seconds until then", "@unknown{custom}"), ("due after", "@late{custom}")]
-        times = ["unknown", "late"]
+    formatters: dict[str, Any] = {}
+    if kind == "used":
+        tips.append(("used", "in step @step, weight @weight{0.[000]}"))
     else:
-        tips += [("used", "in step @step, weight @weight{0.[000]}") if kind == "used" else ("fate", "@fate{custom}")]
-        tips += [(phase, f"@{phase}{{custom}}") for phase in PHASES]
-        times = list(PHASES)
-    formatters: dict[str, Any] = {f"@{name}": _duration() for name in times}
+        tips.append(("fate", "@fate{custom}"))
+        formatters["@fate"] = CustomJSHover(code=f"return {list(FATES)!r}[value] ?? ''")
+    times = {"seconds until then": "unknown"} if kind == "cut" else {phase: phase for phase in PHASES}
+    for title, column in times.items():
+        tips.append((title, f"@{column}{{custom}}"))
+        formatters[f"@{column}"] = CustomJSHover(code=_DURATION)
     if kind == "cut":
-        formatters["@late"] = CustomJSHover(
-            code="return isNaN(value) ? 'not known' : 'another ' + value.toPrecision(3) + ' s'"
-        )
-    if kind != "used":
-        formatters["@fate"] = _named(FATES)
+        tips.append(("due after", "@late{custom}"))
+        formatters["@late"] = CustomJSHover(code=_LATE)
     return HoverTool(renderers=list(bars), tooltips=tips, formatters=formatters, limit=3, point_policy="follow_mouse")
 
 
-def heat_map(heat: Heat, name: str) -> Any:
+def heat_map(heat: Heat) -> Any:
     """Workers x steps, the lighter the longer."""
     workers, columns = heat.seconds.shape
     start, end = heat.first - 0.5, heat.first - 0.5 + columns * heat.each
-    made = _base(
+    plot = new_figure(
+        "step" if heat.by_step else "task of the worker",
+        "worker",
         int(np.clip(11 * workers + 80, 160, 460)),
-        name=f"{name} heat",
-        tools=[],
+        whole="y",
         x_range=Range1d(start, end),
         y_range=Range1d(workers - 0.5, -0.5),
     )
-    tools = _tools()
-    made.add_tools(*tools)
-    made.toolbar.active_drag = tools[0]
+    plot.xgrid.visible = False
     known = heat.seconds[np.isfinite(heat.seconds)]
     low, high = (float(np.quantile(known, q)) for q in (0.0, 0.99)) if known.size else (0.0, 1.0)
     colours = LinearColorMapper(Cividis256, low=low, high=max(high, low + 1e-9), nan_color="rgba(0,0,0,0)")
+    place = {"x": start, "y": -0.5, "dw": end - start, "dh": workers, "first": heat.first, "each": heat.each}
     source = ColumnDataSource(
-        {
-            "image": [heat.seconds],
-            "cut": [heat.cut],
-            "x": [start],
-            "y": [-0.5],
-            "dw": [end - start],
-            "dh": [workers],
-            "first": [heat.first],
-            "each": [heat.each],
-        }
+        {"image": [heat.seconds], "cut": [heat.cut], **{name: [value] for name, value in place.items()}}
     )
-    drawn = made.image("image", "x", "y", "dw", "dh", source=source, color_mapper=colours)
+    image = plot.image("image", "x", "y", "dw", "dh", source=source, color_mapper=colours)
     column = """
         const first = source.data.first[0], each = source.data.each[0];
         const column = Math.floor((value - first + 0.5) / each) * each + first;
@@ -331,103 +307,79 @@ def heat_map(heat: Heat, name: str) -> Any:
         "$y": CustomJSHover(code="return Math.round(value)"),
         "$x": CustomJSHover(args={"source": source}, code=column),
     }
-    made.add_tools(HoverTool(renderers=[drawn], tooltips=tips, formatters=form))
-    made.add_layout(ColorBar(color_mapper=colours, width=10, label_standoff=6, padding=4, title="s"), "right")
-    made.xaxis.axis_label = _label("step" if heat.by_step else "task of the worker")
-    made.yaxis.axis_label = _label("worker")
-    made.yaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
-    made.grid.visible = False
-    return made
+    plot.add_tools(HoverTool(renderers=[image], tooltips=tips, formatters=form))
+    plot.add_layout(ColorBar(color_mapper=colours, width=10, label_standoff=6, padding=4, title="s"), "right")
+    return plot
 
 
-def worker_bars(found: Sequence[Share], name: str) -> Any:
+def worker_bars(found: Sequence[Share]) -> Any:
     """How each worker's tasks ended, as shares, one bar a worker."""
     fates = np.array([one.fates for one in found], dtype=float)
     total = np.maximum(fates.sum(axis=1), 1)
-    made = _base(230, name=f"{name} workers", tools=[], x_range=Range1d(-0.6, len(found) - 0.4), y_range=Range1d(0, 1))
-    tools = _tools("width")
-    made.add_tools(*tools)
-    made.toolbar.active_drag = tools[0]
+    workers = Range1d(-0.6, len(found) - 0.4)
+    plot = new_figure(
+        "worker", "share of its tasks", 230, drag="width", whole="x", x_range=workers, y_range=Range1d(0, 1)
+    )
+    top = np.cumsum(fates, axis=1) / total[:, None]
     data: dict[str, Any] = {"worker": np.arange(len(found)), "total": total}
-    bottom = np.zeros(len(found))
-    for i in range(len(FATES)):
-        if fates[:, i].any():
-            top = bottom + fates[:, i] / total
-            data |= {f"b{i}": bottom, f"t{i}": top, f"n{i}": fates[:, i]}
-            bottom = top
+    shown = np.flatnonzero(fates.any(axis=0)).tolist()
+    for i in shown:
+        data |= {f"b{i}": top[:, i] - fates[:, i] / total, f"t{i}": top[:, i], f"n{i}": fates[:, i]}
     source = ColumnDataSource(data)
-    for i, fate in enumerate(FATES):
-        if f"n{i}" in data:
-            shape = VBar(
-                x="worker",
-                bottom=f"b{i}",
-                top=f"t{i}",
-                width=0.84,
-                fill_color=FATE_COLOURS[i],
-                line_color="#555555",
-                line_width=0.4,
-                hatch_pattern=FATE_HATCHES[i],
-                hatch_color="#ffffff",
-                hatch_alpha=0.9,
-                hatch_scale=7,
-            )
-            bar = _draw(made, shape, source, name=f"fate {i}")
-            tips = [("worker", "@worker"), (fate, f"@n{i} of @total tasks")]
-            made.add_tools(HoverTool(renderers=[bar], tooltips=tips))
-    made.xaxis.axis_label, made.yaxis.axis_label = _label("worker"), _label("share of its tasks")
-    made.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
-    made.xgrid.visible = False
-    return made
+    for i in shown:
+        shape = VBar(
+            x="worker",
+            bottom=f"b{i}",
+            top=f"t{i}",
+            width=0.84,
+            fill_color=_FATE_COLOURS[i],
+            line_color=LIGHT["dim"],
+            line_width=0.4,
+            hatch_pattern=_FATE_HATCHES[i],
+            hatch_color=LIGHT["paper"],
+            hatch_alpha=0.9,
+            hatch_scale=7,
+        )
+        bar = _draw(plot, shape, source, name=f"fate {i}")
+        tips = [("worker", "@worker"), (FATES[i], f"@n{i} of @total tasks")]
+        plot.add_tools(HoverTool(renderers=[bar], tooltips=tips))
+    return plot
 
 
-def lateness(found: Sequence[Share], name: str) -> Any | None:
+def lateness(found: Sequence[Share]) -> Any:
     """How long after its cut-off a worker's message would have come: median, and a line up to the largest."""
-    late = np.array([one.late for one in found])
-    if not np.isfinite(late).any():
-        return None
-    latest = np.array([one.latest for one in found])
-    made = _base(190, name=f"{name} lateness", tools=[], x_range=Range1d(-0.6, len(found) - 0.4))
+    plot = new_figure("worker", "seconds late", 190, drag=None, whole="x", x_range=Range1d(-0.6, len(found) - 0.4))
+    late, latest = [one.late for one in found], [one.latest for one in found]
     source = ColumnDataSource({"worker": np.arange(len(found)), "late": late, "latest": latest})
-    made.segment("worker", "late", "worker", "latest", source=source, line_color="#d55e00", line_width=1.5)
-    dots = made.scatter("worker", "late", source=source, size=7, fill_color="#d55e00", line_color="#d55e00")
-    made.scatter("worker", "latest", source=source, size=8, marker="dash", line_color="#d55e00")
+    look: dict[str, Any] = {"source": source, "line_color": COLOURS[1]}
+    plot.segment("worker", "late", "worker", "latest", line_width=1.5, **look)
+    dots = plot.scatter("worker", "late", size=7, fill_color=COLOURS[1], **look)
+    plot.scatter("worker", "latest", size=8, marker="dash", **look)
     tips = [("worker", "@worker"), ("median", "@late{0.0000} s"), ("largest", "@latest{0.0000} s")]
-    made.add_tools(HoverTool(renderers=[dots], tooltips=tips))
-    made.xaxis.axis_label, made.yaxis.axis_label = _label("worker"), _label("seconds late")
-    made.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
-    made.y_range.start = 0
-    made.xgrid.visible = False
-    return made
+    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips))
+    plot.y_range.start = 0
+    return plot
 
 
-def residuals(run: Run, name: str) -> Any:
+def residuals(step: NDArray[np.float64], residual: NDArray[np.float64]) -> Any:
     """The residual of each step."""
-    residual, step = run.history["residual"], run.history["step"]
-    good = np.isfinite(residual)
-    keep = _thinned(int(good.sum()))
-    made = _base(230, name=f"{name} residual", tools=[])
-    tools = _tools()
-    made.add_tools(*tools)
-    made.toolbar.active_drag = tools[0]
-    source = ColumnDataSource({"step": step[good][keep], "residual": residual[good][keep]})
-    made.line("step", "residual", source=source, line_color=COLOURS[0], line_alpha=0.5)
-    dots = made.scatter("step", "residual", source=source, size=4, fill_color=COLOURS[0], line_color=COLOURS[0])
-    made.add_tools(HoverTool(renderers=[dots], tooltips=[("step", "@step"), ("residual", "@residual{0.0000}")]))
-    made.xaxis.axis_label, made.yaxis.axis_label = _label("step"), _label("residual")
-    made.y_range.start = 0
-    return made
+    keep = _thinned(len(step))
+    plot = new_figure("step", "residual", 230)
+    source = ColumnDataSource({"step": step[keep], "residual": residual[keep]})
+    plot.line("step", "residual", source=source, line_color=COLOURS[0], line_alpha=0.5)
+    dots = plot.scatter("step", "residual", source=source, size=4, fill_color=COLOURS[0], line_color=COLOURS[0])
+    plot.add_tools(HoverTool(renderers=[dots], tooltips=[("step", "@step"), ("residual", "@residual{0.0000}")]))
+    plot.y_range.start = 0
+    return plot
 
 
-def staleness(counts: dict[int, int], name: str) -> Any:
+def staleness(counts: Mapping[int, int]) -> Any:
     """How many versions old the messages were that were used."""
-    made = _base(230, name=f"{name} staleness", tools=[])
-    values = np.array(list(counts))
+    plot = new_figure("versions old", "share of messages", 230, drag=None, whole="x")
     number = np.array(list(counts.values()))
-    source = ColumnDataSource({"old": values, "count": number, "share": number / number.sum()})
-    bars = made.vbar("old", top="share", width=0.86, source=source, fill_color=COLOURS[0], line_color=None)
+    source = ColumnDataSource({"old": list(counts), "count": number, "share": number / number.sum()})
+    bars = plot.vbar("old", top="share", width=0.86, source=source, fill_color=COLOURS[0], line_color=None)
     tips = [("versions old", "@old"), ("messages", "@count"), ("share", "@share{0.0 %}")]
-    made.add_tools(HoverTool(renderers=[bars], tooltips=tips))
-    made.xaxis.axis_label, made.yaxis.axis_label = _label("versions old"), _label("share of messages")
-    made.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
-    made.y_range.start = 0
-    return made
+    plot.add_tools(HoverTool(renderers=[bars], tooltips=tips))
+    plot.y_range.start = 0
+    return plot

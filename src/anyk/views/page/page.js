@@ -17,17 +17,22 @@
     Number(value.toPrecision(value >= 100 ? 5 : 3)) + " s";
 
   // ---------------------------------------------------------------- colours: light, dark, print
-  const INK = { light: ["#1d2733", "#5b6775", "#dfe4ea"], dark: ["#e6ebf1", "#a5b1bf", "#36414d"] };
-  const DARK = ["#4aa8e8", "#ff8f4a", "#3ecf9f", "#f29ccb", "#e2b64a", "#8fd0ff", "#b39df5", "#c4c4c4"]; // of curves
-  const LIGHT = new Map(); // the colours that glyphs have on paper
-  function recolour(glyph, i, theme) {
-    if (!LIGHT.has(glyph)) LIGHT.set(glyph, glyph.line_color || glyph.fill_color);
-    const colour = theme === "dark" ? DARK[i % DARK.length] : LIGHT.get(glyph);
-    if (glyph.line_color !== undefined) glyph.line_color = colour;
-    if (glyph.fill_color !== undefined) glyph.fill_color = colour;
+  // Glyphs are made in the colours for paper; about.dark has the colour in the dark of each.
+  const paper = new Map(); // glyph: its colours on paper, by property
+  function recolour(glyph, theme) {
+    if (!paper.has(glyph)) {
+      const own = {};
+      for (const name of ["line_color", "fill_color", "hatch_color"]) {
+        const colour = glyph[name]?.value ?? glyph[name];
+        if (typeof colour === "string" && about.dark[colour]) own[name] = colour;
+      }
+      paper.set(glyph, own);
+    }
+    for (const [name, colour] of Object.entries(paper.get(glyph))) glyph[name] = theme === "dark" ? about.dark[colour] : colour;
   }
   function paint(theme) {
-    const [ink, dim, line] = INK[theme];
+    const look = getComputedStyle(document.documentElement);
+    const [ink, dim, line] = ["--ink", "--dim", "--line"].map((name) => look.getPropertyValue(name).trim());
     for (const figure of doc.roots()) {
       for (const axis of [...figure.above, ...figure.below, ...figure.left, ...figure.right]) {
         if (axis.axis_label_text_color !== undefined) {
@@ -41,14 +46,7 @@
         }
       }
       for (const grid of figure.center) if (grid.grid_line_color !== undefined) grid.grid_line_color = line;
-      for (const one of figure.renderers) {
-        if (one.name === "cut") one.glyph.line_color = theme === "dark" ? "#ff9d5c" : "#c2410c";
-        if (one.name === "waiting") one.glyph.fill_color = theme === "dark" ? "#5d6f88" : "#b9c6d8";
-        if (one.name === "computing") one.glyph.fill_color = theme === "dark" ? "#4aa8e8" : "#0072b2";
-        if (one.name === "steps") one.glyph.line_color = ink;
-        if (one.name === "idle") one.glyph.fill_color = theme === "dark" ? "#333c46" : "#e3e3e3";
-        if (about.curves.includes(figure.name) && one.tags.length) recolour(one.glyph, one.tags[1], theme);
-      }
+      for (const one of figure.renderers) if (one.glyph) recolour(one.glyph, theme);
     }
   }
   const preferred = window.matchMedia("(prefers-color-scheme: dark)");

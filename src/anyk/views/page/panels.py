@@ -1,0 +1,126 @@
+"""What a report shows of one run, figure by figure; each is registered here, or by a plug-in in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anyk.codes.base import EXACT
+from anyk.runs.log.tasks import FATES, Tasks
+from anyk.runs.run import Run
+from anyk.specs import Registry
+from anyk.views.columns import Columns
+from anyk.views.page.account import heat, shares
+from anyk.views.prose import percent
+from anyk.views.result_tables import number
+from anyk.views.staleness import mean_staleness
+
+
+class Panel(NamedTuple):
+    """A part of a run's account: a heading, a note, a figure of Bokeh below it, and a table to open.
+
+    ``legend``: pairs of a style class and a text. ``table``: its title and contents. ``wide``: as wide as the page;
+    otherwise two panels stand side by side.
+    """
+
+    title: str
+    note: str = ""
+    figure: Any = None
+    legend: Sequence[tuple[str, str]] = ()
+    table: tuple[str, Columns] | None = None
+    wide: bool = False
+
+
+report_figures: Registry[Panel | None] = Registry("report figure", given=("run", "tasks"))
+register = report_figures.register
+
+
+@register("heat")
+def _heat(run: Run, tasks: Tasks) -> Panel | None:
+    """Seconds of each worker's task in each step."""
+    from anyk.views.page import figures
+
+    times = heat(tasks, run.config.workers)
+    if times is None:
+        return None
+    note = "A column is a step" if times.by_step else "A column is the n-th task of each worker"
+    if times.each > 1:
+        note = f"A column is the mean of {times.each} {'steps' if times.by_step else 'tasks of a worker'}"
+    note += ", a row is a worker: seconds from dispatch to the end of the task, the lighter, the longer. "
+    note += "A task that was cut off counts with the seconds until then. Colours end at the 99 % quantile."
+    return Panel("Seconds of each worker's tasks", note, figures.heat_map(times), wide=True)
+
+
+@register("workers")
+def _workers(run: Run, tasks: Tasks) -> Panel | None:
+    """How each worker's tasks ended."""
+    from anyk.views.page import figures
+
+    if not len(tasks):
+        return None
+    bars = figures.worker_bars(shares(tasks, run.config.workers))
+    legend = [(f"fate{i}", FATES[i]) for i in np.unique(tasks.fate).tolist()]
+    return Panel("Who was used, and who was cut off", "", bars, legend, wide=True)
+
+
+@register("lateness")
+def _lateness(run: Run, tasks: Tasks) -> Panel | None:
+    """How much later than its cut-off a worker's message would have come, and the numbers of each worker."""
+    from anyk.views.page import figures
+
+    if not len(tasks):
+        return None
+    workers = shares(tasks, run.config.workers)
+    fates = np.unique(tasks.fate).tolist()
+    titles = ["worker", "tasks", "median\nseconds", *(FATES[i] for i in fates)]
+    rows = [[str(w.worker), str(w.tasks), number(w.seconds), *(str(w.fates[i]) for i in fates)] for w in workers]
+    figure, note = None, "No task was cut off."
+    if np.isfinite(tasks.late).any():
+        figure = figures.lateness(workers)
+        note = (
+            "How much later the messages of tasks that were cut off would have come: the median (dot), and up to the "
+        )
+        note += "largest. A worker without a dot had no such task."
+        titles += ["median\nseconds late", "largest\nseconds late"]
+        rows = [[*row, number(w.late, 3), number(w.latest, 3)] for row, w in zip(rows, workers, strict=True)]
+    elif FATES.index("cut off") in fates:
+        note = "How late the tasks that were cut off would have been is not known: their workers were stopped."
+    return Panel("", note, figure, table=("Numbers of each worker", Columns(titles, rows)), wide=True)
+
+
+@register("residual")
+def _residual(run: Run, tasks: Tasks) -> Panel:
+    """The residual of each step."""
+    from anyk.views.page import figures
+
+    residual = run.history["residual"]
+    taken = np.isfinite(residual)
+    residual = residual[taken]
+    if not residual.size:
+        return Panel("Residual", "No step was taken.")
+    largest = float(residual.max())
+    if largest <= EXACT:
+        zero = "" if largest == 0.0 else f", up to rounding ({largest:.1g})"
+        return Panel("Residual", f"0 in every step{zero}: no partition counted too much or too little.")
+    if largest - residual.min() <= EXACT:
+        return Panel("Residual", f"{largest:.3g} in every step: how far its sum was from the sum over all partitions.")
+    note = f"Above 0 in {percent(float((residual > EXACT).mean()))} of the steps, {residual.mean():.3g} on average: "
+    note += "how far a step's sum was from the sum over all partitions."
+    return Panel("Residual", note, figures.residuals(run.history["step"][taken], residual))
+
+
+@register("staleness")
+def _staleness(run: Run, tasks: Tasks) -> Panel:
+    """How many versions old the messages were that were used."""
+    from anyk.views.page import figures
+
+    counts = run.staleness()
+    mean = mean_staleness(counts)
+    if mean is None:
+        return Panel("Staleness", "No message was used.")
+    if set(counts) == {0}:
+        return Panel("Staleness", "0 in every step: each message was computed with the newest model.")
+    note = f"{mean:.3g} on average: how many steps had been taken since a message's model was made."
+    return Panel("Staleness", note, figures.staleness(counts))
