@@ -79,7 +79,7 @@ class ExponentialRate(_Rate):
 class InverseTimeRate(_Rate):
     """``start / (1 + decay * t)``."""
 
-    decay: Annotated[float, msgspec.Meta(ge=0, lt=inf)]
+    decay: Annotated[float, msgspec.Meta(ge=0, le=1e100)]
     name: ClassVar[str] = "inverse"
 
     def at(self, step: int) -> float:

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -225,7 +224,7 @@ class Adam(Optimizer):
 
     beta1: Decay = 0.9
     beta2: Decay = 0.999
-    epsilon: Annotated[float, msgspec.Meta(gt=0, lt=inf)] = 1e-8
+    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e100)] = 1e-8
     name: ClassVar[str] = "adam"
     by_coordinate: ClassVar[bool] = True
 
@@ -256,7 +255,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: the model also shrinks by ``lr weight_decay`` (Loshchilov and Hutter 2019)."""
 
-    weight_decay: Annotated[float, msgspec.Meta(ge=0, lt=inf)] = 0.01
+    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e100)] = 0.01
     name: ClassVar[str] = "adamw"
     by_coordinate: ClassVar[bool] = True
 
