@@ -400,7 +400,7 @@ def test_a_helper_that_is_frozen_is_replaced():
 
 
 def test_a_helper_that_is_frozen_at_the_start_ends_the_run_with_a_sentence(monkeypatch):
-    monkeypatch.setattr(processes, "_START", 0.5)
+    monkeypatch.setattr(anyk.clusters.Processes, "patience_at_start", 0.5)
     monkeypatch.setattr(processes, "_ENDING", 0.1)
     cluster = anyk.clusters.Processes(3)
     cluster.prepare()
