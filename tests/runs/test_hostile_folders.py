@@ -92,10 +92,10 @@ def test_one_folder_that_cannot_be_read_does_not_keep_the_list_waiting(folder, t
     shutil.copytree(folder, "other")
     os.mkfifo(folder / "log.sqlite-wal")
     with Watch([tmp_path]) as watch:
-        kind, page = watch._answer("/", {})
+        kind, page = watch._answer("/")
         assert kind == "text/html" and ">other</a>" in page and "is not a regular file" in page
         for number in range(2):
-            watch._answer(f"/{number}", {})
+            watch._answer(f"/{number}")
 
 
 def test_code_and_files_that_a_folder_names_are_not_waited_for(folder):
